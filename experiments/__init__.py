@@ -1,0 +1,1 @@
+"""One script per table or figure of the papers."""

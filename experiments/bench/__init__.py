@@ -1,0 +1,1 @@
+"""Speed of our own algorithms, as ratios measured in one run."""

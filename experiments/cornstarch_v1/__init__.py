@@ -1,0 +1,1 @@
+"""Tables and figures of Cornstarch, arXiv v1."""

@@ -1,0 +1,1 @@
+"""Real execution of a lowered plan with torch.distributed."""

@@ -1,0 +1,1 @@
+"""One small adapter per transformers architecture: embed, layers, head."""

@@ -1,0 +1,1 @@
+"""Discrete-event execution of a lowered plan."""

@@ -1,0 +1,1 @@
+"""Balancing algorithms: pure functions of plain numbers."""

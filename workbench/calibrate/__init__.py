@@ -1,0 +1,1 @@
+"""From measurement rows to a profile."""

@@ -1,0 +1,1 @@
+"""What a layer, a message or a collective costs in seconds and bytes."""

@@ -1,0 +1,1 @@
+"""The data: samples described by their sizes."""

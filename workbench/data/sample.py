@@ -1,0 +1,59 @@
+"""A training example described by the sizes of its segments."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Item(NamedTuple):
+    """`(sample, k)`: the k-th image or clip of a sample; for the LLM the sample itself, k = 0."""
+
+    sample: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of one modality in the LLM's sequence.
+
+    Args:
+        modality: "text" or the modality of an encoder module.
+        k: counts the segments of that modality inside the sample, from 0.
+        tokens_in: tokens that enter the encoder's blocks (text: equal to tokens_out).
+        tokens_out: tokens that stand in the LLM's sequence.
+    """
+
+    modality: str
+    k: int
+    tokens_in: int
+    tokens_out: int
+
+    def __post_init__(self) -> None:
+        if self.tokens_in < 1 or self.tokens_out < 1:
+            raise ValueError(
+                f"segment {self.modality}[{self.k}]: token counts must be >= 1, "
+                f"got {self.tokens_in} in, {self.tokens_out} out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One example: its segments in sequence order and the name of its attention mask."""
+
+    id: int
+    segments: tuple[Segment, ...]
+    mask: str = "causal"
+
+    def __post_init__(self) -> None:
+        keys = [(segment.modality, segment.k) for segment in self.segments]
+        if not keys:
+            raise ValueError(f"sample {self.id}: want at least one segment, got none")
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"sample {self.id}: segments must differ in (modality, k), got {keys}")
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the LLM's sequence."""
+        return sum(segment.tokens_out for segment in self.segments)
+
+    def of(self, modality: str) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.modality == modality)

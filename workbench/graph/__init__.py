@@ -1,0 +1,1 @@
+"""The model: layers of operators, modules of layers, a DAG of modules."""

@@ -1,0 +1,86 @@
+"""Which gradients run: the exact rule of autograd on a partly frozen DAG, and the paper's."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workbench.graph.model_graph import ModelGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the backward of one layer computes."""
+
+    input_grad: bool
+    weight_grad: bool
+
+    @property
+    def any(self) -> bool:
+        return self.input_grad or self.weight_grad
+
+
+class FrozenRule(StrEnum):
+    """How a layer's own trainability counts towards its input gradient.
+
+    EXACT: autograd. The input gradient of a layer runs when a trainable parameter lies
+        strictly upstream of its input.
+    CORNSTARCH: Equation 3 of the ICML paper, p(L_l) = p(L_{l-1}) or not f(L_l): the
+        layer's own parameters count as upstream of it.
+    UNAWARE: what frozen-unaware planners assume, every gradient runs.
+    """
+
+    EXACT = "exact"
+    CORNSTARCH = "cornstarch"
+    UNAWARE = "unaware"
+
+
+def gradient_needs(
+    model: ModelGraph, present: Collection[str] | None = None, rule: FrozenRule = FrozenRule.EXACT
+) -> dict[str, tuple[Needs, ...]]:
+    """Per module, what each layer's backward computes.
+
+    Source: Cornstarch (ICML) section 3.1, Eq. 1-3; across modules as its text demands.
+    Differs: by default the exact rule, see `FrozenRule`.
+
+    Args:
+        model: the DAG.
+        present: modules that contribute items; edges from others carry nothing. None: all.
+        rule: which rule.
+
+    Complexity: O(layers + edges).
+    """
+    needs: dict[str, tuple[Needs, ...]] = {}
+    trainable_up_to: dict[str, list[bool]] = {}  # after each layer: is anything trainable at or above it
+    for name in _topological(model):
+        layers = model.module(name).layers
+        entering = [False] * len(layers)
+        for edge in model.edges_into(name):
+            if present is None or edge.source in present:
+                entering[edge.before_layer] |= trainable_up_to[edge.source][edge.after_layer]
+        upstream, needs_here, after = False, [], []
+        for index, layer in enumerate(layers):
+            upstream |= entering[index]
+            own = rule is FrozenRule.CORNSTARCH and layer.trainable
+            needs_here.append(
+                Needs(True, True)  # noqa: FBT003
+                if rule is FrozenRule.UNAWARE
+                else Needs(upstream or own, layer.trainable)
+            )
+            upstream |= layer.trainable
+            after.append(upstream)
+        needs[name], trainable_up_to[name] = tuple(needs_here), after
+    return needs
+
+
+def _topological(model: ModelGraph) -> list[str]:
+    order = [module.name for module in model.modules]
+    done: list[str] = []
+    while len(done) < len(order):
+        done.append(
+            next(
+                name
+                for name in order
+                if name not in done and all(edge.source in done for edge in model.edges_into(name))
+            )
+        )
+    return done

@@ -1,0 +1,161 @@
+"""A layer: the smallest thing a stage boundary can cut around, described by its operators."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+
+class TokenCount(StrEnum):
+    """Which of an item's two token counts an operator works on.
+
+    An encoder item enters its blocks with `IN` tokens (patches, frames) and leaves its
+    module with `OUT` tokens (after merging, pooling or dropping a class token).
+    """
+
+    IN = "in"
+    OUT = "out"
+
+
+class Shard(StrEnum):
+    """How tensor parallelism cuts a weight of shape [out, in]."""
+
+    REPLICATED = "replicated"
+    COLUMN = "column"
+    ROW = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One named weight. `shape` is that of the whole, uncut tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: Shard = Shard.REPLICATED
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matmul:
+    """`y[T, out] = x[T, in] W^T (+ b)`; convolutions appear as the matmul they are.
+
+    `tokens_scale` is rows of the product per token counted (2.0 for Whisper's first
+    convolution, which runs before the stride-2 one; 0.25 where four patches are merged).
+    """
+
+    name: str
+    in_features: int
+    out_features: int
+    bias: bool = False
+    shard: Shard = Shard.REPLICATED
+    tokens: TokenCount = TokenCount.IN
+    tokens_scale: float = 1.0
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        weight = Parameter(f"{self.name}.weight", (self.out_features, self.in_features), self.shard)
+        if not self.bias:
+            return (weight,)
+        bias_shard = Shard.COLUMN if self.shard is Shard.COLUMN else Shard.REPLICATED
+        return (weight, Parameter(f"{self.name}.bias", (self.out_features,), bias_shard))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Scores and weighted sum of one attention; projections are separate matmuls."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    causal: bool
+    tokens: TokenCount = TokenCount.IN
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointwise:
+    """A memory-bound operator (norm, activation, residual, rotary) over [T, width].
+
+    `num_passes` counts tensors of that shape read or written in the forward pass.
+    `weights` are (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
+    """
+
+    name: str
+    width: int
+    num_passes: int
+    weights: tuple[tuple[str, int], ...] = ()
+    shard: Shard = Shard.REPLICATED
+    tokens: TokenCount = TokenCount.IN
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(Parameter(f"{self.name}.{name}", (numel,)) for name, numel in self.weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """A table of `num_rows` vectors, read by index (token or position embedding)."""
+
+    name: str
+    num_rows: int
+    width: int
+    shard: Shard = Shard.REPLICATED
+    tokens: TokenCount = TokenCount.IN
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (Parameter(f"{self.name}.weight", (self.num_rows, self.width), self.shard),)
+
+
+Operator = Matmul | Attention | Pointwise | Lookup
+
+
+class LayerKind(StrEnum):
+    """What the layer is to an adapter: where it stands in its module."""
+
+    EMBED = "embed"
+    BLOCK = "block"
+    PROJECTOR = "projector"
+    HEAD = "head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of a module.
+
+    Args:
+        name: unique inside its module, e.g. "block.3".
+        kind: its place in the module.
+        operators: in execution order.
+        out_width: hidden width of its output.
+        emits: which token count its output has.
+        trainable: False when frozen.
+        tied: (parameter of this layer, shared name): weights of one module with equal
+            shared names are one parameter, e.g. (("lm_head.weight", "embed_tokens.weight"),).
+    """
+
+    name: str
+    kind: LayerKind
+    operators: tuple[Operator, ...]
+    out_width: int
+    emits: TokenCount = TokenCount.IN
+    trainable: bool = True
+    tied: tuple[tuple[str, str], ...] = ()
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Its weights; tied ones under their shared name."""
+        shared = dict(self.tied)
+        for operator in self.operators:
+            for parameter in operator.parameters():
+                name = shared.get(parameter.name)
+                if name is None:
+                    yield Parameter(f"{self.name}.{parameter.name}", parameter.shape, parameter.shard)
+                else:
+                    yield Parameter(name, parameter.shape, parameter.shard)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.num_elements for parameter in self.parameters())

@@ -1,0 +1,154 @@
+"""The model: modules of layers, joined by edges into a DAG."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import networkx as nx
+
+from workbench.graph.layer import Layer
+
+TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where real weights of a module come from: a transformers configuration.
+
+    Args:
+        architecture: `model_type` of the transformers config, e.g. "siglip_vision_model".
+        config: canonical JSON of that config (sorted keys), so that plans hash equally.
+        projector: "linear" or "mlp" for an encoder, None for an LLM.
+    """
+
+    architecture: str
+    config: str
+    projector: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A node of the model DAG: a chain of layers working on one modality.
+
+    `modality` names the segments of a sample that are its items. The module whose modality
+    is "text" is the LLM: its items are whole samples and it computes the next-token loss.
+    """
+
+    name: str
+    modality: str
+    layers: tuple[Layer, ...]
+    source: Source | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError(f"module {self.name!r}: want at least one layer, got none")
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"module {self.name!r}: layer names must be unique, {twice!r} is twice")
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the module; tied ones counted once."""
+        sizes = {p.name: p.num_elements for layer in self.layers for p in layer.parameters()}
+        return sum(sizes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Output of `source`'s layer `after_layer` enters `target`'s layer `before_layer`."""
+
+    source: str
+    target: str
+    after_layer: int
+    before_layer: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}>{self.target}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """DAG of modules. Module order is the order of listing and breaks all ties."""
+
+    name: str
+    modules: tuple[Module, ...]
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_names(self)
+        _check_edges(self)
+        graph = self.networkx()
+        if not nx.is_directed_acyclic_graph(graph):
+            cycle = " > ".join(source for source, _ in nx.find_cycle(graph))
+            raise ValueError(f"model {self.name!r}: edges must be acyclic, got the cycle {cycle}")
+
+    def networkx(self) -> nx.DiGraph:
+        """Nodes are module names; edge data hold the `Edge`."""
+        graph = nx.DiGraph()
+        graph.add_nodes_from(module.name for module in self.modules)
+        graph.add_edges_from((edge.source, edge.target, {"edge": edge}) for edge in self.edges)
+        return graph
+
+    @cached_property
+    def _by_name(self) -> dict[str, Module]:
+        return {module.name: module for module in self.modules}
+
+    def module(self, name: str) -> Module:
+        """The module of that name, or ValueError naming the known ones."""
+        if name not in self._by_name:
+            raise ValueError(f"model {self.name!r} has no module {name!r}; it has {', '.join(self._by_name)}")
+        return self._by_name[name]
+
+    def edges_into(self, module: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.target == module)
+
+    def edges_out_of(self, module: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.source == module)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(module.num_parameters for module in self.modules)
+
+
+def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
+    """A graph out of chains of modules; consecutive ones get a last-to-first edge.
+
+    Example: `connect("valm", (vision, llm), (audio, llm))` joins two encoders at one LLM.
+    """
+    modules: dict[str, Module] = {}
+    edges: dict[tuple[str, str], Edge] = {}
+    for chain in chains:
+        modules.update((module.name, module) for module in chain)
+        for source, target in pairwise(chain):
+            edges[source.name, target.name] = Edge(
+                source=source.name, target=target.name, after_layer=len(source.layers) - 1, before_layer=0
+            )
+    order = list(nx.lexicographical_topological_sort(_order(modules, edges), list(modules).index))
+    return ModelGraph(name=name, modules=tuple(modules[m] for m in order), edges=tuple(edges.values()))
+
+
+def _order(modules: dict[str, Module], edges: dict[tuple[str, str], Edge]) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(modules)
+    graph.add_edges_from(edges)
+    return graph
+
+
+def _check_names(model: ModelGraph) -> None:
+    names = [module.name for module in model.modules]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"model {model.name!r}: module names must be unique, {twice!r} is twice")
+
+
+def _check_edges(model: ModelGraph) -> None:
+    layers = {module.name: len(module.layers) for module in model.modules}
+    for edge in model.edges:
+        for end, layer in ((edge.source, edge.after_layer), (edge.target, edge.before_layer)):
+            if end not in layers:
+                raise ValueError(f"edge {edge.name}: no module {end!r}; the model has {', '.join(layers)}")
+            if not 0 <= layer < layers[end]:
+                raise ValueError(f"edge {edge.name}: {end} has layers 0..{layers[end] - 1}, got {layer}")

@@ -1,0 +1,1 @@
+"""The plan, and the one lowering from it to what machines need."""

@@ -1,0 +1,106 @@
+"""The lowered plan: what machines need, derived once; every machine reads only this."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from workbench.data.sample import Item
+from workbench.plan.plan import Plan
+from workbench.schedule.action import Action
+
+
+class Direction(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Route(StrEnum):
+    """LOCAL: producer and consumer share the rank, nothing travels. P2P: one sender, one
+    receiver. BROADCAST: from a leader that received row `after` to the rest of its group."""
+
+    LOCAL = "local"
+    P2P = "p2p"
+    BROADCAST = "broadcast"
+
+
+class Slice(NamedTuple):
+    """Tokens of one item: where they start in the producer's and in the consumer's packed tensor.
+
+    A boundary tensor is packed: [sum of tokens of its items, width], items in the order of the
+    microbatch's rows. The tensor of an edge between modules, on the consumer's side, packs the
+    items of that edge alone, in the order in which they stand in the consumer's rows.
+    For a backward row `source_start` counts in the consumer's gradient tensor: rows are
+    exact transposes, so source and destination swap.
+    """
+
+    item: Item
+    source_start: int
+    destination_start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One row of communication. `row` is its place in the global order, and its tag.
+
+    `edge` names the boundary: "vision>llm" between modules, "llm" between stages of one.
+    """
+
+    row: int
+    edge: str
+    direction: Direction
+    route: Route
+    producer: Action
+    consumer: Action
+    source_rank: int
+    destination_ranks: tuple[int, ...]
+    slices: tuple[Slice, ...]
+    num_tokens: int
+    width: int
+    num_bytes: int
+    after: int | None = None
+
+    @property
+    def destination_rank(self) -> int:
+        return self.destination_ranks[0]
+
+
+class Weights(NamedTuple):
+    """Weights that always travel together: a layer's own (`shared` None), or one tied weight."""
+
+    module: str
+    layer: int | None
+    shared: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientGroup:
+    """Ranks that hold the same weights and sum their gradients; `ranks[0]` counts them in the norm.
+
+    A group of one rank needs no collective. `num_elements` is what one rank holds of it.
+    Only trainable weights have groups.
+    """
+
+    index: int
+    ranks: tuple[int, ...]
+    weights: tuple[Weights, ...]
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """A plan with everything derived from it.
+
+    Args:
+        inputs: rows an action waits for. Absent: it waits for nothing.
+        outputs: rows that an action's end makes ready (broadcasts follow their `after` row).
+        groups: gradient groups, in the order in which every rank issues them.
+        reductions: REDUCE_GRAD action -> groups (indices) it all-reduces, in issue order.
+    """
+
+    plan: Plan
+    transfers: tuple[Transfer, ...]
+    inputs: dict[Action, tuple[int, ...]]
+    outputs: dict[Action, tuple[int, ...]]
+    groups: tuple[GradientGroup, ...]
+    reductions: dict[Action, tuple[int, ...]]

@@ -1,0 +1,168 @@
+"""The plan: which ranks hold which layers, which items go together, in which order, who owns which tokens."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from workbench.cost.hardware import Cluster
+from workbench.data.sample import Item, Sample
+from workbench.graph.model_graph import ModelGraph
+from workbench.schedule.action import Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A contiguous run of layers [first, last) of one module on a cp x tp grid of ranks."""
+
+    id: int
+    module: str
+    replica: int
+    layers: tuple[int, int]
+    ranks: tuple[tuple[int, ...], ...]  # [cp][tp]
+    ep: int = 1
+
+    @property
+    def tp(self) -> int:
+        return len(self.ranks[0])
+
+    @property
+    def cp(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def flat_ranks(self) -> tuple[int, ...]:
+        """All ranks, context-parallel axis outermost; the first is the leader."""
+        return tuple(rank for row in self.ranks for rank in row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """Items that one replica of a module processes together; a row is one packed sequence."""
+
+    module: str
+    replica: int
+    index: int
+    rows: tuple[tuple[Item, ...], ...]
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        return tuple(item for row in self.rows for item in row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The actions of some ranks, in issue order. Ranks with equal actions are stored once."""
+
+    ranks: tuple[int, ...]
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenShard:
+    """Owner (cp index) of every block of tokens of one row."""
+
+    module: str
+    replica: int
+    microbatch: int
+    row: int
+    block_tokens: int
+    owners: tuple[int, ...]
+
+
+class Recompute(StrEnum):
+    NONE = "none"
+    FULL = "full"
+
+
+class Sharding(StrEnum):
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    GRADIENTS = "gradients"
+    PARAMETERS = "parameters"
+
+
+class Precision(StrEnum):
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def num_bytes(self) -> int:
+        return {Precision.FLOAT64: 8, Precision.FLOAT32: 4, Precision.BFLOAT16: 2}[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSettings:
+    """How one module is run; `instances` is the number of copies of a sharded state."""
+
+    module: str
+    recompute: Recompute = Recompute.NONE
+    sharding: Sharding = Sharding.NONE
+    instances: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    precision: Precision = Precision.BFLOAT16
+    modules: tuple[ModuleSettings, ...] = ()
+
+    def of(self, module: str) -> ModuleSettings:
+        found = [settings for settings in self.modules if settings.module == module]
+        return found[0] if found else ModuleSettings(module=module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One optimizer step of one job. Self-contained: executors need nothing else but a profile.
+
+    No `slots`: the look-up tables below are cached on the instance.
+    """
+
+    strategy: str
+    model: ModelGraph
+    cluster: Cluster
+    batch: tuple[Sample, ...]
+    stages: tuple[Stage, ...]
+    microbatches: tuple[Microbatch, ...]
+    programs: tuple[Program, ...]
+    token_shards: tuple[TokenShard, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+
+    @cached_property
+    def stage(self) -> dict[int, Stage]:
+        """Stages by id."""
+        return {stage.id: stage for stage in self.stages}
+
+    @cached_property
+    def sample(self) -> dict[int, Sample]:
+        """Samples by id."""
+        return {sample.id: sample for sample in self.batch}
+
+    @cached_property
+    def chain(self) -> dict[tuple[str, int], tuple[Stage, ...]]:
+        """(module, replica) -> its stages in layer order."""
+        chains: dict[tuple[str, int], list[Stage]] = {}
+        for stage in sorted(self.stages, key=lambda stage: (stage.layers, stage.id)):
+            chains.setdefault((stage.module, stage.replica), []).append(stage)
+        return {key: tuple(stages) for key, stages in chains.items()}
+
+    @cached_property
+    def microbatches_of(self) -> dict[tuple[str, int], tuple[Microbatch, ...]]:
+        """(module, replica) -> its microbatches in index order; a replica without items is absent."""
+        found: dict[tuple[str, int], list[Microbatch]] = {}
+        for microbatch in sorted(self.microbatches, key=lambda m: m.index):
+            found.setdefault((microbatch.module, microbatch.replica), []).append(microbatch)
+        return {key: tuple(microbatches) for key, microbatches in found.items()}
+
+    @cached_property
+    def program(self) -> dict[int, tuple[Action, ...]]:
+        """Actions by rank."""
+        return {rank: program.actions for program in self.programs for rank in program.ranks}
+
+    def replicas(self, module: str) -> tuple[int, ...]:
+        return tuple(sorted(replica for name, replica in self.chain if name == module))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that take part, ascending."""
+        return tuple(sorted({rank for stage in self.stages for rank in stage.flat_ranks}))

@@ -1,0 +1,1 @@
+"""Tables, plots, timelines and the HTML page."""

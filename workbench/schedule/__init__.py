@@ -1,0 +1,1 @@
+"""Schedules: functions that return the order of actions."""

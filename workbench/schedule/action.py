@@ -1,0 +1,55 @@
+"""An action: one pass of one stage over one microbatch, in torch's letters."""
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Pass(StrEnum):
+    """torch.distributed.pipelining's letters; zero-bubble's "B" is our `I`."""
+
+    F = "F"
+    B = "B"
+    I = "I"  # noqa: E741  (torch's letter for the input gradient)
+    W = "W"
+    UNSHARD = "UNSHARD"
+    RESHARD = "RESHARD"
+    REDUCE_GRAD = "REDUCE_GRAD"
+    STEP = "STEP"
+
+
+COMPUTE = (Pass.F, Pass.B, Pass.I, Pass.W)
+
+_TEXT = re.compile(r"(\d+)(?:(F|B|I|W)(\d+)|(UNSHARD|RESHARD|REDUCE_GRAD))|STEP")
+
+
+class Action(NamedTuple):
+    """Printed `2F0`, `2REDUCE_GRAD` or `STEP` (which belongs to the rank: stage -1 is not used)."""
+
+    stage: int | None
+    kind: Pass
+    microbatch: int | None = None
+
+    def __str__(self) -> str:
+        stage = "" if self.stage is None else str(self.stage)
+        microbatch = "" if self.microbatch is None else str(self.microbatch)
+        return f"{stage}{self.kind}{microbatch}"
+
+
+STEP = Action(None, Pass.STEP)
+
+
+def parse_action(text: str) -> Action:
+    """`'2F0'` as an action; ValueError when it is none."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"bad action {text!r}: want <stage><F|B|I|W><microbatch>, "
+            "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or STEP, e.g. '2F0'"
+        )
+    stage, kind, microbatch, collective = match.groups()
+    if stage is None:
+        return STEP
+    if collective is not None:
+        return Action(int(stage), Pass(collective))
+    return Action(int(stage), Pass(kind), int(microbatch))

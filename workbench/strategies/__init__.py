@@ -1,0 +1,1 @@
+"""One file per system: each composes balance and schedule into a plan."""

@@ -1,0 +1,85 @@
+"""What happened when: the one schema that simulator and runtime both return."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from workbench.schedule.action import Action
+
+
+class Executor(StrEnum):
+    SIMULATED = "simulated"
+    EXECUTED = "executed"
+
+
+class Lane(StrEnum):
+    """Compute, sending (messages occupying a link), gradient reduction."""
+
+    COMPUTE = "compute"
+    SEND = "send"
+    REDUCE = "reduce"
+
+
+class Span(NamedTuple):
+    """An action on one rank. An action of a stage with several ranks has a span on each."""
+
+    rank: int
+    lane: Lane
+    action: Action
+    start_s: float
+    end_s: float
+
+
+class Message(NamedTuple):
+    """One transfer row: ready at its producer's end, on the link from `start_s`, there at `end_s`."""
+
+    row: int
+    edge: str
+    source_rank: int
+    destination_rank: int
+    num_bytes: int
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+class MemorySample(NamedTuple):
+    """Bytes held by a rank from `time_s` on."""
+
+    rank: int
+    time_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One executed or simulated step. Times count from the step's start.
+
+    Args:
+        plan_hash: of the plan it belongs to.
+        executor: who made it.
+        spans: ordered by (rank, lane, start).
+        messages: ordered by row; LOCAL rows are not messages.
+        memory: ordered by (rank, time).
+        loss: of the step, where executed.
+        details: (name, value) pairs a reader may want: versions, profile, unmeasured costs.
+    """
+
+    plan_hash: str
+    executor: Executor
+    spans: tuple[Span, ...]
+    messages: tuple[Message, ...] = ()
+    memory: tuple[MemorySample, ...] = ()
+    loss: float | None = None
+    details: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def iteration_s(self) -> float:
+        """End of the last span or message."""
+        ends = [span.end_s for span in self.spans] + [message.end_s for message in self.messages]
+        return max(ends, default=0.0)
+
+    def order(self, rank: int) -> tuple[Action, ...]:
+        """Compute actions of one rank in the order in which they started."""
+        mine = [s for s in self.spans if s.rank == rank and s.lane is Lane.COMPUTE]
+        return tuple(span.action for span in sorted(mine, key=lambda span: span.start_s))
