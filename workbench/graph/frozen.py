@@ -34,10 +34,31 @@ class FrozenRule(StrEnum):
     UNAWARE = "unaware"
 
 
+@dataclass(frozen=True, slots=True)
+class GradientFlow:
+    """Where gradients run, per module and layer.
+
+    Args:
+        needs: what each layer's backward computes.
+        carries: whether the output of each layer asks for a gradient, so that a boundary
+            behind it has a backward message.
+    """
+
+    needs: dict[str, tuple[Needs, ...]]
+    carries: dict[str, tuple[bool, ...]]
+
+
 def gradient_needs(
     model: ModelGraph, present: Collection[str] | None = None, rule: FrozenRule = FrozenRule.EXACT
 ) -> dict[str, tuple[Needs, ...]]:
-    """Per module, what each layer's backward computes.
+    """Per module, what each layer's backward computes; see `gradient_flow`."""
+    return gradient_flow(model, present, rule).needs
+
+
+def gradient_flow(
+    model: ModelGraph, present: Collection[str] | None = None, rule: FrozenRule = FrozenRule.EXACT
+) -> GradientFlow:
+    """Which gradients run in which layer, and which layer outputs ask for one.
 
     Source: Cornstarch (ICML) section 3.1, Eq. 1-3; across modules as its text demands.
     Differs: by default the exact rule, see `FrozenRule`.
@@ -50,13 +71,13 @@ def gradient_needs(
     Complexity: O(layers + edges).
     """
     needs: dict[str, tuple[Needs, ...]] = {}
-    trainable_up_to: dict[str, list[bool]] = {}  # after each layer: is anything trainable at or above it
+    carries: dict[str, tuple[bool, ...]] = {}
     for name in _topological(model):
         layers = model.module(name).layers
         entering = [False] * len(layers)
         for edge in model.edges_into(name):
             if present is None or edge.source in present:
-                entering[edge.before_layer] |= trainable_up_to[edge.source][edge.after_layer]
+                entering[edge.before_layer] |= carries[edge.source][edge.after_layer]
         upstream, needs_here, after = False, [], []
         for index, layer in enumerate(layers):
             upstream |= entering[index]
@@ -67,9 +88,9 @@ def gradient_needs(
                 else Needs(upstream or own, layer.trainable)
             )
             upstream |= layer.trainable
-            after.append(upstream)
-        needs[name], trainable_up_to[name] = tuple(needs_here), after
-    return needs
+            after.append(upstream or rule is FrozenRule.UNAWARE)
+        needs[name], carries[name] = tuple(needs_here), tuple(after)
+    return GradientFlow(needs, carries)
 
 
 def _topological(model: ModelGraph) -> list[str]:

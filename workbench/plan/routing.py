@@ -1,0 +1,148 @@
+"""Who needs what from whom, and where gradients run: derived from the plan's items, never stored."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from workbench.data.sample import Item
+from workbench.graph.frozen import GradientFlow, gradient_flow
+from workbench.graph.layer import TokenCount
+from workbench.graph.model_graph import TEXT, Edge, Module
+from workbench.plan.plan import Microbatch, Plan, Stage
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The microbatch of a producer replica that an item is read from."""
+
+    replica: int
+    microbatch: int
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Look-ups over one plan. All are cached: build one `Routing` and pass it on."""
+
+    plan: Plan
+
+    def items(self, module: str, sample: int) -> tuple[Item, ...]:
+        """Items of a module in one sample, in sequence order; the LLM's item is the sample."""
+        modality = self.plan.model.module(module).modality
+        if modality == TEXT:
+            return (Item(sample, 0),)
+        return tuple(Item(sample, segment.k) for segment in self.plan.sample[sample].of(modality))
+
+    def tokens(self, module: Module, item: Item, count: TokenCount) -> int:
+        """Tokens of an item inside its module (IN) or behind it (OUT)."""
+        sample = self.plan.sample[item.sample]
+        if module.modality == TEXT:
+            return sample.num_tokens
+        segment = next(s for s in sample.of(module.modality) if s.k == item.k)
+        return segment.tokens_in if count is TokenCount.IN else segment.tokens_out
+
+    def wanted(self, edge: Edge, microbatch: Microbatch) -> tuple[Item, ...]:
+        """Items of `edge.source` that a microbatch of `edge.target` needs, in its row order."""
+        source, target = self.plan.model.module(edge.source), self.plan.model.module(edge.target)
+        if source.modality == target.modality:
+            return microbatch.items
+        samples = dict.fromkeys(item.sample for item in microbatch.items)
+        return tuple(item for sample in samples for item in self.items(edge.source, sample))
+
+    def present(self, microbatch: Microbatch) -> frozenset[str]:
+        """Modules, at any distance upstream, that have items in the microbatch's samples."""
+        return self._present[microbatch.module, frozenset(item.sample for item in microbatch.items)]
+
+    def flow(self, microbatch: Microbatch) -> GradientFlow:
+        """Where gradients run for this microbatch: modules missing from it carry none."""
+        return self._flows[self.present(microbatch)]
+
+    def boundary_stage(self, module: str, replica: int, layer: int) -> Stage:
+        """The stage of that replica that holds that layer."""
+        for stage in self.plan.chain[module, replica]:
+            if stage.layers[0] <= layer < stage.layers[1]:
+                return stage
+        raise ValueError(f"module {module!r} replica {replica}: no stage holds layer {layer}")
+
+    def holding(self, edge: Edge, item: Item, consumer: Stage) -> Holding:
+        """Where the consumer reads an item: the copy on its own ranks, else the lowest replica.
+
+        Raises ValueError when no microbatch of the producer holds the item.
+        """
+        holders = self._holders.get((edge.source, item), ())
+        if not holders:
+            raise ValueError(
+                f"item {tuple(item)} of {edge.source!r} stands in no microbatch, but {edge.target!r} needs it"
+            )
+        for holder in holders:
+            producer = self.boundary_stage(edge.source, holder.replica, edge.after_layer)
+            if set(producer.flat_ranks) & set(consumer.flat_ranks):
+                return holder
+        return holders[0]
+
+    def has_backward(self, stage: Stage, microbatch: Microbatch) -> bool:
+        """Whether the stage computes any gradient for this microbatch.
+
+        It does when a layer of it needs one and the result is used: the module has the
+        loss, or some consumer reads this very copy.
+        """
+        needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        if not any(need.any for need in needs):
+            return False
+        is_loss = self.plan.model.module(stage.module).modality == TEXT
+        return is_loss or (microbatch.module, microbatch.replica, microbatch.index) in self._read
+
+    @cached_property
+    def _holders(self) -> dict[tuple[str, Item], tuple[Holding, ...]]:
+        found: dict[tuple[str, Item], list[Holding]] = {}
+        for microbatch in sorted(self.plan.microbatches, key=lambda m: (m.replica, m.index)):
+            for item in microbatch.items:
+                holding = Holding(microbatch.replica, microbatch.index)
+                found.setdefault((microbatch.module, item), []).append(holding)
+        return {key: tuple(holders) for key, holders in found.items()}
+
+    @cached_property
+    def _read(self) -> frozenset[tuple[str, int, int]]:
+        read: set[tuple[str, int, int]] = set()
+        for edge in self.plan.model.edges:
+            for microbatch in self.plan.microbatches:
+                if microbatch.module != edge.target:
+                    continue
+                consumer = self.boundary_stage(edge.target, microbatch.replica, edge.before_layer)
+                for item in self.wanted(edge, microbatch):
+                    holder = self.holding(edge, item, consumer)
+                    read.add((edge.source, holder.replica, holder.microbatch))
+        return frozenset(read)
+
+    @cached_property
+    def _present(self) -> "_Present":
+        return _Present(self)
+
+    @cached_property
+    def _flows(self) -> "_Flows":
+        return _Flows(self.plan)
+
+
+class _Present(dict[tuple[str, frozenset[int]], frozenset[str]]):
+    """(module, samples) -> modules upstream with items in them; computed on first use."""
+
+    def __init__(self, routing: Routing) -> None:
+        super().__init__()
+        self._routing = routing
+
+    def __missing__(self, key: tuple[str, frozenset[int]]) -> frozenset[str]:
+        module, samples = key
+        found: set[str] = set()
+        for edge in self._routing.plan.model.edges_into(module):
+            if any(self._routing.items(edge.source, sample) for sample in samples):
+                found |= {edge.source} | self[edge.source, samples]
+        return self.setdefault(key, frozenset(found))
+
+
+class _Flows(dict[frozenset[str], GradientFlow]):
+    """Present modules -> gradient flow; computed on first use."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def __missing__(self, present: frozenset[str]) -> GradientFlow:
+        return self.setdefault(present, gradient_flow(self._plan.model, present))
