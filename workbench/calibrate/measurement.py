@@ -1,0 +1,206 @@
+"""Rows of a microbenchmark file: what was timed on one machine, with which software."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """First line of a file: the machine, the software and the day. All rows share it.
+
+    Args:
+        device: kind, as `Node.device` says it: "cpu" or the accelerator's name.
+        device_name: what the machine calls itself.
+        memory_bytes: of one device (CPU: of the node, shared by its ranks).
+        num_threads: intra-operator threads per rank while measuring (accelerators: 1).
+        date: ISO date of the measurement.
+        clocks: clock state, e.g. "unlocked" or "1410 MHz locked".
+        versions: (package, version) pairs, sorted; rows of different ones are never mixed.
+    """
+
+    device: str
+    device_name: str
+    memory_bytes: int
+    num_threads: int
+    date: str
+    clocks: str
+    versions: tuple[tuple[str, str], ...]
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One layer over `rows` packed sequences of equal size, medians over `repeats`.
+
+    Args:
+        signature: `workbench.cost.signature.signature(layer)`.
+        precision: "float32", ...
+        rows: packed sequences in the call.
+        tokens_in: tokens of one row entering the layer's module.
+        tokens_out: tokens of one row leaving the module (LLM: equal).
+        attention_area: query-key pairs of one row.
+        forward_s: forward that keeps what backward needs.
+        input_grad_s: backward when the input asks for a gradient and no weight does.
+        weight_grad_s: full backward (input and weights) less `input_grad_s`.
+        weight_only_s: backward when the weights ask for gradients and the input does not.
+            None where not measured.
+        spread: (third quartile - first quartile) / median of the forward.
+        repeats: timed calls behind each median.
+        tp, cp: degrees of tensor and context parallelism while measuring.
+    """
+
+    signature: str
+    precision: str
+    rows: int
+    tokens_in: int
+    tokens_out: int
+    attention_area: int
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    weight_only_s: float | None = None
+    spread: float = 0.0
+    repeats: int = 1
+    tp: int = 1
+    cp: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverheadRow:
+    """Seconds the executor adds to one action of that pass ("F", "B", "I", "W", "REDUCE_GRAD", "STEP")."""
+
+    action: str
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerRow:
+    """One optimizer step over `num_parameters` weights of a rank."""
+
+    precision: str
+    num_parameters: int
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRow:
+    """One message of `num_bytes` from rank to rank; `link` is "intra" or "inter"."""
+
+    link: str
+    num_bytes: int
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One collective ("all_reduce", "all_gather", "reduce_scatter", "broadcast").
+
+    `num_bytes` is the size of the whole tensor: of the reduced one, of the gathered one.
+    """
+
+    collective: str
+    link: str
+    num_ranks: int
+    num_bytes: int
+    seconds: float
+    spread: float = 0.0
+
+
+Row = LayerRow | OverheadRow | OptimizerRow | LinkRow | CollectiveRow
+
+_ROWS: dict[str, type[Row]] = {
+    "layer": LayerRow,
+    "overhead": OverheadRow,
+    "optimizer": OptimizerRow,
+    "link": LinkRow,
+    "collective": CollectiveRow,
+}
+_KIND = {kind: name for name, kind in _ROWS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A header and its rows."""
+
+    header: Header
+    rows: tuple[Row, ...]
+
+
+def write_measurement(measurement: Measurement, path: Path) -> None:
+    """Write one JSON object a line: the header, then every row."""
+    lines = [json.dumps({"kind": "header", **asdict(measurement.header)})]
+    lines += [json.dumps({"kind": _KIND[type(row)], **asdict(row)}) for row in measurement.rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read such a file; ValueError names file, line and field of the first thing that is wrong."""
+    lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{path}: want a header line, the file is empty")
+    header = _parse(path, *lines[0], {"header": Header})
+    if header.format_version != FORMAT_VERSION:
+        raise ValueError(f"{path}: want format_version {FORMAT_VERSION}, got {header.format_version}")
+    header_fields = {field.name: getattr(header, field.name) for field in fields(Header)}
+    header_fields["versions"] = tuple((str(name), str(version)) for name, version in header.versions)
+    rows = tuple(_parse(path, number, line, _ROWS) for number, line in lines[1:])
+    return Measurement(Header(**header_fields), rows)
+
+
+def merge_rows(measurements: Iterable[Measurement]) -> Measurement:
+    """Rows of several files of one machine; ValueError when software or machine differ."""
+    merged = list(measurements)
+    if not merged:
+        raise ValueError("want at least one measurement, got none")
+    first = merged[0].header
+    for other in (measurement.header for measurement in merged[1:]):
+        for name in ("device", "device_name", "num_threads", "clocks", "versions"):
+            if getattr(first, name) != getattr(other, name):
+                raise ValueError(
+                    f"rows of different {name} are never mixed: {getattr(first, name)} of {first.date} "
+                    f"and {getattr(other, name)} of {other.date}; measure again"
+                )
+    return Measurement(first, tuple(row for measurement in merged for row in measurement.rows))
+
+
+def _parse(path: Path, number: int, line: str, kinds: dict[str, Any]) -> Any:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{number}: not JSON ({error.msg})") from error
+    kind = values.pop("kind", None) if isinstance(values, dict) else None
+    if kind not in kinds:
+        raise ValueError(f"{path}:{number}: want kind {' | '.join(kinds)}, got {kind!r}")
+    known = {field.name for field in fields(kinds[kind])}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(
+            f"{path}:{number}: unknown field {unknown[0]!r}; a {kind} has {', '.join(sorted(known))}"
+        )
+    try:
+        row = kinds[kind](**values)
+    except TypeError as error:
+        raise ValueError(f"{path}:{number}: {kind}: {error}") from error
+    for field in fields(row):
+        _check_value(f"{path}:{number}: {kind} {field.name}", field.type, getattr(row, field.name))
+    return row
+
+
+def _check_value(where: str, kind: Any, value: object) -> None:
+    if kind is str and not isinstance(value, str):
+        raise ValueError(f"{where}: want text, got {value!r}")
+    if kind is int and (not isinstance(value, int) or value < 0):
+        raise ValueError(f"{where}: want a count >= 0, got {value!r}")
+    optional = kind == float | None
+    if optional and value is None:
+        return
+    if (kind is float or optional) and not (isinstance(value, int | float) and 0 <= value < float("inf")):
+        raise ValueError(f"{where}: want a finite number >= 0, got {value!r}")

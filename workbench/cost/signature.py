@@ -1,0 +1,23 @@
+"""The signature of a layer: what two layers must share to take the same time on one machine."""
+
+from dataclasses import astuple
+from hashlib import sha256
+
+from workbench.graph.layer import Layer, Operator
+
+
+def signature(layer: Layer) -> str:
+    """Kind and a digest of the operators, e.g. `"block-5f0c9a61d2be"`.
+
+    Independent of the layer's name, of tied names and of trainability; stable across runs
+    and Python versions. Operator names count, since they tell a GELU from a SiLU.
+
+    Complexity: O(operators).
+    """
+    text = "\n".join([f"{layer.kind} {layer.out_width} {layer.emits}", *map(_describe, layer.operators)])
+    return f"{layer.kind}-{sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _describe(operator: Operator) -> str:
+    fields = " ".join(str(value) for value in astuple(operator))
+    return f"{type(operator).__name__} {fields}"
