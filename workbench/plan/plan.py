@@ -159,6 +159,11 @@ class Plan:
         """Actions by rank."""
         return {rank: program.actions for program in self.programs for rank in program.ranks}
 
+    @cached_property
+    def program_actions(self) -> dict[Action, None]:
+        """Every action of every program, in order of first appearance (an ordered set)."""
+        return dict.fromkeys(action for program in self.programs for action in program.actions)
+
     def replicas(self, module: str) -> tuple[int, ...]:
         return tuple(sorted(replica for name, replica in self.chain if name == module))
 

@@ -1,0 +1,234 @@
+"""Refuses plans that break a rule, before anything runs them."""
+
+from collections import Counter
+
+from workbench.data.sample import Item
+from workbench.graph.layer import Attention
+from workbench.graph.model_graph import TEXT
+from workbench.plan.lower import reduced_stages
+from workbench.plan.plan import Plan, Stage
+from workbench.plan.routing import Routing
+from workbench.schedule.action import STEP, Action, Pass
+
+
+def check(plan: Plan) -> None:
+    """Raise ValueError naming the first broken rule; return when the plan is sound.
+
+    Rules: stages cover the layers of every replica once, on ranks that exist; every item
+    stands once in every module that needs it (encoders may hold copies in several
+    replicas, the LLM may not); every stage does every pass of every microbatch once, in
+    order; ranks of a stage agree; token shards cover their rows.
+    """
+    _check_stages(plan)
+    _check_replicas(plan)
+    _check_microbatches(plan)
+    _check_items(plan)
+    _check_programs(plan)
+    _check_token_shards(plan)
+
+
+def _check_stages(plan: Plan) -> None:
+    repeated = [stage_id for stage_id, times in Counter(s.id for s in plan.stages).items() if times > 1]
+    if repeated:
+        raise ValueError(f"stage ids must be unique, {repeated[0]} is used twice")
+    for stage in plan.stages:
+        layers = plan.model.module(stage.module).layers
+        first, last = stage.layers
+        if not 0 <= first < last <= len(layers):
+            raise ValueError(
+                f"stage {stage.id}: layers [{first}, {last}) are not a non-empty part of "
+                f"{stage.module!r}, which has {len(layers)} layers"
+            )
+        if not stage.ranks or len({len(row) for row in stage.ranks}) != 1 or not stage.ranks[0]:
+            raise ValueError(f"stage {stage.id}: ranks must be a cp x tp grid, got {stage.ranks}")
+        ranks = stage.flat_ranks
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"stage {stage.id}: a rank stands twice in {ranks}")
+        for rank in ranks:
+            if not 0 <= rank < plan.cluster.num_ranks:
+                raise ValueError(
+                    f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
+                    f"has ranks 0..{plan.cluster.num_ranks - 1}"
+                )
+        _check_heads(plan, stage)
+
+
+def _check_heads(plan: Plan, stage: Stage) -> None:
+    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+        for operator in layer.operators:
+            if isinstance(operator, Attention) and operator.num_kv_heads % stage.tp:
+                raise ValueError(
+                    f"stage {stage.id}: tp must divide the {operator.num_kv_heads} key/value heads of "
+                    f"{stage.module}.{layer.name}, got tp = {stage.tp}"
+                )
+
+
+def _check_replicas(plan: Plan) -> None:
+    for module in plan.model.modules:
+        if not plan.replicas(module.name):
+            raise ValueError(f"module {module.name!r} has no stage")
+    for (name, replica), chain in plan.chain.items():
+        ends = [0, *(stage.layers[1] for stage in chain)]
+        starts = [*(stage.layers[0] for stage in chain), len(plan.model.module(name).layers)]
+        for end, start in zip(ends, starts, strict=True):
+            if end != start:
+                rule = "are covered twice" if start < end else "are in no stage"
+                span = f"[{min(start, end)}, {max(start, end)})"
+                raise ValueError(f"module {name!r} replica {replica}: layers {span} {rule}")
+        degrees = sorted({(stage.cp, stage.tp) for stage in chain})
+        if len({cp for cp, _ in degrees}) > 1:
+            raise ValueError(
+                f"module {name!r} replica {replica}: cp must not change inside a replica, "
+                f"got (cp, tp) = {degrees}"
+            )
+
+
+def _check_microbatches(plan: Plan) -> None:
+    for (module, replica), microbatches in plan.microbatches_of.items():
+        where = f"module {module!r} replica {replica}"
+        if (module, replica) not in plan.chain:
+            raise ValueError(f"{where} has microbatches but no stages")
+        if [m.index for m in microbatches] != list(range(len(microbatches))):
+            raise ValueError(f"{where}: microbatch indices must be 0..{len(microbatches) - 1} without gaps")
+        for microbatch in microbatches:
+            if not microbatch.rows or not all(microbatch.rows):
+                raise ValueError(f"{where} microbatch {microbatch.index}: empty rows do not exist")
+
+
+def _check_items(plan: Plan) -> None:
+    routing = Routing(plan)
+    for module in plan.model.modules:
+        known = {item for sample in plan.batch for item in routing.items(module.name, sample.id)}
+        per_replica = {
+            replica: Counter(
+                item for m in plan.microbatches_of.get((module.name, replica), ()) for item in m.items
+            )
+            for replica in plan.replicas(module.name)
+        }
+        for replica, counts in per_replica.items():
+            _check_known(module.name, replica, counts, known)
+        held = Counter(item for counts in per_replica.values() for item in counts)
+        for item in sorted(known):
+            if held[item] == 0:
+                raise ValueError(f"module {module.name!r}: item {tuple(item)} stands in no microbatch")
+            if held[item] > 1 and module.modality == TEXT:
+                raise ValueError(
+                    f"module {module.name!r}: item {tuple(item)} stands in {held[item]} replicas, "
+                    "its loss would count more than once"
+                )
+
+
+def _check_known(module: str, replica: int, counts: Counter[Item], known: set[Item]) -> None:
+    for item, times in sorted(counts.items()):
+        if item not in known:
+            raise ValueError(f"module {module!r} replica {replica}: the batch has no item {tuple(item)}")
+        if times > 1:
+            raise ValueError(f"module {module!r} replica {replica}: item {tuple(item)} stands {times} times")
+
+
+def _check_programs(plan: Plan) -> None:
+    ranks = Counter(rank for program in plan.programs for rank in program.ranks)
+    for rank in plan.ranks:
+        if ranks[rank] != 1:
+            raise ValueError(f"rank {rank} must have one program, got {ranks[rank]}")
+    idle = sorted(set(ranks) - set(plan.ranks))
+    if idle:
+        raise ValueError(f"rank {idle[0]} has a program but holds no stage")
+    wanted = _wanted_actions(plan)
+    held: dict[int, list[int]] = {}
+    for stage in plan.stages:
+        for rank in stage.flat_ranks:
+            held.setdefault(rank, []).append(stage.id)
+    for program in plan.programs:
+        for rank in program.ranks:
+            _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in held[rank]})
+    _check_agreement(plan)
+
+
+def _wanted_actions(plan: Plan) -> dict[int, set[Action]]:
+    """Stage -> its actions; a split backward may stand as I and W instead of B."""
+    routing, reduced = Routing(plan), reduced_stages(plan)
+    found: dict[int, set[Action]] = {}
+    for stage in plan.stages:
+        actions = {Action(stage.id, Pass.REDUCE_GRAD)} if stage.id in reduced else set()
+        for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ()):
+            actions.add(Action(stage.id, Pass.F, microbatch.index))
+            if routing.has_backward(stage, microbatch):
+                actions.add(Action(stage.id, Pass.B, microbatch.index))
+        found[stage.id] = actions
+    return found
+
+
+def _check_program(plan: Plan, rank: int, wanted: dict[int, set[Action]]) -> None:
+    program = plan.program[rank]
+    if not program or program[-1] != STEP or program.count(STEP) != 1:
+        raise ValueError(f"rank {rank}: a program ends with its only STEP, got {_tail(program)}")
+    done: set[Action] = set()
+    for action in program[:-1]:
+        if action in done:
+            raise ValueError(f"rank {rank}: action {action} stands twice")
+        if action.stage not in wanted:
+            raise ValueError(f"rank {rank}: action {action} is of a stage that the rank does not hold")
+        whole = action._replace(kind=Pass.B) if action.kind in (Pass.I, Pass.W) else action
+        known = whole in wanted[action.stage] or action.kind in (Pass.UNSHARD, Pass.RESHARD)
+        if not known:
+            raise ValueError(f"rank {rank}: action {action} has no microbatch or no gradient to work on")
+        _check_place(rank, action, done)
+        done.add(action)
+    for actions in wanted.values():
+        for action in sorted(actions, key=str):
+            split = {action._replace(kind=Pass.I), action._replace(kind=Pass.W)}
+            if action not in done and not (action.kind is Pass.B and split & done):
+                raise ValueError(f"rank {rank}: action {action} is missing from the program")
+
+
+def _check_place(rank: int, action: Action, done: set[Action]) -> None:
+    """Forward before backward, the backward either whole or split, reduction after all of it."""
+    if action.kind in (Pass.B, Pass.I) and action._replace(kind=Pass.F) not in done:
+        raise ValueError(f"rank {rank}: action {action} stands before its forward")
+    if action.kind is Pass.W and action._replace(kind=Pass.F) not in done:
+        raise ValueError(f"rank {rank}: action {action} stands before its forward")
+    rivals = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B, Pass.W), Pass.W: (Pass.B,)}
+    for rival in rivals.get(action.kind, ()):
+        if action._replace(kind=rival) in done:
+            raise ValueError(f"rank {rank}: action {action} stands after {action._replace(kind=rival)}")
+    if (
+        action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done
+        and action.kind is not Pass.REDUCE_GRAD
+    ):
+        raise ValueError(f"rank {rank}: action {action} stands after its stage's REDUCE_GRAD")
+
+
+def _check_agreement(plan: Plan) -> None:
+    """All ranks of a stage run its actions in one order; stages that share ranks likewise."""
+    for stage in plan.stages:
+        leader, *others = stage.flat_ranks
+        for rank in others:
+            if plan.program[rank] is plan.program[leader]:
+                continue
+            shared = {s.id for s in plan.stages if {rank, leader} <= set(s.flat_ranks)}
+            mine, theirs = (
+                [action for action in plan.program[r] if action.stage in shared] for r in (rank, leader)
+            )
+            if mine != theirs:
+                place = next(
+                    i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]
+                )
+                raise ValueError(
+                    f"ranks {leader} and {rank} share stage {stage.id} but differ in order: "
+                    f"{theirs[place]} and {mine[place]} at position {place}"
+                )
+
+
+def _tail(program: tuple[Action, ...]) -> str:
+    return " ".join(str(action) for action in program[-3:]) or "nothing"
+
+
+def _check_token_shards(plan: Plan) -> None:
+    for shard in plan.token_shards:
+        where = f"token shard {shard.module}[{shard.replica}] microbatch {shard.microbatch} row {shard.row}"
+        chain = plan.chain.get((shard.module, shard.replica))
+        if chain is None:
+            raise ValueError(f"{where}: there is no such replica")
+        if shard.block_tokens < 1 or any(not 0 <= owner < chain[0].cp for owner in shard.owners):
+            raise ValueError(f"{where}: want blocks of >= 1 token and owners in 0..{chain[0].cp - 1}")
