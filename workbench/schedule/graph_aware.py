@@ -1,0 +1,293 @@
+"""Graph-aware 1F1B: one forward one backward on a DAG of stages with unequal microbatches."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+from workbench.schedule.action import Action, Pass
+
+ROUND = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A stage that reads another's output; `needs[j]` are the microbatches its microbatch j reads."""
+
+    stage: int
+    needs: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleNode:
+    """A stage as a schedule sees it.
+
+    Args:
+        stage: id in the whole plan.
+        num_microbatches: its own, with indices 0..n-1.
+        backward: [num_microbatches] whether the microbatch has a backward here.
+        consumers: stages that read its output.
+    """
+
+    stage: int
+    num_microbatches: int
+    backward: tuple[bool, ...]
+    consumers: tuple[Consumer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.backward) != self.num_microbatches:
+            raise ValueError(
+                f"stage {self.stage}: backward must say one thing per microbatch, "
+                f"got {len(self.backward)} for {self.num_microbatches} microbatches"
+            )
+
+
+@dataclass(slots=True)
+class _Times:
+    """Virtual times of one stage's passes, in rounds: one round is one microbatch at the sinks."""
+
+    forward: list[Fraction]
+    backward: dict[int, Fraction]
+
+    def before(self, microbatch: int) -> Fraction:
+        """Time of the forward that precedes `microbatch`'s; one round earlier when it is the first."""
+        return self.forward[microbatch - 1] if microbatch else self.forward[0] - ROUND
+
+
+def graph_aware_1f1b(
+    nodes: Sequence[ScheduleNode], groups: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], tuple[Action, ...]]:
+    """Programs of all groups of stages.
+
+    Sinks run F0 B0 F1 B1 ... in lockstep. Every other stage stays one consumer forward ahead: it
+    runs what a consumer's forward j reads while that consumer runs forward j - 1, and a
+    microbatch's backward after the last backward of those that read it. So the forwards before
+    the first backward are those that the consumers' first n + 1 forwards read, n being the
+    consumer's own count, and then forwards alternate with backwards. A chain with equal
+    microbatches gets ordinary 1F1B.
+
+    Stages of one group share ranks and their passes are merged in time: in a round, forwards in
+    forward order and backwards in reverse. A stage that feeds its own group runs immediately before
+    its consumer instead of one forward ahead; unrelated stages of a group are warmed up to the
+    depth of the deepest; an unread stage runs beside the stage whose ranks it shares.
+
+    All programs are restrictions of one total order in which every pass comes after its inputs.
+    That is why no choice of counts, needs or groups can deadlock.
+
+    Source: Cornstarch (arXiv v1), section 4 "modality parallelism", from 1F1B of Narayanan et al.
+        2019, PipeDream, SOSP.
+    Differs: the paper assumes equal microbatches in all modules and one stage per group.
+
+    Args:
+        nodes: the stages; any order.
+        groups: stages that share the same ranks, in forward order. Each stage stands in one.
+
+    Returns:
+        Per group, its F and B actions in issue order. Equal times: backwards first, then by
+        the order of the groups, then by microbatch.
+
+    Raises:
+        ValueError: groups are no partition of the stages, needs name microbatches or stages that
+            are not there, or the stages form a cycle.
+
+    Complexity: O(A log A) for A actions plus the size of all needs.
+    """
+    stages = {node.stage: node for node in nodes}
+    _check(nodes, stages, groups)
+    stages = _with_hosts(stages, groups)
+    position = _topological_positions(stages, groups)
+    group_of = {stage: group for group in groups for stage in group}
+    lead = _lead_of_shallow(stages, groups, position)
+
+    times: dict[int, _Times] = {}
+    for stage in sorted(stages, key=position.__getitem__, reverse=True):
+        node, mates = stages[stage], group_of[stage]
+        forward = [time - lead.get(stage, 0) for time in _forward_times(node, times, mates)]
+        times[stage] = _Times(forward, _backward_times(node, forward, times))
+    return {group: _merge(group, times, position) for group in groups}
+
+
+def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[int, ...]) -> list[Fraction]:
+    """Strictly increasing times, none later than the forwards that read them."""
+    earliest: dict[int, Fraction] = {}
+    for consumer in node.consumers:
+        reader, num_done = times[consumer.stage], 0
+        for microbatch, needs in enumerate(consumer.needs):
+            wanted = max(needs, default=-1) + 1
+            count = wanted - num_done
+            if count <= 0:
+                continue
+            start, end = reader.before(microbatch), reader.forward[microbatch]
+            shift = 1 if consumer.stage in mates else 0  # sharing ranks: just before, not one ahead
+            for step in range(count):
+                time = start + (end - start) * Fraction(step + shift, count)
+                own = num_done + step
+                earliest[own] = min(time, earliest.get(own, time))
+            num_done = wanted
+    forward: list[Fraction] = []
+    for own in range(node.num_microbatches):
+        after_last = forward[-1] + ROUND if forward else -ROUND
+        forward.append(earliest.get(own, after_last))
+    return forward
+
+
+def _backward_times(
+    node: ScheduleNode, forward: list[Fraction], times: dict[int, _Times]
+) -> dict[int, Fraction]:
+    """Never earlier than the backwards of those that read a microbatch."""
+    latest: dict[int, Fraction] = {}
+    for consumer in node.consumers:
+        for own, time in _released(node, consumer, times[consumer.stage]):
+            latest[own] = max(time, latest.get(own, time))
+    backward: dict[int, Fraction] = {}
+    previous: Fraction | None = None
+    for own in (index for index, has in enumerate(node.backward) if has):
+        if own in latest:
+            backward[own] = latest[own]
+        else:  # a loss of its own and no reader: after its forward, in order
+            alone = forward[own] + ROUND
+            backward[own] = alone if previous is None else max(alone, previous)
+        previous = backward[own]
+    return backward
+
+
+def _released(node: ScheduleNode, consumer: Consumer, reader: _Times) -> Iterator[tuple[int, Fraction]]:
+    """(microbatch, time) for what each backward is the last to need, spread up to the next backward."""
+    order = sorted(reader.backward, key=lambda microbatch: (reader.backward[microbatch], microbatch))
+    last_reader: dict[int, int] = {}
+    for microbatch in order:
+        for own in consumer.needs[microbatch]:
+            last_reader[own] = microbatch
+    released: dict[int, list[int]] = {}
+    for own in sorted(last_reader):
+        if node.backward[own]:
+            released.setdefault(last_reader[own], []).append(own)
+    ends = [reader.backward[following] for _, following in pairwise(order)]
+    for microbatch, end in zip(order, [*ends, None], strict=True):
+        start = reader.backward[microbatch]
+        gap = ROUND if end is None else end - start
+        members = released.get(microbatch, [])
+        for step, own in enumerate(members):
+            yield own, start + gap * Fraction(step, len(members))
+
+
+def _merge(group: tuple[int, ...], times: dict[int, _Times], position: dict[int, int]) -> tuple[Action, ...]:
+    keyed: list[tuple[Fraction, int, int, int, Action]] = []
+    for stage in group:
+        place = position[stage]
+        keyed += [
+            (time, 1, place, own, Action(stage, Pass.F, own)) for own, time in enumerate(times[stage].forward)
+        ]
+        keyed += [
+            (time, 0, -place, own, Action(stage, Pass.B, own)) for own, time in times[stage].backward.items()
+        ]
+    return tuple(action for *_, action in sorted(keyed, key=lambda entry: entry[:4]))
+
+
+def _with_hosts(
+    stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]]
+) -> dict[int, ScheduleNode]:
+    """Let the stage whose ranks it shares "read" an unread copy, in proportion: a copy has no other clock.
+
+    Copies that depend on a stage with a purpose keep to themselves, which rules out cycles.
+    """
+    position = _topological_positions(stages, groups)
+    order = sorted(stages, key=position.__getitem__)
+    idle: set[int] = set()  # runs forward only, for nobody or for idle stages
+    for stage in reversed(order):
+        readers = [consumer.stage for consumer in stages[stage].consumers if any(consumer.needs)]
+        if not any(stages[stage].backward) and idle.issuperset(readers):
+            idle.add(stage)
+    fed: set[int] = set()  # downstream of a stage that is not idle
+    for stage in order:
+        if stage not in idle or stage in fed:
+            fed.update(consumer.stage for consumer in stages[stage].consumers)
+
+    hosted = dict(stages)
+    for group in groups:
+        hosts = [stage for stage in group if stage not in idle]
+        for stage in group:
+            node = stages[stage]
+            if hosts and stage in idle - fed and not any(any(consumer.needs) for consumer in node.consumers):
+                host = stages[hosts[-1]]
+                beside = _in_proportion(node.num_microbatches, host.num_microbatches)
+                hosted[stage] = replace(node, consumers=(Consumer(host.stage, beside),))
+    return hosted
+
+
+def _in_proportion(num_own: int, num_reader: int) -> tuple[tuple[int, ...], ...]:
+    firsts = [reader * num_own // num_reader for reader in range(num_reader + 1)]
+    return tuple(tuple(range(first, end)) for first, end in pairwise(firsts))
+
+
+def _lead_of_shallow(
+    stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]], position: dict[int, int]
+) -> dict[int, int]:
+    """Rounds by which a stage runs further ahead to match the deepest of its unrelated mates."""
+    depth: dict[int, int] = {}
+    below: dict[int, set[int]] = {}  # stages reachable from it
+    for stage in sorted(stages, key=position.__getitem__, reverse=True):
+        readers = [consumer.stage for consumer in stages[stage].consumers]
+        depth[stage] = max((depth[reader] + 1 for reader in readers), default=0)
+        below[stage] = set(readers).union(*(below[reader] for reader in readers))
+    lead: dict[int, int] = {}
+    for group in groups:
+        if len(group) > 1 and not any(below[stage] & set(group) for stage in group):
+            deepest = max(depth[stage] for stage in group)
+            lead.update((stage, deepest - depth[stage]) for stage in group)
+    return lead
+
+
+def _topological_positions(
+    stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]]
+) -> dict[int, int]:
+    """Producers first; among the free ones, the order of the groups."""
+    listed = {stage: place for place, stage in enumerate(stage for group in groups for stage in group)}
+    waiting = dict.fromkeys(stages, 0)
+    for node in stages.values():
+        for consumer in node.consumers:
+            waiting[consumer.stage] += 1
+    free = [(listed[stage], stage) for stage, count in waiting.items() if count == 0]
+    heapq.heapify(free)
+    position: dict[int, int] = {}
+    while free:
+        _, stage = heapq.heappop(free)
+        position[stage] = len(position)
+        for consumer in stages[stage].consumers:
+            waiting[consumer.stage] -= 1
+            if waiting[consumer.stage] == 0:
+                heapq.heappush(free, (listed[consumer.stage], consumer.stage))
+    if len(position) < len(stages):
+        stuck = sorted(set(stages) - set(position))
+        raise ValueError(f"stages must form no cycle, got one among stages {stuck}")
+    return position
+
+
+def _check(
+    nodes: Sequence[ScheduleNode], stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]]
+) -> None:
+    grouped = sorted(stage for group in groups for stage in group)
+    if len(stages) < len(nodes) or grouped != sorted(stages):
+        listed = sorted(node.stage for node in nodes)
+        raise ValueError(f"every stage must stand in one group, once: stages {listed}, in groups {grouped}")
+    for node in nodes:
+        for consumer in node.consumers:
+            if consumer.stage not in stages:
+                raise ValueError(
+                    f"stage {node.stage}: its consumer, stage {consumer.stage}, is not there; "
+                    f"stages are {sorted(stages)}"
+                )
+            wanted = stages[consumer.stage].num_microbatches
+            if len(consumer.needs) != wanted:
+                raise ValueError(
+                    f"stage {node.stage}: needs must name one set per microbatch of stage {consumer.stage}, "
+                    f"which has {wanted}, got {len(consumer.needs)}"
+                )
+            for microbatch, needs in enumerate(consumer.needs):
+                for own in needs:
+                    if not 0 <= own < node.num_microbatches:
+                        raise ValueError(
+                            f"stage {node.stage} has microbatches 0..{node.num_microbatches - 1}, but "
+                            f"microbatch {microbatch} of stage {consumer.stage} reads {own}"
+                        )
