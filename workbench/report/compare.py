@@ -1,0 +1,209 @@
+"""Compares one simulated trace with executed ones: per action kind, per stage and in total."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+from workbench.schedule.action import COMPUTE, Pass
+from workbench.trace import Executor, Span, Trace
+
+
+class Group(StrEnum):
+    """What a row of the comparison sums up."""
+
+    KIND = "action kind"
+    STAGE = "stage"
+    MEMORY = "peak memory"
+    TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One quantity, simulated once and executed in each repetition.
+
+    Args:
+        name: of the kind ("F"), stage ("2"), rank ("3") or total ("iteration").
+        count: spans summed up in one trace; ranks of one stage have a span each.
+        simulated: seconds, or bytes in the memory group.
+        executed: [repetitions] of the same.
+    """
+
+    group: Group
+    name: str
+    count: int
+    simulated: float
+    executed: tuple[float, ...]
+
+    @property
+    def executed_median(self) -> float:
+        return median(self.executed)
+
+    @property
+    def error_fraction(self) -> float | None:
+        """Simulated over executed median, minus one; None where nothing was executed."""
+        return self.simulated / self.executed_median - 1 if self.executed_median else None
+
+    @property
+    def spread_fraction(self) -> float | None:
+        """(Slowest - fastest) / median of the repetitions; None with a single one."""
+        if len(self.executed) < 2 or not self.executed_median:
+            return None
+        return (max(self.executed) - min(self.executed)) / self.executed_median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Rows in the order of `Group`; inside a group by kind, stage or rank."""
+
+    plan_hash: str
+    rows: tuple[Row, ...]
+
+    @property
+    def total(self) -> Row:
+        return next(row for row in self.rows if row.group is Group.TOTAL)
+
+    def of(self, group: Group) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.group is group)
+
+    def as_json(self) -> dict[str, Any]:
+        """Data for `--json`: seconds (bytes for memory), fractions, None where undefined."""
+        return {
+            "plan_hash": self.plan_hash,
+            "repetitions": len(self.total.executed),
+            "error_fraction": self.total.error_fraction,
+            "spread_fraction": self.total.spread_fraction,
+            "rows": [
+                {
+                    "group": row.group.value,
+                    "name": row.name,
+                    "count": row.count,
+                    "simulated": row.simulated,
+                    "executed_median": row.executed_median,
+                    "executed": list(row.executed),
+                    "error_fraction": row.error_fraction,
+                    "spread_fraction": row.spread_fraction,
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
+    """Hold one prediction against the repetitions of its execution.
+
+    Durations of a kind or a stage are summed over all spans (lane time); the total is the
+    iteration time. Memory rows exist for ranks that every trace has samples of.
+
+    Raises:
+        ValueError: no executed trace, a trace of the wrong executor or of another plan, or an
+            executed trace that lacks passes.
+    """
+    _check(simulated, executed)
+    traces = (simulated, *executed)
+    rows = [
+        *_span_rows(Group.KIND, traces, _kind_of, [kind.value for kind in Pass]),
+        *_span_rows(Group.STAGE, traces, _stage_of, _stages(simulated)),
+        *_memory_rows(traces),
+        Row(
+            group=Group.TOTAL,
+            name="iteration",
+            count=1,
+            simulated=simulated.iteration_s,
+            executed=tuple(trace.iteration_s for trace in executed),
+        ),
+    ]
+    return Comparison(plan_hash=simulated.plan_hash, rows=tuple(rows))
+
+
+def _kind_of(span: Span) -> str:
+    return span.action.kind.value
+
+
+def _stage_of(span: Span) -> str | None:
+    """Stage of a pass; reductions and STEP stand in their kinds' rows alone."""
+    return str(span.action.stage) if span.action.kind in COMPUTE else None
+
+
+def _stages(trace: Trace) -> list[str]:
+    return [
+        str(stage) for stage in sorted({s.action.stage for s in trace.spans if s.action.stage is not None})
+    ]
+
+
+def _span_rows(
+    group: Group, traces: Sequence[Trace], key: Callable[[Span], str | None], names: Iterable[str]
+) -> list[Row]:
+    sums = [_sums(trace, key) for trace in traces]
+    counts = Counter(key(span) for span in traces[0].spans)
+    return [
+        Row(
+            group=group,
+            name=name,
+            count=counts[name],
+            simulated=sums[0][name],
+            executed=tuple(of_trace.get(name, 0.0) for of_trace in sums[1:]),
+        )
+        for name in names
+        if name in sums[0]
+    ]
+
+
+def _sums(trace: Trace, key: Callable[[Span], str | None]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for span in trace.spans:
+        name = key(span)
+        if name is not None:
+            sums[name] = sums.get(name, 0.0) + span.end_s - span.start_s
+    return sums
+
+
+def _memory_rows(traces: Sequence[Trace]) -> list[Row]:
+    peaks = [_peaks(trace) for trace in traces]
+    shared = sorted(set.intersection(*(set(of_trace) for of_trace in peaks)))
+    return [
+        Row(
+            group=Group.MEMORY,
+            name=str(rank),
+            count=sum(sample.rank == rank for sample in traces[0].memory),
+            simulated=peaks[0][rank],
+            executed=tuple(of_trace[rank] for of_trace in peaks[1:]),
+        )
+        for rank in shared
+    ]
+
+
+def _peaks(trace: Trace) -> dict[int, float]:
+    peaks: dict[int, float] = {}
+    for sample in trace.memory:
+        peaks[sample.rank] = max(peaks.get(sample.rank, 0.0), sample.num_bytes)
+    return peaks
+
+
+def _check(simulated: Trace, executed: Sequence[Trace]) -> None:
+    if not executed:
+        raise ValueError("compare: want at least one executed trace, got none")
+    if simulated.executor is not Executor.SIMULATED:
+        raise ValueError(f"compare: the first trace must be simulated, got an {simulated.executor} one")
+    want = _passes(simulated)
+    for index, trace in enumerate(executed, 1):
+        if trace.executor is not Executor.EXECUTED:
+            raise ValueError(f"compare: executed trace {index} of {len(executed)} is a {trace.executor} one")
+        if trace.plan_hash != simulated.plan_hash:
+            raise ValueError(
+                f"compare: traces must be of one plan; the simulated one is of plan "
+                f"{simulated.plan_hash:.16}, executed trace {index} of plan {trace.plan_hash:.16}"
+            )
+        missing = sorted(want - _passes(trace), key=lambda pair: (pair[0], str(pair[1])))
+        if missing:
+            rank, action = missing[0]
+            raise ValueError(
+                f"compare: executed trace {index} is incomplete: rank {rank} has no {action} "
+                f"({len(missing)} of {len(want)} passes are missing)"
+            )
+
+
+def _passes(trace: Trace) -> set[tuple[int, object]]:
+    return {(span.rank, span.action) for span in trace.spans if span.action.kind in COMPUTE}
