@@ -1,0 +1,253 @@
+"""A profile: measured or sourced facts about one machine, in one strict JSON file."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from workbench.cost.hardware import Link
+
+FORMAT_VERSION = 1
+_FOLDER = Path(__file__).parent / "profiles"
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Points (coordinate, ..., rate) of one operation.
+
+    Args:
+        axes: names of the coordinates.
+        points: one tuple a point; the last number is the rate, in FLOP/s or bytes/s.
+        measured: False when scaled from another machine or from a data sheet.
+        source: where the points come from.
+    """
+
+    axes: tuple[str, ...] = ()
+    points: tuple[tuple[float, ...], ...] = ()
+    measured: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for point in self.points:
+            if len(point) != len(self.axes) + 1 or not all(0 < value < math.inf for value in point):
+                raise ValueError(f"table over {self.axes}: want points (*axes, rate) > 0, got {point}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPoint:
+    """One measured size of a layer: `rows` packed sequences of equal size; see `LayerRow`."""
+
+    rows: int
+    tokens_in: int
+    attention_area: int
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    weight_only_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.tokens_in) < 1 or self.attention_area < 0:
+            raise ValueError(f"measured layer: want >= 1 row and token, area >= 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """A layer measured as a whole, named by its signature."""
+
+    signature: str
+    precision: str
+    tp: int = 1
+    cp: int = 1
+    points: tuple[LayerPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineLink:
+    """A link of this machine. `scope` is "intra" or "inter"."""
+
+    scope: str
+    name: str
+    bytes_per_s: float
+    latency_s: float
+    measured: bool
+    source: str
+
+    @property
+    def link(self) -> Link:
+        return Link(name=self.name, bytes_per_s=self.bytes_per_s, latency_s=self.latency_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Leave-one-out quality of one table: |relative error|, median and 90th percentile."""
+
+    table: str
+    num_points: int
+    median: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Who measured what, when, with which software and clocks."""
+
+    date: str
+    clocks: str
+    versions: tuple[tuple[str, str], ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Facts about one machine. An empty table means: the peak rate is assumed.
+
+    Args:
+        name: how users call it.
+        device: as `Node.device` says it.
+        memory_bytes: of one device.
+        peak_flop_per_s: (precision, dense matmul peak) pairs.
+        peak_bytes_per_s: of the device memory.
+        matmul: FLOP/s by (m, n, k) of y[m, n] = x[m, k] w[k, n], forward.
+        attention: FLOP/s by (length, heads, queries per key), causal forward; heads counts
+            all sequences of the launch, FLOP is 4 x head_dim x query-key pairs x heads.
+        pointwise: bytes/s by bytes moved.
+        table_precision: precision in which the tables were measured.
+        attention_backward_rate: backward FLOP/s over forward FLOP/s of attention.
+        attention_head_dim: head width in the attention table; None: holds for any.
+        kernel_floor_s: no kernel is shorter.
+        overheads_s: (action kind, seconds the executor adds to each such action).
+        optimizer_s_per_parameter: (precision, seconds) measured; absent: by bytes.
+        layers: layers measured as a whole; they win over the tables.
+        links: of this machine.
+        unmeasured: costs that no row stands behind, in words.
+        fits: leave-one-out quality per table.
+        provenance: of it all.
+    """
+
+    name: str
+    device: str
+    memory_bytes: int
+    peak_flop_per_s: tuple[tuple[str, float], ...]
+    peak_bytes_per_s: float
+    provenance: Provenance
+    matmul: Table = field(default_factory=Table)
+    attention: Table = field(default_factory=Table)
+    pointwise: Table = field(default_factory=Table)
+    table_precision: str = "bfloat16"
+    attention_backward_rate: float = 1.0
+    attention_head_dim: int | None = None
+    kernel_floor_s: float = 0.0
+    overheads_s: tuple[tuple[str, float], ...] = ()
+    optimizer_s_per_parameter: tuple[tuple[str, float], ...] = ()
+    layers: tuple[LayerTable, ...] = ()
+    links: tuple[MachineLink, ...] = ()
+    unmeasured: tuple[str, ...] = ()
+    fits: tuple[Fit, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise ValueError(
+                f"profile {self.name!r}: want format_version {FORMAT_VERSION}, got {self.format_version}"
+            )
+        rates = [self.peak_bytes_per_s, self.attention_backward_rate, *(r for _, r in self.peak_flop_per_s)]
+        if min(rates) <= 0 or self.memory_bytes < 1:
+            raise ValueError(f"profile {self.name!r}: rates and memory must be > 0")
+
+    def peak(self, precision: str) -> float:
+        """Dense matmul FLOP/s in that precision; ValueError when the profile has none."""
+        for name, rate in self.peak_flop_per_s:
+            if name == precision:
+                return rate
+        known = ", ".join(name for name, _ in self.peak_flop_per_s)
+        raise ValueError(f"profile {self.name!r} has no peak for {precision}; it has {known}")
+
+    def overhead_s(self, kind: str) -> float:
+        """Seconds the executor adds to an action of that kind ("F", ...); 0 where not measured."""
+        return dict(self.overheads_s).get(kind, 0.0)
+
+    def machine_link(self, scope: str) -> MachineLink:
+        """Its "intra" or "inter" link; ValueError naming the known ones."""
+        for link in self.links:
+            if link.scope == scope:
+                return link
+        known = ", ".join(link.scope for link in self.links) or "none"
+        raise ValueError(f"profile {self.name!r} has no {scope!r} link; it has {known}")
+
+
+for _class in (Table, LayerPoint, LayerTable, MachineLink, Fit, Provenance, Profile):
+    setattr(_class, "__pydantic_config__", _STRICT)  # noqa: B010  (slots leave no room in the class body)
+_ADAPTER = TypeAdapter(Profile)
+
+
+def ideal_profile(
+    name: str = "ideal", *, flop_per_s: float = 1e12, bytes_per_s: float = 1e30, memory_bytes: int = 2**40
+) -> Profile:
+    """A machine that reaches its peak everywhere: for closed forms and as a yardstick."""
+    precisions = ("bfloat16", "float32", "float64")
+    return Profile(
+        name=name,
+        device=name,
+        memory_bytes=memory_bytes,
+        peak_flop_per_s=tuple((precision, flop_per_s) for precision in precisions),
+        peak_bytes_per_s=bytes_per_s,
+        provenance=Provenance(date="", clocks="", sources=("ideal",)),
+        unmeasured=("everything: an ideal machine",),
+    )
+
+
+def known_profiles() -> tuple[str, ...]:
+    """Names of the profiles that ship, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """A shipped profile by name ("A40"), or a file by path.
+
+    Raises:
+        ValueError: no such name or file (names the known ones), or the first field that is
+            missing, unknown or of the wrong kind.
+    """
+    shipped = _FOLDER / f"{name_or_path}.json"
+    path = shipped if shipped.name == f"{name_or_path}.json" and shipped.is_file() else Path(name_or_path)
+    if not path.is_file():
+        raise ValueError(
+            f"no profile {str(name_or_path)!r}: want a file or one of {', '.join(known_profiles())}"
+        )
+    return parse_profile(path.read_text(), where=str(path))
+
+
+def parse_profile(text: str, *, where: str = "profile") -> Profile:
+    """The JSON text of a profile; ValueError names the first wrong field."""
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "file"
+        raise ValueError(f"{where}: {place}: {first['msg']}") from error
+
+
+def dump_profile(profile: Profile) -> str:
+    """Canonical JSON text, a point a line; `parse_profile` gives an equal profile back."""
+    return _lines(_ADAPTER.dump_python(profile, mode="json"), "") + "\n"
+
+
+def _lines(value: object, indent: str) -> str:
+    flat = json.dumps(value)
+    if len(indent) + len(flat) < 100 or not isinstance(value, dict | list):
+        return flat
+    inner = indent + " "
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _lines(item, inner) for item in value) + f"\n{indent}]"
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write the profile; the file appears whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(dump_profile(profile))
+    partial.replace(path)

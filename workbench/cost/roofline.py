@@ -1,0 +1,189 @@
+"""What operators do: matmul shapes, FLOP, bytes and messages, by tokens, attention area, tp and cp."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.graph.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """One packed row: its token counts and the query-key pairs of its attention.
+
+    Pairs are counted at the IN count of an encoder; the LLM's IN and OUT counts are equal.
+    """
+
+    tokens_in: int
+    tokens_out: int
+    attention_area: int
+
+    def __post_init__(self) -> None:
+        if min(self.tokens_in, self.tokens_out) < 1 or self.attention_area < 0:
+            raise ValueError(f"row: want >= 1 token and area >= 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one call of a layer works on."""
+
+    rows: tuple[RowWork, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("work: want at least one row, got none")
+
+    def tokens(self, count: TokenCount) -> int:
+        if count is TokenCount.IN:
+            return sum(row.tokens_in for row in self.rows)
+        return sum(row.tokens_out for row in self.rows)
+
+    @property
+    def attention_area(self) -> int:
+        return sum(row.attention_area for row in self.rows)
+
+
+class Grid(NamedTuple):
+    """Degrees of tensor and context parallelism."""
+
+    tp: int = 1
+    cp: int = 1
+
+
+class Gemm(NamedTuple):
+    """y[m, n] = x[m, k] w[k, n] on one rank."""
+
+    m: float
+    n: float
+    k: float
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def input_grad(self) -> "Gemm":
+        """dx[m, k] = dy[m, n] w^T[n, k]."""
+        return Gemm(self.m, self.k, self.n)
+
+    @property
+    def weight_grad(self) -> "Gemm":
+        """dw[n, k] = dy^T[n, m] x[m, k]."""
+        return Gemm(self.n, self.k, self.m)
+
+    def num_bytes(self, element_bytes: int) -> float:
+        """Both operands and the product, each once."""
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * element_bytes
+
+
+def operator_tokens(operator: Operator, work: Work, grid: Grid) -> float:
+    """Rows of the operator's tensors on one rank; context parallelism shares tokens out evenly."""
+    scale = operator.tokens_scale if isinstance(operator, Matmul) else 1.0
+    return work.tokens(operator.tokens) * scale / grid.cp
+
+
+def gemm_of(operator: Matmul, work: Work, grid: Grid) -> Gemm:
+    """The product that one rank computes."""
+    n = operator.out_features / (grid.tp if operator.shard is Shard.COLUMN else 1)
+    k = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
+    return Gemm(operator_tokens(operator, work, grid), n, k)
+
+
+def attention_flop(operator: Attention, work: Work, grid: Grid) -> float:
+    """Scores and weighted sum: 4 x head_dim x pairs x heads; heads over tp, pairs over cp.
+
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", appendix A, with pairs for s^2.
+    """
+    return 4.0 * operator.head_dim * work.attention_area * operator.num_heads / (grid.tp * grid.cp)
+
+
+# FlashAttention-2 (Dao 2023), section 3.1.2: five products against two of the forward; the
+# scores are computed again inside the kernel, so all of it is the input gradient's.
+ATTENTION_BACKWARD_FLOP = 2.5
+
+
+def forward_flop(operator: Operator, work: Work, grid: Grid) -> float:
+    """FLOP of matmuls and attention; the others are counted by bytes."""
+    if isinstance(operator, Matmul):
+        return gemm_of(operator, work, grid).flop
+    if isinstance(operator, Attention):
+        return attention_flop(operator, work, grid)
+    return 0.0
+
+
+def layer_flop(layer: Layer, work: Work, grid: Grid = Grid()) -> float:  # noqa: B008  (immutable)
+    """Forward FLOP of one layer on one rank."""
+    return sum(forward_flop(operator, work, grid) for operator in layer.operators)
+
+
+class PassBytes(NamedTuple):
+    """Bytes a memory-bound operator moves in its forward, input gradient and weight gradient."""
+
+    forward: float
+    input_grad: float
+    weight_grad: float
+
+
+def pass_bytes(operator: Pointwise | Lookup, work: Work, grid: Grid, element_bytes: int) -> PassBytes:
+    """Bytes moved by a memory-bound operator on one rank.
+
+    Pointwise backward reads the gradient besides what the forward moved: 3 tensors for a
+    forward of 2, hence 1.5 x; gradients of its own few weights read input and gradient once
+    more. A table's weight gradient is dense: it is cleared, then added into.
+    """
+    rows = operator_tokens(operator, work, grid)
+    if isinstance(operator, Lookup):
+        shards = 1 if operator.shard is Shard.REPLICATED else grid.tp
+        moved = 2.0 * rows * operator.width * element_bytes
+        table = operator.num_rows * operator.width * element_bytes / shards
+        return PassBytes(moved, moved, table + moved)
+    width = operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)
+    tensor = rows * width * element_bytes
+    return PassBytes(
+        operator.num_passes * tensor,
+        1.5 * operator.num_passes * tensor,
+        2.0 * tensor if operator.weights else 0.0,
+    )
+
+
+class Messages(NamedTuple):
+    """Bytes of the all-reduces of tensor parallelism on one rank, one entry a collective.
+
+    `backward` pairs each with the index of the operator in front of which it stands.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[tuple[int, float], ...]
+
+
+def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> Messages:
+    """All-reduces inside one layer, as Megatron places them (Shoeybi et al. 2019, section 3).
+
+    A column-cut operator opens a sharded region: its input gradient is all-reduced. A
+    row-cut matmul (or a cut table) closes one: its output is all-reduced. A transformer
+    block has two of each; a column-cut head that ends its layer has only the backward one.
+    """
+    if grid.tp == 1:
+        return Messages((), ())
+    forward: list[float] = []
+    backward: list[tuple[int, float]] = []
+    sharded = False
+    for index, operator in enumerate(layer.operators):
+        if isinstance(operator, Attention) or operator.shard is Shard.REPLICATED:
+            continue
+        rows = operator_tokens(operator, work, grid)
+        if isinstance(operator, Lookup):
+            forward.append(rows * operator.width * element_bytes)
+        elif isinstance(operator, Matmul) and operator.shard is Shard.ROW:
+            forward.append(rows * operator.out_features * element_bytes)
+            sharded = False
+        elif isinstance(operator, Matmul) and not sharded:
+            backward.append((index, rows * operator.in_features * element_bytes))
+            sharded = True
+    return Messages(tuple(forward), tuple(backward))
+
+
+def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: int) -> float:
+    """Keys and values of all context-parallel ranks, as one rank gathers them."""
+    tokens = work.tokens(operator.tokens)
+    return 2.0 * tokens * operator.num_kv_heads * operator.head_dim * element_bytes / grid.tp
