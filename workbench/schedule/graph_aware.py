@@ -163,8 +163,8 @@ def _released(node: ScheduleNode, consumer: Consumer, reader: _Times) -> Iterato
     for own in sorted(last_reader):
         if node.backward[own]:
             released.setdefault(last_reader[own], []).append(own)
-    ends = [reader.backward[following] for _, following in pairwise(order)]
-    for microbatch, end in zip(order, [*ends, None], strict=True):
+    ends = [*(reader.backward[following] for _, following in pairwise(order)), None][: len(order)]
+    for microbatch, end in zip(order, ends, strict=True):
         start = reader.backward[microbatch]
         gap = ROUND if end is None else end - start
         members = released.get(microbatch, [])

@@ -1,0 +1,93 @@
+"""Small plans for tests: layers that only have a width, modules that only have a trainable flag."""
+
+from collections.abc import Sequence
+
+from workbench.cost.hardware import Cluster, Link, Node
+from workbench.data.sample import Sample, Segment
+from workbench.graph.layer import Layer, LayerKind, Matmul, TokenCount
+from workbench.graph.model_graph import ModelGraph, Module, connect
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.plan import Plan, Precision, Settings, Stage
+
+WIDTH = 8
+LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
+
+
+def chain_module(name: str, modality: str, trainable: Sequence[bool]) -> Module:
+    """A module of linear layers; the last one emits OUT tokens."""
+    layers = tuple(
+        Layer(
+            name=f"layer.{index}",
+            kind=LayerKind.BLOCK,
+            operators=(Matmul(name="linear", in_features=WIDTH, out_features=WIDTH),),
+            out_width=WIDTH,
+            emits=TokenCount.OUT if index == len(trainable) - 1 else TokenCount.IN,
+            trainable=flag,
+        )
+        for index, flag in enumerate(trainable)
+    )
+    return Module(name=name, modality=modality, layers=layers)
+
+
+def two_encoders(
+    vision: Sequence[bool] = (False, False, True),
+    audio: Sequence[bool] = (False, True),
+    llm: Sequence[bool] = (False, False, False, False),
+) -> ModelGraph:
+    modules = chain_module("vision", "image", vision), chain_module("audio", "sound", audio)
+    text = chain_module("llm", "text", llm)
+    return connect("two-encoders", (modules[0], text), (modules[1], text))
+
+
+def sample(index: int, *, images: int = 1, sounds: int = 1, text: int = 5) -> Sample:
+    segments = [Segment("text", 0, text, text)]
+    segments += [Segment("image", k, 8, 4) for k in range(images)]
+    segments += [Segment("sound", k, 6, 3) for k in range(sounds)]
+    return Sample(index, (*segments, Segment("text", 1, 2, 2)))
+
+
+def cluster(num_ranks: int) -> Cluster:
+    node = Node(device="toy", num_ranks=num_ranks, memory_bytes=2**34)
+    return Cluster(name="toy", nodes=(node,), intra=LINK, inter=LINK)
+
+
+def disjoint_plan(
+    model: ModelGraph, batch: Sequence[Sample], cuts: dict[str, Sequence[int]], *, replicas: int = 1
+) -> Plan:
+    """Every stage on one rank of its own; `cuts` gives the number of layers of each stage."""
+    stages: list[Stage] = []
+    for replica in range(replicas):
+        for module in model.modules:
+            first = 0
+            for num_layers in cuts[module.name]:
+                stages.append(
+                    Stage(
+                        id=len(stages),
+                        module=module.name,
+                        replica=replica,
+                        layers=(first, first + num_layers),
+                        ranks=((len(stages),),),
+                    )
+                )
+                first += num_layers
+    return finish(model, batch, stages, replicas=replicas)
+
+
+def finish(model: ModelGraph, batch: Sequence[Sample], stages: Sequence[Stage], *, replicas: int = 1) -> Plan:
+    num_ranks = 1 + max(rank for stage in stages for rank in stage.flat_ranks)
+    draft = Plan(
+        strategy="test",
+        model=model,
+        cluster=cluster(num_ranks),
+        batch=tuple(batch),
+        stages=tuple(stages),
+        microbatches=(),
+        programs=(),
+        settings=Settings(precision=Precision.FLOAT32),
+    )
+    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(replicas))
+    return with_programs(Plan(**{**_fields(draft), "microbatches": microbatches}))
+
+
+def _fields(plan: Plan) -> dict[str, object]:
+    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}

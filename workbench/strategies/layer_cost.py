@@ -1,0 +1,59 @@
+"""What a strategy balances: forward and backward seconds of every layer on a typical microbatch."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.cost.model import CostModel, Work
+from workbench.graph.frozen import FrozenRule, gradient_needs
+from workbench.job import Job, ModuleLayout
+from workbench.plan.plan import Plan, Recompute
+from workbench.plan.work import work_of
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Mean seconds of one layer over the microbatches of the batch."""
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        """One forward and one backward: what frozen-aware partitioning balances."""
+        return self.forward_s + self.backward_s
+
+
+def layer_costs(
+    job: Job, draft: Plan, layout: ModuleLayout, cost: CostModel, rule: FrozenRule
+) -> tuple[LayerCost, ...]:
+    """Forward and backward of each layer of a module.
+
+    Source: Cornstarch (ICML) section 3.1, T_l = F_l + B_l with B_l by the frozen rule;
+    recompute adds one forward where any gradient of the layer runs.
+    Differs: averaged over the microbatches that the batch really has, since sizes vary.
+
+    Complexity: O(layers x distinct microbatch shapes).
+    """
+    module = job.model.module(layout.module)
+    needs = gradient_needs(job.model, rule=rule)[module.name]
+    recompute = job.settings.of(module.name).recompute is Recompute.FULL
+    shapes = _shapes(draft, module.name)
+    found = []
+    for layer, need in zip(module.layers, needs, strict=True):
+        forward_s = backward_s = 0.0
+        for work, share in shapes:
+            time = cost.layer_time(layer, work, tp=layout.tp, cp=layout.cp, precision=job.settings.precision)
+            forward_s += share * time.forward_s
+            backward_s += share * need.input_grad * time.input_grad_s
+            backward_s += share * need.weight_grad * time.weight_grad_s
+            backward_s += share * (recompute and need.any) * time.forward_s
+        found.append(LayerCost(forward_s, backward_s))
+    return tuple(found)
+
+
+def _shapes(draft: Plan, module: str) -> Sequence[tuple[Work, float]]:
+    """Distinct microbatch shapes of a module and the share of each."""
+    works = Counter(work_of(draft, m) for m in draft.microbatches if m.module == module)
+    total = sum(works.values())
+    return [(work, times / total) for work, times in works.items()]
