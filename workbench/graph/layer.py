@@ -64,7 +64,12 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Scores and weighted sum of one attention; projections are separate matmuls."""
+    """Scores and weighted sum of one attention; projections are separate matmuls.
+
+    `num_keys` is the number of keys of every query where it does not depend on the row
+    (cross-attention to a prompt of fixed length, a level of a fixed-size UNet); None: the
+    row's own attention area counts. `tokens_scale` is queries per token counted.
+    """
 
     name: str
     num_heads: int
@@ -72,6 +77,8 @@ class Attention:
     head_dim: int
     causal: bool
     tokens: TokenCount = TokenCount.IN
+    tokens_scale: float = 1.0
+    num_keys: int | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
         return ()
@@ -83,6 +90,7 @@ class Pointwise:
 
     `num_passes` counts tensors of that shape read or written in the forward pass.
     `weights` are (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
+    `tokens_scale` is rows of the tensor per token counted.
     """
 
     name: str
@@ -91,6 +99,7 @@ class Pointwise:
     weights: tuple[tuple[str, int], ...] = ()
     shard: Shard = Shard.REPLICATED
     tokens: TokenCount = TokenCount.IN
+    tokens_scale: float = 1.0
 
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(Parameter(f"{self.name}.{name}", (numel,)) for name, numel in self.weights)

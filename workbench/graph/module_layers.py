@@ -129,9 +129,9 @@ def whisper_stem(*, mel_bins: int, width: int, num_positions: int) -> Layer:
         kind=LayerKind.EMBED,
         operators=(
             Matmul(name="conv1", in_features=3 * mel_bins, out_features=width, bias=True, tokens_scale=2.0),
-            Pointwise(name="conv1_activation", width=2 * width, num_passes=2),
+            Pointwise(name="conv1.gelu", width=2 * width, num_passes=2),
             Matmul(name="conv2", in_features=3 * width, out_features=width, bias=True),
-            Pointwise(name="conv2_activation", width=width, num_passes=2),
+            Pointwise(name="conv2.gelu", width=width, num_passes=2),
             *learned_positions(num_positions, width),
         ),
         out_width=width,
@@ -166,9 +166,7 @@ def projector_layer(projection: Projection) -> Layer:
                 shard=Shard.COLUMN,
                 tokens=out,
             ),
-            Pointwise(
-                name="projector.activation", width=middle, num_passes=2, shard=Shard.COLUMN, tokens=out
-            ),
+            Pointwise(name="projector.gelu", width=middle, num_passes=2, shard=Shard.COLUMN, tokens=out),
             Matmul(
                 name="projector.2",
                 in_features=middle,

@@ -1,6 +1,6 @@
 """Transformer layers spelled out as operators: every matmul, norm and table they own."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.graph.layer import Attention, Matmul, Operator, Pointwise, Shard, TokenCount
@@ -71,6 +71,7 @@ class Mlp:
 
     width: int
     gated: bool
+    activation: str
     bias: bool = False
     fused: bool = False
 
@@ -84,7 +85,6 @@ class Block:
     mlp: Mlp
     norm: Norm
     placement: Placement = Placement.PRE
-    extra: tuple[Operator, ...] = field(default=())  # between attention and the MLP
 
 
 def norm(name: str, width: int, kind: Norm, *, tokens: TokenCount = TokenCount.IN) -> Pointwise:
@@ -115,16 +115,16 @@ def block_operators(block: Block) -> tuple[Operator, ...]:
     add_attention, add_mlp = residual("attention_residual", w), residual("mlp_residual", w)
     match block.placement:
         case Placement.PRE:
-            return (first, *attention, add_attention, *block.extra, second, *mlp, add_mlp)
+            return (first, *attention, add_attention, second, *mlp, add_mlp)
         case Placement.POST:
-            return (*attention, add_attention, first, *block.extra, *mlp, add_mlp, second)
+            return (*attention, add_attention, first, *mlp, add_mlp, second)
         case Placement.SANDWICH:
             after = (norm(name, w, block.norm) for name in ("post_attention_norm", "post_mlp_norm"))
             post_attention, post_mlp = after
-            head = (first, *attention, post_attention, add_attention, *block.extra)
+            head = (first, *attention, post_attention, add_attention)
             return (*head, second, *mlp, post_mlp, add_mlp)
         case Placement.PARALLEL:
-            return (first, *attention, *block.extra, *mlp, add_attention, add_mlp)
+            return (first, *attention, *mlp, add_attention, add_mlp)
 
 
 def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
@@ -193,7 +193,7 @@ def mlp_operators(name: str, width: int, mlp: Mlp) -> tuple[Operator, ...]:
     passes = 3 if mlp.gated else 2
     return (
         *matmuls,
-        Pointwise(name=f"{name}.activation", width=mlp.width, num_passes=passes, shard=Shard.COLUMN),
+        Pointwise(name=f"{name}.{mlp.activation}", width=mlp.width, num_passes=passes, shard=Shard.COLUMN),
         Matmul(
             name=f"{name}.down", in_features=mlp.width, out_features=width, bias=mlp.bias, shard=Shard.ROW
         ),

@@ -1,0 +1,155 @@
+"""Vision and audio encoders as transformers builds them: embed, blocks, and how they end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from workbench.graph.config_fields import Config, heads_of, text, whole
+from workbench.graph.conformer import Conformer, conformer_layers, conformer_stem
+from workbench.graph.layer import Layer
+from workbench.graph.module_layers import block_layers, patch_embedding, whisper_stem
+from workbench.graph.transformer import Block, Heads, Mlp, Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """An encoder before its projector: its layers and how it ends."""
+
+    layers: tuple[Layer, ...]
+    width: int
+    norm: Norm | None
+    merge: int = 1
+
+
+def vit_block(*, width: int, num_heads: int, ffn: int, activation: str, bias: str = "qkvo") -> Block:
+    """The pre-norm block of a vision transformer: full attention, plain MLP, biases."""
+    return Block(
+        width=width,
+        heads=Heads(num=num_heads, num_kv=num_heads, dim=width // num_heads, causal=False, bias=bias),
+        mlp=Mlp(width=ffn, gated=False, activation=activation, bias=True),
+        norm=Norm.LAYER,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Vit:
+    """What tells CLIP's and SigLIP's towers apart."""
+
+    patch: int
+    pre_norm: Norm | None
+    class_token: bool
+    activation: str
+
+
+def _fixed_size_vit(config: Config, kind: _Vit) -> Encoder:
+    width = whole(config, "hidden_size", 768)
+    num_heads = whole(config, "num_attention_heads", 12)
+    heads_of(config, width=width, num=num_heads)
+    block = vit_block(
+        width=width,
+        num_heads=num_heads,
+        ffn=whole(config, "intermediate_size", 3072),
+        activation=text(config, "hidden_act", kind.activation),
+    )
+    patch = whole(config, "patch_size", kind.patch)
+    embed = patch_embedding(
+        patch_elements=whole(config, "num_channels", 3) * patch**2,
+        width=width,
+        bias=not kind.class_token,
+        num_patches=(whole(config, "image_size", 224) // patch) ** 2,
+        has_class_token=kind.class_token,
+        pre_norm=kind.pre_norm,
+    )
+    layers = (embed, *block_layers(block, whole(config, "num_hidden_layers", 12)))
+    return Encoder(layers=layers, width=width, norm=Norm.LAYER)
+
+
+def _siglip(config: Config) -> Encoder:
+    """Without the pooling head: every patch goes on to the projector."""
+    tower = _Vit(patch=16, pre_norm=None, class_token=False, activation="gelu_pytorch_tanh")
+    return _fixed_size_vit(config, tower)
+
+
+def _clip(config: Config) -> Encoder:
+    """The final norm, which transformers applies to the class token alone, runs over all tokens."""
+    tower = _Vit(patch=32, pre_norm=Norm.LAYER, class_token=True, activation="quick_gelu")
+    return _fixed_size_vit(config, tower)
+
+
+def _qwen2_vl(config: Config) -> Encoder:
+    width = whole(config, "embed_dim", 1280)
+    activation = text(config, "hidden_act", "quick_gelu")
+    mlp = Mlp(width=width * whole(config, "mlp_ratio", 4), gated=False, activation=activation, bias=True)
+    return _qwen_vision(config, width=width, mlp=mlp, kind=Norm.LAYER)
+
+
+def _qwen2_5_vl(config: Config) -> Encoder:
+    """Every block is given full attention; the real one has windows of 8 x 8 patches in most."""
+    activation = text(config, "hidden_act", "silu")
+    mlp = Mlp(width=whole(config, "intermediate_size", 3420), gated=True, activation=activation, bias=True)
+    return _qwen_vision(config, width=whole(config, "hidden_size", 3584), mlp=mlp, kind=Norm.RMS)
+
+
+def _qwen_vision(config: Config, *, width: int, mlp: Mlp, kind: Norm) -> Encoder:
+    heads = heads_of(config, width=width, num=whole(config, "num_heads", 16), causal=False)
+    block = Block(width=width, heads=replace(heads, bias="qkvo", fused=True, rotary=True), mlp=mlp, norm=kind)
+    elements = whole(config, "in_channels", whole(config, "in_chans", 3))
+    elements *= whole(config, "patch_size", 14) ** 2 * whole(config, "temporal_patch_size", 2)
+    embed = patch_embedding(patch_elements=elements, width=width, bias=False)
+    layers = (embed, *block_layers(block, whole(config, "depth", 32)))
+    merge = whole(config, "spatial_merge_size", 2) ** 2
+    return Encoder(layers=layers, width=width, norm=kind, merge=merge)
+
+
+def _whisper(config: Config) -> Encoder:
+    """The encoder half; the decoder's dimensions are ignored. Keys have no bias."""
+    width = whole(config, "d_model", 384)
+    num_heads = whole(config, "encoder_attention_heads", 6)
+    heads_of(config, width=width, num=num_heads)
+    block = vit_block(
+        width=width,
+        num_heads=num_heads,
+        ffn=whole(config, "encoder_ffn_dim", 1536),
+        activation=text(config, "activation_function", "gelu"),
+        bias="qvo",
+    )
+    stem = whisper_stem(
+        mel_bins=whole(config, "num_mel_bins", 80),
+        width=width,
+        num_positions=whole(config, "max_source_positions", 1500),
+    )
+    layers = (stem, *block_layers(block, whole(config, "encoder_layers", 4)))
+    return Encoder(layers=layers, width=width, norm=Norm.LAYER)
+
+
+def _conformer(config: Config) -> Encoder:
+    """Phi-4-multimodal's. Every block ends with a norm, so there is no final one."""
+    width = whole(config, "hidden_size", 1024)
+    num_heads = whole(config, "num_attention_heads", 16)
+    heads_of(config, width=width, num=num_heads)
+    shape = Conformer(
+        width=width,
+        num_heads=num_heads,
+        ffn=whole(config, "intermediate_size", 1536),
+        conv_width=whole(config, "ext_pw_out_channel", 1024),
+        separable_width=whole(config, "depthwise_separable_out_channel", 1024),
+        kernel=whole(config, "kernel_size", 3),
+        num_buckets=2 * whole(config, "bias_max_distance", 1000),
+    )
+    stem = conformer_stem(
+        mel_bins=whole(config, "input_size", 80),
+        channels=whole(config, "nemo_conv_channels", 1024),
+        width=width,
+        reduction=whole(config, "time_reduction", 8),
+    )
+    layers = (stem, *conformer_layers(shape, whole(config, "num_blocks", 24)))
+    return Encoder(layers=layers, width=width, norm=None)
+
+
+ENCODERS: dict[str, Callable[[Config], Encoder]] = {
+    "siglip_vision_model": _siglip,
+    "clip_vision_model": _clip,
+    "qwen2_vl_vision": _qwen2_vl,
+    "qwen2_5_vl_vision": _qwen2_5_vl,
+    "whisper": _whisper,
+    "phi4_multimodal_audio": _conformer,
+}
