@@ -1,0 +1,122 @@
+"""A paper's printed stage times through the simulator: the iteration they amount to.
+
+The plan is a real one (stages of a zoo model, graph-aware 1F1B programs, lowered); only the
+durations are the paper's. Links cost nothing, because the papers print no transfer times and
+their stage times are all there is; `bytes_per_s` of the cluster below is merely large.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sim.engine import simulate
+from workbench.cost.hardware import Cluster, Link, Node, uniform
+from workbench.data.sample import Sample, Segment
+from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.codec import plan_hash
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Stage
+from workbench.schedule.action import Action, Pass
+
+_FREE = Link(name="free", bytes_per_s=1e30, latency_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of one stage of a module on one microbatch."""
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+    @classmethod
+    def from_ms(cls, forward_ms: str, backward_ms: str) -> "StageTimes":
+        """From printed cells."""
+        return cls(float(forward_ms) / 1e3, float(backward_ms) / 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedRun:
+    """What a simulated step of printed stage times took."""
+
+    iteration_s: float
+    plan_hash: str
+
+
+def pipeline_plan(model: ModelGraph, counts: Mapping[str, int], num_microbatches: int) -> Plan:
+    """Modules cut evenly into `counts` stages on ranks of their own; one sample per microbatch.
+
+    A stage is one rank here: what tensor parallelism does is inside the printed times.
+    """
+    stages: list[Stage] = []
+    for module in model.modules:
+        layers, count = len(module.layers), counts[module.name]
+        if not 1 <= count <= layers:
+            raise ValueError(f"module {module.name!r}: want 1..{layers} stages, got {count}")
+        bounds = [layers * k // count for k in range(count + 1)]
+        for k in range(count):
+            rank = len(stages)
+            stages.append(
+                Stage(
+                    id=rank,
+                    module=module.name,
+                    replica=0,
+                    layers=(bounds[k], bounds[k + 1]),
+                    ranks=((rank,),),
+                )
+            )
+    segments = tuple(Segment(module.modality, 0, 1, 1) for module in model.modules)
+    draft = Plan(
+        strategy="printed",
+        model=model,
+        cluster=_cluster(len(stages)),
+        batch=tuple(Sample(id=index, segments=segments) for index in range(num_microbatches)),
+        stages=tuple(stages),
+        microbatches=(),
+        programs=(),
+    )
+    return with_programs(_with_microbatches(draft))
+
+
+def run_printed(
+    model: ModelGraph, counts: Mapping[str, int], times: Mapping[str, StageTimes], num_microbatches: int
+) -> PrintedRun:
+    """Simulate one step whose stages take the printed times.
+
+    Args:
+        model: gives the frozen flags, so which stages have a backward at all.
+        counts: stages by module name.
+        times: by module name. A stage without gradients has no backward, whatever is printed.
+        num_microbatches: of the step.
+    """
+    plan = pipeline_plan(model, counts, num_microbatches)
+
+    def duration_s(action: Action) -> float:
+        if action.stage is None or action.kind not in (Pass.F, Pass.B):
+            return 0.0
+        stage = times[plan.stage[action.stage].module]
+        return stage.forward_s if action.kind is Pass.F else stage.backward_s
+
+    trace = simulate(lower(plan), duration_s)
+    return PrintedRun(trace.iteration_s, plan_hash(plan))
+
+
+def encoder_and_llm(model: ModelGraph) -> tuple[str, str]:
+    """Names of the one encoder and of the LLM."""
+    encoders = [module.name for module in model.modules if module.modality != TEXT]
+    llms = [module.name for module in model.modules if module.modality == TEXT]
+    if len(encoders) != 1 or len(llms) != 1:
+        raise ValueError(f"model {model.name!r}: want one encoder and one LLM, got {encoders} and {llms}")
+    return encoders[0], llms[0]
+
+
+def _cluster(num_ranks: int) -> Cluster:
+    node = Node(device="printed", num_ranks=num_ranks, memory_bytes=2**60)
+    return uniform("printed", node, num_nodes=1, intra=_FREE, inter=_FREE)
+
+
+def _with_microbatches(draft: Plan) -> Plan:
+    return replace(draft, microbatches=batched_microbatches(draft, samples_per_microbatch=1, replicas=(0,)))

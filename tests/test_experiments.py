@@ -1,0 +1,157 @@
+"""Verdicts of a comparison with a paper, the printed tables, and what printed times imply."""
+
+import json
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import paper
+from experiments.implied_stages import implied_stages
+from experiments.paper import Claim, PaperNumber, Unstated, Verdict, judge
+from experiments.printed import REFERENCE, claim_value, is_true, printed_rows
+
+HUNDRED = PaperNumber("printed/x", 100.0, "ms", "Table 1", 0.05)
+
+
+def verdict_of(ours, unstated=None):
+    values = {} if ours is None else {"printed/x": ours}
+    given_unstated = {} if unstated is None else {"printed/x": unstated}
+    return judge("p/t", (HUNDRED,), values, underspecified=given_unstated)
+
+
+@pytest.mark.parametrize(
+    ("ours", "unstated", "expected", "status"),
+    [
+        pytest.param(104.9, None, Verdict.OK, 0, id="within"),
+        pytest.param(105.0, None, Verdict.OK, 0, id="edge"),
+        pytest.param(105.2, None, Verdict.OFF, 1, id="above"),
+        pytest.param(94.8, None, Verdict.OFF, 1, id="below"),
+        pytest.param(None, None, Verdict.MISSING, 1, id="missing"),
+        pytest.param(None, Unstated("batch", 1.0, 200.0), Verdict.MISSING, 1, id="range-without-value"),
+        pytest.param(
+            180.0, Unstated("batch", 90.0, 200.0), Verdict.UNDERSPECIFIED, 0, id="some-setting-fits"
+        ),
+        pytest.param(180.0, Unstated("batch", 120.0, 200.0), Verdict.OFF, 1, id="no-setting-fits"),
+        pytest.param(
+            180.0, Unstated("batch", 104.0, 200.0), Verdict.UNDERSPECIFIED, 0, id="edge-within-tolerance"
+        ),
+    ],
+)
+def test_verdict(ours, unstated, expected, status):
+    outcome = verdict_of(ours, unstated)
+    assert outcome.rows[0].verdict is expected
+    assert outcome.verdict is expected
+    assert outcome.exit_status == status
+
+
+def test_off_is_shown_with_its_place():
+    text = paper.table(verdict_of(150.0))
+    assert "OFF (Table 1)" in text
+    assert "1.50" in text
+
+
+def test_underspecified_names_quantity_and_range():
+    text = paper.table(verdict_of(180.0, Unstated("batch size", 90.0, 200.0)))
+    assert "unstated: batch size; ours 90 .. 200" in text
+
+
+def test_missing_is_never_filled_in():
+    record = paper.as_record(verdict_of(None))
+    assert record["rows"][0]["ours"] is None
+    assert record["ours"] == {}
+    assert record["verdict"] == "MISSING"
+
+
+def test_failed_claim_is_off_though_all_rows_agree():
+    outcome = judge("p/t", (HUNDRED,), {"printed/x": 100.0}, [Claim("it wins", False)])
+    assert outcome.verdict is Verdict.OFF
+    assert "it wins FAILS" in paper.table(outcome)
+
+
+def test_worst_verdict_wins():
+    numbers = tuple(PaperNumber(f"printed/{k}", 1.0, "s", "T", 0.1) for k in "abc")
+    ours = {"printed/a": 1.0, "printed/b": 2.0}
+    assert judge("p/t", numbers, ours).verdict is Verdict.MISSING
+    assert judge("p/t", numbers[:2], ours).verdict is Verdict.OFF
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(lambda: PaperNumber("x", 0.0, "s", "T", 0.1), id="zero"),
+        pytest.param(lambda: PaperNumber("x", 1.0, "s", "T", 1.5), id="tolerance"),
+        pytest.param(lambda: Unstated("", 1.0, 2.0), id="unnamed"),
+        pytest.param(lambda: Unstated("tp", 2.0, 1.0), id="empty-range"),
+        pytest.param(lambda: Unstated("tp", 1.0, float("nan")), id="nan-range"),
+        pytest.param(lambda: judge("s", (HUNDRED, HUNDRED), {}), id="twice"),
+        pytest.param(
+            lambda: judge("s", (HUNDRED,), {}, underspecified={"y": Unstated("tp", 1, 2)}), id="unknown"
+        ),
+        pytest.param(lambda: paper.reproduce(["no_such_paper"]), id="no-script"),
+        pytest.param(lambda: printed_rows("no_such_table"), id="no-table"),
+        pytest.param(lambda: claim_value("no_such_claim"), id="no-claim"),
+        pytest.param(lambda: is_true("yes"), id="no-boolean"),
+    ],
+)
+def test_refuses(build):
+    with pytest.raises(ValueError):
+        build()
+
+
+def test_result_file_round_trips(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "RESULTS", tmp_path)
+    path = paper.write(verdict_of(102.0))
+    record = json.loads(path.read_text())
+    assert path.name == "p_t.json"
+    assert record["ours"] == {"printed/x": 102.0}
+    assert {"commit", "command", "plan_hashes", "profile", "seeds", "device", "date"} <= record.keys()
+    assert record["rows"][0]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in REFERENCE.glob("*.csv")))
+def test_printed_table_parses(name):
+    rows = printed_rows(name)
+    assert rows
+    units = ("_ms", "_s", "_x", "_b", "_pp", "_tp", "_cp", "_per_gpu")
+    for row in rows:
+        for column, cell in row.items():
+            if column.endswith(units) and cell:
+                assert float(cell) >= 0, (name, column, cell)
+
+
+def test_printed_sizes():
+    assert len(printed_rows("cornstarch_icml_table2")) == 18
+    assert [len(printed_rows(f"cornstarch_v1_table{n}")) for n in (3, 9, 10, 11)] == [12, 36, 12, 12]
+    assert claim_value("cs_icml_frozen_pp_max") == 2.46
+
+
+@given(
+    total=st.floats(1.0, 1e4),
+    counts=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+)
+def test_implied_counts_are_the_true_ones_up_to_a_factor(total, counts):
+    found = implied_stages([total / count for count in counts], max_stages=6, max_spread=0.01)
+    assert found is not None
+    ratios = {count / other for count, other in zip(found.counts, counts, strict=True)}
+    assert max(ratios) - min(ratios) < 1e-12
+    assert max(ratios) <= 1
+
+
+@given(st.lists(st.floats(1.0, 10.0), min_size=2, max_size=3))
+def test_no_smaller_counts_fit(times):
+    """Oracle: every combination of counts, smallest count of the slowest row first."""
+    found = implied_stages(times, max_stages=4, max_spread=0.05)
+    slowest = max(range(len(times)), key=times.__getitem__)
+    fits = [
+        counts
+        for counts in product(range(1, 5), repeat=len(times))
+        if max(c * t for c, t in zip(counts, times, strict=True))
+        <= 1.05 * min(c * t for c, t in zip(counts, times, strict=True))
+    ]
+    if found is None:
+        assert not fits
+    else:
+        assert found.counts in fits
+        assert found.counts[slowest] == min(counts[slowest] for counts in fits)
