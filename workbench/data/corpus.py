@@ -1,0 +1,211 @@
+"""Where samples come from: the token arithmetic of real encoders, and makers of batches."""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.data.sample import Sample, Segment
+
+TEXT = "text"
+WHISPER_WINDOW_S = 30.0
+WHISPER_WINDOW_TOKENS = 1500  # 10 ms mel frames, halved by the stride-2 convolution
+
+
+class ItemTokens(NamedTuple):
+    """Tokens of one image or clip: inside the encoder's blocks, and in the LLM's sequence."""
+
+    tokens_in: int
+    tokens_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """How often a modality appears in a sample, and how large its items are.
+
+    Args:
+        sizes: what an item may be, each equally likely.
+        most_items: a sample that has the modality has 1 to `most_items` of it, equally likely.
+        missing: share of samples without the modality.
+    """
+
+    sizes: tuple[ItemTokens, ...]
+    most_items: int = 1
+    missing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.sizes or self.most_items < 1 or not 0.0 <= self.missing <= 1.0:
+            raise ValueError(
+                "mixture: want at least one size, most_items >= 1 and 0 <= missing <= 1, "
+                f"got {len(self.sizes)} sizes, {self.most_items} and {self.missing}"
+            )
+
+
+def square_image_tokens(
+    image_px: int, patch_px: int, *, num_class_tokens: int = 0, merge: int = 1
+) -> ItemTokens:
+    """CLIP and SigLIP: one fixed square image, cut into whole patches; the rest is dropped.
+
+    The class token works inside the encoder and does not reach the LLM. `merge` patches
+    become one token.
+
+    Example:
+        >>> square_image_tokens(336, 14, num_class_tokens=1)
+        ItemTokens(tokens_in=577, tokens_out=576)
+        >>> square_image_tokens(384, 14)
+        ItemTokens(tokens_in=729, tokens_out=729)
+    """
+    if patch_px < 1 or image_px < patch_px:
+        raise ValueError(f"image of {image_px} px: want a patch of 1 to {image_px} px, got {patch_px}")
+    num_patches = (image_px // patch_px) ** 2
+    if num_patches % merge:
+        raise ValueError(f"{num_patches} patches: merge must divide them, got {merge}")
+    return ItemTokens(num_patches + num_class_tokens, num_patches // merge)
+
+
+def qwen2_vl_resize(
+    height_px: int,
+    width_px: int,
+    *,
+    multiple_px: int = 28,
+    min_pixels: int = 56 * 56,
+    max_pixels: int = 28 * 28 * 1280,
+) -> tuple[int, int]:
+    """The size to which Qwen2-VL brings an image: multiples of 28 px inside a range of areas.
+
+    Source: Qwen2-VL (Wang et al. 2024), naive dynamic resolution; sides round half to even.
+    The released processors start from these limits.
+
+    Raises:
+        ValueError: a side below 1 px, or sides that differ by more than 200 times.
+    """
+    if min(height_px, width_px) < 1 or max(height_px, width_px) > 200 * min(height_px, width_px):
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: sides must be >= 1 and differ by at most 200 times"
+        )
+    height = max(multiple_px, round(height_px / multiple_px) * multiple_px)
+    width = max(multiple_px, round(width_px / multiple_px) * multiple_px)
+    if height * width > max_pixels:
+        shrink = math.sqrt(height_px * width_px / max_pixels)
+        height = max(multiple_px, math.floor(height_px / shrink / multiple_px) * multiple_px)
+        width = max(multiple_px, math.floor(width_px / shrink / multiple_px) * multiple_px)
+    elif height * width < min_pixels:
+        grow = math.sqrt(min_pixels / (height_px * width_px))
+        height = math.ceil(height_px * grow / multiple_px) * multiple_px
+        width = math.ceil(width_px * grow / multiple_px) * multiple_px
+    return height, width
+
+
+def qwen2_vl_tokens(height_px: int, width_px: int, *, patch_px: int = 14, merge_side: int = 2) -> ItemTokens:
+    """Qwen2-VL and Qwen2.5-VL: patches after the resize rule; `merge_side` squared become one.
+
+    Example:
+        >>> qwen2_vl_tokens(720, 1280)
+        ItemTokens(tokens_in=4784, tokens_out=1196)
+    """
+    height, width = qwen2_vl_resize(height_px, width_px, multiple_px=patch_px * merge_side)
+    num_patches = (height // patch_px) * (width // patch_px)
+    return ItemTokens(num_patches, num_patches // merge_side**2)
+
+
+def whisper_tokens(duration_s: float) -> tuple[ItemTokens, ...]:
+    """Whisper: one item per started window of 30 s, each padded to 1,500 frames of 20 ms.
+
+    Example:
+        >>> len(whisper_tokens(45.0))
+        2
+    """
+    if not 0 < duration_s < math.inf:
+        raise ValueError(f"audio clip: want a duration > 0 s, got {duration_s}")
+    window = ItemTokens(WHISPER_WINDOW_TOKENS, WHISPER_WINDOW_TOKENS)
+    return (window,) * math.ceil(duration_s / WHISPER_WINDOW_S)
+
+
+def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[str, ItemTokens]]) -> Sample:
+    """One sample: text[0], item, text[1], item, ..., the last text.
+
+    Args:
+        sample_id: its id.
+        text_tokens: one count per gap, len(items) + 1; a gap of 0 has no segment.
+        items: (modality, tokens) in sequence order; `k` counts within a modality.
+    """
+    if len(text_tokens) != len(items) + 1:
+        raise ValueError(
+            f"sample {sample_id}: want one more text than items, "
+            f"got {len(text_tokens)} texts and {len(items)} items"
+        )
+    segments: list[Segment] = []
+    count: dict[str, int] = {}
+
+    def add(modality: str, tokens: ItemTokens) -> None:
+        segments.append(Segment(modality, count.get(modality, 0), *tokens))
+        count[modality] = count.get(modality, 0) + 1
+
+    for index, num_tokens in enumerate(text_tokens):
+        if num_tokens:
+            add(TEXT, ItemTokens(num_tokens, num_tokens))
+        if index < len(items):
+            add(*items[index])
+    return Sample(sample_id, tuple(segments))
+
+
+def fixed_samples(
+    num: int, *, text_tokens: int, items: Mapping[str, Sequence[ItemTokens]]
+) -> tuple[Sample, ...]:
+    """Equal samples: the items of each modality in turn, the text spread evenly around them.
+
+    Args:
+        num: of samples; ids count from 0.
+        text_tokens: of each sample in all. The remainder of the even split goes to the end.
+        items: the items of one sample by modality, in sequence order.
+
+    Example:
+        >>> image = ItemTokens(729, 729)
+        >>> [s.modality for s in fixed_samples(1, text_tokens=9, items={"vision": [image]})[0].segments]
+        ['text', 'vision', 'text']
+    """
+    _check_request(num, text_tokens)
+    sequence = [(modality, tokens) for modality, each in items.items() for tokens in each]
+    even, rest = divmod(text_tokens, len(sequence) + 1)
+    gaps = [even] * len(sequence) + [even + rest]
+    return tuple(sample_of(sample_id, gaps, sequence) for sample_id in range(num))
+
+
+def mixed_samples(
+    num: int, *, text_tokens: tuple[int, int], items: Mapping[str, Mixture], seed: int
+) -> tuple[Sample, ...]:
+    """Samples that differ: some miss a modality, items come in any order, text in any gap.
+
+    Args:
+        num: of samples; ids count from 0.
+        text_tokens: least and most of a sample, both possible, uniform.
+        items: what each modality brings.
+        seed: equal seeds give equal samples on every platform and Python version.
+    """
+    low, high = text_tokens
+    _check_request(num, low)
+    if low > high:
+        raise ValueError(f"text_tokens: the least must not exceed the most, got {low} and {high}")
+    rng = random.Random(seed)
+    return tuple(_mixed_sample(sample_id, rng, text_tokens, items) for sample_id in range(num))
+
+
+def _mixed_sample(
+    sample_id: int, rng: random.Random, text_tokens: tuple[int, int], items: Mapping[str, Mixture]
+) -> Sample:
+    sequence: list[tuple[str, ItemTokens]] = []
+    for modality, mixture in items.items():
+        is_missing = rng.random() < mixture.missing
+        num_items = 0 if is_missing else rng.randint(1, mixture.most_items)
+        sequence += [(modality, rng.choice(mixture.sizes)) for _ in range(num_items)]
+    rng.shuffle(sequence)
+    total = rng.randint(*text_tokens)
+    cuts = sorted(rng.randint(0, total) for _ in sequence)
+    gaps = [end - start for start, end in zip([0, *cuts], [*cuts, total], strict=True)]
+    return sample_of(sample_id, gaps, sequence)
+
+
+def _check_request(num: int, text_tokens: int) -> None:
+    if num < 1 or text_tokens < 1:
+        raise ValueError(f"batch: want >= 1 sample and >= 1 text token, got {num} and {text_tokens}")
