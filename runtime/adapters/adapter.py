@@ -1,0 +1,151 @@
+"""What an architecture must tell the runtime: how to build each layer, and what its weights are called."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from runtime.adapters.attention import PACKED_SDPA, Packing, pack, register_packed_sdpa
+from runtime.initialise import Fill, constant, normal
+from workbench.data.sample import Item, Segment
+from workbench.graph.model_graph import Module
+
+# Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchData:
+    """Everything one stage needs to know about one microbatch, apart from activations.
+
+    Args:
+        items: in row order, which is the order of every packed tensor.
+        tokens_in: per item, tokens inside the blocks of its module.
+        tokens_out: per item, tokens behind its module (the LLM: equal to `tokens_in`).
+        raw: per item, what the first encoder layer reads: pixels [C, H, W] or mel [bins, frames].
+        input_ids_T: tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
+        labels_T: targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
+        placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.
+    """
+
+    items: tuple[Item, ...]
+    tokens_in: tuple[int, ...]
+    tokens_out: tuple[int, ...]
+    raw: tuple[Tensor, ...] = ()
+    input_ids_T: Tensor | None = None
+    labels_T: Tensor | None = None
+    placed: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up
+NO_TARGET = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all layers of a stage share during one forward pass."""
+
+    data: MicrobatchData
+    packing: Packing
+    rotary: tuple[Tensor, Tensor] | None = None
+
+
+class StageLayer(nn.Module, ABC):
+    """One layer of a module: transformers' own submodules under their own parameter names.
+
+    Args:
+        prefixes: attribute of this layer -> prefix of its parameters in a Hugging Face checkpoint
+            of the module, e.g. {"block": "model.layers.3"}.
+        std: standard deviation of freshly drawn matrices.
+    """
+
+    def __init__(self, prefixes: Mapping[str, str], std: float) -> None:
+        super().__init__()
+        self.prefixes = dict(prefixes)
+        self.std = std
+
+    @abstractmethod
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        """Packed [T, D] to packed [T', D']; the LLM's head returns the summed loss instead."""
+
+    def hugging_face_name(self, name: str) -> str:
+        """'block.mlp.up_proj.weight' as 'model.layers.3.mlp.up_proj.weight'."""
+        attribute, _, rest = name.partition(".")
+        prefix = self.prefixes[attribute]
+        return f"{prefix}.{rest}" if rest else prefix
+
+    def fill(self, name: str) -> Fill:
+        """How the parameter of that (local) name starts: norms at identity, biases at 0, the rest normal."""
+        owner = self.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, nn.LayerNorm) and name.endswith("weight"):
+            return constant(1.0)
+        if hasattr(owner, "offset"):
+            return constant(1.0 - float(owner.offset))
+        return constant(0.0) if name.endswith("bias") else normal(self.std)
+
+
+class Adapter(ABC):
+    """One module of a plan seen through its transformers architecture. Holds no weights.
+
+    Layers are built one by one, on the meta device, so that a rank never constructs more
+    than the layers it holds.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        register_packed_sdpa()
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """Layers of the whole module: embeddings, blocks, projector or head."""
+
+    @abstractmethod
+    def build(self, index: int) -> StageLayer:
+        """The layer at that position of the module, its parameters on the meta device."""
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Prefixes under which checkpoints may carry this module's names; the first is its own."""
+        return ("",)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Prefixes of checkpoint tensors that the runtime does not use, e.g. a pooling head."""
+        return ()
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Name of a tied parameter -> name of the first parameter that is the same weight."""
+        return {}
+
+    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        """Shape of what the encoder reads for a segment; ValueError where it cannot be that size."""
+        raise ValueError(f"module {self.module.name!r} reads tokens, not {segment.modality}")
+
+    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
+        """What the layers of a stage share for one microbatch."""
+        del dtype
+        return Context(data=data, packing=pack(data.tokens_in, device))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Hugging Face name -> shape of every weight of the whole module; tied ones once."""
+        layers = (self.build(index) for index in range(self.num_layers))
+        found = {
+            layer.hugging_face_name(name): tuple(parameter.shape)
+            for layer in layers
+            for name, parameter in layer.named_parameters()
+        }
+        return {name: shape for name, shape in found.items() if name not in self.aliases}
+
+    def check_layers(self) -> None:
+        """ValueError unless the plan's module has as many layers as the architecture."""
+        if len(self.module.layers) != self.num_layers:
+            raise ValueError(
+                f"module {self.module.name!r}: its configuration makes {self.num_layers} layers "
+                f"(embeddings, blocks, projector or head), the plan has {len(self.module.layers)}"
+            )
+
+
+ATTENTION = PACKED_SDPA

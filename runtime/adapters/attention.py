@@ -1,0 +1,118 @@
+"""Attention over packed items: one `scaled_dot_product_attention` per item length, no padding, no mask."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+# Shape suffixes: T = packed tokens, H = heads, D = head width, N = items of one length L.
+
+PACKED_SDPA = "packed_sdpa"
+
+
+@dataclass(frozen=True, slots=True)
+class LengthGroup:
+    """`count` items of `length` tokens; `index_T` are their tokens in the packed tensor (None: all)."""
+
+    length: int
+    count: int
+    index_T: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How items lie in a packed tensor. Items do not see each other: the mask is block-diagonal.
+
+    It travels through transformers' layers as their `attention_mask`, which they hand to the
+    attention function as it is. `restore_T` puts the groups' tokens back in packed order.
+    """
+
+    lengths: tuple[int, ...]
+    groups: tuple[LengthGroup, ...]
+    restore_T: Tensor | None
+
+
+def pack(lengths: Sequence[int], device: torch.device | str) -> Packing:
+    """Group items by length. Groups are in order of first appearance, so the result is determined.
+
+    Complexity: O(tokens).
+    """
+    starts: dict[int, list[int]] = {}
+    start = 0
+    for length in lengths:
+        starts.setdefault(length, []).append(start)
+        start += length
+    if len(starts) == 1:
+        (length,) = starts
+        return Packing(tuple(lengths), (LengthGroup(length, len(lengths), None),), None)
+    groups = []
+    for length, first in starts.items():
+        index_NL = torch.tensor(first)[:, None] + torch.arange(length)
+        groups.append(LengthGroup(length, len(first), index_NL.flatten().to(device)))
+    order = torch.cat([group.index_T for group in groups if group.index_T is not None])
+    return Packing(tuple(lengths), tuple(groups), torch.argsort(order))
+
+
+def positions(lengths: Sequence[int], device: torch.device | str) -> Tensor:
+    """[T] positions that restart at 0 with every item."""
+    return torch.cat([torch.arange(length) for length in lengths]).to(device)
+
+
+def packed_sdpa(
+    module: nn.Module,
+    query_1HTD: Tensor,
+    key_1HTD: Tensor,
+    value_1HTD: Tensor,
+    attention_mask: Packing,
+    scaling: float | None = None,
+    is_causal: bool | None = None,  # noqa: FBT001  (transformers' signature of an attention function)
+    sliding_window: int | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention inside each item alone; the signature is that of transformers' attention functions.
+
+    Dropout is off: a forward pass draws no random numbers.
+
+    Returns:
+        [1, T, H, D] and None (no attention weights).
+    """
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    outputs = []
+    for group in attention_mask.groups:
+        q_NHLD, k_NHLD, v_NHLD = (_items(x, group) for x in (query_1HTD, key_1HTD, value_1HTD))
+        windowed = sliding_window is not None and group.length > sliding_window
+        y_NHLD = F.scaled_dot_product_attention(
+            q_NHLD,
+            k_NHLD,
+            v_NHLD,
+            attn_mask=_window(group.length, sliding_window, q_NHLD.device) if windowed else None,
+            scale=scaling,
+            is_causal=causal and not windowed,
+            enable_gqa=q_NHLD.shape[1] != k_NHLD.shape[1],
+        )
+        outputs.append(y_NHLD.transpose(1, 2).flatten(0, 1))
+    if attention_mask.restore_T is None:
+        return outputs[0][None], None
+    return torch.cat(outputs).index_select(0, attention_mask.restore_T)[None], None
+
+
+def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
+    """[N, H, L, D]: the items of one length, side by side; a view where the group is all there is."""
+    x_HTD = x_1HTD[0]
+    if group.index_T is not None:
+        x_HTD = x_HTD.index_select(1, group.index_T)
+    return x_HTD.unflatten(1, (group.count, group.length)).transpose(0, 1)
+
+
+def _window(length: int, window: int | None, device: torch.device) -> Tensor:
+    """[L, L] True where a query sees a key: not later, and fewer than `window` tokens back."""
+    back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+    return (back >= 0) & (back < (window or length))
+
+
+def register_packed_sdpa() -> None:
+    """Make `PACKED_SDPA` a name transformers' layers know; calling it again changes nothing."""
+    ALL_ATTENTION_FUNCTIONS.register(PACKED_SDPA, packed_sdpa)

@@ -1,0 +1,36 @@
+"""From a module of a plan to its adapter: the one place where an architecture's name becomes code."""
+
+from runtime.adapters.adapter import Adapter
+from runtime.adapters.audio import WhisperAdapter
+from runtime.adapters.decoder import DECODERS, DecoderAdapter
+from runtime.adapters.vision import ClipAdapter, SiglipAdapter
+from workbench.graph.model_graph import Module
+
+ENCODERS = {
+    "siglip_vision_model": SiglipAdapter,
+    "clip_vision_model": ClipAdapter,
+    "whisper": WhisperAdapter,
+}
+
+
+def adapter_of(module: Module) -> Adapter:
+    """The adapter of a module.
+
+    Raises:
+        ValueError: the module names no transformers configuration, an architecture without an
+            adapter, or a configuration with another number of layers than the plan.
+    """
+    if module.source is None:
+        raise ValueError(
+            f"module {module.name!r} has no source: only modules made from a transformers configuration can run"
+        )
+    architecture, config = module.source.architecture, module.source.config
+    if architecture in DECODERS:
+        adapter: Adapter = DecoderAdapter(module, architecture, config)
+    elif architecture in ENCODERS:
+        adapter = ENCODERS[architecture](module, config, module.source.projector)
+    else:
+        known = ", ".join(sorted([*DECODERS, *ENCODERS]))
+        raise ValueError(f"module {module.name!r}: no adapter for {architecture!r}; there are {known}")
+    adapter.check_layers()
+    return adapter

@@ -1,0 +1,40 @@
+"""Weights from a seed: each is a function of (seed, module, parameter name) alone, on any rank."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Fill = Callable[[Sequence[int], torch.Generator], Tensor]  # (shape, generator) -> float32 values
+
+
+def generator_of(*key: object) -> torch.Generator:
+    """A generator on the CPU whose stream depends on the key alone, on any machine and in any process."""
+    digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def normal(std: float) -> Fill:
+    """Values drawn from N(0, std^2)."""
+    return lambda shape, generator: torch.empty(*shape, dtype=torch.float32).normal_(
+        0.0, std, generator=generator
+    )
+
+
+def constant(value: float) -> Fill:
+    """One value everywhere."""
+    return lambda shape, _: torch.full(tuple(shape), value, dtype=torch.float32)
+
+
+def initial_value(fill: Fill, shape: Sequence[int], *, seed: int, module: str, name: str) -> Tensor:
+    """A parameter's first value, drawn in float32 so that every precision starts from the same numbers.
+
+    Args:
+        fill: its distribution.
+        shape: of the whole parameter.
+        seed: of the run.
+        module: name of the module in the plan.
+        name: Hugging Face name of the parameter (tied ones: of the first holder).
+    """
+    return fill(shape, generator_of("weights", seed, module, name))

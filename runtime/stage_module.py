@@ -1,0 +1,270 @@
+"""The part of a model that one stage holds, as a torch module with the plan's names for its weights."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from runtime.adapters.adapter import Adapter, Context, MicrobatchData, StageLayer
+from runtime.adapters.choose import adapter_of
+from runtime.adapters.decoder import DecoderAdapter
+from runtime.initialise import initial_value
+from runtime.weights import WeightReader
+from workbench.graph.model_graph import TEXT, Edge, Module
+from workbench.plan.lowered import Weights
+from workbench.plan.plan import Plan, Recompute, Stage
+
+# Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
+
+
+@dataclass(frozen=True, slots=True)
+class StageInput:
+    """What one forward pass of a stage reads.
+
+    Args:
+        hidden: packed [T, D] from the previous stage of the module; None for its first stage.
+        features: edge name -> packed [E, D], for edges that enter a layer of this stage. An
+            edge whose modality is missing from the microbatch has no entry.
+        data: what `runtime.batches.microbatch_data` made for this stage and microbatch.
+    """
+
+    hidden: Tensor | None
+    data: MicrobatchData
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class StageModule(nn.Module):
+    """Layers [first, last) of a module.
+
+    The forward pass draws no random numbers (dropout is off in training too), so its result
+    for an item does not depend on which other items share the microbatch.
+    """
+
+    def __init__(
+        self, adapter: Adapter, stage: Stage, layers: list[StageLayer], edges: tuple[Edge, ...]
+    ) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.stage = stage
+        self.layers = nn.ModuleList(layers)
+        self.edges = edges  # those that enter a layer of this stage
+        self.recompute = Recompute.NONE
+        self.train(mode=False)
+
+    @property
+    def module(self) -> Module:
+        return self.adapter.module
+
+    def train(self, mode: bool = True) -> "StageModule":  # noqa: FBT001, FBT002  (torch's signature)
+        """Training and evaluation are the same here: the layers stay in evaluation mode."""
+        del mode
+        return super().train(mode=False)
+
+    def forward(self, inputs: StageInput) -> Tensor:
+        """Packed [T', D']; on the last stage of the LLM the scalar sum of its token losses.
+
+        Raises:
+            ValueError: a modality stands in the microbatch but its features were not given.
+        """
+        for edge in self.edges:
+            if (edge.name in inputs.data.placed) != (edge.name in inputs.features):
+                have = "missing" if edge.name in inputs.data.placed else "given, but no item wants them"
+                raise ValueError(f"stage {self.stage.id}: features of edge {edge.name} are {have}")
+        parameter = next(self.parameters())
+        context = self.adapter.context(inputs.data, parameter.device, parameter.dtype)
+        hidden = inputs.hidden
+        for index, layer in enumerate(self.layers, start=self.stage.layers[0]):
+            entering = {e.name: e for e in self.edges if e.before_layer == index}
+            features = {name: inputs.features[name] for name in entering if name in inputs.features}
+            hidden = self._run(layer, index, hidden, features, context)
+        assert hidden is not None, "a stage has at least one layer"
+        return hidden
+
+    def _run(
+        self,
+        layer: nn.Module,
+        index: int,
+        hidden: Tensor | None,
+        features: Mapping[str, Tensor],
+        context: Context,
+    ) -> Tensor:
+        if index > 0:  # layer 0 places features itself; deeper they are added to what is there
+            assert hidden is not None, "only layer 0 makes its own input"
+            for edge, features_ED in features.items():
+                hidden = hidden.index_add(0, context.data.placed[edge], features_ED)
+            features = {}
+        call: Callable[..., Tensor] = layer
+        if self.recompute is Recompute.FULL and torch.is_grad_enabled():
+            output: Tensor = checkpoint(
+                call, hidden, features, context, use_reentrant=False, preserve_rng_state=False
+            )
+            return output
+        return call(hidden, features, context)
+
+    def weights(self) -> dict[Weights, list[nn.Parameter]]:
+        """Every weight of the stage under the key that gradient groups use, in a fixed order.
+
+        A tied weight stands under `Weights(module, None, shared name)` alone, once, even
+        where two layers of this stage use it.
+        """
+        found: dict[Weights, list[nn.Parameter]] = {}
+        for index, layer in enumerate(self.layers, start=self.stage.layers[0]):
+            tied = tied_names(self.module, index, [name for name, _ in _named(layer)])
+            own = found.setdefault(Weights(self.module.name, index), [])
+            for name, parameter in _named(layer):
+                if name not in tied:
+                    own.append(parameter)
+                    continue
+                shared = found.setdefault(Weights(self.module.name, None, tied[name]), [])
+                if all(parameter is not other for other in shared):
+                    shared.append(parameter)
+        return found
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(Hugging Face name, parameter); a tied weight comes once, under the name of its first holder."""
+        found: dict[str, nn.Parameter] = {}
+        for layer in self.layers:
+            for name, parameter in _named(layer):
+                found.setdefault(self.adapter.aliases.get(name, name), parameter)
+        yield from found.items()
+
+    def owned_weights(self) -> dict[str, Tensor]:
+        """What this stage writes to a checkpoint: all its weights but copies of an earlier layer's."""
+        owned = (item for layer in self.layers for item in _named(layer))
+        return {name: weight.detach() for name, weight in owned if name not in self.adapter.aliases}
+
+
+def _named(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(Hugging Face name, parameter) of one layer, in registration order."""
+    assert isinstance(layer, StageLayer)
+    for name, parameter in layer.named_parameters(remove_duplicate=False):
+        yield layer.hugging_face_name(name), parameter
+
+
+def tied_names(module: Module, index: int, names: list[str]) -> dict[str, str]:
+    """Hugging Face name -> shared name, for the tied parameters of one layer.
+
+    Raises:
+        ValueError: the plan ties a parameter that the layer does not have.
+    """
+    found = {}
+    for parameter, shared in module.layers[index].tied:
+        match = [name for name in names if name == parameter or name.endswith(f".{parameter}")]
+        if len(match) != 1:
+            raise ValueError(
+                f"module {module.name!r} layer {index}: tied parameter {parameter!r} is none of {', '.join(names)}"
+            )
+        found[match[0]] = shared
+    return found
+
+
+def build_stage_module(
+    plan: Plan,
+    stage: Stage,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    weights: Path | None = None,
+    device: torch.device | str = "cpu",
+) -> StageModule:
+    """Build the layers of one stage, and nothing else of the model.
+
+    Args:
+        plan: gives the model and the settings.
+        stage: which layers.
+        seed: weights start as a function of (seed, module, parameter name) alone.
+        dtype: of weights and activations.
+        weights: a folder of Hugging Face folders, one per module, to read weights from instead.
+        device: where the weights live.
+
+    Raises:
+        ValueError: the module cannot run (no adapter, other layer count), the stage is split over
+            tensor- or context-parallel ranks, an edge does not go from last layer into the LLM,
+            or the weights folder lacks a tensor or has one of another shape.
+    """
+    module = plan.model.module(stage.module)
+    if stage.tp * stage.cp > 1:
+        raise ValueError(
+            f"stage {stage.id}: stage modules hold whole weights, want tp = cp = 1, "
+            f"got tp {stage.tp}, cp {stage.cp}"
+        )
+    adapter = adapter_of(module)
+    _check_ties(adapter)
+    edges = tuple(e for e in plan.model.edges_into(module.name) if _enters(e, stage))
+    for edge in edges:
+        _check_edge(plan, edge)
+    first, last = stage.layers
+    layers = [adapter.build(index) for index in range(first, last)]
+    reader = None if weights is None else WeightReader(weights / module.name, adapter)
+    made: dict[str, nn.Parameter] = {}
+    for index, layer in enumerate(layers, start=first):
+        for local, empty in list(layer.named_parameters()):
+            name = layer.hugging_face_name(local)
+            name = adapter.aliases.get(name, name)
+            if name not in made:
+                if reader is None:
+                    value = initial_value(
+                        layer.fill(local), empty.shape, seed=seed, module=module.name, name=name
+                    )
+                else:
+                    value = reader.read(name, tuple(empty.shape))
+                made[name] = nn.Parameter(
+                    value.to(device=device, dtype=dtype), requires_grad=module.layers[index].trainable
+                )
+            _set_parameter(layer, local, made[name])
+    built = StageModule(adapter, stage, layers, edges).to(device)
+    built.recompute = plan.settings.of(module.name).recompute
+    return built
+
+
+def _set_parameter(layer: nn.Module, name: str, value: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(layer.get_submodule(owner), attribute, value)
+
+
+def _enters(edge: Edge, stage: Stage) -> bool:
+    return stage.layers[0] <= edge.before_layer < stage.layers[1]
+
+
+def _check_edge(plan: Plan, edge: Edge) -> None:
+    source, target = plan.model.module(edge.source), plan.model.module(edge.target)
+    if target.modality != TEXT or source.modality == TEXT:
+        raise ValueError(f"edge {edge.name}: only edges from an encoder into the LLM can run")
+    if edge.after_layer != len(source.layers) - 1:
+        raise ValueError(
+            f"edge {edge.name}: only the last layer's output can leave a module, want after_layer "
+            f"{len(source.layers) - 1}, got {edge.after_layer}"
+        )
+    width = target.layers[max(edge.before_layer - 1, 0)].out_width
+    if source.layers[-1].out_width != width:
+        raise ValueError(
+            f"edge {edge.name}: {edge.source} emits width {source.layers[-1].out_width}, "
+            f"{edge.target} wants {width}"
+        )
+    rivals = [e.name for e in plan.model.edges_into(edge.target) if e.before_layer == edge.before_layer]
+    same = [e for e in rivals if plan.model.module(e.split(">")[0]).modality == source.modality]
+    if edge.before_layer == 0 and len(same) > 1:
+        raise ValueError(f"edges {', '.join(same)} would fill the same places; keep one per modality")
+
+
+def _check_ties(adapter: Adapter) -> None:
+    """The plan ties exactly what the configuration ties, and tied layers are trained together."""
+    module = adapter.module
+    holders: dict[str, list[int]] = {}
+    for index, layer in enumerate(module.layers):
+        for _, shared in layer.tied:
+            holders.setdefault(shared, []).append(index)
+    ties = isinstance(adapter, DecoderAdapter) and adapter.ties_embeddings
+    if ties != bool(holders):
+        raise ValueError(
+            f"module {module.name!r}: its configuration {'ties' if ties else 'does not tie'} embedding and "
+            f"head, the plan {'does' if holders else 'does not'}"
+        )
+    for shared, layers in holders.items():
+        if len({module.layers[index].trainable for index in layers}) > 1:
+            raise ValueError(
+                f"module {module.name!r}: layers {layers} share {shared!r}; train both or freeze both"
+            )
