@@ -1,0 +1,253 @@
+"""Contiguous partition of a chain of layers into stages: the smallest bottleneck."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+Cuts = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """No stage may hold more than `limit_bytes`; `layer_bytes` [N] is what each layer adds."""
+
+    layer_bytes: tuple[int, ...]
+    limit_bytes: int
+
+
+def partition(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit | None = None) -> Cuts:
+    """Cut N layers into K non-empty stages with the smallest bottleneck, as even as that allows.
+
+    The objective is that of Cornstarch (ICML) Eq. 5-6: minimise the cost of the slowest stage.
+    Found by Nicol's parametric search (Nicol 1994, "Rectilinear partitioning of irregular data
+    parallel computations", J. Parallel Distrib. Comput. 23): every bottleneck is the cost of a
+    run of layers, and whether one suffices is a greedy walk.
+    Differs: among the partitions with that bottleneck the paper's backtracking takes the earliest
+    cuts; here the sum of squared stage costs is smallest, ties going to the earliest cuts from
+    the last stage back. `partition_as_printed` is the paper's.
+
+    Args:
+        cost_s: [N] seconds of one forward and one backward of each layer, each >= 0.
+        num_stages: K.
+        memory: stages that hold more are forbidden.
+
+    Returns:
+        [K] half-open runs (first, end) of layers, in order.
+
+    Raises:
+        ValueError: K < 1, K > N, a negative or non-finite cost, or a limit that K stages cannot keep.
+
+    Complexity: O((K log N)^2) for the bottleneck; evening out is O(N^2 K) in the worst case,
+        vectorised, and touches only the cuts that the bottleneck leaves open.
+    """
+    chain = _Chain(cost_s, memory)
+    chain.require(num_stages)
+    limit_s = chain.bottleneck(num_stages)
+    return _evened(chain, num_stages, limit_s)
+
+
+def bottleneck_s(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit | None = None) -> float:
+    """The cost of the slowest stage of `partition`, without the partition.
+
+    Same arguments and errors. Complexity: O((K log N)^2) after O(N).
+    """
+    chain = _Chain(cost_s, memory)
+    chain.require(num_stages)
+    return chain.bottleneck(num_stages)
+
+
+def partition_min_stages(cost_s: Sequence[float], target_s: float, memory: MemoryLimit | None = None) -> Cuts:
+    """Cut N layers into the fewest stages that cost at most `target_s` each.
+
+    What Cornstarch (arXiv v1) Algorithm 1 asks of an encoder, `get_parallel_model(e,
+    target_stage_time)`. The count is the greedy one, which is the fewest; the cuts are those of
+    `partition` for that count.
+
+    Raises:
+        ValueError: a layer that costs more than `target_s`, or does not fit, on its own.
+
+    Complexity: O(N) for the count, then that of `partition`.
+    """
+    chain = _Chain(cost_s, memory)
+    slowest = max(range(len(cost_s)), key=cost_s.__getitem__)
+    if cost_s[slowest] > target_s:
+        raise ValueError(
+            f"stages of at most {target_s} s: layer {slowest} alone costs {cost_s[slowest]} s, "
+            "and a stage holds at least one layer"
+        )
+    num_stages = chain.fewest(target_s)
+    assert num_stages is not None, "every single layer keeps both limits"
+    return _evened(chain, num_stages, chain.bottleneck(num_stages))
+
+
+def partition_as_printed(cost_s: Sequence[float], num_stages: int) -> Cuts:
+    """The dynamic programme of Cornstarch (ICML) section 4.1, Eq. 5-6, with its backtracking.
+
+    X[i][0] = w(0, i); X[i][k] = min over j in [k, i] of max(X[j][k-1], w(j, i)), where X[i][k] is
+    the bottleneck of the first i layers in k + 1 stages and w(j, i) the cost of layers j..i-1.
+    The argmin is recorded and followed back from (N, K-1). The paper leaves ties open: the lowest j
+    is taken, which never leaves a stage empty although j = i is among the choices.
+
+    Arguments, result and errors are those of `partition` without a memory limit.
+
+    Complexity: O(N^2 K) time, O(N K) space.
+    """
+    chain = _Chain(cost_s, None)
+    chain.require(num_stages)
+    num_layers, prefix = chain.num_layers, chain.prefix
+    best = [[prefix[i]] for i in range(num_layers + 1)]
+    cut = [[0] for _ in range(num_layers + 1)]
+    for k in range(1, num_stages):
+        for i in range(num_layers + 1):
+            value, where = float("inf"), k
+            for j in range(k, i + 1):
+                bottleneck = max(best[j][k - 1], prefix[i] - prefix[j])
+                if bottleneck < value:
+                    value, where = bottleneck, j
+            best[i].append(value)
+            cut[i].append(where)
+    ends = [num_layers]
+    for k in range(num_stages - 1, 0, -1):
+        ends.append(cut[ends[-1]][k])
+    ends.append(0)
+    ends.reverse()
+    return tuple(pairwise(ends))
+
+
+class _Chain:
+    """Prefix sums of one problem and the two questions asked of them."""
+
+    def __init__(self, cost_s: Sequence[float], memory: MemoryLimit | None) -> None:
+        self.num_layers = len(cost_s)
+        if not self.num_layers:
+            raise ValueError("a partition needs at least one layer, got none")
+        for layer, cost in enumerate(cost_s):
+            if not 0 <= cost < float("inf"):
+                raise ValueError(f"layer {layer}: cost must be finite and >= 0, got {cost} s")
+        self.prefix = [0.0, *accumulate(cost_s)]
+        self.memory = memory
+        self.memory_prefix = [0, *accumulate(memory.layer_bytes)] if memory else []
+        if memory:
+            self._check_memory(memory)
+
+    def _check_memory(self, memory: MemoryLimit) -> None:
+        if len(memory.layer_bytes) != self.num_layers:
+            raise ValueError(
+                f"memory must be given per layer: {self.num_layers} layers, "
+                f"got {len(memory.layer_bytes)} byte counts"
+            )
+        for layer, size in enumerate(memory.layer_bytes):
+            if not 0 <= size <= memory.limit_bytes:
+                raise ValueError(
+                    f"layer {layer} needs {size} bytes, a stage may hold 0..{memory.limit_bytes}: "
+                    f"the limit must be at least {max(memory.layer_bytes)} bytes"
+                )
+
+    def require(self, num_stages: int) -> None:
+        """Raise unless that many stages are possible."""
+        if num_stages < 1:
+            raise ValueError(f"num_stages must be >= 1, got {num_stages}")
+        if num_stages > self.num_layers:
+            raise ValueError(
+                f"{num_stages} stages out of {self.num_layers} layers: want at most {self.num_layers} stages"
+            )
+        fewest = self.fewest(float("inf"))
+        if self.memory and fewest is not None and fewest > num_stages:
+            raise ValueError(
+                f"{num_stages} stages of at most {self.memory.limit_bytes} bytes cannot hold "
+                f"{self.memory_prefix[-1]} bytes of layers: want at least {fewest} stages"
+            )
+
+    def cost(self, first: int, end: int) -> float:
+        return self.prefix[end] - self.prefix[first]
+
+    def fits_until(self, first: int) -> int:
+        """Furthest end of a stage from `first` that keeps the memory limit."""
+        if self.memory is None:
+            return self.num_layers
+        room = self.memory_prefix[first] + self.memory.limit_bytes
+        return bisect_right(self.memory_prefix, room) - 1
+
+    def reach(self, first: int, limit_s: float) -> int:
+        """Furthest end of a stage from `first` that keeps both limits."""
+        # by cost differences, not by prefix + limit, whose rounding could differ from a stage's cost
+        end = bisect_right(range(self.num_layers + 1), limit_s, lo=first, key=lambda i: self.cost(first, i))
+        return min(end - 1, self.fits_until(first))
+
+    def fewest(self, limit_s: float, first: int = 0, most: int | None = None) -> int | None:
+        """Stages that the greedy walk needs from `first` on; None when stuck or more than `most`."""
+        stages = 0
+        while first < self.num_layers:
+            end = self.reach(first, limit_s)
+            stages += 1
+            if end == first or (most is not None and stages > most):
+                return None
+            first = end
+        return stages
+
+    def bottleneck(self, num_stages: int) -> float:
+        """Nicol's search: at every stage, the shortest run whose cost is enough for the rest.
+
+        At most K stages is as good as exactly K: cutting a stage in two never costs more.
+        """
+        best, first = float("inf"), 0
+        for left in range(num_stages, 0, -1):
+            end = self._shortest_sufficient(first, left)
+            if end is None:
+                break  # the memory limit leaves no way on from here
+            best = min(best, self.cost(first, end))
+            first = max(first, min(end - 1, self.fits_until(first)))
+        return best
+
+    def _shortest_sufficient(self, first: int, left: int) -> int | None:
+        def suffices(end: int) -> bool:
+            return self.fewest(self.cost(first, end), first, left) is not None
+
+        ends = range(first, self.num_layers + 1)
+        place = bisect_left(ends, 1, key=suffices)
+        return None if place == len(ends) else ends[place]
+
+    def start_for(self, end: int, limit_s: float) -> int:
+        """Earliest start of a stage that ends at `end` and keeps both limits."""
+        start = bisect_left(range(end), 1, key=lambda first: self.cost(first, end) <= limit_s)
+        if self.memory is None:
+            return start
+        return max(start, bisect_left(self.memory_prefix, self.memory_prefix[end] - self.memory.limit_bytes))
+
+
+def _evened(chain: _Chain, num_stages: int, limit_s: float) -> Cuts:
+    """The partition with the smallest sum of squares among those that keep `limit_s`."""
+    windows = _windows(chain, num_stages, limit_s)
+    prefix = np.asarray(chain.prefix)
+    best = np.zeros(1)
+    cut: list[np.ndarray[tuple[int], np.dtype[np.intp]]] = []
+    for (low_j, high_j), (low_i, high_i) in pairwise(windows):
+        j, i = np.arange(low_j, high_j + 1)[:, None], np.arange(low_i, high_i + 1)[None, :]
+        cost = prefix[i] - prefix[j]
+        allowed = (j < i) & (cost <= limit_s)
+        if chain.memory is not None:
+            held = np.asarray(chain.memory_prefix)
+            allowed &= held[i] - held[j] <= chain.memory.limit_bytes
+        total = np.where(allowed, best[:, None] + cost * cost, np.inf)
+        where = total.argmin(axis=0)
+        cut.append(where + low_j)
+        best = total.min(axis=0)
+    ends = [chain.num_layers]
+    for where, (low, _) in zip(reversed(cut), reversed(windows[1:]), strict=True):
+        ends.append(int(where[ends[-1] - low]))
+    ends.reverse()
+    return tuple(pairwise(ends))
+
+
+def _windows(chain: _Chain, num_stages: int, limit_s: float) -> list[tuple[int, int]]:
+    """[K + 1] (lowest, highest) place of each cut, so that both sides of it are possible."""
+    highest = [0]
+    for k in range(1, num_stages + 1):
+        highest.append(min(chain.reach(highest[-1], limit_s), chain.num_layers - num_stages + k))
+    lowest = [chain.num_layers]
+    for k in range(num_stages - 1, -1, -1):
+        lowest.append(max(chain.start_for(lowest[-1], limit_s), k))
+    return list(zip(reversed(lowest), highest, strict=True))
