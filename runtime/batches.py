@@ -114,8 +114,8 @@ def _llm_data(
         items=microbatch.items,
         tokens_in=lengths,
         tokens_out=lengths,
-        input_ids_T=ids_T if stage.layers[0] == 0 else None,
-        labels_T=labels_T if stage.layers[1] == num_layers else None,
+        input_ids=ids_T if stage.layers[0] == 0 else None,
+        labels=labels_T if stage.layers[1] == num_layers else None,
         placed={name: place_E.to(device) for name, place_E in placed.items() if len(place_E)},
     )
 

@@ -155,7 +155,8 @@ def tied_names(module: Module, index: int, names: list[str]) -> dict[str, str]:
         match = [name for name in names if name == parameter or name.endswith(f".{parameter}")]
         if len(match) != 1:
             raise ValueError(
-                f"module {module.name!r} layer {index}: tied parameter {parameter!r} is none of {', '.join(names)}"
+                f"module {module.name!r} layer {index}: tied parameter {parameter!r} is none of "
+                f"{', '.join(names)}"
             )
         found[match[0]] = shared
     return found

@@ -24,8 +24,8 @@ class MicrobatchData:
         tokens_in: per item, tokens inside the blocks of its module.
         tokens_out: per item, tokens behind its module (the LLM: equal to `tokens_in`).
         raw: per item, what the first encoder layer reads: pixels [C, H, W] or mel [bins, frames].
-        input_ids_T: tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
-        labels_T: targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
+        input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
+        labels: [T] targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
         placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.
     """
 
@@ -33,8 +33,8 @@ class MicrobatchData:
     tokens_in: tuple[int, ...]
     tokens_out: tuple[int, ...]
     raw: tuple[Tensor, ...] = ()
-    input_ids_T: Tensor | None = None
-    labels_T: Tensor | None = None
+    input_ids: Tensor | None = None
+    labels: Tensor | None = None
     placed: Mapping[str, Tensor] = field(default_factory=dict)
 
 

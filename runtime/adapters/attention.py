@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # Shape suffixes: T = packed tokens, H = heads, D = head width, N = items of one length L.
@@ -15,11 +15,11 @@ PACKED_SDPA = "packed_sdpa"
 
 @dataclass(frozen=True, slots=True)
 class LengthGroup:
-    """`count` items of `length` tokens; `index_T` are their tokens in the packed tensor (None: all)."""
+    """`count` items of `length` tokens; `index` [T] are their tokens in the packed tensor (None: all)."""
 
     length: int
     count: int
-    index_T: Tensor | None
+    index: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Packing:
     """How items lie in a packed tensor. Items do not see each other: the mask is block-diagonal.
 
     It travels through transformers' layers as their `attention_mask`, which they hand to the
-    attention function as it is. `restore_T` puts the groups' tokens back in packed order.
+    attention function as it is. `restore` [T] puts the groups' tokens back in packed order.
     """
 
     lengths: tuple[int, ...]
     groups: tuple[LengthGroup, ...]
-    restore_T: Tensor | None
+    restore: Tensor | None
 
 
 def pack(lengths: Sequence[int], device: torch.device | str) -> Packing:
@@ -52,7 +52,7 @@ def pack(lengths: Sequence[int], device: torch.device | str) -> Packing:
     for length, first in starts.items():
         index_NL = torch.tensor(first)[:, None] + torch.arange(length)
         groups.append(LengthGroup(length, len(first), index_NL.flatten().to(device)))
-    order = torch.cat([group.index_T for group in groups if group.index_T is not None])
+    order = torch.cat([group.index for group in groups if group.index is not None])
     return Packing(tuple(lengths), tuple(groups), torch.argsort(order))
 
 
@@ -67,8 +67,9 @@ def packed_sdpa(
     key_1HTD: Tensor,
     value_1HTD: Tensor,
     attention_mask: Packing,
+    *,
     scaling: float | None = None,
-    is_causal: bool | None = None,  # noqa: FBT001  (transformers' signature of an attention function)
+    is_causal: bool | None = None,
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
@@ -84,7 +85,7 @@ def packed_sdpa(
     for group in attention_mask.groups:
         q_NHLD, k_NHLD, v_NHLD = (_items(x, group) for x in (query_1HTD, key_1HTD, value_1HTD))
         windowed = sliding_window is not None and group.length > sliding_window
-        y_NHLD = F.scaled_dot_product_attention(
+        y_NHLD = functional.scaled_dot_product_attention(
             q_NHLD,
             k_NHLD,
             v_NHLD,
@@ -94,16 +95,16 @@ def packed_sdpa(
             enable_gqa=q_NHLD.shape[1] != k_NHLD.shape[1],
         )
         outputs.append(y_NHLD.transpose(1, 2).flatten(0, 1))
-    if attention_mask.restore_T is None:
+    if attention_mask.restore is None:
         return outputs[0][None], None
-    return torch.cat(outputs).index_select(0, attention_mask.restore_T)[None], None
+    return torch.cat(outputs).index_select(0, attention_mask.restore)[None], None
 
 
 def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
     """[N, H, L, D]: the items of one length, side by side; a view where the group is all there is."""
     x_HTD = x_1HTD[0]
-    if group.index_T is not None:
-        x_HTD = x_HTD.index_select(1, group.index_T)
+    if group.index is not None:
+        x_HTD = x_HTD.index_select(1, group.index)
     return x_HTD.unflatten(1, (group.count, group.length)).transpose(0, 1)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
 from runtime.adapters.adapter import ATTENTION, Adapter, Context, StageLayer
@@ -43,7 +43,7 @@ class ConvStem(StageLayer):
         embedded: dict[int, Tensor] = {}
         for members in lengths.values():
             mel_NMS = torch.stack([clips[index] for index in members])
-            x_NDT = F.gelu(self.conv2(F.gelu(self.conv1(mel_NMS))))
+            x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
             x_NTD = x_NDT.transpose(1, 2)
             x_NTD = x_NTD + self.embed_positions.weight[: x_NTD.shape[1]]
             embedded.update(zip(members, x_NTD, strict=True))
@@ -98,8 +98,8 @@ class WhisperAdapter(Adapter):
         limit = self.config.max_source_positions
         if segment.tokens_in > limit:
             raise ValueError(
-                f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has {limit} positions, "
-                f"got {segment.tokens_in} tokens"
+                f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has {limit} "
+                f"positions, got {segment.tokens_in} tokens"
             )
         return (self.config.num_mel_bins, FRAMES_PER_TOKEN * segment.tokens_in)
 

@@ -22,7 +22,8 @@ def adapter_of(module: Module) -> Adapter:
     """
     if module.source is None:
         raise ValueError(
-            f"module {module.name!r} has no source: only modules made from a transformers configuration can run"
+            f"module {module.name!r} has no source: only modules made from a transformers "
+            "configuration can run"
         )
     architecture, config = module.source.architecture, module.source.config
     if architecture in DECODERS:

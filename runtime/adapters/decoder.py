@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.gemma.modeling_gemma import (
     GemmaConfig,
@@ -113,7 +113,7 @@ class EmbedTokens(StageLayer):
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del hidden_TD
-        ids_T = context.data.input_ids_T
+        ids_T = context.data.input_ids
         assert ids_T is not None, "the first stage of the LLM is given its tokens"
         text = torch.nonzero(ids_T >= 0).squeeze(1)
         text_TD = self.embed_tokens(ids_T[text])
@@ -163,11 +163,12 @@ class NextTokenHead(StageLayer):
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del features
-        labels_T = context.data.labels_T
-        assert hidden_TD is not None and labels_T is not None, "the head is given its input and targets"
+        labels_T = context.data.labels
+        assert hidden_TD is not None, "the head is given its input"
+        assert labels_T is not None, "the head is given its targets"
         logits_TV = self.logits(hidden_TD)
         wide_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
-        return F.cross_entropy(wide_TV, labels_T, ignore_index=NO_TARGET, reduction="sum")
+        return functional.cross_entropy(wide_TV, labels_T, ignore_index=NO_TARGET, reduction="sum")
 
 
 class DecoderAdapter(Adapter):
@@ -181,8 +182,8 @@ class DecoderAdapter(Adapter):
         rope_type = self.config.rope_parameters["rope_type"]
         if rope_type in ("dynamic", "longrope"):
             raise ValueError(
-                f"module {module.name!r}: rope type {rope_type!r} depends on the longest sequence of a batch, "
-                "so results would depend on grouping; give a fixed one, e.g. 'default', 'linear' or 'yarn'"
+                f"module {module.name!r}: rope type {rope_type!r} depends on the longest sequence of a "
+                "batch, so results would depend on grouping; give a fixed one, e.g. 'default' or 'yarn'"
             )
         self._rotary = self.family.rotary(config=self.config)
 
