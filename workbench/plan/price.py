@@ -1,0 +1,216 @@
+"""Seconds of every action of a lowered plan on the machine of one cost model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
+from workbench.cost.hardware import Cluster, Link
+from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
+from workbench.graph.frozen import Needs
+from workbench.plan.lowered import GradientGroup, Lowered
+from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
+from workbench.plan.routing import Routing
+from workbench.plan.work import work_of
+from workbench.schedule.action import COMPUTE, Action, Pass
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds by action, and what went into them that was not measured."""
+
+    durations_s: dict[Action, float]
+    unmeasured: tuple[str, ...]
+
+    def duration_s(self, action: Action) -> float:
+        """Seconds of one action, that of its slowest rank; ValueError when it is not in the plan. O(1)."""
+        found = self.durations_s.get(action)
+        if found is None:
+            raise ValueError(f"action {action} has no price: it stands in no program of the plan")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds of the four passes of one stage over one microbatch, without executor overhead."""
+
+    forward_s: float
+    through_s: float
+    weights_s: float
+    recompute_s: float
+    unmeasured: frozenset[str] = field(default_factory=frozenset)
+
+    def of(self, kind: Pass) -> float:
+        """`B` is recompute, gradients through the layers and weight gradients; `I` + `W` = `B`."""
+        return {
+            Pass.F: self.forward_s,
+            Pass.B: self.recompute_s + self.through_s + self.weights_s,
+            Pass.I: self.recompute_s + self.through_s,
+            Pass.W: self.weights_s,
+        }[kind]
+
+
+def price(lowered: Lowered, cost: CostModel) -> Price:
+    """Price every action that stands in a program.
+
+    Passes are sums over the stage's layers by the exact frozen rule for the modules present
+    in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other; STEP is
+    the optimizer's traffic through memory on the rank that has most of it. Each action also
+    takes the executor's measured overhead.
+
+    Raises:
+        ValueError: an action without a price (UNSHARD, RESHARD), or a backward of a stage
+            in which no gradient runs.
+
+    Complexity: O(actions) plus one pricing of each distinct (layers, work, gradients).
+    """
+    pricing = _Pricing(lowered, cost)
+    actions = dict.fromkeys(action for program in lowered.plan.programs for action in program.actions)
+    durations_s = {action: pricing.duration_s(action) for action in actions}
+    return Price(durations_s, tuple(sorted(pricing.unmeasured)))
+
+
+def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
+    """The slowest link among these ranks: intra-node when they share a node."""
+    return cluster.intra if len({cluster.node_of(rank) for rank in ranks}) == 1 else cluster.inter
+
+
+class _Pricing:
+    def __init__(self, lowered: Lowered, cost: CostModel) -> None:
+        self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
+        self._routing = Routing(self._plan)
+        self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
+        self._work: dict[tuple[str, int, int], Work] = {}
+        self._known: dict[tuple[object, ...], PassTimes] = {}
+        self._step: float | None = None
+        self.unmeasured: set[str] = set(cost.profile.unmeasured)
+
+    def duration_s(self, action: Action) -> float:
+        overhead_s = self._cost.profile.overhead_s(action.kind)
+        if action.kind is Pass.STEP:
+            return overhead_s + self._step_s()
+        stage = self._plan.stage[_stage_of(action)]
+        if action.kind is Pass.REDUCE_GRAD:
+            return overhead_s + self._reduce_s(action)
+        if action.kind not in COMPUTE:
+            raise ValueError(f"action {action}: {action.kind} has no price; want passes, REDUCE_GRAD or STEP")
+        microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
+        if microbatch is None:
+            raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
+        times = self._times(stage, microbatch)
+        if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
+            raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
+        return overhead_s + times.of(action.kind)
+
+    def _times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
+        name = (microbatch.module, microbatch.replica, microbatch.index)
+        if name not in self._work:
+            self._work[name] = work_of(self._plan, microbatch)
+        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        link = None if stage.tp * stage.cp == 1 else stage_link(self._plan.cluster, stage.flat_ranks)
+        key = (stage.module, stage.layers, stage.tp, stage.cp, link, self._work[name], needs)
+        if key not in self._known:
+            times = self._layer_times(stage, self._work[name], link)
+            settings = self._plan.settings.of(stage.module)
+            self._known[key] = pass_times(times, needs, settings.recompute)
+            self.unmeasured |= self._known[key].unmeasured
+        return self._known[key]
+
+    def _layer_times(self, stage: Stage, work: Work, link: Link | None) -> list[LayerTime]:
+        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
+        precision = self._plan.settings.precision
+        return [
+            self._cost.layer_time(layer, work, tp=stage.tp, cp=stage.cp, precision=precision, link=link)
+            for layer in layers
+        ]
+
+    def _reduce_s(self, action: Action) -> float:
+        groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
+        if not groups:
+            return 0.0
+        self.unmeasured.add("gradient reduction: ring formula over the cluster's links")
+        stage = self._plan.stage[_stage_of(action)]
+        by_rank = [
+            sum(self._reduction_s(group) for group in groups if rank in group.ranks)
+            for rank in stage.flat_ranks
+        ]
+        return max(by_rank)
+
+    def _reduction_s(self, group: GradientGroup) -> float:
+        num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
+        link = stage_link(self._plan.cluster, group.ranks)
+        sharding = _settings(self._plan, group).sharding
+        collective = all_reduce_s if sharding in (Sharding.NONE, Sharding.OPTIMIZER) else reduce_scatter_s
+        return collective(num_bytes, len(group.ranks), link)
+
+    def _step_s(self) -> float:
+        """Every rank waits for the slowest one before the step ends."""
+        if self._step is None:
+            elements: dict[int, float] = dict.fromkeys(self._plan.ranks, 0.0)
+            gathers_s = dict.fromkeys(self._plan.ranks, 0.0)
+            for group in self._lowered.groups:
+                for rank in group.ranks:
+                    elements[rank] += group.num_elements / num_shards(self._plan, group)
+                    gathers_s[rank] += self._gather_s(group)
+            self._step = max(self._update_s(elements[rank]) + gathers_s[rank] for rank in self._plan.ranks)
+        return self._step
+
+    def _update_s(self, num_parameters: float) -> float:
+        precision = self._plan.settings.precision
+        measured_s = dict(self._cost.profile.optimizer_s_per_parameter).get(precision)
+        if measured_s is not None:
+            return num_parameters * measured_s
+        self.unmeasured.add("optimizer step: bytes over memory bandwidth")
+        return self._cost.moved_s(num_parameters * step_bytes(precision))
+
+    def _gather_s(self, group: GradientGroup) -> float:
+        shards = num_shards(self._plan, group)
+        if shards == 1:
+            return 0.0
+        num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
+        return all_gather_s(num_bytes, shards, stage_link(self._plan.cluster, group.ranks))
+
+
+def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:
+    """Sums over the layers of a stage; a layer is computed again where any of its gradients runs.
+
+    Complexity: O(layers).
+    """
+    again = recompute is Recompute.FULL
+    pairs = list(zip(times, needs, strict=True))
+    return PassTimes(
+        forward_s=sum(time.forward_s for time in times),
+        through_s=sum(time.through_s(need) for time, need in pairs),
+        weights_s=sum(time.weights_s(need) for time, need in pairs),
+        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any),
+        unmeasured=frozenset(unmeasured_of(times)),
+    )
+
+
+def step_bytes(precision: Precision) -> int:
+    """Bytes AdamW moves per trainable parameter.
+
+    float32 and float64: reads weight, gradient and two moments, writes all but the gradient.
+    bfloat16: reads the gradient, a float32 master copy and two moments; writes those three
+    and the weight (Rajbhandari et al. 2020, "ZeRO", section 3.1, mixed-precision Adam).
+    """
+    if precision is Precision.BFLOAT16:
+        return 2 + 3 * 4 + 3 * 4 + 2
+    return 7 * precision.num_bytes
+
+
+def num_shards(plan: Plan, group: GradientGroup) -> int:
+    """Parts in which the optimizer state of a group is stored, each on `instances` ranks."""
+    settings = _settings(plan, group)
+    if settings.sharding is Sharding.NONE:
+        return 1
+    return max(1, len(group.ranks) // settings.instances)
+
+
+def _settings(plan: Plan, group: GradientGroup) -> ModuleSettings:
+    return plan.settings.of(group.weights[0].module)
+
+
+def _stage_of(action: Action) -> int:
+    if action.stage is None:
+        raise ValueError(f"action {action} belongs to no stage")
+    return action.stage
