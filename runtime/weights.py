@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -55,18 +54,14 @@ class WeightReader:
             tensor: Tensor = file.get_tensor(stored)
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"module {self.module!r}: tensor {stored!r} in {self.folder} has shape {tuple(tensor.shape)}, "
-                f"want {shape}"
+                f"module {self.module!r}: tensor {stored!r} in {self.folder} has shape "
+                f"{tuple(tensor.shape)}, want {shape}"
             )
         return tensor
 
     def _explained(self, name: str, known: set[str], ignored: tuple[str, ...]) -> bool:
         bare = [name[len(prefix) :] for prefix in self._prefixes if name.startswith(prefix)]
-        return (
-            any(b in known or b.startswith(ignored) for b in bare)
-            if ignored
-            else any(b in known for b in bare)
-        )
+        return any(b in known or b.startswith(ignored) for b in bare)
 
 
 def _files(folder: Path, module: str) -> dict[str, Path]:
@@ -155,6 +150,3 @@ def _finish_module(folder: Path, module: Module) -> None:
 
 def _shard_name(index: int, count: int) -> str:
     return f"model-{index + 1:05d}-of-{count:05d}.safetensors"
-
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
