@@ -1,0 +1,145 @@
+"""Simulates one step of a lowered plan: what happens when, on every rank and link."""
+
+from collections.abc import Callable
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from simpy.core import Environment
+
+from sim.deadlock import check_finished
+from sim.memory import memory_over_time
+from sim.reduction import ReduceLanes
+from sim.stage import ComputeLanes
+from sim.wire import Network
+from workbench.plan.codec import plan_hash
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
+
+if TYPE_CHECKING:
+    from workbench.plan.memory import MemoryTable
+
+
+def simulate(
+    lowered: Lowered, duration_s: Callable[[Action], float], *, memory: "MemoryTable | None" = None
+) -> Trace:
+    """Run the programs of a plan against a virtual clock.
+
+    An action starts when it is next on every rank of its stage and its input rows are
+    there, and holds all of them for its duration. Its end makes its output rows ready; a row
+    waits for its link, occupies it for bytes / bandwidth and arrives latency later.
+    REDUCE_GRAD runs beside later passes, group by group, each a rendezvous of its ranks;
+    STEP waits for its rank's reductions. Ranks that share fewer cores than they are share
+    their speed. At one instant everything that ends comes first, to a fixpoint; then every
+    free link takes its lowest (ready time, row); and again, until nothing changes.
+
+    Args:
+        lowered: the plan and what was derived from it.
+        duration_s: seconds of an action; asked once per action.
+        memory: what actions acquire and release; None leaves the memory curve out.
+
+    Returns:
+        A trace with a span on every rank of an action's stage, a message per row and
+        destination, and the memory curve. Equal input gives an equal trace.
+
+    Raises:
+        ValueError: a duration that is negative or not finite, programs that do not fit the
+            stages, an action the simulator has no rule for.
+        DeadlockError: actions that never ran, and what each waited for.
+
+    Complexity: O(n log n) for n actions, rows and spans.
+    """
+    _check_programs(lowered.plan)
+    prices = _prices(lowered.plan, duration_s)
+    env = Environment(initial_time=0.0)
+    compute = ComputeLanes(env, lowered, prices)
+    reduce = ReduceLanes(env, lowered, prices, compute.reduced)
+    network = Network(env, lowered.plan.cluster, lowered.transfers, compute.arrived)
+
+    compute.start(send=network.send, issue=reduce.issue)
+    env.run()
+
+    check_finished(lowered, compute, reduce, network)
+    spans, samples = _spans(lowered.plan, compute, reduce, memory)
+    return Trace(
+        plan_hash=plan_hash(lowered.plan),
+        executor=Executor.SIMULATED,
+        spans=spans,
+        messages=_messages(lowered, network),
+        memory=samples,
+    )
+
+
+def _check_programs(plan: Plan) -> None:
+    ranks_of: dict[Action, set[int]] = {}
+    for program in plan.programs:
+        for action in program.actions:
+            if action.kind in (Pass.UNSHARD, Pass.RESHARD):
+                raise ValueError(f"action {action}: the simulator runs F, B, I, W, REDUCE_GRAD and STEP")
+            if action.kind is Pass.STEP and action is not program.actions[-1]:
+                raise ValueError(f"rank {program.ranks[0]}: STEP must be the program's last action")
+            if action.kind is not Pass.STEP:
+                ranks_of.setdefault(action, set()).update(program.ranks)
+        if len(set(program.actions)) != len(program.actions):
+            twice = next(action for action in program.actions if program.actions.count(action) > 1)
+            raise ValueError(f"rank {program.ranks[0]}: action {twice} stands twice in its program")
+    for action, ranks in ranks_of.items():
+        stage = plan.stage.get(-1 if action.stage is None else action.stage)
+        if stage is None:
+            raise ValueError(f"action {action}: there is no stage {action.stage}")
+        if wrong := sorted(ranks ^ set(stage.flat_ranks)):
+            raise ValueError(
+                f"action {action} must stand in the programs of the ranks of stage {stage.id}, "
+                f"{stage.flat_ranks}, and of no others; rank {wrong[0]} differs"
+            )
+
+
+def _prices(plan: Plan, duration_s: Callable[[Action], float]) -> dict[Action, float]:
+    actions = dict.fromkeys(action for program in plan.programs for action in program.actions)
+    prices = {action: float(duration_s(action)) for action in actions}
+    for action, price_s in prices.items():
+        if not isfinite(price_s) or price_s < 0:
+            raise ValueError(f"action {action}: duration must be >= 0 s and finite, got {price_s}")
+    return prices
+
+
+def _spans(
+    plan: Plan, compute: ComputeLanes, reduce: ReduceLanes, memory: "MemoryTable | None"
+) -> tuple[tuple[Span, ...], tuple[MemorySample, ...]]:
+    """Of all ranks, by (rank, lane, start), with the memory curve that follows from them."""
+    spans: list[Span] = []
+    samples: list[MemorySample] = []
+    for rank, actions in sorted(plan.program.items()):
+        lane = reduce.lanes.get(rank, [])
+        reductions = {r.action: Span(rank, Lane.REDUCE, r.action, r.start_s, r.end_s) for r in lane}
+        passes = {}
+        for action in actions:
+            if action.kind is not Pass.REDUCE_GRAD:
+                turn = compute.turns[action] if action.kind in COMPUTE else compute.steps[rank]
+                passes[action] = Span(rank, Lane.COMPUTE, action, turn.start_s, turn.end_s)
+        spans.extend(passes.values())
+        spans.extend(reductions.values())
+        if memory is not None:
+            both = passes | reductions
+            samples.extend(memory_over_time(memory, rank, (both[action] for action in actions)))
+    return tuple(spans), tuple(samples)
+
+
+def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
+    """One per row and destination; local rows never started on a link."""
+    return tuple(
+        Message(
+            row=row.row,
+            edge=row.edge,
+            source_rank=row.source_rank,
+            destination_rank=destination,
+            num_bytes=row.num_bytes,
+            ready_s=network.ready_s[row.row],
+            start_s=network.start_s[row.row],
+            end_s=network.end_s[row.row],
+        )
+        for row in lowered.transfers
+        if row.row in network.start_s
+        for destination in row.destination_ranks
+    )

@@ -1,0 +1,156 @@
+"""Gradient all-reduces: every rank has a lane for them, every group is a rendezvous of its ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan, nan
+
+from simpy.core import Environment
+
+from sim.clock import after
+from workbench.plan.lowered import Lowered
+from workbench.schedule.action import Action, Pass
+
+
+class Group:
+    """One all-reduce: starts when all its ranks are at it, holds them until it ends."""
+
+    __slots__ = ("duration_s", "index", "missing", "ranks")
+
+    def __init__(self, index: int | None, ranks: Sequence[int], duration_s: float = 0.0) -> None:
+        self.index = index
+        self.ranks = ranks
+        self.missing = len(ranks)
+        self.duration_s = duration_s
+
+
+class Reduction:
+    """A REDUCE_GRAD on one rank: its groups in issue order."""
+
+    __slots__ = ("action", "end_s", "groups", "is_issued", "num_done", "start_s")
+
+    def __init__(self, action: Action, groups: Sequence[Group]) -> None:
+        self.action = action
+        self.groups = groups
+        self.is_issued = False
+        self.num_done = 0
+        self.start_s = nan
+        self.end_s = nan
+
+    @property
+    def has_ended(self) -> bool:
+        return not isnan(self.end_s)
+
+    @property
+    def current(self) -> Group:
+        return self.groups[self.num_done]
+
+
+class ReduceLanes:
+    """Runs REDUCE_GRADs beside the passes, each rank's in program order.
+
+    `duration_s[action]` is the price of a whole REDUCE_GRAD on the rank of its stage that
+    reduces most. Each group takes its part of that, in proportion to its elements; where
+    stages of several replicas give a group different parts, all its ranks take the longest.
+    A REDUCE_GRAD that no group belongs to holds each of its ranks for the whole price.
+
+    Args:
+        env: the clock.
+        lowered: programs, groups and which REDUCE_GRAD covers which.
+        duration_s: price of each action.
+        reduced: called with a rank whenever one of its REDUCE_GRADs ends.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        lowered: Lowered,
+        duration_s: Mapping[Action, float],
+        reduced: Callable[[int], None],
+    ) -> None:
+        self._env = env
+        self._reduced = reduced
+        groups = _priced_groups(lowered, duration_s)
+        self.lanes: dict[int, list[Reduction]] = {}
+        for program in lowered.plan.programs:
+            actions = [action for action in program.actions if action.kind is Pass.REDUCE_GRAD]
+            for rank in program.ranks if actions else ():
+                self.lanes[rank] = [
+                    Reduction(a, _groups_of(lowered, rank, a, groups, duration_s)) for a in actions
+                ]
+                _check_once(rank, self.lanes[rank])
+        self._position = dict.fromkeys(self.lanes, 0)
+
+    def issue(self, rank: int, nth: int) -> None:
+        """The passes before the rank's nth REDUCE_GRAD have ended."""
+        reduction = self.lanes[rank][nth]
+        reduction.is_issued = True
+        if self._position[rank] == nth:
+            self._join(reduction)
+
+    def _join(self, reduction: Reduction) -> None:
+        group = reduction.current
+        group.missing -= 1
+        if group.missing == 0:
+            for rank in group.ranks:
+                current = self.lanes[rank][self._position[rank]]
+                if isnan(current.start_s):
+                    current.start_s = self._env.now
+            after(self._env, group.duration_s, self._end, group)
+
+    def _end(self, group: Group) -> None:
+        for rank in group.ranks:
+            lane = self.lanes[rank]
+            reduction = lane[self._position[rank]]
+            reduction.num_done += 1
+            if reduction.num_done < len(reduction.groups):
+                self._join(reduction)
+                continue
+            reduction.end_s = self._env.now
+            self._position[rank] += 1
+            self._reduced(rank)
+            if self._position[rank] < len(lane) and lane[self._position[rank]].is_issued:
+                self._join(lane[self._position[rank]])
+
+
+def _priced_groups(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[int, Group]:
+    groups = {group.index: Group(group.index, group.ranks) for group in lowered.groups}
+    elements = {group.index: group.num_elements for group in lowered.groups}
+    stages = lowered.plan.stage
+    for action, indices in lowered.reductions.items():
+        if action not in duration_s:
+            continue
+        of_rank = dict.fromkeys(stages[action.stage or 0].flat_ranks, 0)
+        for index in indices:
+            for rank in groups[index].ranks:
+                if rank in of_rank:
+                    of_rank[rank] += elements[index]
+        most = max(of_rank.values())
+        for index in indices:
+            part_s = duration_s[action] * (elements[index] / most) if most else 0.0
+            groups[index].duration_s = max(groups[index].duration_s, part_s)
+    return groups
+
+
+def _groups_of(
+    lowered: Lowered,
+    rank: int,
+    action: Action,
+    groups: Mapping[int, Group],
+    duration_s: Mapping[Action, float],
+) -> list[Group]:
+    if action not in lowered.reductions:
+        return [Group(None, (rank,), duration_s[action])]
+    mine = [groups[index] for index in lowered.reductions[action] if rank in groups[index].ranks]
+    return mine or [Group(None, (rank,))]
+
+
+def _check_once(rank: int, lane: Sequence[Reduction]) -> None:
+    holder: dict[int, Action] = {}
+    for reduction in lane:
+        for group in reduction.groups:
+            if group.index in holder:
+                raise ValueError(
+                    f"rank {rank}: gradient group {group.index} must be reduced once, "
+                    f"it stands in {holder[group.index]} and {reduction.action}"
+                )
+            if group.index is not None:
+                holder[group.index] = reduction.action

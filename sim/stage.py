@@ -1,0 +1,179 @@
+"""Compute lanes: an action starts when it is next on every rank of its stage and its inputs are there."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import isnan, nan
+
+from simpy.core import Environment
+
+from sim.clock import after
+from sim.cores import SharedCores
+from workbench.plan.lowered import Lowered
+from workbench.schedule.action import COMPUTE, Action, Pass
+
+
+class Turn:
+    """An action, and how much it still waits for: programs, input rows, reductions."""
+
+    __slots__ = (
+        "action",
+        "cores",
+        "duration_s",
+        "end_s",
+        "missing",
+        "programs",
+        "rows",
+        "start_s",
+        "working",
+    )
+
+    def __init__(self, action: Action, duration_s: float) -> None:
+        self.action = action
+        self.duration_s = duration_s
+        self.missing = 0
+        self.programs: list[int] = []
+        self.rows: tuple[int, ...] = ()  # that its end makes ready
+        self.cores: tuple[SharedCores[Turn] | None, ...] = (None,)  # one entry per part of the work
+        self.working = 0  # parts that have not ended
+        self.start_s = nan
+        self.end_s = nan
+
+    @property
+    def has_ended(self) -> bool:
+        return not isnan(self.end_s)
+
+
+class ComputeLanes:
+    """The passes and steps of all ranks, in program order.
+
+    Ranks with the same program advance together, so a lane here is a program. The STEP is
+    each rank's own, because it waits for that rank's reductions; it is the last action.
+
+    Args:
+        env: the clock.
+        lowered: programs, and the rows that actions wait for and make ready.
+        duration_s: price of each action.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        lowered: Lowered,
+        duration_s: Mapping[Action, float],
+    ) -> None:
+        self._env = env
+        self._send: Callable[[int], None]
+        self._issue: Callable[[int, int], None]
+        self._programs = lowered.plan.programs
+        self.position = [-1] * len(self._programs)
+        self._num_issued = [0] * len(self._programs)
+        self._place = _places(lowered, partial(SharedCores, env, done=self._end_part))
+        self.turns: dict[Action, Turn] = {}
+        self.steps: dict[int, Turn] = {}
+        for index, program in enumerate(self._programs):
+            for action in program.actions:
+                if action.kind in COMPUTE:
+                    self._turn_of(lowered, action, duration_s[action]).programs.append(index)
+            kinds = Counter(action.kind for action in program.actions)
+            for rank in program.ranks if kinds[Pass.STEP] else ():
+                step = self.steps[rank] = Turn(program.actions[-1], duration_s[program.actions[-1]])
+                step.missing = 1 + kinds[Pass.REDUCE_GRAD]
+                step.cores = self._parts((rank,))
+        self._readers: dict[int, list[Turn]] = {}
+        for action, turn in self.turns.items():
+            rows = lowered.inputs.get(action, ())
+            turn.missing = len(turn.programs) + len(rows)
+            for row in rows:
+                self._readers.setdefault(row, []).append(turn)
+
+    def start(self, *, send: Callable[[int], None], issue: Callable[[int, int], None]) -> None:
+        """Let every program come to its first action.
+
+        Args:
+            send: called with a row that has become ready.
+            issue: called with (rank, n) when the rank may do its nth REDUCE_GRAD.
+        """
+        self._send, self._issue = send, issue
+        for index in range(len(self._programs)):
+            self._advance(index)
+
+    def arrived(self, row: int) -> None:
+        """A row is there."""
+        for turn in self._readers.get(row, ()):
+            self._less_to_wait(turn)
+
+    def reduced(self, rank: int) -> None:
+        """One of the rank's reductions has ended."""
+        if rank in self.steps:
+            self._less_to_wait(self.steps[rank])
+
+    def _turn_of(self, lowered: Lowered, action: Action, duration_s: float) -> Turn:
+        if action not in self.turns:
+            turn = self.turns[action] = Turn(action, duration_s)
+            stage = lowered.plan.stage[action.stage or 0]
+            turn.cores = self._parts(stage.flat_ranks)
+            # A broadcast follows the row that it hands on, so the network sends it.
+            rows = lowered.outputs.get(action, ())
+            turn.rows = tuple(row for row in rows if lowered.transfers[row].after is None)
+        return self.turns[action]
+
+    def _parts(self, ranks: tuple[int, ...]) -> tuple[SharedCores[Turn] | None, ...]:
+        """Where the work is done: one part per rank on shared cores, one for all other ranks."""
+        places = [self._place[rank] for rank in ranks]
+        shared = tuple(place for place in places if place is not None)
+        return shared if len(shared) == len(places) else (*shared, None)
+
+    def _advance(self, index: int) -> None:
+        """Come to the program's next pass; reductions on the way are issued, not waited for."""
+        program = self._programs[index]
+        for action in program.actions[self.position[index] + 1 :]:
+            self.position[index] += 1
+            if action.kind is Pass.REDUCE_GRAD:
+                for rank in program.ranks:
+                    self._issue(rank, self._num_issued[index])
+                self._num_issued[index] += 1
+                continue
+            if action.kind is Pass.STEP:
+                for rank in program.ranks:
+                    self._less_to_wait(self.steps[rank])
+            else:
+                self._less_to_wait(self.turns[action])
+            return
+        self.position[index] = len(program.actions)
+
+    def _less_to_wait(self, turn: Turn) -> None:
+        turn.missing -= 1
+        if turn.missing == 0:
+            self._begin(turn)
+
+    def _begin(self, turn: Turn) -> None:
+        turn.start_s = self._env.now
+        turn.working = len(turn.cores)
+        for cores in turn.cores:
+            if cores is None:
+                after(self._env, turn.duration_s, self._end_part, turn)
+            else:
+                cores.work(turn.duration_s, turn)
+
+    def _end_part(self, turn: Turn) -> None:
+        turn.working -= 1
+        if turn.working:
+            return
+        turn.end_s = self._env.now
+        for row in turn.rows:
+            self._send(row)
+        for index in turn.programs:
+            self._advance(index)
+
+
+def _places(
+    lowered: Lowered, shared_cores: Callable[[int], SharedCores[Turn]]
+) -> list[SharedCores[Turn] | None]:
+    """Rank -> the cores it shares, None where it has a device of its own."""
+    places: list[SharedCores[Turn] | None] = []
+    for node in lowered.plan.cluster.nodes:
+        is_shared = node.num_cores is not None and node.num_cores < node.num_ranks
+        cores = shared_cores(node.num_cores or 1) if is_shared else None
+        places.extend([cores] * node.num_ranks)
+    return places
