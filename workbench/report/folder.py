@@ -1,0 +1,98 @@
+"""What lies in an output folder: plans, and the traces that belong to them by hash."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.plan.codec import FORMAT, plan_hash, read_plan
+from workbench.plan.plan import Plan
+from workbench.trace import Executor, Trace
+from workbench.trace_json import read_trace
+
+TRACE_KEY = "traceEvents"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One plan and what was made of it; `simulated` is the last one by file name."""
+
+    path: Path
+    plan: Plan
+    plan_hash: str
+    simulated: Trace | None
+    executed: tuple[Trace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Plans by file name; `left_out` says of every other JSON file why it is not shown."""
+
+    entries: tuple[Entry, ...]
+    left_out: tuple[str, ...]
+
+
+def read_folder(folder: Path) -> Folder:
+    """Read every plan and trace in a folder; files are known by content, not by name.
+
+    Equal plans are one entry. Traces of no plan in the folder are left out, and say so.
+
+    Raises:
+        ValueError: a file that is no JSON, a corrupt plan or trace, or no plan at all.
+        OSError: the folder cannot be read.
+    """
+    plans: dict[str, tuple[Path, Plan]] = {}
+    traces: list[tuple[Path, Trace]] = []
+    left_out: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix != ".json" or path.name.startswith("."):
+            continue
+        document = _read_json(path)
+        if document.get("format") == FORMAT:
+            plan = read_plan(path)
+            plans.setdefault(plan_hash(plan), (path, plan))
+        elif TRACE_KEY in document:
+            traces.append((path, read_trace(path)))
+        else:
+            left_out.append(f"{path.name}: neither a plan nor a trace")
+    if not plans:
+        raise ValueError(f"{folder}: want at least one plan file, got none among {_count(folder)} files")
+    left_out += [
+        f"{path.name}: a trace of plan {trace.plan_hash[:12]}, which is not in the folder"
+        for path, trace in traces
+        if trace.plan_hash not in plans
+    ]
+    entries = tuple(
+        Entry(
+            path=path,
+            plan=plan,
+            plan_hash=digest,
+            simulated=_last_simulated(traces, digest),
+            executed=tuple(
+                trace
+                for _, trace in traces
+                if trace.plan_hash == digest and trace.executor is Executor.EXECUTED
+            ),
+        )
+        for digest, (path, plan) in plans.items()
+    )
+    return Folder(entries=entries, left_out=tuple(left_out))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON (truncated?): {error}") from None
+    return document if isinstance(document, dict) else {}
+
+
+def _last_simulated(traces: list[tuple[Path, Trace]], digest: str) -> Trace | None:
+    found = [
+        trace for _, trace in traces if trace.plan_hash == digest and trace.executor is Executor.SIMULATED
+    ]
+    return found[-1] if found else None
+
+
+def _count(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.iterdir())

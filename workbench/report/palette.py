@@ -1,0 +1,56 @@
+"""Colours of modules and passes: told apart by colour-blind readers too."""
+
+from collections.abc import Sequence
+
+from workbench.schedule.action import Pass
+
+# Okabe and Ito 2008, "Color Universal Design", in an order that keeps neighbours apart.
+HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+NEUTRAL = "#5B6470"
+SIMULATED = "#0072B2"
+EXECUTED = "#D55E00"
+
+INK = "#1F2933"
+PAPER = "#FFFFFF"
+
+# Share of the hue that is left after mixing with white (below 1) or black (above 1).
+TONES = {Pass.F: 0.45, Pass.B: 1.0, Pass.I: 0.75, Pass.W: 1.35}
+
+
+def module_hues(modules: Sequence[str]) -> dict[str, str]:
+    """A hue for every module, repeating after the sixth."""
+    return {module: HUES[index % len(HUES)] for index, module in enumerate(modules)}
+
+
+def tone(hue: str, kind: Pass) -> str:
+    """The hue as that pass wears it: forwards light, full backwards plain, weight gradients dark."""
+    strength = TONES.get(kind, 1.0)
+    if strength <= 1:
+        return _mixed(hue, PAPER, strength)
+    return _mixed(hue, INK, 2 - strength)
+
+
+def text_on(colour: str) -> str:
+    """Ink or paper, whichever contrasts more with the colour (WCAG 2.1 relative luminance)."""
+    luminance = _luminance(colour)
+    on_paper = (1.05) / (luminance + 0.05)
+    on_ink = (luminance + 0.05) / (_luminance(INK) + 0.05)
+    return INK if on_ink >= on_paper else PAPER
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    pairs = zip(_channels(colour), _channels(other), strict=True)
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02X}" for a, b in pairs)
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _luminance(colour: str) -> float:
+    linear = [_linear(channel / 255) for channel in _channels(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _linear(channel: float) -> float:
+    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4

@@ -1,0 +1,150 @@
+"""Tables for the terminal: a plan's stages, the comparison, what was not measured."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from workbench.plan.plan import Plan, Stage
+from workbench.report.compare import Comparison, Group, Row
+from workbench.units import gib, ms
+
+TITLES = {
+    Group.KIND: "per action kind",
+    Group.STAGE: "per stage",
+    Group.MEMORY: "peak memory, per rank",
+    Group.TOTAL: "in total",
+}
+
+
+STAGE_HEADERS = (
+    "stage",
+    "module",
+    "replica",
+    "layers",
+    "ranks",
+    "cp x tp",
+    "weights",
+    "trainable",
+    "microbatches",
+)
+COMPARISON_HEADERS = ("spans", "simulated", "executed (median)", "error", "spread of the runs")
+
+
+def plan_table(plan: Plan) -> Table:
+    """One line per stage: what it holds, where, and how much of the batch passes through it."""
+    table = Table(title=f"{plan.model.name}, strategy {plan.strategy}", title_justify="left")
+    for header in STAGE_HEADERS:
+        table.add_column(header, justify="left" if header in ("module", "ranks") else "right")
+    for stage in plan.stages:
+        table.add_row(*stage_cells(plan, stage))
+    return table
+
+
+def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """One stage as printed, in the order of `STAGE_HEADERS`."""
+    layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
+    weights = {p.name: p.num_elements for layer in layers for p in layer.parameters()}
+    trained = {p.name: p.num_elements for layer in layers if layer.trainable for p in layer.parameters()}
+    return (
+        str(stage.id),
+        stage.module,
+        str(stage.replica),
+        f"{stage.layers[0]}..{stage.layers[1] - 1}",
+        rank_runs(stage.flat_ranks),
+        f"{stage.cp} x {stage.tp}",
+        magnitude(sum(weights.values())),
+        magnitude(sum(trained.values())),
+        str(len(plan.microbatches_of.get((stage.module, stage.replica), ()))),
+    )
+
+
+def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
+    """Simulated beside executed; with a plan, stages are named by module and layers."""
+    total = comparison.total
+    repetitions = len(total.executed)
+    table = Table(
+        title=f"plan {comparison.plan_hash[:12]}, {repetitions} executed "
+        f"{'run' if repetitions == 1 else 'runs'}",
+        title_justify="left",
+    )
+    table.add_column("")
+    for header in COMPARISON_HEADERS:
+        table.add_column(header, justify="right")
+    for group in Group:
+        rows = comparison.of(group)
+        if rows:
+            table.add_row(Text(TITLES[group], style="bold"))
+        for row in rows:
+            table.add_row(f"  {row_label(row, plan)}", *row_cells(row))
+    return table
+
+
+def row_label(row: Row, plan: Plan | None) -> str:
+    """What the row is about, in the plan's words where there is one."""
+    if row.group is Group.MEMORY:
+        return f"rank {row.name}"
+    if row.group is Group.STAGE:
+        stage = plan.stage.get(int(row.name)) if plan is not None else None
+        return f"stage {row.name}" if stage is None else stage_label(stage)
+    return row.name
+
+
+def row_cells(row: Row) -> tuple[str, str, str, str, str]:
+    """Count, simulated, executed, error, spread, as printed."""
+    unit = mebibytes if row.group is Group.MEMORY else milliseconds
+    return (
+        str(row.count),
+        unit(row.simulated),
+        unit(row.executed_median),
+        percent(row.error_fraction, signed=True),
+        percent(row.spread_fraction, signed=False),
+    )
+
+
+def stage_label(stage: Stage) -> str:
+    replica = f", replica {stage.replica}" if stage.replica else ""
+    return f"stage {stage.id}: {stage.module} {stage.layers[0]}..{stage.layers[1] - 1}{replica}"
+
+
+def unmeasured_text(names: Sequence[str]) -> str:
+    """One paragraph that lists what the prediction rests on without a measurement."""
+    if not names:
+        return "Every cost of this prediction was measured."
+    return "Not measured, scaled or sourced instead: " + "; ".join(names) + "."
+
+
+def milliseconds(duration_s: float) -> str:
+    """At least three significant digits."""
+    value = ms(duration_s)
+    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.3g} ms"
+
+
+def mebibytes(num_bytes: float) -> str:
+    return f"{gib(num_bytes):.3g} GiB" if gib(num_bytes) >= 1 else f"{gib(num_bytes) * 1024:.3g} MiB"
+
+
+def percent(fraction: float | None, *, signed: bool) -> str:
+    """'-' where there is nothing to divide by."""
+    if fraction is None:
+        return "-"
+    return f"{fraction:+.1%}" if signed else f"{fraction:.1%}"
+
+
+def magnitude(count: int) -> str:
+    """A parameter count in M or B."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+def rank_runs(ranks: Sequence[int]) -> str:
+    """Ascending runs of ranks: (0, 1, 2, 5) as '0-2, 5'."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return ", ".join("-".join(map(str, run)) for run in runs)
