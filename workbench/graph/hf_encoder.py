@@ -7,7 +7,7 @@ from workbench.graph.config_fields import Config, heads_of, text, whole
 from workbench.graph.conformer import Conformer, conformer_layers, conformer_stem
 from workbench.graph.layer import Layer
 from workbench.graph.module_layers import block_layers, patch_embedding, whisper_stem
-from workbench.graph.transformer import Block, Heads, Mlp, Norm
+from workbench.graph.transformer import Block, Mlp, Norm, vit_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +18,6 @@ class Encoder:
     width: int
     norm: Norm | None
     merge: int = 1
-
-
-def vit_block(*, width: int, num_heads: int, ffn: int, activation: str, bias: str = "qkvo") -> Block:
-    """The pre-norm block of a vision transformer: full attention, plain MLP, biases."""
-    return Block(
-        width=width,
-        heads=Heads(num=num_heads, num_kv=num_heads, dim=width // num_heads, causal=False, bias=bias),
-        mlp=Mlp(width=ffn, gated=False, activation=activation, bias=True),
-        norm=Norm.LAYER,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The layers that modules are chains of: embeddings, blocks, projectors, the LM head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from workbench.graph.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
@@ -145,7 +145,9 @@ def projector_layer(projection: Projection) -> Layer:
     if p.norm is not None:
         operators.append(norm("final_norm", p.in_width, p.norm))
     if p.merge > 1 and p.kind is not Projector.MERGER:
-        operators.append(Pointwise(name="pool", width=p.in_width, num_passes=1))
+        operators.append(
+            Pointwise(name="pool", width=p.in_width, num_passes=1, tokens=out, tokens_scale=float(p.merge))
+        )
     inner = {
         Projector.LINEAR: None,
         Projector.MLP: (p.in_width, p.out_width),
@@ -199,3 +201,21 @@ def lm_head(vocab: int, width: int, kind: Norm | None, *, tied: bool = False, bi
         out_width=vocab,
         tied=(("lm_head.weight", SHARED_EMBEDDING),) if tied else (),
     )
+
+
+def bert_embedding(vocab: int, width: int, *, num_positions: int) -> Layer:
+    """Tokens, positions and two sentence kinds, then a norm; the token table is tied to the head."""
+    kinds = Lookup(name="token_type_embedding", num_rows=2, width=width)
+    more = (kinds, *learned_positions(num_positions, width), norm("embed_norm", width, Norm.LAYER))
+    return token_embedding(vocab, width, more=more, tied=True)
+
+
+def bert_head(vocab: int, width: int) -> Layer:
+    """Masked-token head: a square matmul, GELU and norm before the tied vocabulary matmul."""
+    head = lm_head(vocab, width, None, tied=True, bias=True)
+    transform = (
+        Matmul(name="transform", in_features=width, out_features=width, bias=True),
+        Pointwise(name="transform.gelu", width=width, num_passes=2),
+        norm("transform_norm", width, Norm.LAYER),
+    )
+    return replace(head, operators=(*transform, *head.operators))

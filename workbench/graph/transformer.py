@@ -87,6 +87,16 @@ class Block:
     placement: Placement = Placement.PRE
 
 
+def vit_block(*, width: int, num_heads: int, ffn: int, activation: str, bias: str = "qkvo") -> Block:
+    """The pre-norm block of a vision transformer: full attention, plain MLP, biases."""
+    return Block(
+        width=width,
+        heads=Heads(num=num_heads, num_kv=num_heads, dim=width // num_heads, causal=False, bias=bias),
+        mlp=Mlp(width=ffn, gated=False, activation=activation, bias=True),
+        norm=Norm.LAYER,
+    )
+
+
 def norm(name: str, width: int, kind: Norm, *, tokens: TokenCount = TokenCount.IN) -> Pointwise:
     """A norm over [T, width]: reads it once and writes it once."""
     return Pointwise(name=name, width=width, num_passes=2, weights=norm_weights(kind, width), tokens=tokens)
