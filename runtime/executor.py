@@ -1,0 +1,243 @@
+"""Walks one rank's program. It decides nothing: order, rows and groups come from the lowered plan."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.adapters.adapter import MicrobatchData
+from runtime.failure import RankError
+from runtime.gradients import Gradients
+from runtime.optimizer import OptimizerSettings, build_adamw
+from runtime.stage_module import StageInput
+from runtime.timing import Recorder
+from runtime.transfers import Wires, accumulate, join
+from workbench.graph.model_graph import TEXT
+from workbench.plan.lowered import Direction, Lowered, Route, Transfer
+from workbench.plan.plan import Stage
+from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.trace import Lane
+
+# Shape suffixes: T = tokens of a packed tensor, D = width.
+
+
+class Runs(Protocol):
+    """A stage module, as far as passes care: packed tokens in, packed tokens (or the loss sum) out."""
+
+    def __call__(self, stage_input: StageInput) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What one pass keeps for its backward: leaves by edge, and the output."""
+
+    leaves: dict[str, Tensor]
+    output: Tensor
+
+
+class Executor:
+    """One rank.
+
+    Args:
+        lowered: the plan.
+        rank: of the plan.
+        modules: stage id -> module, for the stages of this rank.
+        feed: (stage, microbatch) -> data of that microbatch, for F actions.
+        wires, gradients, recorder: of this rank.
+        optimizer: settings of the step.
+        loss_scale: 1 / number of predicted tokens of the global batch.
+        progress: called with the position in the program before each action.
+        on_gradients: called in STEP when gradients are whole and not yet clipped.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        rank: int,
+        *,
+        modules: Mapping[int, Runs],
+        feed: Mapping[tuple[int, int], MicrobatchData],
+        wires: Wires,
+        gradients: Gradients,
+        recorder: Recorder,
+        optimizer: OptimizerSettings,
+        loss_scale: float,
+        progress: Callable[[int], None] = lambda position: None,
+        on_gradients: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lowered = lowered
+        self.rank = rank
+        self.program = lowered.plan.program.get(rank, ())
+        self._modules, self._feed = modules, feed
+        self._wires, self._gradients, self._recorder = wires, gradients, recorder
+        self._settings = optimizer
+        self._adamw = build_adamw(gradients.parameters(), optimizer)
+        self._loss_scale = loss_scale
+        self._progress = progress
+        self._on_gradients = on_gradients
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._has_backward = {
+            (action.stage, action.microbatch) for action in self.program if action.kind is Pass.B
+        }
+        self._do = {
+            Pass.F: self._forward,
+            Pass.B: self._backward,
+            Pass.REDUCE_GRAD: self._reduce,
+            Pass.STEP: self._step,
+        }
+        self._next_rows = _rows_of_successors(self.program, lowered)
+        self._check()
+
+    def _check(self) -> None:
+        for action in self.program:
+            if action.kind not in self._do:
+                raise ValueError(
+                    f"rank {self.rank}: {action} cannot be executed; the executor knows "
+                    f"{', '.join(self._do)} (simulate this plan instead)"
+                )
+        for stage in self._stages():
+            if stage.cp * stage.tp > 1:
+                raise ValueError(
+                    f"stage {stage.id} is cut over {stage.cp} x {stage.tp} ranks (cp x tp); "
+                    "the executor runs stages of one rank (simulate this plan instead)"
+                )
+
+    def _stages(self) -> Iterator[Stage]:
+        return (stage for stage in self.lowered.plan.stages if self.rank in stage.flat_ranks)
+
+    def run_step(self) -> None:
+        """One optimizer step.
+
+        Raises:
+            RankError: an action failed; the message names rank, action and peer.
+        """
+        self._wires.start_step()
+        for position, action in enumerate(self.program):
+            self._progress(position)
+            try:
+                self._wires.post(self.lowered.inputs.get(action, ()))
+                self._wires.post(self._next_rows[position])
+                self._do[action.kind](action)
+            except RankError:
+                raise
+            except Exception as error:
+                message = f"rank {self.rank} in {action}: {type(error).__name__}: {error}"
+                raise RankError(message) from error
+        self._wires.finish_step()
+        if self._kept:
+            left = ", ".join(f"{stage}F{microbatch}" for stage, microbatch in self._kept)
+            raise RankError(f"rank {self.rank}: {left} still wait for their backward after the step")
+
+    def _forward(self, action: Action) -> None:
+        stage = self.lowered.plan.stage[_id(action)]
+        arrived = self._take(action)
+        start_s = time.perf_counter()
+        key = (stage.id, _microbatch(action))
+        wanted = self._edges_that_want_gradients(Action(stage.id, Pass.B, key[1]))
+        leaves = {
+            edge: join(pieces).detach().requires_grad_(edge in wanted) for edge, pieces in arrived.items()
+        }
+        with torch.set_grad_enabled(key in self._has_backward):
+            output = self._run(stage, key, leaves)
+        if self._is_loss(stage):
+            self._recorder.loss_sum += float(output.detach()) * self._loss_scale
+        self._give(action, output.detach())
+        if key in self._has_backward:
+            self._kept[key] = _Kept(leaves, output)
+        self._end(Lane.COMPUTE, action, start_s)
+
+    def _run(self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]) -> Tensor:
+        features = {edge: leaf for edge, leaf in leaves.items() if edge != stage.module}
+        stage_input = StageInput(hidden=leaves.get(stage.module), features=features, data=self._feed[key])
+        return self._modules[stage.id](stage_input)
+
+    def _backward(self, action: Action) -> None:
+        stage = self.lowered.plan.stage[_id(action)]
+        arrived = self._take(action)
+        start_s = time.perf_counter()
+        key = (stage.id, _microbatch(action))
+        kept = self._kept.pop(key)
+        output = kept.output
+        if self._is_loss(stage):
+            gradient = torch.full_like(output, self._loss_scale)
+        else:
+            pieces = [piece for edge in arrived for piece in arrived[edge]]
+            gradient = accumulate(sorted(pieces, key=lambda piece: piece[0].row), output)
+        torch.autograd.backward([output], [gradient])
+        for number in self.lowered.outputs.get(action, ()):
+            leaf = kept.leaves[self.lowered.transfers[number].edge]
+            assert leaf.grad is not None
+            self._wires.give(number, leaf.grad)
+        self._end(Lane.COMPUTE, action, start_s)
+
+    def _reduce(self, action: Action) -> None:
+        self._gradients.reduce(action)
+
+    def _step(self, action: Action) -> None:
+        self._gradients.finish()
+        self._on_gradients()
+        start_s = time.perf_counter()
+        if self._settings.clip_norm is not None:
+            self._gradients.clip(self._settings.clip_norm)
+        if self._adamw is not None:
+            self._adamw.step()
+        self._end(Lane.COMPUTE, action, start_s)
+
+    def clear_gradients(self) -> None:
+        """Between steps; not part of STEP."""
+        for parameter in self._gradients.parameters():
+            parameter.grad = None
+
+    def _take(self, action: Action) -> dict[str, list[tuple[Transfer, Tensor]]]:
+        """The rows an action waits for, by edge. Waiting ends here: the caller's span starts after it."""
+        arrived: dict[str, list[tuple[Transfer, Tensor]]] = {}
+        for number in self.lowered.inputs.get(action, ()):
+            row, packed_TD = self._wires.take(number, action)
+            arrived.setdefault(row.edge, []).append((row, packed_TD))
+        return arrived
+
+    def _give(self, action: Action, output_TD: Tensor) -> None:
+        for number in self.lowered.outputs.get(action, ()):
+            self._wires.give(number, output_TD)
+
+    def _edges_that_want_gradients(self, backward: Action) -> frozenset[str]:
+        rows = (self.lowered.transfers[number] for number in self.lowered.outputs.get(backward, ()))
+        return frozenset(row.edge for row in rows if row.direction is Direction.BACKWARD)
+
+    def _is_loss(self, stage: Stage) -> bool:
+        module = self.lowered.plan.model.module(stage.module)
+        return module.modality == TEXT and stage.layers[1] == len(module.layers)
+
+    def _end(self, lane: Lane, action: Action, start_s: float) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._recorder.span(lane, action, start_s, time.perf_counter())
+
+
+def _rows_of_successors(program: Sequence[Action], lowered: Lowered) -> tuple[tuple[int, ...], ...]:
+    """For every position, the rows of the next later pass that receives anything."""
+    upcoming: tuple[int, ...] = ()
+    found: list[tuple[int, ...]] = []
+    for action in reversed(program):
+        found.append(upcoming)
+        rows = tuple(
+            number
+            for number in lowered.inputs.get(action, ())
+            if lowered.transfers[number].route is Route.P2P
+        )
+        if action.kind in COMPUTE and rows:
+            upcoming = rows
+    return tuple(reversed(found))
+
+
+def _id(action: Action) -> int:
+    assert action.stage is not None
+    return action.stage
+
+
+def _microbatch(action: Action) -> int:
+    assert action.microbatch is not None
+    return action.microbatch

@@ -1,0 +1,213 @@
+"""Runs a plan for real: on gloo processes of this machine, or under torchrun."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from workbench.trace_json import write_trace
+
+from runtime.batches import DataSource, SyntheticSource
+from runtime.failure import RankError
+from runtime.pool import Place, Pool
+from runtime.rank_job import Build, Collect, RankReport, RankState, RunSettings, run_rank
+from runtime.stage_module import build_stage_module
+from runtime.timing import Spread, assemble, iteration_spread, median_trace
+from workbench.plan.codec import plan_hash, read_plan
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Precision
+from workbench.trace import Trace
+
+BAD_INPUT = 2  # exit code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """An executed plan.
+
+    Args:
+        traces: one per timed step, repetition by repetition.
+        losses: of every step of the first repetition, warm-up included.
+        states: per rank, where they were collected.
+    """
+
+    traces: tuple[Trace, ...]
+    losses: tuple[float, ...]
+    states: tuple[RankState, ...] = ()
+
+    @property
+    def trace(self) -> Trace:
+        """The step whose iteration time is the median."""
+        return median_trace(self.traces)
+
+    @property
+    def spread(self) -> Spread:
+        """Of the iteration time over all timed steps."""
+        return iteration_spread(self.traces)
+
+
+def run_local(
+    plan: Plan,
+    *,
+    steps: int = 1,
+    warmup: int = 0,
+    repetitions: int = 1,
+    seed: int = 0,
+    precision: Precision | None = None,
+    threads: int = 1,
+    timeout_s: float = 60.0,
+    weights: Path | None = None,
+    source: DataSource | None = None,
+    collect: Collect = Collect.NOTHING,
+    pool: Pool | None = None,
+) -> RunResult:
+    """Run a plan on processes of this machine, one per rank; see `run_lowered`."""
+    settings = RunSettings(
+        steps=steps,
+        warmup=warmup,
+        repetitions=repetitions,
+        seed=seed,
+        precision=precision,
+        threads=threads,
+        timeout_s=timeout_s,
+        weights=weights,
+        collect=collect,
+    )
+    return run_lowered(lower(plan), settings, source=source, pool=pool)
+
+
+def run_lowered(
+    lowered: Lowered,
+    settings: RunSettings,
+    *,
+    source: DataSource | None = None,
+    pool: Pool | None = None,
+    build: Build = build_stage_module,
+) -> RunResult:
+    """Run a lowered plan on gloo processes, each with one torch thread unless told otherwise.
+
+    Args:
+        lowered: the plan.
+        settings: how.
+        source: data; None: synthetic, from the seed.
+        pool: workers to use; None: forked for this run and ended after it.
+        build: how stages become modules.
+
+    Raises:
+        ValueError: the plan, the weights or the data were refused.
+        WorldFailed: a rank died or raised; every rank has been ended, the message names the cause.
+    """
+    ranks = lowered.plan.ranks
+    data = source or SyntheticSource(settings.seed)
+    steps = settings.repetitions * (settings.warmup + settings.steps)
+    with Pool(len(ranks)) if pool is None else nullcontext(pool) as workers:
+        reports = workers.run(
+            run_rank,
+            len(ranks),
+            lowered,
+            settings,
+            data,
+            build,
+            timeout_s=settings.timeout_s * (1 + steps),
+            where=lambda process, position: place_in_program(lowered, process, position),
+        )
+    return result_of(lowered, reports, settings)
+
+
+def place_in_program(lowered: Lowered, process: int, position: int) -> str:
+    """`rank 2 at 1F0 (action 3 of 12)`, for error messages."""
+    rank = lowered.plan.ranks[process]
+    program = lowered.plan.program.get(rank, ())
+    if not 0 <= position < len(program):
+        return f"rank {rank} before its first action"
+    return f"rank {rank} at {program[position]} (action {position + 1} of {len(program)})"
+
+
+def result_of(lowered: Lowered, reports: Sequence[RankReport], settings: RunSettings) -> RunResult:
+    """All ranks' reports as one result; traces carry what a reader needs to judge them."""
+    digest = plan_hash(lowered.plan)
+    details = (
+        ("dtype", str(settings.dtype(lowered.plan)).removeprefix("torch.")),
+        ("seed", str(settings.seed)),
+        ("strategy", lowered.plan.strategy),
+        ("threads_per_rank", str(settings.threads)),
+        ("torch", torch.__version__),
+    )
+    traces = [
+        assemble(lowered, digest, notes, details=details)
+        for notes in zip(*(report.notes for report in reports), strict=True)
+    ]
+    return RunResult(
+        traces=tuple(traces),
+        losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
+        states=tuple(report.state for report in reports if report.state is not None),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `torchrun ... -m runtime.launch plan.json`; returns the exit code."""
+    options = _parse(arguments)
+    try:
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+        if missing:
+            raise ValueError(
+                f"{missing[0]} is not set: start me with torchrun, "
+                "e.g. torchrun --nproc-per-node 4 -m runtime.launch plan.json"
+            )
+        lowered = lower(read_plan(options.plan))
+        settings = RunSettings(
+            steps=options.steps,
+            warmup=options.warmup,
+            seed=options.seed,
+            precision=options.precision,
+            timeout_s=options.timeout,
+            weights=options.weights,
+        )
+        result = _run_under_torchrun(lowered, settings)
+        if result is not None and options.trace is not None:
+            write_trace(result.trace, options.trace)
+    except (ValueError, OSError, RankError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return BAD_INPUT
+    if result is not None:
+        sys.stdout.write(f"loss {result.losses[-1]:.6f}, iteration {result.spread.median_s:.6f} s\n")
+    return 0
+
+
+def _run_under_torchrun(lowered: Lowered, settings: RunSettings) -> RunResult | None:
+    """This process's rank; the result on the first one. Objects always travel by gloo."""
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
+    try:
+        place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
+        report = run_rank(place, lowered, settings, SyntheticSource(settings.seed))
+        reports: list[RankReport | None] = [None] * place.size
+        dist.all_gather_object(reports, report)
+        complete = [found for found in reports if found is not None]
+        return result_of(lowered, complete, settings) if place.process == 0 else None
+    finally:
+        dist.destroy_process_group()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="runtime.launch", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan file")
+    parser.add_argument("--trace", type=Path, help="where the first rank writes the trace")
+    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--warmup", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--precision", type=Precision, default=None, choices=list(Precision))
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds, of any single wait")
+    parser.add_argument("--weights", type=Path, help="folder with one Hugging Face folder per module")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The ranks of a plan as torch process groups, created eagerly and in plan order."""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from workbench.plan.lowered import Lowered, Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """This process's place among the plan's ranks.
+
+    Process i runs the i-th rank of `ranks`; a plan may leave ranks of its cluster unused.
+
+    Args:
+        rank: the plan's name for this process.
+        ranks: all ranks that take part, ascending.
+        device: where tensors live.
+        reduction: ranks of a gradient group -> its process group, where this rank is in it.
+        pair: (source, destination) -> process group of that direction; empty on gloo, where
+            rows match by tag and need no order.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    device: torch.device
+    reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    pair: dict[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
+
+    def process_of(self, rank: int) -> int:
+        """Global process index of a rank of the plan."""
+        return self.ranks.index(rank)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """All other ranks."""
+        return tuple(rank for rank in self.ranks if rank != self.rank)
+
+    def pair_group(self, source_rank: int, destination_rank: int) -> dist.ProcessGroup | None:
+        """The group that carries rows of that direction; None is the world."""
+        return self.pair.get((source_rank, destination_rank))
+
+
+def local_device() -> torch.device:
+    """This process's GPU where there is one (by torchrun's LOCAL_RANK), else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def build_mesh(lowered: Lowered, device: torch.device) -> Mesh:
+    """Create every process group that the plan needs. Collective: all ranks call it once.
+
+    NCCL orders operations per communicator and ignores tags, so each direction of each pair
+    gets a communicator of its own: a send never stands before a receive that it waits for.
+    Differs: opposite rows of a pair therefore need no batching into one group.
+
+    Raises:
+        ValueError: the number of processes is not the plan's number of ranks.
+    """
+    ranks = lowered.plan.ranks
+    if dist.get_world_size() != len(ranks):
+        raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
+    rank = ranks[dist.get_rank()]
+    reduction = {}
+    for members in dict.fromkeys(group.ranks for group in lowered.groups if len(group.ranks) > 1):
+        group = dist.new_group([ranks.index(member) for member in members])
+        if rank in members:
+            reduction[members] = group
+            _warm_up(group, device)
+    pair = {}
+    if device.type == "cuda":
+        for source, destination in _directed_pairs(lowered):
+            group = dist.new_group([ranks.index(source), ranks.index(destination)])
+            if rank in (source, destination):
+                pair[source, destination] = group
+                _warm_up(group, device)
+    return Mesh(rank=rank, ranks=ranks, device=device, reduction=reduction, pair=pair)
+
+
+def _directed_pairs(lowered: Lowered) -> list[tuple[int, int]]:
+    rows = [row for row in lowered.transfers if row.route is Route.P2P]
+    return sorted({(row.source_rank, row.destination_rank) for row in rows})
+
+
+def _warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
+    """One tiny all-reduce: communicators that are made on first use are made here."""
+    dist.all_reduce(torch.zeros(1, device=device), group=group)

@@ -1,0 +1,270 @@
+"""What every rank of a run does: build its stages, then step after step."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from runtime.adapters.adapter import MicrobatchData
+from runtime.batches import DataSource, count_targets, microbatch_data
+from runtime.executor import Executor
+from runtime.failure import RankError
+from runtime.gradients import Gradients
+from runtime.mesh import Mesh, build_mesh, local_device
+from runtime.optimizer import OptimizerSettings
+from runtime.pool import Place
+from runtime.stage_module import StageModule, build_stage_module
+from runtime.timing import Notes, Recorder, check_order
+from runtime.transfers import Wires, first_line
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Precision, Stage
+from workbench.schedule.action import Action, Pass
+
+TORCH_TYPE = {
+    Precision.FLOAT64: torch.float64,
+    Precision.FLOAT32: torch.float32,
+    Precision.BFLOAT16: torch.bfloat16,
+}
+
+
+class Collect(Enum):
+    """What a run brings back besides times and losses."""
+
+    NOTHING = "nothing"
+    STATE = "state"  # gradients of the last step and weights after it
+
+
+class Build(Protocol):
+    """How a stage becomes a module; `build_stage_module` but for tests."""
+
+    def __call__(
+        self,
+        plan: Plan,
+        stage: Stage,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        weights: Path | None,
+        device: torch.device | str,
+    ) -> StageModule: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """How a plan is run. A repetition starts from fresh weights: `warmup` steps untimed, then `steps`.
+
+    Args:
+        precision: of weights and activations; None: the plan's.
+        threads: of torch, per rank.
+        timeout_s: of any single wait.
+        weights: a folder to read weights from; None: random from the seed.
+    """
+
+    steps: int = 1
+    warmup: int = 0
+    repetitions: int = 1
+    seed: int = 0
+    precision: Precision | None = None
+    threads: int = 1
+    timeout_s: float = 60.0
+    weights: Path | None = None
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    collect: Collect = Collect.NOTHING
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("warmup", 0), ("repetitions", 1), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout must be > 0 s, got {self.timeout_s}")
+
+    def dtype(self, plan: Plan) -> torch.dtype:
+        return TORCH_TYPE[self.precision or plan.settings.precision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What one rank holds at its last step, by (module, Hugging Face name).
+
+    `gradients` are of trainable weights, summed over ranks and before clipping; `weights` are
+    all, after the step.
+    """
+
+    rank: int
+    gradients: dict[tuple[str, str], Tensor]
+    weights: dict[tuple[str, str], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank's part of a run.
+
+    Args:
+        losses: this rank's part of the loss, of every step of the first repetition.
+        notes: of the timed steps, repetition by repetition.
+    """
+
+    rank: int
+    losses: tuple[float, ...]
+    notes: tuple[Notes, ...]
+    state: RankState | None
+
+
+def run_rank(
+    place: Place,
+    lowered: Lowered,
+    settings: RunSettings,
+    source: DataSource,
+    build: Build = build_stage_module,
+) -> RankReport:
+    """Run this process's rank of the plan. The process group exists already."""
+    torch.set_num_threads(settings.threads)
+    mesh = build_mesh(lowered, local_device() if dist.get_backend() != "gloo" else torch.device("cpu"))
+    losses: list[float] = []
+    notes: list[Notes] = []
+    state = None
+    num_steps = settings.warmup + settings.steps
+    for repetition in range(settings.repetitions):
+        rank = _Rank(lowered, mesh, settings, source, build, place.report)
+        for step in range(num_steps):
+            rank.collects = repetition == 0 and step + 1 == num_steps and settings.collect is Collect.STATE
+            noted = rank.step(step)
+            if repetition == 0:
+                losses.append(noted.loss_sum)
+            if step >= settings.warmup:
+                notes.append(noted)
+        state = state or rank.state()
+        rank.close()
+    return RankReport(rank=mesh.rank, losses=tuple(losses), notes=tuple(notes), state=state)
+
+
+class _Rank:
+    """The machinery of one rank for one repetition."""
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        mesh: Mesh,
+        settings: RunSettings,
+        source: DataSource,
+        build: Build,
+        report: Callable[[int], None],
+    ) -> None:
+        plan = lowered.plan
+        dtype = settings.dtype(plan)
+        stages = [stage for stage in plan.stages if mesh.rank in stage.flat_ranks]
+        self._modules = {
+            stage.id: build(
+                plan,
+                stage,
+                seed=settings.seed,
+                dtype=dtype,
+                weights=settings.weights,
+                device=mesh.device,
+            )
+            for stage in stages
+        }
+        self._lowered, self._mesh = lowered, mesh
+        self._recorder = Recorder(mesh.rank)
+        self._wires = Wires(lowered, mesh, dtype=dtype, timeout_s=settings.timeout_s, recorder=self._recorder)
+        gradients = Gradients(
+            lowered,
+            mesh,
+            list(self._modules.values()),
+            recorder=self._recorder,
+            timeout_s=settings.timeout_s,
+        )
+        self._executor = Executor(
+            lowered,
+            mesh.rank,
+            modules=self._modules,
+            feed=_feed(plan, mesh, source, dtype),
+            wires=self._wires,
+            gradients=gradients,
+            recorder=self._recorder,
+            optimizer=settings.optimizer,
+            loss_scale=1.0 / count_all_targets(plan),
+            progress=report,
+            on_gradients=self._copy_gradients,
+        )
+        self.collects = False
+        self._gradients: dict[tuple[str, str], Tensor] = {}
+
+    def step(self, step: int) -> Notes:
+        """One step, with all ranks aligned at its start and Python's collector out of the way."""
+        self._executor.clear_gradients()
+        gc.collect()
+        gc.disable()
+        try:
+            try:
+                dist.barrier()
+            except RuntimeError as error:
+                message = f"rank {self._mesh.rank} at the start of step {step}: {first_line(error)}"
+                raise RankError(message, peers=self._mesh.peers) from error
+            self._recorder.start_step(time.perf_counter())
+            self._executor.run_step()
+        finally:
+            gc.enable()
+        notes = self._recorder.notes()
+        check_order(self._lowered, notes)
+        return notes
+
+    def state(self) -> RankState | None:
+        """Copies of what this rank holds; None unless the last step collected."""
+        if not self.collects:
+            return None
+        weights = {key: parameter.detach().cpu().clone() for key, parameter in self._named()}
+        return RankState(rank=self._mesh.rank, gradients=self._gradients, weights=weights)
+
+    def close(self) -> None:
+        self._wires.close()
+
+    def _copy_gradients(self) -> None:
+        if self.collects:
+            self._gradients = {
+                key: parameter.grad.detach().cpu().clone()
+                for key, parameter in self._named()
+                if parameter.grad is not None
+            }
+
+    def _named(self) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
+        for module in self._modules.values():
+            for name, parameter in module.named_weights():
+                yield (module.stage.module, name), parameter
+
+
+def count_all_targets(plan: Plan) -> int:
+    """Predicted tokens of the global batch; ValueError when there are none."""
+    count = sum(count_targets(sample) for sample in plan.batch)
+    if count < 1:
+        raise ValueError("the batch has no text token to predict")
+    return count
+
+
+def _feed(
+    plan: Plan, mesh: Mesh, source: DataSource, dtype: torch.dtype
+) -> Mapping[tuple[int, int], MicrobatchData]:
+    """Data of every F on this rank, made before the clock starts."""
+    feed = {}
+    for action in plan.program.get(mesh.rank, ()):
+        if action.kind is Pass.F:
+            stage_id, index = _key(action)
+            stage = plan.stage[stage_id]
+            microbatch = plan.microbatches_of[stage.module, stage.replica][index]
+            feed[stage_id, index] = microbatch_data(
+                plan, stage, microbatch, source, dtype=dtype, device=mesh.device
+            )
+    return feed
+
+
+def _key(action: Action) -> tuple[int, int]:
+    assert action.stage is not None
+    assert action.microbatch is not None
+    return action.stage, action.microbatch

@@ -1,0 +1,246 @@
+"""Carries the rows of a lowered plan: shapes, order and peers all come from the plan."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.failure import RankError
+from runtime.mesh import Mesh
+from runtime.timing import Recorder
+from workbench.plan.lowered import Lowered, Route, Slice, Transfer
+from workbench.schedule.action import Action
+
+# Shape suffixes: T = tokens of a packed tensor, D = width.
+
+
+def pack(source_TD: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """The slices' tokens, in the row's order; a view where they lie side by side."""
+    starts = [piece.source_start for piece in slices]
+    counts = [piece.num_tokens for piece in slices]
+    if _side_by_side(starts, counts):
+        return source_TD.narrow(0, starts[0], sum(counts))
+    return torch.cat([source_TD.narrow(0, piece.source_start, piece.num_tokens) for piece in slices])
+
+
+def join(pieces: Sequence[tuple[Transfer, Tensor]]) -> Tensor:
+    """One packed tensor out of rows that cover it exactly once; no copy for a single whole row."""
+    if len(pieces) == 1 and _is_whole(pieces[0][0]):
+        return pieces[0][1]
+    total = sum(row.num_tokens for row, _ in pieces)
+    first = pieces[0][1]
+    joined_TD = first.new_empty((total, first.shape[1]))
+    for row, packed_TD in pieces:
+        for piece, part in zip(row.slices, _split(row, packed_TD), strict=True):
+            joined_TD.narrow(0, piece.destination_start, piece.num_tokens).copy_(part)
+    return joined_TD
+
+
+def accumulate(pieces: Sequence[tuple[Transfer, Tensor]], like_TD: Tensor) -> Tensor:
+    """The sum of all consumers' gradients of one output; tokens that nobody reads get zero.
+
+    Rows are added in row order, so the sum does not depend on when they arrived.
+    """
+    if len(pieces) == 1 and _is_whole(pieces[0][0]) and pieces[0][0].num_tokens == like_TD.shape[0]:
+        return pieces[0][1]
+    total_TD = torch.zeros_like(like_TD)
+    for row, packed_TD in pieces:
+        for piece, part in zip(row.slices, _split(row, packed_TD), strict=True):
+            total_TD.narrow(0, piece.destination_start, piece.num_tokens).add_(part)
+    return total_TD
+
+
+def _split(row: Transfer, packed_TD: Tensor) -> Sequence[Tensor]:
+    return packed_TD.split([piece.num_tokens for piece in row.slices])
+
+
+def _side_by_side(starts: Sequence[int], counts: Sequence[int]) -> bool:
+    return all(
+        start + count == following
+        for start, count, following in zip(starts[:-1], counts[:-1], starts[1:], strict=True)
+    )
+
+
+def _is_whole(row: Transfer) -> bool:
+    starts = [piece.destination_start for piece in row.slices]
+    return starts[0] == 0 and _side_by_side(starts, [piece.num_tokens for piece in row.slices])
+
+
+class Wires:
+    """All transfers of one rank, used by one step after the other.
+
+    Receives are posted just in time and in the sender's order: an action's rows when it is
+    next, its successor's rows while it runs, and before each of them whatever the same sender
+    sends earlier. So a transfer overlaps with the action before its consumer, and a rank holds
+    receive buffers of two actions rather than of a whole step. Sends are posted at once and
+    never waited for by the program: a thread waits for them and drops their buffers.
+    """
+
+    def __init__(
+        self, lowered: Lowered, mesh: Mesh, *, dtype: torch.dtype, timeout_s: float, recorder: Recorder
+    ) -> None:
+        self._mesh = mesh
+        self._dtype = dtype
+        self._timeout = timedelta(seconds=timeout_s)
+        self._recorder = recorder
+        self._rows = lowered.transfers
+        self._local: dict[int, Tensor] = {}
+        self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
+        self._unposted: dict[int, deque[Transfer]] = {}
+        self._porter = Porter(self._timeout, recorder)
+
+    def start_step(self) -> None:
+        """Line up the rows that this rank will receive; nothing is left over from the step before."""
+        assert not self._local
+        assert not self._posted
+        self._unposted = {}
+        for row in self._rows:
+            if row.route is Route.P2P and row.destination_rank == self._mesh.rank:
+                self._unposted.setdefault(row.source_rank, deque()).append(row)
+
+    def post(self, rows: Iterable[int]) -> None:
+        """Allocate and post the receives of these rows, and what their senders send before them."""
+        for number in rows:
+            wanted = self._rows[number]
+            if wanted.route is not Route.P2P:
+                continue
+            unposted = self._unposted.get(wanted.source_rank, ())
+            while unposted and unposted[0].row <= number:
+                self._receive(unposted.popleft())
+
+    def take(self, number: int, action: Action) -> tuple[Transfer, Tensor]:
+        """The packed tensor of a row, waited for. Posted already, see `post`.
+
+        Raises:
+            RankError: nothing came in time, or the peer is gone.
+        """
+        row = self._rows[number]
+        if row.route is Route.LOCAL:
+            return row, self._local.pop(number)
+        work, buffer_TD = self._posted.pop(number)
+        try:
+            wait(work, self._timeout, self._mesh.device)
+        except RuntimeError as error:
+            message = f"rank {self._mesh.rank} before {action}: {describe(row)} from rank {row.source_rank}"
+            raise RankError(f"{message}: {first_line(error)}", peers=(row.source_rank,)) from error
+        self._recorder.arrived(number, time.perf_counter())
+        return row, buffer_TD
+
+    def give(self, number: int, source_TD: Tensor) -> None:
+        """Hand a row's tokens of a packed tensor to its consumer; returns at once."""
+        row = self._rows[number]
+        packed_TD = pack(source_TD, row.slices)
+        if row.route is Route.LOCAL:
+            self._local[number] = packed_TD
+            return
+        self._recorder.sent(number, time.perf_counter())
+        packed_TD = packed_TD.contiguous()
+        work = dist.isend(
+            packed_TD,
+            self._mesh.process_of(row.destination_rank),
+            group=self._mesh.pair_group(row.source_rank, row.destination_rank),
+            tag=number,
+        )
+        if work is None:
+            raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
+        self._porter.carry(row, work, packed_TD)
+
+    def finish_step(self) -> None:
+        """Wait for the sends that are still out, and check that every row was used."""
+        self._porter.wait_until_idle(self._mesh.rank)
+        left = [*self._local, *self._posted, *(row.row for rows in self._unposted.values() for row in rows)]
+        if left:
+            raise RankError(f"rank {self._mesh.rank}: {describe(self._rows[left[0]])} was never consumed")
+
+    def close(self) -> None:
+        """End the porter's thread."""
+        self._porter.close()
+
+    def _receive(self, row: Transfer) -> None:
+        buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
+        work = dist.irecv(
+            buffer_TD,
+            self._mesh.process_of(row.source_rank),
+            group=self._mesh.pair_group(row.source_rank, row.destination_rank),
+            tag=row.row,
+        )
+        if work is None:
+            raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
+        self._posted[row.row] = work, buffer_TD
+
+
+class Porter:
+    """A thread that waits for sends in the order in which they were posted.
+
+    gloo cannot be asked whether a send is done, only waited for; so one thread waits, and a
+    buffer lives no longer than its send (or the sends before it).
+    """
+
+    def __init__(self, timeout: timedelta, recorder: Recorder) -> None:
+        self._timeout = timeout
+        self._recorder = recorder
+        self._sends: queue.SimpleQueue[tuple[Transfer, dist.Work, Tensor] | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._num_out = 0
+        self._error: tuple[Transfer, RuntimeError] | None = None
+        self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
+        self._thread.start()
+
+    def carry(self, row: Transfer, work: dist.Work, packed_TD: Tensor) -> None:
+        with self._idle:
+            self._num_out += 1
+        self._sends.put((row, work, packed_TD))
+
+    def wait_until_idle(self, rank: int) -> None:
+        """Raises RankError when a send failed or is still out after the timeout."""
+        with self._idle:
+            is_idle = self._idle.wait_for(
+                lambda: self._num_out == 0 or self._error is not None, self._timeout.total_seconds()
+            )
+        if self._error is not None:
+            row, error = self._error
+            message = f"rank {rank}: {describe(row)} to rank {row.destination_rank}: {first_line(error)}"
+            raise RankError(message, peers=(row.destination_rank,)) from error
+        if not is_idle:
+            raise RankError(f"rank {rank}: {self._num_out} sends are still out at the end of the step")
+
+    def close(self) -> None:
+        self._sends.put(None)
+
+    def _run(self) -> None:
+        while (send := self._sends.get()) is not None:
+            row, work, packed_TD = send
+            try:
+                wait(work, self._timeout, packed_TD.device)
+            except RuntimeError as error:
+                self._error = self._error or (row, error)
+            else:
+                self._recorder.delivered(row.row, time.perf_counter())
+            del send, work, packed_TD
+            with self._idle:
+                self._num_out -= 1
+                self._idle.notify_all()
+
+
+def wait(work: dist.Work, timeout: timedelta, device: torch.device) -> None:
+    """Wait for a work; on a GPU only its stream waits, bounded by the group's own timeout."""
+    if device.type == "cpu":
+        work.wait(timeout)
+    else:
+        work.wait()
+
+
+def describe(row: Transfer) -> str:
+    """A row in plan vocabulary: `row 4 (vision>llm, 0F0 to 2F0)`."""
+    return f"row {row.row} ({row.edge}, {row.producer} to {row.consumer})"
+
+
+def first_line(error: BaseException) -> str:
+    """gloo's messages carry a C++ stack; the first line says it all."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
