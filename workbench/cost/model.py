@@ -24,7 +24,7 @@ from workbench.cost.roofline import (
 )
 from workbench.cost.signature import signature
 from workbench.graph.frozen import Needs
-from workbench.graph.layer import Attention, Layer, Matmul, Operator
+from workbench.graph.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
 
@@ -77,6 +77,7 @@ class CostModel:
         self._matmul = _surface(profile.matmul)
         self._attention = _surface(profile.attention)
         self._pointwise = _surface(profile.pointwise)
+        self._normalization = _surface(profile.normalization) or self._pointwise
         self._layers = {
             (table.signature, table.precision, table.tp, table.cp): MeasuredLayer(table)
             for table in profile.layers
@@ -157,13 +158,14 @@ class CostModel:
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
         return self._floor(flop / rate), reading.inside
 
-    def moved_s(self, num_bytes: float) -> float:
-        """Seconds of one memory-bound kernel."""
+    def moved_s(self, num_bytes: float, operator: Pointwise | Lookup | None = None) -> float:
+        """Seconds of one memory-bound kernel; norms have rates of their own."""
         if num_bytes == 0:
             return 0.0
-        if self._pointwise is None:
-            return self._floor(num_bytes / self.profile.peak_bytes_per_s)
-        return self._floor(num_bytes / self._pointwise.read(num_bytes).rate)
+        is_norm = isinstance(operator, Pointwise) and operator.weights
+        surface = self._normalization if is_norm else self._pointwise
+        rate = self.profile.peak_bytes_per_s if surface is None else surface.read(num_bytes).rate
+        return self._floor(num_bytes / rate)
 
     def _floor(self, seconds: float) -> float:
         return max(seconds, self.profile.kernel_floor_s)
@@ -211,7 +213,7 @@ class _OperatorSums:
         moved = pass_bytes(operator, self._work, self._grid, self._bytes)
         self._note(cost.profile.pointwise, "memory-bound kernels")
         self.unmeasured.add("backward of memory-bound kernels")
-        return _Passes(*(cost.moved_s(num_bytes) for num_bytes in moved))
+        return _Passes(*(cost.moved_s(num_bytes, operator) for num_bytes in moved))
 
     def _matmul(self, operator: Matmul) -> _Passes:
         gemm = gemm_of(operator, self._work, self._grid)

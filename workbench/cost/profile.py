@@ -114,6 +114,7 @@ class Profile:
         attention: FLOP/s by (length, heads, queries per key), causal forward; heads counts
             all sequences of the launch, FLOP is 4 x head_dim x query-key pairs x heads.
         pointwise: bytes/s by bytes moved.
+        normalization: the same for norms; empty: as pointwise.
         table_precision: precision in which the tables were measured.
         attention_backward_rate: backward FLOP/s over forward FLOP/s of attention.
         attention_head_dim: head width in the attention table; None: holds for any.
@@ -136,6 +137,7 @@ class Profile:
     matmul: Table = field(default_factory=Table)
     attention: Table = field(default_factory=Table)
     pointwise: Table = field(default_factory=Table)
+    normalization: Table = field(default_factory=Table)
     table_precision: str = "bfloat16"
     attention_backward_rate: float = 1.0
     attention_head_dim: int | None = None

@@ -82,7 +82,9 @@ class _Pricing:
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[object, ...], PassTimes] = {}
         self._step: float | None = None
-        self.unmeasured: set[str] = set(cost.profile.unmeasured)
+        self.unmeasured: set[str] = set()
+        if not cost.profile.overheads_s:
+            self.unmeasured.add("executor overhead per action: taken as 0")
 
     def duration_s(self, action: Action) -> float:
         overhead_s = self._cost.profile.overhead_s(action.kind)

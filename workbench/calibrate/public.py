@@ -1,0 +1,379 @@
+"""Builds the shipped profiles of A40, A100-80GB, H100 and H200 from published tables.
+
+`python -m workbench.calibrate.public [FOLDER]` writes them, the same bytes every time.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+from workbench.cost.interpolate import Surface
+from workbench.cost.profile import Fit, MachineLink, Profile, Provenance, Table, write_profile
+from workbench.units import GB
+
+_DATA = Path(__file__).parent / "measured"
+_PROFILES = Path(__file__).parents[1] / "cost" / "profiles"
+_AICONFIGURATOR = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
+_VIDUR = "microsoft/vidur @7d47513 (MIT), float16 operators of decoder layers"
+_TFLOP = 1e12
+
+# FlashAttention-2 (Dao 2023), section 4.1: up to 73 % of the A100's peak forward, 63 % backward.
+ATTENTION_BACKWARD_RATE = 0.63 / 0.73
+ATTENTION_HEAD_DIM = 128
+NUM_DIGITS = 4
+SMALLEST_MOVE_BYTES = 2**18  # below, a kernel's time does not depend on its size
+SMALLEST_MESSAGE_BYTES = 2**18  # below, latency hides the bandwidth that training messages see
+# Rows of the operator tables that become matmul points: every power of two, and half-way.
+MATMUL_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSheet:
+    """What the maker says about one machine, and under which names the tables know it.
+
+    `memory_gb` is decimal and a little less than the device offers: what is left holds the
+    context and communication buffers, which no memory table counts.
+    """
+
+    name: str
+    device: str
+    memory_gb: float
+    bandwidth_gb_per_s: float
+    bfloat16_tflop_per_s: float
+    float32_tflop_per_s: float
+    float64_tflop_per_s: float
+    aiconfigurator: str | None
+    vidur: str | None
+    inter_gb_per_s: float
+
+
+A40 = DataSheet(
+    name="A40",
+    device="A40",
+    memory_gb=48,
+    bandwidth_gb_per_s=696,
+    bfloat16_tflop_per_s=149.7,
+    float32_tflop_per_s=37.4,
+    float64_tflop_per_s=0.585,
+    aiconfigurator=None,
+    vidur="a40",
+    inter_gb_per_s=25,
+)
+A100 = DataSheet(
+    name="A100-80GB",
+    device="A100-80GB",
+    memory_gb=80,
+    bandwidth_gb_per_s=2039,
+    bfloat16_tflop_per_s=312,
+    float32_tflop_per_s=19.5,
+    float64_tflop_per_s=9.7,
+    aiconfigurator="A100-SXM-80GB",
+    vidur="a100",
+    inter_gb_per_s=25,
+)
+H100 = DataSheet(
+    name="H100",
+    device="H100",
+    memory_gb=80,
+    bandwidth_gb_per_s=3350,
+    bfloat16_tflop_per_s=989,
+    float32_tflop_per_s=66.9,
+    float64_tflop_per_s=33.5,
+    aiconfigurator="H100-SXM",
+    vidur="h100",
+    inter_gb_per_s=50,
+)
+H200 = DataSheet(
+    name="H200",
+    device="H200",
+    memory_gb=141,
+    bandwidth_gb_per_s=4800,
+    bfloat16_tflop_per_s=989,
+    float32_tflop_per_s=66.9,
+    float64_tflop_per_s=33.5,
+    aiconfigurator="H200-SXM",
+    vidur=None,
+    inter_gb_per_s=50,
+)
+SHEETS = (A40, A100, H100, H200)
+
+# (operator column, passes over the tensor, tensor width) of the memory-bound operators.
+_MemoryBound = tuple[str, int, Callable[[pd.DataFrame], pd.Series]]
+_POINTWISE: tuple[_MemoryBound, ...] = (
+    ("add_ms", 3, lambda row: row.n_embd),
+    ("mlp_act_ms", 3, lambda row: row.n_expanded_embd / row.num_tensor_parallel_workers),
+    ("attn_rope_ms", 2, lambda row: _head_width(row) * (row.n_head + row.n_kv_head) / _tp(row)),
+)
+_NORMALIZATION: tuple[_MemoryBound, ...] = (
+    ("input_layernorm_ms", 2, lambda row: row.n_embd),
+    ("post_attention_layernorm_ms", 2, lambda row: row.n_embd),
+)
+
+
+def build_profile(sheet: DataSheet) -> Profile:
+    """The profile of one machine out of the published tables; the same every time.
+
+    Complexity: O(points^2) for the leave-one-out errors, seconds.
+    """
+    matmul, attention = matmul_table(sheet), attention_table(sheet)
+    pointwise, pointwise_fit = moved_table(sheet, _POINTWISE)
+    normalization, normalization_fit = moved_table(sheet, _NORMALIZATION)
+    links, link_fits = machine_links(sheet)
+    fits = [_fit("matmul", matmul)] if matmul.measured else []
+    fits += [_fit("attention", attention)] if attention.measured else []
+    return Profile(
+        name=sheet.name,
+        device=sheet.device,
+        memory_bytes=int(sheet.memory_gb * GB),
+        peak_flop_per_s=(
+            ("bfloat16", sheet.bfloat16_tflop_per_s * _TFLOP),
+            ("float32", sheet.float32_tflop_per_s * _TFLOP),
+            ("float64", sheet.float64_tflop_per_s * _TFLOP),
+        ),
+        peak_bytes_per_s=sheet.bandwidth_gb_per_s * GB,
+        provenance=_provenance(sheet),
+        matmul=matmul,
+        attention=attention,
+        pointwise=pointwise,
+        normalization=normalization,
+        attention_backward_rate=_digits(ATTENTION_BACKWARD_RATE),
+        attention_head_dim=ATTENTION_HEAD_DIM,
+        kernel_floor_s=kernel_floor_s(sheet),
+        links=links,
+        unmeasured=_unmeasured(matmul, attention, pointwise, links),
+        fits=(*fits, *pointwise_fit, *normalization_fit, *link_fits),
+    )
+
+
+def matmul_table(sheet: DataSheet) -> Table:
+    """FLOP/s by (m, n, k); for a machine without a matmul table, from its decoder layers."""
+    axes = ("m", "n", "k")
+    if sheet.aiconfigurator is None:
+        return Table(axes=axes, points=_layer_matmuls(sheet), measured=True, source=_VIDUR)
+    frame = pd.read_parquet(_DATA / "aiconfigurator_gemm_bf16.parquet")
+    frame = frame[frame.gpu == sheet.aiconfigurator]
+    shapes = frame[["m", "n", "k"]].to_numpy(dtype=np.float64)
+    rates = 2.0 * shapes.prod(axis=1) / (frame.ms.to_numpy(dtype=np.float64) / 1e3)
+    return Table(axes=axes, points=_points(shapes, rates), measured=True, source=_AICONFIGURATOR)
+
+
+def _layer_matmuls(sheet: DataSheet) -> tuple[tuple[float, ...], ...]:
+    """Shapes of the four projections of Llama-2-7B and 70B at each tensor-parallel degree."""
+    frame = _decoder_rows(sheet)
+    frame = frame[frame.num_tokens.isin(MATMUL_TOKENS)]
+    tp, width, inner = frame.num_tensor_parallel_workers, frame.n_embd, frame.n_expanded_embd
+    qkv = width // frame.n_head * (frame.n_head + 2 * frame.n_kv_head)
+    parts = (
+        ("attn_pre_proj_ms", qkv // tp, width),
+        ("attn_post_proj_ms", width, width // tp),
+        ("mlp_up_proj_ms", 2 * inner // tp, width),
+        ("mlp_down_proj_ms", width, inner // tp),
+    )
+    long = pd.concat(
+        pd.DataFrame({"m": frame.num_tokens, "n": n, "k": k, "s": frame[column].astype("float64") / 1e3})
+        for column, n, k in parts
+    )
+    median = long.groupby(["m", "n", "k"], sort=True).s.median().reset_index()
+    shapes = median[["m", "n", "k"]].to_numpy(dtype=np.float64)
+    return _points(shapes, 2.0 * shapes.prod(axis=1) / median.s.to_numpy())
+
+
+def attention_table(sheet: DataSheet) -> Table:
+    """FLOP/s by (length, heads of all sequences, queries per key), causal forward.
+
+    A machine without rows gets the A100's, scaled by the peaks: on both, matmuls reach the
+    same share of theirs (73 and 74 %).
+    """
+    owner = sheet if sheet.aiconfigurator is not None else A100
+    frame = pd.read_parquet(_DATA / "aiconfigurator_attention_fwd_causal_bf16.parquet")
+    frame = frame[frame.gpu == owner.aiconfigurator].astype("float64", errors="ignore")
+    heads = frame.batch * frame.heads
+    pairs = frame.seq * (frame.seq + 1) / 2
+    rate = 4.0 * frame.head_dim * pairs * heads / (frame.ms / 1e3)
+    rate *= sheet.bfloat16_tflop_per_s / owner.bfloat16_tflop_per_s
+    long = pd.DataFrame(
+        {"length": frame.seq, "heads": heads, "group": frame.heads / frame.kv_heads, "rate": rate}
+    )
+    median = long.groupby(["length", "heads", "group"], sort=True).rate.median().reset_index()
+    points = _points(median[["length", "heads", "group"]].to_numpy(), median.rate.to_numpy())
+    scaled = "" if owner is sheet else f", {owner.name} scaled by the bfloat16 peaks"
+    return Table(
+        axes=("length", "heads", "queries_per_key"),
+        points=points,
+        measured=owner is sheet,
+        source=_AICONFIGURATOR + scaled,
+    )
+
+
+def moved_table(sheet: DataSheet, operators: tuple[_MemoryBound, ...]) -> tuple[Table, tuple[Fit, ...]]:
+    """bytes/s by bytes moved: the median over some memory-bound operators per octave.
+
+    The fit leaves a whole operator out and predicts it from the others.
+    """
+    owner = sheet if sheet.vidur is not None else H100
+    rows = _memory_bound_rows(owner, operators)
+    scale = sheet.bandwidth_gb_per_s / owner.bandwidth_gb_per_s
+    points = tuple((num_bytes, _digits(rate * scale)) for num_bytes, rate in _octaves(rows))
+    scaled = "" if owner is sheet else f", {owner.name} scaled by memory bandwidth"
+    table = Table(axes=("bytes",), points=points, measured=owner is sheet, source=_VIDUR + scaled)
+    if owner is not sheet:
+        return table, ()
+    errors, floor_s = [], kernel_floor_s(owner)
+    for name, held_out in rows.groupby("operator", sort=True):
+        rest = Surface(_octaves(rows[rows.operator != name]))
+        for num_bytes, seconds in zip(held_out.num_bytes, held_out.seconds, strict=True):
+            predicted_s = max(floor_s, num_bytes / rest.read(float(num_bytes)).rate)
+            errors.append(abs(predicted_s / seconds - 1))
+    names = ", ".join(column.removesuffix("_ms") for column, _, _ in operators)
+    return table, (_quality(f"bytes moved by {names}; one operator left out", errors),)
+
+
+def _memory_bound_rows(sheet: DataSheet, operators: tuple[_MemoryBound, ...]) -> pd.DataFrame:
+    """operator, bytes moved, seconds of memory-bound operators measured."""
+    frame = _decoder_rows(sheet)
+    parts = []
+    for column, passes, width in operators:
+        num_bytes = passes * 2.0 * frame.num_tokens * width(frame)
+        seconds = frame[column].astype("float64") / 1e3
+        part = pd.DataFrame({"operator": column, "num_bytes": num_bytes, "seconds": seconds})
+        parts.append(part[part.seconds > 0])
+    return pd.concat(parts)
+
+
+def _octaves(rows: pd.DataFrame) -> list[tuple[float, float]]:
+    rows = rows[rows.num_bytes >= SMALLEST_MOVE_BYTES]
+    octave = np.floor(np.log2(rows.num_bytes))
+    rate = (rows.num_bytes / rows.seconds).groupby(octave).median()
+    return [(float(2.0 ** (index + 0.5)), float(value)) for index, value in rate.items()]
+
+
+def kernel_floor_s(sheet: DataSheet) -> float:
+    """The median memory-bound operator too small to be bound by memory: what a kernel costs at least."""
+    rows = _memory_bound_rows(sheet if sheet.vidur is not None else H100, _POINTWISE)
+    small = rows[rows.num_bytes < SMALLEST_MOVE_BYTES]
+    return _digits(float(small.seconds.median()))
+
+
+def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit, ...]]:
+    """NVLink from measured all-reduces, where there are any; everything else by data sheet."""
+    inter = MachineLink(
+        scope="inter",
+        name="infiniband",
+        bytes_per_s=sheet.inter_gb_per_s * GB,
+        latency_s=5e-6,
+        measured=False,
+        source="line rate, HDR 200 Gb/s or NDR 400 Gb/s; latency typical",
+    )
+    if sheet.aiconfigurator is None:
+        intra = MachineLink(
+            scope="intra",
+            name="pcie4 x16",
+            bytes_per_s=31.5 * GB,
+            latency_s=10e-6,
+            measured=False,
+            source="PCIe 4.0 x16 line rate; latency assumed",
+        )
+        return (intra, inter), ()
+    frame = pd.read_parquet(_DATA / "aiconfigurator_nccl_intranode.parquet")
+    frame = frame[(frame.gpu == sheet.aiconfigurator) & (frame.collective == "all_reduce")]
+    frame = frame[frame.message_bytes >= SMALLEST_MESSAGE_BYTES]
+    n = frame.n_gpus.to_numpy(dtype=np.float64)
+    steps = 2 * (n - 1)
+    seconds = frame.ms.to_numpy(dtype=np.float64) / 1e3
+    features = np.stack([steps, steps / n * frame.message_bytes.to_numpy(dtype=np.float64)], axis=1)
+    latency_s, s_per_byte = _relative_fit(features, seconds)
+    errors = []
+    for index in range(len(seconds)):
+        kept = np.arange(len(seconds)) != index
+        solution = _relative_fit(features[kept], seconds[kept])
+        errors.append(abs(float(features[index] @ solution) / seconds[index] - 1))
+    intra = MachineLink(
+        scope="intra",
+        name="nvlink",
+        bytes_per_s=_digits(1 / s_per_byte),
+        latency_s=_digits(latency_s),
+        measured=True,
+        source=f"{_AICONFIGURATOR}, ring formula fitted to all-reduces of 2, 4 and 8",
+    )
+    return (intra, inter), (_quality("intra link", errors),)
+
+
+def _relative_fit(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    scale = features.max(axis=0)
+    solution, _ = nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
+    return np.asarray(solution / scale)
+
+
+def _decoder_rows(sheet: DataSheet) -> pd.DataFrame:
+    frame = pd.read_parquet(_DATA / "vidur_layer_ops_fwd_fp16.parquet")
+    return frame[frame.gpu == sheet.vidur]
+
+
+def _head_width(rows: pd.DataFrame) -> pd.Series:
+    return rows.n_embd / rows.n_head
+
+
+def _tp(rows: pd.DataFrame) -> pd.Series:
+    return rows.num_tensor_parallel_workers
+
+
+def _points(coordinates: np.ndarray, rates: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    rows = [
+        (*(float(value) for value in at), _digits(float(rate)))
+        for at, rate in zip(coordinates, rates, strict=True)
+    ]
+    return tuple(sorted(rows))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.{NUM_DIGITS}g}")
+
+
+def _fit(name: str, table: Table) -> Fit:
+    median, p90 = Surface(table.points).leave_one_out()
+    return Fit(table=name, num_points=len(table.points), median=_digits(median), p90=_digits(p90))
+
+
+def _quality(name: str, errors: Sequence[float]) -> Fit:
+    median, p90 = (float(np.quantile(errors, q)) for q in (0.5, 0.9))
+    return Fit(table=name, num_points=len(errors), median=_digits(median), p90=_digits(p90))
+
+
+def _unmeasured(
+    matmul: Table, attention: Table, pointwise: Table, links: Sequence[MachineLink]
+) -> tuple[str, ...]:
+    tables = (("matmul", matmul), ("attention", attention), ("memory-bound kernels", pointwise))
+    missing = [f"{name}: {table.source}" for name, table in tables if not table.measured]
+    missing += [f"{link.scope} link: {link.source}" for link in links if not link.measured]
+    missing += [
+        "backward of matmul: forward rates at the transposed shapes",
+        f"backward of attention: 2.5 x FLOP at {ATTENTION_BACKWARD_RATE:.2f} x the forward rate (Dao 2023)",
+        "backward of memory-bound kernels: 1.5 x bytes",
+        "executor overhead per action: taken as 0",
+        "float32 and float64: bfloat16 rates scaled by the peaks",
+    ]
+    return tuple(missing)
+
+
+def _provenance(sheet: DataSheet) -> Provenance:
+    return Provenance(
+        date="not stated by the sources",
+        clocks="not stated by the sources",
+        sources=(_AICONFIGURATOR, _VIDUR, f"NVIDIA {sheet.name} data sheet"),
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write all profiles into the folder given, by default the one they ship in."""
+    folder = Path(arguments[0]) if arguments else _PROFILES
+    for sheet in SHEETS:
+        write_profile(build_profile(sheet), folder / f"{sheet.name}.json")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
