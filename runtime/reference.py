@@ -1,0 +1,150 @@
+"""One process, whole modules, the whole global batch: what every plan must give the same as."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from runtime.batches import DataSource, count_targets, microbatch_data
+from runtime.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
+from runtime.stage_module import StageInput, build_stage_module
+from workbench.data.sample import Item
+from workbench.graph.model_graph import TEXT, Module
+from workbench.plan.plan import Microbatch, Plan, Stage
+
+Named = dict[tuple[str, str], Tensor]  # (module, Hugging Face name) -> value
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceResult:
+    """One optimizer step.
+
+    Args:
+        loss: sum of next-token losses of the global batch / number of its targets.
+        gradients: of trainable weights, before clipping; zeros where nothing reached one.
+        weights: of all weights, after the step.
+    """
+
+    loss: float
+    gradients: Named
+    weights: Named
+
+
+class Reference:
+    """The model of a plan as one process trains it. The plan's stages and microbatches are not looked at."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        weights: Path | None = None,
+        optimizer: OptimizerSettings | None = None,
+    ) -> None:
+        self.plan = plan
+        self.dtype = dtype
+        self.settings = OptimizerSettings() if optimizer is None else optimizer
+        self.modules = {
+            module.name: build_stage_module(
+                plan, whole_stage(module), seed=seed, dtype=dtype, weights=weights
+            )
+            for module in plan.model.modules
+        }
+        self._adamw = build_adamw(self._trainable().values(), self.settings)
+
+    def step(self, source: DataSource) -> ReferenceResult:
+        """Train on the plan's global batch once."""
+        trainable = self._trainable()
+        for parameter in trainable.values():
+            parameter.grad = None
+        num_targets = sum(count_targets(sample) for sample in self.plan.batch)
+        if num_targets == 0:
+            raise ValueError("the batch has no text token to predict")
+        loss = self._loss_sum(source) / num_targets
+        if loss.requires_grad:
+            loss.backward()
+        for parameter in trainable.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = {key: _copy(parameter.grad) for key, parameter in trainable.items()}
+        self._update(trainable)
+        weights = {key: parameter.detach().clone() for key, parameter in self._named()}
+        return ReferenceResult(loss=float(loss.detach()), gradients=gradients, weights=weights)
+
+    def _loss_sum(self, source: DataSource) -> Tensor:
+        outputs: dict[str, Tensor] = {}
+        loss: Tensor | None = None
+        for module in self._topological():
+            microbatch = all_items(self.plan, module)
+            if microbatch is None:
+                continue
+            stage_module = self.modules[module.name]
+            data = microbatch_data(self.plan, stage_module.stage, microbatch, source, dtype=self.dtype)
+            entering = self.plan.model.edges_into(module.name)
+            features = {e.name: outputs[e.source] for e in entering if e.source in outputs}
+            outputs[module.name] = stage_module(StageInput(None, data, features))
+            if module.modality == TEXT:
+                loss = outputs[module.name]
+        if loss is None:
+            raise ValueError(f"model {self.plan.model.name!r} has no text module, so it has no loss")
+        return loss
+
+    def _topological(self) -> list[Module]:
+        """Encoders before the LLM: edges lead nowhere else."""
+        return sorted(self.plan.model.modules, key=lambda module: module.modality == TEXT)
+
+    def _update(self, trainable: Mapping[tuple[str, str], nn.Parameter]) -> None:
+        if self._adamw is None:
+            return
+        if self.settings.clip_norm is not None:
+            held = [p.grad for p in trainable.values() if p.grad is not None]
+            factor = clip_factor(float(squared_norm(held)) ** 0.5, self.settings.clip_norm)
+            for gradient in held:
+                gradient.mul_(factor)
+        self._adamw.step()
+
+    def _named(self) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
+        for module, stage_module in self.modules.items():
+            for name, parameter in stage_module.named_weights():
+                yield (module, name), parameter
+
+    def _trainable(self) -> dict[tuple[str, str], nn.Parameter]:
+        return {key: parameter for key, parameter in self._named() if parameter.requires_grad}
+
+
+def reference_step(
+    plan: Plan,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    source: DataSource,
+    weights: Path | None = None,
+    optimizer: OptimizerSettings | None = None,
+) -> ReferenceResult:
+    """One AdamW step on the plan's global batch, from the weights that the plan's ranks start from."""
+    return Reference(plan, seed=seed, dtype=dtype, weights=weights, optimizer=optimizer).step(source)
+
+
+def whole_stage(module: Module) -> Stage:
+    """A stage with all layers of a module."""
+    return Stage(id=0, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=((0,),))
+
+
+def all_items(plan: Plan, module: Module) -> Microbatch | None:
+    """Every item of the batch, one to a row; None where no sample has the module's modality."""
+    if module.modality == TEXT:
+        items = [Item(sample.id, 0) for sample in plan.batch]
+    else:
+        items = [Item(sample.id, s.k) for sample in plan.batch for s in sample.of(module.modality)]
+    if not items:
+        return None
+    rows = tuple((item,) for item in items)
+    return Microbatch(module=module.name, replica=0, index=0, rows=rows)
+
+
+def _copy(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None, "gradients were filled in"
+    return gradient.detach().clone()
