@@ -1,0 +1,160 @@
+"""Schedules as text grids: one line per group of ranks, readable in review, parsed back exactly."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from workbench.schedule.action import Action, parse_action
+
+Rows = tuple[int, ...]
+Programs = Mapping[Rows, Sequence[Action]]
+
+MARK = "<--"
+IDLE = "."
+GOES_ON = "="
+SHOWN_ROWS = 8  # of a grid inside an error, on each side of the marked cell
+SHOWN_COLUMNS = 12
+
+
+class Cell(NamedTuple):
+    """A place in a schedule: the row's ranks and the position in its program."""
+
+    ranks: Rows
+    position: int
+
+
+class Slot(NamedTuple):
+    """An action with its start and end, in ticks; end > start."""
+
+    action: Action
+    start_tick: int
+    end_tick: int
+
+
+def format_programs(programs: Programs, mark: Cell | None = None) -> str:
+    """Programs in issue order, e.g. `0,1 | 0F0 0F1 0B0`, columns aligned.
+
+    Args:
+        programs: ranks (or stages of a group) -> actions.
+        mark: a cell to point at with `<--`; its position may be one past the end.
+    """
+    cells = {ranks: [str(action) for action in actions] for ranks, actions in programs.items()}
+    if mark is not None:
+        row = [*cells[mark.ranks], ""]
+        row[mark.position] = f"{row[mark.position]} {MARK}".lstrip()
+        cells[mark.ranks] = row
+    return _grid(cells)
+
+
+def parse_programs(text: str) -> dict[Rows, tuple[Action, ...]]:
+    """The programs of a grid made by `format_programs`; marks and lines that start with # are passed over.
+
+    Raises:
+        ValueError: naming the line, for a row without ` | `, a repeated row or a bad action.
+    """
+    programs: dict[Rows, tuple[Action, ...]] = {}
+    for number, ranks, cells in _rows(text):
+        if ranks in programs:
+            raise ValueError(f"line {number}: row {_label(ranks)} stands twice")
+        programs[ranks] = tuple(_action(number, cell) for cell in cells if cell != MARK)
+    return programs
+
+
+def format_timeline(rows: Mapping[Rows, Sequence[Slot]]) -> str:
+    """A schedule over time: a column per tick, `=` while an action goes on, `.` while idle.
+
+    Raises:
+        ValueError: slots of one row that overlap or take no time, naming them, with the grid
+            of that row's program marked.
+    """
+    last = max((slot.end_tick for slots in rows.values() for slot in slots), default=0)
+    cells = {}
+    for ranks, slots in rows.items():
+        ordered = sorted(slots, key=lambda slot: slot.start_tick)
+        _check_slots(ranks, ordered)
+        line = [IDLE] * last
+        for slot in ordered:
+            line[slot.start_tick] = str(slot.action)
+            line[slot.start_tick + 1 : slot.end_tick] = [GOES_ON] * (slot.end_tick - slot.start_tick - 1)
+        cells[ranks] = line
+    return _grid(cells)
+
+
+def parse_timeline(text: str) -> dict[Rows, tuple[Slot, ...]]:
+    """The slots of a grid made by `format_timeline`.
+
+    Raises:
+        ValueError: naming the line, as `parse_programs`, or for a `=` that goes on from nothing.
+    """
+    rows: dict[Rows, tuple[Slot, ...]] = {}
+    for number, ranks, cells in _rows(text):
+        slots: list[Slot] = []
+        for tick, cell in enumerate(cells):
+            if cell == GOES_ON:
+                if not slots or slots[-1].end_tick != tick:
+                    raise ValueError(f"line {number}, tick {tick}: {GOES_ON!r} goes on from no action")
+                slots[-1] = slots[-1]._replace(end_tick=tick + 1)
+            elif cell != IDLE:
+                slots.append(Slot(_action(number, cell), tick, tick + 1))
+        rows[ranks] = tuple(slots)
+    return rows
+
+
+def marked_error(message: str, programs: Programs, where: Cell) -> ValueError:
+    """A ValueError that shows the schedule around the offending cell, which is marked."""
+    labels = list(programs)
+    row = labels.index(where.ranks)
+    first_row, first = max(0, row - SHOWN_ROWS), max(0, where.position - SHOWN_COLUMNS)
+    window = {
+        ranks: programs[ranks][first : where.position + SHOWN_COLUMNS + 1]
+        for ranks in labels[first_row : row + SHOWN_ROWS + 1]
+    }
+    grid = format_programs(window, Cell(where.ranks, where.position - first))
+    return ValueError(f"{message} (action {where.position} of the row)\n{grid}")
+
+
+def _check_slots(ranks: Rows, slots: Sequence[Slot]) -> None:
+    program = {ranks: tuple(slot.action for slot in slots)}
+    for place, slot in enumerate(slots):
+        if slot.end_tick <= slot.start_tick:
+            message = f"row {_label(ranks)}: {slot.action} takes no tick, a grid cannot show it"
+            raise marked_error(message, program, Cell(ranks, place))
+    for place, (one, next_one) in enumerate(pairwise(slots)):
+        if next_one.start_tick < one.end_tick:
+            message = f"row {_label(ranks)}: {next_one.action} starts before {one.action} ends"
+            raise marked_error(message, program, Cell(ranks, place + 1))
+
+
+def _grid(cells: Mapping[Rows, Sequence[str]]) -> str:
+    labels = {ranks: _label(ranks) for ranks in cells}
+    margin = max((len(label) for label in labels.values()), default=0)
+    columns = max((len(line) for line in cells.values()), default=0)
+    widths = [max(len(line[i]) for line in cells.values() if i < len(line)) for i in range(columns)]
+    lines = [
+        f"{labels[ranks]:>{margin}} | "
+        + " ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=False))
+        for ranks, line in cells.items()
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _label(ranks: Rows) -> str:
+    return ",".join(str(rank) for rank in ranks)
+
+
+def _rows(text: str) -> Iterable[tuple[int, Rows, list[str]]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        label, bar, cells = line.partition("|")
+        parts = label.strip().split(",")
+        if not bar or not all(part.isdigit() for part in parts):
+            raise ValueError(f"line {number}: want `<ranks> | <actions>`, e.g. `0,1 | 0F0 0B0`, got {line!r}")
+        yield number, tuple(int(part) for part in parts), cells.split()
+
+
+def _action(number: int, text: str) -> Action:
+    try:
+        return parse_action(text)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None
