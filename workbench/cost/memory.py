@@ -1,0 +1,121 @@
+"""Bytes one layer holds on one rank: weights, optimizer state, and what it keeps for its backward."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.graph.frozen import Needs
+from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+
+FLOAT32_BYTES = 4
+INDEX_BYTES = 8
+
+# Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
+LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token")
+
+
+class StateBytes(NamedTuple):
+    """Bytes per parameter."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+
+def state_bytes(element_bytes: int) -> StateBytes:
+    """Weight, gradient and AdamW state per trainable parameter; a frozen one has its weight only.
+
+    2-byte weights have a float32 master copy and two float32 moments (Rajbhandari et al.
+    2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width.
+    """
+    if element_bytes < FLOAT32_BYTES:
+        return StateBytes(element_bytes, element_bytes, 3 * FLOAT32_BYTES)
+    return StateBytes(element_bytes, element_bytes, 2 * element_bytes)
+
+
+def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int) -> int:
+    """Bytes a layer keeps from its forward to its backward, on one rank.
+
+    Per operator, whenever any gradient of the layer runs:
+      attention: query, key, value, output, and a float32 log-sum-exp a head and query;
+      norms and activations: each tensor they read; the loss, logits in float32;
+      sums, rotations, means: nothing.
+    And only when weight gradients run:
+      matmul: its input, once for neighbours that share it, and not again when it is an
+      attention's output; tables: the indices.
+    A layer without gradients keeps nothing.
+
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", section 4.1. Differs: no dropout masks, no stored scores (FlashAttention), and
+    no matmul inputs in frozen layers, whose input gradients need only the weights.
+
+    Complexity: O(operators).
+    """
+    if not needs.any:
+        return 0
+    total = 0.0
+    for previous, operator in pairwise((None, *layer.operators)):
+        tokens = operator_tokens(operator, work, grid) if operator else 0.0
+        if isinstance(operator, Attention | Pointwise):
+            total += tokens * _token_bytes(layer, operator, grid, element_bytes)
+        elif needs.weight_grad and isinstance(operator, Lookup):
+            total += tokens * INDEX_BYTES
+        elif needs.weight_grad and isinstance(operator, Matmul) and not _kept_already(previous, operator):
+            width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
+            total += tokens * width * element_bytes
+    return round(total)
+
+
+def _token_bytes(layer: Layer, operator: Attention | Pointwise, grid: Grid, element_bytes: int) -> float:
+    """Bytes per token that gradients of the layer's input need."""
+    if isinstance(operator, Attention):
+        width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
+        return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
+    if operator.name.endswith(LINEAR):
+        return 0.0
+    is_loss = layer.kind is LayerKind.HEAD and not operator.weights
+    element_bytes = max(FLOAT32_BYTES, element_bytes) if is_loss else element_bytes
+    return operator.width / _cut(operator, grid) * max(1, operator.num_passes - 1) * element_bytes
+
+
+def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> int:
+    """Bytes of the largest operator's input and output, alive while the layer computes.
+
+    Complexity: O(operators).
+    """
+    return round(
+        max(
+            (
+                operator_tokens(operator, work, grid) * _width(operator, grid) * element_bytes
+                for operator in layer.operators
+            ),
+            default=0.0,
+        )
+    )
+
+
+def _kept_already(previous: Operator | None, operator: Matmul) -> bool:
+    """An attention's output is; so is what neighbours of one cut share (query, key, value; gate, up)."""
+    if isinstance(previous, Attention):
+        return True
+    return (
+        isinstance(previous, Matmul)
+        and (previous.in_features, previous.shard) == (operator.in_features, operator.shard)
+        and operator.shard is Shard.COLUMN
+    )
+
+
+def _cut(operator: Pointwise | Lookup | Matmul, grid: Grid) -> int:
+    return 1 if operator.shard is Shard.REPLICATED else grid.tp
+
+
+def _width(operator: Operator, grid: Grid) -> float:
+    """Width of input and output together."""
+    if isinstance(operator, Attention):
+        return 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim / grid.tp
+    if isinstance(operator, Matmul):
+        n = operator.out_features / (grid.tp if operator.shard is Shard.COLUMN else 1)
+        return n + operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
+    if isinstance(operator, Lookup):
+        return operator.width
+    return 2 * operator.width / _cut(operator, grid)
