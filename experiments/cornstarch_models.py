@@ -1,0 +1,73 @@
+"""The papers' multimodal models: encoders and LLM frozen, projectors trained."""
+
+from collections.abc import Callable, Mapping
+
+from workbench.graph import zoo_cornstarch as zoo
+from workbench.graph.model_graph import ModelGraph, Module, connect
+from workbench.graph.module_layers import Projector
+from workbench.graph.trainable import Trainable
+
+_LLM = {"S": zoo.llama_small, "M": zoo.llama_medium, "L": zoo.llama_large}
+_QWEN2_VISION = {"S": zoo.qwen2_vision_small, "M": zoo.qwen2_vision_medium, "L": zoo.qwen2_vision_large}
+_PHI4_AUDIO = {"S": zoo.phi4_audio_small, "M": zoo.phi4_audio_medium, "L": zoo.phi4_audio_large}
+_EVA_CLIP = {"S": zoo.eva_clip_small, "M": zoo.eva_clip_medium, "L": zoo.eva_clip_large}
+_WHISPER = {"S": zoo.whisper_1_4b, "M": zoo.whisper_7b, "L": zoo.whisper_15b}
+
+
+Make = Callable[..., Module]
+
+
+def llm_family() -> Mapping[str, Make]:
+    """Llama by size; both papers print the same layers and widths."""
+    return _LLM
+
+
+def encoder_family(arch: str) -> Mapping[str, Make]:
+    """Encoders by size of a family as Table 1 calls it; ValueError for another name."""
+    families = {
+        "Qwen2 Vision": _QWEN2_VISION,
+        "Phi4 Audio": _PHI4_AUDIO,
+        "EVA-CLIP": _EVA_CLIP,
+        "Whisper": _WHISPER,
+    }
+    if arch not in families:
+        raise ValueError(f"no encoder family {arch!r}: the families are {', '.join(families)}")
+    return families[arch]
+
+
+def icml_model(name: str) -> ModelGraph:
+    """MLLM-<vision><audio><LLM> of the ICML version, e.g. "SML"."""
+    vision, audio, llm = name
+    text = _LLM[llm](trainable=Trainable.NONE)
+    width = _width(text)
+    encoders = (
+        _QWEN2_VISION[vision](width, trainable=Trainable.PROJECTOR),
+        _PHI4_AUDIO[audio](width, trainable=Trainable.PROJECTOR),
+    )
+    return connect(f"mllm-{name.lower()}", *((encoder, text) for encoder in encoders))
+
+
+def icml_encoder_chain(name: str) -> ModelGraph:
+    """The same with one encoder chain before the LLM: what colocated encoders are to a schedule.
+
+    The vision encoder stands for both; for plans whose durations are given.
+    """
+    both = icml_model(name)
+    vision, llm = both.module("vision"), both.module("llm")
+    return connect(f"{both.name}-chain", (vision, llm))
+
+
+def v1_model(name: str, llm: str) -> ModelGraph:
+    """VLM-x, ALM-x or VALM-<vision><audio> of the arXiv version, with linear projectors (section 6.1)."""
+    kind, _, sizes = name.partition("-")
+    text = _LLM[llm](trainable=Trainable.NONE)
+    families = {"VLM": (_EVA_CLIP,), "ALM": (_WHISPER,), "VALM": (_EVA_CLIP, _WHISPER)}[kind]
+    encoders = tuple(
+        family[size](_width(text), projector=Projector.LINEAR, trainable=Trainable.PROJECTOR)
+        for family, size in zip(families, sizes, strict=True)
+    )
+    return connect(f"{name.lower()}-llm-{llm.lower()}", *((encoder, text) for encoder in encoders))
+
+
+def _width(llm: Module) -> int:
+    return llm.layers[0].out_width
