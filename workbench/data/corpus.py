@@ -9,8 +9,9 @@ from typing import NamedTuple
 from workbench.data.sample import Sample, Segment
 
 TEXT = "text"
-WHISPER_WINDOW_S = 30.0
-WHISPER_WINDOW_TOKENS = 1500  # 10 ms mel frames, halved by the stride-2 convolution
+MEL_FRAMES_PER_S = 100
+WHISPER_FRAME_S = 0.02  # 10 ms mel frames, halved by the stride-2 convolution
+WHISPER_WINDOW_TOKENS = 1500
 
 
 class ItemTokens(NamedTuple):
@@ -109,17 +110,35 @@ def qwen2_vl_tokens(height_px: int, width_px: int, *, patch_px: int = 14, merge_
     return ItemTokens(num_patches, num_patches // merge_side**2)
 
 
-def whisper_tokens(duration_s: float) -> tuple[ItemTokens, ...]:
-    """Whisper: one item per started window of 30 s, each padded to 1,500 frames of 20 ms.
+def whisper_tokens(
+    duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS
+) -> tuple[ItemTokens, ...]:
+    """Whisper: one item per started window (30 s), each padded to full length (1,500 frames of 20 ms).
 
     Example:
         >>> len(whisper_tokens(45.0))
         2
     """
+    if not 0 < duration_s < math.inf or window_tokens < 1:
+        raise ValueError(
+            "audio clip: want a duration > 0 s and a window >= 1 token, "
+            f"got {duration_s} s and {window_tokens}"
+        )
+    num_windows = math.ceil(duration_s / (window_tokens * WHISPER_FRAME_S))
+    return (ItemTokens(window_tokens, window_tokens),) * num_windows
+
+
+def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
+    """Phi-4-multimodal's audio encoder: a clip of any length, 10 ms mel frames, 8 to a token.
+
+    Example:
+        >>> conformer_tokens(30.0)
+        ItemTokens(tokens_in=375, tokens_out=375)
+    """
     if not 0 < duration_s < math.inf:
-        raise ValueError(f"audio clip: want a duration > 0 s, got {duration_s}")
-    window = ItemTokens(WHISPER_WINDOW_TOKENS, WHISPER_WINDOW_TOKENS)
-    return (window,) * math.ceil(duration_s / WHISPER_WINDOW_S)
+        raise ValueError(f"audio clip: want a duration > 0 s, got {duration_s} s")
+    num_tokens = math.ceil(duration_s * MEL_FRAMES_PER_S / reduction)
+    return ItemTokens(num_tokens, num_tokens)
 
 
 def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[str, ItemTokens]]) -> Sample:
@@ -181,7 +200,7 @@ def mixed_samples(
         num: of samples; ids count from 0.
         text_tokens: least and most of a sample, both possible, uniform.
         items: what each modality brings.
-        seed: equal seeds give equal samples on every platform and Python version.
+        seed: equal seeds give equal samples.
     """
     low, high = text_tokens
     _check_request(num, low)

@@ -78,6 +78,14 @@ def module_from_config(
     return with_trainable(Module(name=name, modality=modality, layers=layers, source=source), trainable)
 
 
+def modality_of(config: Config) -> str:
+    """ "text", "vision" or "audio": what a configuration is for, when nobody says."""
+    kind = _model_type(_part_for(config, TEXT))
+    if kind in LLMS:
+        return TEXT
+    return "audio" if kind in ("whisper", "phi4_multimodal_audio") else "vision"
+
+
 def canonical_json(config: Config) -> str:
     """The configuration as one line with sorted keys: equal configurations, equal text."""
     return json.dumps(config, sort_keys=True, separators=(",", ":"))

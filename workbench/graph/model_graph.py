@@ -1,7 +1,7 @@
 """The model: modules of layers, joined by edges into a DAG."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -126,15 +126,9 @@ def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
             edges[source.name, target.name] = Edge(
                 source=source.name, target=target.name, after_layer=len(source.layers) - 1, before_layer=0
             )
-    order = list(nx.lexicographical_topological_sort(_order(modules, edges), list(modules).index))
-    return ModelGraph(name=name, modules=tuple(modules[m] for m in order), edges=tuple(edges.values()))
-
-
-def _order(modules: dict[str, Module], edges: dict[tuple[str, str], Edge]) -> nx.DiGraph:
-    graph = nx.DiGraph()
-    graph.add_nodes_from(modules)
-    graph.add_edges_from(edges)
-    return graph
+    graph = ModelGraph(name=name, modules=tuple(modules.values()), edges=tuple(edges.values()))
+    order = nx.lexicographical_topological_sort(graph.networkx(), list(modules).index)
+    return replace(graph, modules=tuple(modules[module] for module in order))
 
 
 def _check_names(model: ModelGraph) -> None:

@@ -1,0 +1,172 @@
+"""The job: what a user wants to train, on what, with which batch; strategies turn it into plans."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workbench.cost.hardware import Cluster
+from workbench.data.sample import Sample
+from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.job_parts import batch_of, cluster_of, model_of
+from workbench.job_schema import JobSpec, read_spec
+from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleLayout:
+    """Ranks of one replica of a module: `pp` stages of tp x cp ranks; pp None: to be searched."""
+
+    module: str
+    pp: int | None = None
+    tp: int = 1
+    cp: int = 1
+
+    def __post_init__(self) -> None:
+        for name, degree in (("pp", self.pp), ("tp", self.tp), ("cp", self.cp)):
+            if degree is not None and degree < 1:
+                raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {degree}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a strategy needs; built from a job.yaml or in Python.
+
+    Args:
+        name: of the job.
+        model: the DAG of modules.
+        cluster: the ranks there are.
+        batch: samples of one step; ids are unique.
+        microbatch_samples: samples that the LLM processes together.
+        replicas: data-parallel copies.
+        layouts: where given; a module without one has pp None, tp 1, cp 1.
+        max_ranks: how many of the cluster's ranks may be used. None: all.
+        settings: precision and per-module settings.
+        profile: name or path of the machine's profile.
+    """
+
+    name: str
+    model: ModelGraph
+    cluster: Cluster
+    batch: tuple[Sample, ...]
+    microbatch_samples: int = 1
+    replicas: int = 1
+    layouts: tuple[ModuleLayout, ...] = ()
+    max_ranks: int | None = None
+    settings: Settings = field(default_factory=Settings)
+    profile: str = ""
+
+    def __post_init__(self) -> None:
+        _check_model(self)
+        _check_batch(self)
+        _check_layouts(self)
+
+
+def load_job(path: str | Path) -> Job:
+    """The job of a job.yaml. Paths inside it are relative to the file.
+
+    Raises:
+        ValueError: one line that names the file, the place, the rule and the value.
+    """
+    file = Path(path)
+    spec = read_spec(file)
+    try:
+        return job_from_spec(spec, folder=file.parent)
+    except ValueError as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"{file}: {message}") from None
+
+
+def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
+    """The job that a checked file describes; `folder` is where its relative paths start."""
+    model = model_of(spec.name, spec.model, folder=folder)
+    settings = Settings(
+        precision=Precision(spec.precision),
+        modules=tuple(
+            ModuleSettings(module=name, recompute=Recompute(layout.recompute))
+            for name, layout in spec.layouts.items()
+            if layout.recompute != "none"
+        ),
+    )
+    profile_path = folder / spec.profile
+    profile = str(profile_path) if profile_path.is_file() else spec.profile
+    return Job(
+        name=spec.name,
+        model=model,
+        cluster=cluster_of(spec.name, spec.cluster, profile=profile),
+        batch=batch_of(spec.batch, model),
+        microbatch_samples=spec.batch.microbatch_samples,
+        replicas=spec.batch.replicas,
+        layouts=tuple(
+            ModuleLayout(module=name, pp=layout.pp, tp=layout.tp, cp=layout.cp)
+            for name, layout in spec.layouts.items()
+        ),
+        max_ranks=spec.max_ranks,
+        settings=settings,
+        profile=profile,
+    )
+
+
+def _check_model(job: Job) -> None:
+    llms = [module.name for module in job.model.modules if module.modality == TEXT]
+    if len(llms) != 1:
+        raise ValueError(
+            f"job {job.name!r}: want exactly one module of modality 'text', got {llms or 'none'}"
+        )
+    for edge in job.model.edges:
+        source = job.model.module(edge.source).layers[edge.after_layer]
+        target = job.model.module(edge.target).layers[edge.before_layer]
+        if source.out_width != target.out_width:
+            raise ValueError(
+                f"job {job.name!r}: edge {edge.name} joins width {source.out_width} to {target.out_width}"
+            )
+    joined = {end for edge in job.model.edges for end in (edge.source, edge.target)}
+    for module in job.model.modules:
+        if module.modality != TEXT and module.name not in joined:
+            raise ValueError(f"job {job.name!r}: module {module.name!r} has no edge")
+
+
+def _check_batch(job: Job) -> None:
+    if not job.batch or job.microbatch_samples < 1 or job.replicas < 1:
+        raise ValueError(
+            f"job {job.name!r}: want >= 1 sample, microbatch_samples and replicas, got "
+            f"{len(job.batch)}, {job.microbatch_samples} and {job.replicas}"
+        )
+    ids = [sample.id for sample in job.batch]
+    if len(set(ids)) != len(ids):
+        twice = next(sample_id for sample_id in ids if ids.count(sample_id) > 1)
+        raise ValueError(f"job {job.name!r}: sample ids must be unique, {twice} is twice")
+    known = [module.modality for module in job.model.modules]
+    for sample in job.batch:
+        for segment in sample.segments:
+            if segment.modality not in known:
+                raise ValueError(
+                    f"job {job.name!r}: sample {sample.id} has a segment of modality "
+                    f"{segment.modality!r}, which no module works on; {_nearest(segment.modality, known)}"
+                )
+
+
+def _check_layouts(job: Job) -> None:
+    names = [module.name for module in job.model.modules]
+    for name in (*(x.module for x in job.layouts), *(x.module for x in job.settings.modules)):
+        if name not in names:
+            raise ValueError(f"job {job.name!r}: no module {name!r}; {_nearest(name, names)}")
+    for layout in job.layouts:
+        if [other.module for other in job.layouts].count(layout.module) > 1:
+            raise ValueError(f"job {job.name!r}: module {layout.module!r} has two layouts")
+        num_layers = len(job.model.module(layout.module).layers)
+        if layout.pp is not None and layout.pp > num_layers:
+            raise ValueError(
+                f"job {job.name!r}: module {layout.module!r} has {num_layers} layers, "
+                f"which cannot make {layout.pp} stages"
+            )
+    if job.max_ranks is not None and not 1 <= job.max_ranks <= job.cluster.num_ranks:
+        raise ValueError(
+            f"job {job.name!r}: max_ranks must be 1 to {job.cluster.num_ranks}, the ranks of cluster "
+            f"{job.cluster.name!r}, got {job.max_ranks}"
+        )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(dict.fromkeys(known))}"

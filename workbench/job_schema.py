@@ -1,0 +1,238 @@
+"""What a job.yaml may say: strict, and every mistake is one line that names the nearest known key."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModuleSpec(Strict):
+    """One module: exactly one of `zoo` (a known model) and `config` (a path, or keys in place)."""
+
+    zoo: str | None = None
+    config: str | dict[str, Any] | None = None
+    modality: str | None = None
+    trainable: Literal["all", "projector", "none"] = "all"
+    projector: Literal["linear", "mlp", "merger"] | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.zoo is None) == (self.config is None):
+            raise ValueError("want exactly one of 'zoo' and 'config'")
+        return self
+
+
+class ModelSpec(Strict):
+    """Modules by name, in order; without edges every encoder feeds the LLM."""
+
+    modules: Annotated[dict[str, ModuleSpec], Field(min_length=1)]
+    edges: tuple[tuple[str, str], ...] | None = None
+
+
+class LinkSpec(Strict):
+    gb_per_s: Positive
+    latency_us: Annotated[float, Field(ge=0)]
+
+
+class LocalSpec(Strict):
+    """Processes of this machine."""
+
+    ranks: Count
+    cores: Count
+
+
+class ClusterSpec(Strict):
+    """`local`, or a device with `nodes` and `ranks_per_node`. The rest defaults to the profile's."""
+
+    local: LocalSpec | None = None
+    device: str | None = None
+    nodes: Count | None = None
+    ranks_per_node: Count | None = None
+    memory_gib: Positive | None = None
+    intra: LinkSpec | None = None
+    inter: LinkSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        remote = (self.device, self.nodes, self.ranks_per_node)
+        if self.local is not None and any(value is not None for value in remote):
+            raise ValueError("'local' excludes 'device', 'nodes' and 'ranks_per_node'")
+        if self.local is None and any(value is None for value in remote):
+            raise ValueError("want 'local', or all of 'device', 'nodes' and 'ranks_per_node'")
+        return self
+
+
+class ItemSpec(Strict):
+    """Items of one modality in a sample; sizes default to the encoder's native input.
+
+    At most one of `images` (height, width in pixels; encoders of any size), `seconds` (audio;
+    a clip longer than a window becomes several items) and `tokens` (in, out).
+    """
+
+    each: Annotated[int, Field(ge=0, strict=True)] = 1
+    most: Count | None = None
+    missing: Share = 0.0
+    images: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)] | None = None
+    seconds: Positive | None = None
+    tokens: tuple[Count, Count] | None = None
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if sum(value is not None for value in (self.images, self.seconds, self.tokens)) > 1:
+            raise ValueError("want at most one of 'images', 'seconds' and 'tokens'")
+        return self
+
+
+class FixedSpec(Strict):
+    """Equal samples."""
+
+    text_tokens: Count
+    items: dict[str, ItemSpec] = {}
+
+    @model_validator(mode="after")
+    def _no_chance(self) -> Self:
+        if any(item.most is not None or item.missing for item in self.items.values()):
+            raise ValueError("'most' and 'missing' belong to a 'mixture'")
+        return self
+
+
+class MixtureSpec(Strict):
+    """Samples that differ, drawn from a seed."""
+
+    seed: Annotated[int, Field(ge=0, strict=True)]
+    text_tokens: tuple[Count, Count]
+    items: dict[str, ItemSpec] = {}
+
+    @model_validator(mode="after")
+    def _no_fixed_number(self) -> Self:
+        if any(item.each != 1 or item.seconds is not None for item in self.items.values()):
+            raise ValueError("'each' and 'seconds' belong to 'fixed'; a mixture has 'most' and 'missing'")
+        return self
+
+
+class BatchSpec(Strict):
+    """The global batch, and how many samples a microbatch holds."""
+
+    samples: Count
+    microbatch_samples: Count = 1
+    replicas: Count = 1
+    fixed: FixedSpec | None = None
+    mixture: MixtureSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.fixed is None) == (self.mixture is None):
+            raise ValueError("want exactly one of 'fixed' and 'mixture'")
+        return self
+
+
+class LayoutSpec(Strict):
+    """Ranks of one replica of a module: pp stages of tp x cp ranks; pp absent: searched."""
+
+    pp: Count | None = None
+    tp: Count = 1
+    cp: Count = 1
+    recompute: Literal["none", "full"] = "none"
+
+
+class JobSpec(Strict):
+    """A whole job.yaml."""
+
+    name: Annotated[str, Field(min_length=1)]
+    model: ModelSpec
+    cluster: ClusterSpec
+    batch: BatchSpec
+    layouts: dict[str, LayoutSpec] = {}
+    max_ranks: Count | None = None
+    precision: Literal["float64", "float32", "bfloat16"] = "bfloat16"
+    profile: Annotated[str, Field(min_length=1)]
+
+
+def read_spec(path: Path) -> JobSpec:
+    """The file, checked.
+
+    Raises:
+        ValueError: one line with the file, the place, the rule and the value.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return parse_spec(text, where=str(path))
+
+
+def parse_spec(text: str, *, where: str = "job") -> JobSpec:
+    """The text of a job.yaml, checked; see `read_spec`."""
+    try:
+        data = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"{where}: not YAML: {line}{getattr(error, 'problem', error)}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: want keys and values, got {type(data).__name__}")
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_one_line(error)}") from None
+
+
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML as usual, but a key that stands twice is an error instead of winning silently."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  (yaml's)
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key, (key_node, _) in zip(keys, node.value, strict=True):
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
+        return super().construct_mapping(node, deep=deep)
+
+
+def _one_line(error: ValidationError) -> str:
+    """An unknown key first (it explains a missing one), else the first complaint."""
+    errors = error.errors()
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    place = [str(part) for part in first["loc"]]
+    where = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(place[:-1])
+        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
+        return f"unknown key {where!r}; {hint}"
+    if first["type"] == "missing":
+        return f"missing key {where!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    value = "" if isinstance(first["input"], dict) else f", got {first['input']!r:.60}"
+    return f"{where or 'file'}: {message}{value}"
+
+
+def _known_keys(place: list[str]) -> list[str]:
+    """Keys allowed at a place in the file."""
+    model: Any = JobSpec
+    for part in place:
+        field = model.model_fields.get(part) if model is not None else None
+        if field is not None:
+            model = _model_in(field.annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _model_in(annotation: Any) -> Any:
+    """The schema class inside an annotation, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
