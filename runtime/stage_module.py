@@ -218,6 +218,7 @@ def build_stage_module(
             _set_parameter(layer, local, made[name])
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.recompute = plan.settings.of(module.name).recompute
+    built.weights()  # refuses a tie that names no parameter
     return built
 
 

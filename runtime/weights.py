@@ -1,7 +1,7 @@
 """Weights in Hugging Face folders: one folder per module, config.json beside safetensors."""
 
 import json
-import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -111,14 +111,27 @@ def finish_export(target: Path, model: ModelGraph) -> None:
     Raises:
         ValueError: `target` exists, or the parts do not hold every weight of the model once.
     """
-    if target.exists():
-        raise ValueError(f"export folder {target} exists already; give a new one")
-    for module in model.modules:
-        _finish_module(part_folder(target) / module.name, module)
+    _refuse_existing(target)
+    placed = [(module, *_placed(part_folder(target) / module.name, module)) for module in model.modules]
+    for module, parts, names in placed:
+        _finish_module(part_folder(target) / module.name, module, parts, names)
     part_folder(target).rename(target)
 
 
-def _finish_module(folder: Path, module: Module) -> None:
+def start_export(target: Path) -> None:
+    """Refuse a folder that exists, and drop parts that an interrupted export left. One process calls it."""
+    _refuse_existing(target)
+    if part_folder(target).exists():
+        shutil.rmtree(part_folder(target))
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise ValueError(f"export folder {target} exists already; give a new one")
+
+
+def _placed(folder: Path, module: Module) -> tuple[list[Path], dict[str, int]]:
+    """The parts in layer order, and tensor name -> number of the part that holds it."""
     parts = sorted(folder.glob("stage-*.safetensors"))
     names: dict[str, int] = {}
     for number, part in enumerate(parts):
@@ -130,11 +143,15 @@ def _finish_module(folder: Path, module: Module) -> None:
     missing = sorted(adapter_of(module).shapes().keys() - names.keys())
     if missing:
         raise ValueError(f"module {module.name!r}: no part holds tensors {', '.join(missing)}")
+    return parts, names
+
+
+def _finish_module(folder: Path, module: Module, parts: list[Path], names: dict[str, int]) -> None:
     shards = [SINGLE] if len(parts) == 1 else [_shard_name(i, len(parts)) for i in range(len(parts))]
     for part, shard in zip(parts, shards, strict=True):
         part.rename(folder / shard)
     if len(parts) > 1:
-        size = sum(os.path.getsize(folder / shard) for shard in shards)  # noqa: PTH202
+        size = sum(_tensor_bytes(folder / shard) for shard in shards)
         index = {
             "metadata": {"total_size": size},
             "weight_map": {name: shards[number] for name, number in sorted(names.items())},
@@ -146,6 +163,13 @@ def _finish_module(folder: Path, module: Module) -> None:
         dtype = file.get_tensor(next(iter(file.keys()))).dtype
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _tensor_bytes(file: Path) -> int:
+    """What follows a safetensors file's header, whose length is its first eight bytes."""
+    with file.open("rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+    return file.stat().st_size - 8 - header_bytes
 
 
 def _shard_name(index: int, count: int) -> str:
