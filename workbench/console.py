@@ -50,9 +50,9 @@ class Ticker:
         self._progress = progress
         self._task = task
 
-    def expect(self, total: int) -> None:
-        """Set the number of steps, once known."""
-        self._progress.update(self._task, total=total)
+    def at(self, done: int, total: int, note: str = "") -> None:
+        """Show that `done` of `total` steps are over."""
+        self._progress.update(self._task, completed=done, total=total, note=note)
 
     def step(self, note: str = "") -> None:
         """One step done; `note` is shown behind the bar until the next one."""

@@ -101,10 +101,10 @@ def ranking_svg(plans: Sequence[PlanTimes]) -> str:
         axes = figure.subplots()
         for index, plan in enumerate(plans):
             if plan.simulated_s is not None:
-                _bar(axes, index - 0.19, plan.simulated_s, SIMULATED)
+                _bar(axes, index - 0.19, plan.simulated_s, plan.simulated_s, SIMULATED)
             executed = plan.executed_median_s
             if executed is not None:
-                _bar(axes, index + 0.19, executed, EXECUTED)
+                _bar(axes, index + 0.19, executed, max(plan.executed_s), EXECUTED)
                 axes.plot(
                     [ms(min(plan.executed_s)), ms(max(plan.executed_s))],
                     [index + 0.19] * 2,
@@ -124,9 +124,9 @@ def ranking_svg(plans: Sequence[PlanTimes]) -> str:
     return out[0]
 
 
-def _bar(axes: Any, height: float, value_s: float, colour: str) -> None:
+def _bar(axes: Any, height: float, value_s: float, label_at_s: float, colour: str) -> None:
     axes.barh(height, ms(value_s), height=0.34, color=colour)
-    axes.text(ms(value_s), height, f"  {ms(value_s):,.3g}", va="center", color=INK, fontsize=8)
+    axes.text(ms(label_at_s), height, f"  {ms(value_s):,.3g}", va="center", color=INK, fontsize=8)
 
 
 def memory_svg(rows: Sequence[TimelineRow], simulated: Trace | None, executed: Trace | None) -> str:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Comparison, Group, Row
+from workbench.trace import Trace
 from workbench.units import gib, ms
 
 TITLES = {
@@ -77,6 +79,27 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
             table.add_row(Text(TITLES[group], style="bold"))
         for row in rows:
             table.add_row(f"  {row_label(row, plan)}", *row_cells(row))
+    return table
+
+
+def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
+    """The figures of named traces of one plan, a line each."""
+    table = Table(title=f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks")
+    table.title_justify = "left"
+    table.add_column("")
+    for header in ("iteration", "idle", "imbalance", "exposed communication", "peak memory", "loss"):
+        table.add_column(header, justify="right")
+    for name, trace in traces:
+        figures = step_metrics(trace)
+        table.add_row(
+            name,
+            milliseconds(figures.iteration_s),
+            percent(figures.bubble_fraction, signed=False),
+            f"{figures.imbalance:.2f}",
+            milliseconds(figures.exposed_communication_s),
+            "-" if figures.peak_bytes is None else mebibytes(figures.peak_bytes),
+            "-" if trace.loss is None else f"{trace.loss:.6f}",
+        )
     return table
 
 

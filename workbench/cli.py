@@ -1,0 +1,309 @@
+"""The commands. Names become objects here, and only here are simulator and runtime imported."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from workbench.console import OneLineErrors, emit_json, show, ticking
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, known_profiles, load_profile
+from workbench.job import Job, load_job
+from workbench.metrics import step_metrics
+from workbench.plan.check import check
+from workbench.plan.codec import plan_hash, read_plan, write_plan, write_text
+from workbench.plan.deadlock import check_deadlock
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import MemoryTable, check_memory, memory_table
+from workbench.plan.plan import Plan
+from workbench.plan.price import price
+from workbench.report.compare import compare
+from workbench.report.tables import comparison_table, metrics_table, milliseconds, plan_table, unmeasured_text
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.trace import Trace
+from workbench.trace_json import read_trace, write_trace
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Plan multimodal training, simulate the plan, run it, and hold one against the other.",
+)
+
+PlanFile = Annotated[Path, typer.Argument(help="plan file", metavar="PLAN")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
+
+
+class Strategy(StrEnum):
+    """Strategies by the names users type."""
+
+    CORNSTARCH = "cornstarch"
+    CORNSTARCH_FROZEN_UNAWARE = "cornstarch-frozen-unaware"
+    ENCODERS_COLOCATED = "encoders-colocated"
+    ENCODERS_COLOCATED_FROZEN_AWARE = "encoders-colocated-frozen-aware"
+    ENCODERS_REPLICATED = "encoders-replicated"
+
+
+PLANNERS = {
+    Strategy.CORNSTARCH: cornstarch.plan,
+    Strategy.CORNSTARCH_FROZEN_UNAWARE: cornstarch.plan_frozen_unaware,
+    Strategy.ENCODERS_COLOCATED: encoders_colocated.plan,
+    Strategy.ENCODERS_COLOCATED_FROZEN_AWARE: encoders_colocated.plan_frozen_aware,
+    Strategy.ENCODERS_REPLICATED: encoders_replicated.plan,
+}
+
+
+class Device(StrEnum):
+    """What `calibrate` can measure."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@app.command("plan")
+def plan_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
+    strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = Strategy.CORNSTARCH,
+    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a job into a plan."""
+    wanted = load_job(job)
+    facts = load_profile(profile or wanted.profile)
+    with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
+
+        def progress(done: int, total: int, best_s: float) -> None:
+            ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
+
+        made = PLANNERS[strategy](wanted, CostModel(facts), progress)
+    accepted(made)
+    write_plan(made, output)
+    if as_json:
+        emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
+    else:
+        show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
+
+
+@app.command("check")
+def check_command(
+    plan: PlanFile,
+    job: Annotated[Path | None, typer.Option(help="job file whose model and cluster it must be for")] = None,
+) -> None:
+    """Say whether a plan is sound, fits and cannot deadlock; show its stages and programs."""
+    found = read_plan(plan)
+    if job is not None:
+        _check_job(found, load_job(job), plan)
+    accepted(found)
+    programs = Table(title="programs", title_justify="left")
+    programs.add_column("ranks")
+    programs.add_column("actions", overflow="fold")
+    for program in found.programs:
+        programs.add_row(", ".join(map(str, program.ranks)), " ".join(map(str, program.actions)))
+    show(
+        plan_table(found), programs, f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
+    )
+
+
+@app.command("simulate")
+def simulate_command(
+    plan: PlanFile,
+    trace: Annotated[Path | None, typer.Option(help="trace file to write (Perfetto opens it)")] = None,
+    profile: Annotated[str | None, typer.Option(help="profile name or file; default: by device")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict what one step of a plan takes."""
+    found = read_plan(plan)
+    facts = load_profile(profile) if profile else _profile_of(found)
+    simulated = predict(found, facts)
+    if trace is not None:
+        write_trace(simulated, trace)
+    _tell_trace(found, simulated, as_json=as_json)
+
+
+@app.command("run")
+def run_command(
+    plan: PlanFile,
+    local: Annotated[
+        bool, typer.Option("--local", help="run its ranks as processes of this machine")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(help="trace file to write; one per repetition")] = None,
+    repetitions: Annotated[int, typer.Option(min=1, help="timed steps, each from fresh weights")] = 1,
+    warmup: Annotated[int, typer.Option(min=0, help="untimed steps before each timed one")] = 1,
+    seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
+    weights: Annotated[Path | None, typer.Option(help="folder with a Hugging Face folder per module")] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="seconds, of any single wait")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Run one step of a plan for real."""
+    if not local:
+        raise ValueError(
+            "run: want --local; on a cluster start torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
+        )
+    from runtime.launch import run_local
+
+    found = read_plan(plan)
+    accepted(found)
+    with ticking(f"running on {len(found.ranks)} ranks", None, quiet=as_json):
+        result = run_local(
+            found, repetitions=repetitions, warmup=warmup, seed=seed, weights=weights, timeout_s=timeout
+        )
+    files = repetition_paths(trace, len(result.traces)) if trace else ()
+    for path, executed in zip(files, result.traces, strict=False):
+        write_trace(executed, path)
+    _tell_run(found, result.traces, files, as_json=as_json)
+
+
+@app.command("compare")
+def compare_command(
+    simulated: Annotated[Path, typer.Argument(help="simulated trace", metavar="SIMULATED")],
+    executed: Annotated[list[Path], typer.Argument(help="executed traces", metavar="EXECUTED...")],
+    plan: Annotated[Path | None, typer.Option(help="plan file, to name the stages")] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold a simulated trace against the executed ones of the same plan."""
+    comparison = compare(read_trace(simulated), [read_trace(path) for path in executed])
+    named = read_plan(plan) if plan is not None else None
+    if named is not None and plan_hash(named) != comparison.plan_hash:
+        raise ValueError(
+            f"{plan}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
+        )
+    if as_json:
+        emit_json(comparison.as_json())
+    else:
+        show(comparison_table(comparison, named))
+
+
+@app.command("report")
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="folder with plans and traces", metavar="FOLDER")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="default: FOLDER/report.html")] = None,
+) -> None:
+    """Write one self-contained HTML page about a folder of plans and traces."""
+    from workbench.report.folder import read_folder
+    from workbench.report.html import report_html
+
+    path = output or folder / "report.html"
+    write_text(report_html(read_folder(folder)), path)
+    show(f"written to {path}")
+
+
+@app.command("reproduce")
+def reproduce_command(
+    names: Annotated[list[str], typer.Argument(help="all, PAPER or PAPER/SCRIPT", metavar="NAME...")],
+    as_json: Json = False,
+) -> None:
+    """Rerun experiments and hold them against what the papers printed."""
+    from experiments.paper import reproduce, scripts
+
+    with ticking("reproducing", len(scripts()), quiet=as_json) as ticker:
+        done: list[str] = []
+
+        def tell(table: str) -> None:
+            done.append(table)
+            ticker.step(table.splitlines()[-1])
+
+        summary = reproduce(() if "all" in names else names, show=tell)
+    if as_json:
+        emit_json(summary)
+    else:
+        show(*done)
+    if any(row["verdict"] in ("OFF", "MISSING") for row in summary.values()):
+        raise typer.Exit(1)
+
+
+def predict(plan: Plan, profile: Profile) -> Trace:
+    """Simulate a plan with the prices of a profile; what was not measured stands in the details.
+
+    Raises:
+        ValueError: a plan that is refused, or that the profile cannot price.
+    """
+    from sim.deadlock import DeadlockError
+    from sim.engine import simulate
+
+    lowered, memory = accepted(plan)
+    prices = price(lowered, CostModel(profile))
+    try:
+        trace = simulate(lowered, prices.duration_s, memory=memory)
+    except DeadlockError as error:
+        raise ValueError(str(error)) from error
+    details = (("profile", profile.name), *(("unmeasured", name) for name in prices.unmeasured))
+    return replace(trace, details=(*trace.details, *details))
+
+
+def accepted(plan: Plan) -> tuple[Lowered, MemoryTable]:
+    """A plan lowered, with its memory, after every check; ValueError where one refuses it."""
+    check(plan)
+    lowered = lower(plan)
+    check_deadlock(lowered)
+    memory = memory_table(lowered)
+    check_memory(lowered, memory)
+    return lowered, memory
+
+
+def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
+    """One file per repetition: `a.run.json` becomes `a.1.run.json`, `a.2.run.json`, ..."""
+    if repetitions == 1:
+        return (path,)
+    stem, dot, rest = path.name.partition(".")
+    return tuple(path.with_name(f"{stem}.{index}{dot}{rest}") for index in range(1, repetitions + 1))
+
+
+def _profile_of(plan: Plan) -> Profile:
+    """The shipped profile of the cluster's device kind."""
+    device = plan.cluster.nodes[0].device
+    for name in known_profiles():
+        profile = load_profile(name)
+        if profile.device == device:
+            return profile
+    raise ValueError(
+        f"no shipped profile is of device {device!r}: name one with --profile "
+        f"(a file made by `workbench calibrate`, or one of {', '.join(known_profiles())})"
+    )
+
+
+def _check_job(plan: Plan, job: Job, path: Path) -> None:
+    for what, ours, theirs in (
+        ("model", plan.model, job.model),
+        ("cluster", plan.cluster, job.cluster),
+        ("batch", plan.batch, job.batch),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{path}: a plan for another {what} than job {job.name!r}: "
+                f"{getattr(ours, 'name', 'other samples')} against {getattr(theirs, 'name', 'its samples')}"
+            )
+
+
+def _tell_trace(plan: Plan, trace: Trace, *, as_json: bool) -> None:
+    unmeasured = [value for name, value in trace.details if name == "unmeasured"]
+    if as_json:
+        emit_json(
+            {"plan_hash": trace.plan_hash, "strategy": plan.strategy, "unmeasured": unmeasured}
+            | asdict(step_metrics(trace))
+        )
+    else:
+        show(metrics_table(plan, [("simulated", trace)]), unmeasured_text(unmeasured))
+
+
+def _tell_run(plan: Plan, traces: Sequence[Trace], files: Sequence[Path], *, as_json: bool) -> None:
+    if as_json:
+        steps = [asdict(step_metrics(trace)) | {"loss": trace.loss} for trace in traces]
+        emit_json(
+            {"plan_hash": traces[0].plan_hash, "strategy": plan.strategy, "steps": steps}
+            | {"traces": [str(path) for path in files]}
+        )
+    else:
+        named = [(f"repetition {index}", trace) for index, trace in enumerate(traces, 1)]
+        show(metrics_table(plan, named), *(f"written to {path}" for path in files))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="workbench")
