@@ -1,15 +1,12 @@
 """Bytes held by every rank over time."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from workbench.plan.memory import MemoryTable
 from workbench.trace import MemorySample, Span
 
-if TYPE_CHECKING:
-    from workbench.plan.memory import MemoryTable
 
-
-def memory_over_time(table: "MemoryTable", rank: int, spans: Iterable[Span]) -> list[MemorySample]:
+def memory_over_time(table: MemoryTable, rank: int, spans: Iterable[Span]) -> list[MemorySample]:
     """Static bytes, plus what actions acquire at their start, less what they release at their end.
 
     Args:

@@ -1,6 +1,5 @@
 """Compute lanes: an action starts when it is next on every rank of its stage and its inputs are there."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import isnan, nan
@@ -10,7 +9,8 @@ from simpy.core import Environment
 from sim.clock import after
 from sim.cores import SharedCores
 from workbench.plan.lowered import Lowered
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.plan.plan import Program
+from workbench.schedule.action import Action, Pass
 
 
 class Turn:
@@ -71,21 +71,9 @@ class ComputeLanes:
         self._place = _places(lowered, partial(SharedCores, env, done=self._end_part))
         self.turns: dict[Action, Turn] = {}
         self.steps: dict[int, Turn] = {}
-        for index, program in enumerate(self._programs):
-            for action in program.actions:
-                if action.kind in COMPUTE:
-                    self._turn_of(lowered, action, duration_s[action]).programs.append(index)
-            kinds = Counter(action.kind for action in program.actions)
-            for rank in program.ranks if kinds[Pass.STEP] else ():
-                step = self.steps[rank] = Turn(program.actions[-1], duration_s[program.actions[-1]])
-                step.missing = 1 + kinds[Pass.REDUCE_GRAD]
-                step.cores = self._parts((rank,))
+        self._lanes = [self._lane(index, program, duration_s) for index, program in enumerate(self._programs)]
         self._readers: dict[int, list[Turn]] = {}
-        for action, turn in self.turns.items():
-            rows = lowered.inputs.get(action, ())
-            turn.missing = len(turn.programs) + len(rows)
-            for row in rows:
-                self._readers.setdefault(row, []).append(turn)
+        self._connect(lowered)
 
     def start(self, *, send: Callable[[int], None], issue: Callable[[int, int], None]) -> None:
         """Let every program come to its first action.
@@ -108,15 +96,40 @@ class ComputeLanes:
         if rank in self.steps:
             self._less_to_wait(self.steps[rank])
 
-    def _turn_of(self, lowered: Lowered, action: Action, duration_s: float) -> Turn:
-        if action not in self.turns:
-            turn = self.turns[action] = Turn(action, duration_s)
-            stage = lowered.plan.stage[action.stage or 0]
-            turn.cores = self._parts(stage.flat_ranks)
-            # A broadcast follows the row that it hands on, so the network sends it.
-            rows = lowered.outputs.get(action, ())
-            turn.rows = tuple(row for row in rows if lowered.transfers[row].after is None)
-        return self.turns[action]
+    def _lane(
+        self, index: int, program: Program, duration_s: Mapping[Action, float]
+    ) -> list[tuple[Turn, ...]]:
+        """What each action of a program is here: a turn, a turn per rank, or none for a reduction."""
+        lane: list[tuple[Turn, ...]] = []
+        for action in program.actions:
+            if action.kind is Pass.REDUCE_GRAD:
+                lane.append(())
+            elif action.kind is Pass.STEP:
+                steps = {rank: Turn(action, duration_s[action]) for rank in program.ranks}
+                for rank, step in steps.items():
+                    step.missing = 1 + lane.count(())
+                    step.cores = self._parts((rank,))
+                self.steps |= steps
+                lane.append(tuple(steps.values()))
+            else:
+                if action not in self.turns:
+                    self.turns[action] = Turn(action, duration_s[action])
+                self.turns[action].programs.append(index)
+                lane.append((self.turns[action],))
+        return lane
+
+    def _connect(self, lowered: Lowered) -> None:
+        """Tell every turn its place, its inputs and its outputs."""
+        parts = {stage.id: self._parts(stage.flat_ranks) for stage in lowered.plan.stages}
+        after = {row.row for row in lowered.transfers if row.after is not None}
+        for action, turn in self.turns.items():
+            turn.cores = parts[action.stage or 0]
+            # A row that follows another, like a broadcast, is sent by the network.
+            turn.rows = tuple(row for row in lowered.outputs.get(action, ()) if row not in after)
+            rows = lowered.inputs.get(action, ())
+            turn.missing = len(turn.programs) + len(rows)
+            for row in rows:
+                self._readers.setdefault(row, []).append(turn)
 
     def _parts(self, ranks: tuple[int, ...]) -> tuple[SharedCores[Turn] | None, ...]:
         """Where the work is done: one part per rank on shared cores, one for all other ranks."""
@@ -126,21 +139,16 @@ class ComputeLanes:
 
     def _advance(self, index: int) -> None:
         """Come to the program's next pass; reductions on the way are issued, not waited for."""
-        program = self._programs[index]
-        for action in program.actions[self.position[index] + 1 :]:
+        lane = self._lanes[index]
+        self.position[index] += 1
+        while self.position[index] < len(lane) and not lane[self.position[index]]:
+            for rank in self._programs[index].ranks:
+                self._issue(rank, self._num_issued[index])
+            self._num_issued[index] += 1
             self.position[index] += 1
-            if action.kind is Pass.REDUCE_GRAD:
-                for rank in program.ranks:
-                    self._issue(rank, self._num_issued[index])
-                self._num_issued[index] += 1
-                continue
-            if action.kind is Pass.STEP:
-                for rank in program.ranks:
-                    self._less_to_wait(self.steps[rank])
-            else:
-                self._less_to_wait(self.turns[action])
-            return
-        self.position[index] = len(program.actions)
+        if self.position[index] < len(lane):
+            for turn in lane[self.position[index]]:
+                self._less_to_wait(turn)
 
     def _less_to_wait(self, turn: Turn) -> None:
         turn.missing -= 1

@@ -70,7 +70,7 @@ class Oracle:
     def run(self) -> None:
         rules = (self.finish_work, self.end_actions, self.land, self.start_actions, self.reduce)
         while True:
-            while any([rule() for rule in rules]):
+            while any(rule() for rule in rules):
                 pass
             if self.arbitrate():
                 continue
@@ -169,7 +169,7 @@ class Oracle:
             rate = min(1.0, self.shared[node] / len(active))
             passed = self.clock[node] + (self.now - self.clock_at[node]) * rate
             is_end = self.now == self.shared_end(node)
-            self.clock[node] = min(active) if is_end else min(passed, min(active))
+            self.clock[node] = min(active) if is_end else min(passed, *active)
         else:
             self.clock[node] = 0.0
         self.clock_at[node] = self.now

@@ -1,0 +1,160 @@
+"""What a trace says about a step: pure functions of its spans, messages and memory samples."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from workbench.schedule.action import Action, Pass
+from workbench.trace import Lane, Span, Trace
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """The figures people compare steps by.
+
+    Args:
+        iteration_s: end of the last span or message.
+        bubble_fraction: mean over ranks of the time in which a rank computes nothing.
+        imbalance: busiest rank's compute time over the mean of all ranks, >= 1.
+        exposed_communication_s: mean over ranks of the time in which a rank computes nothing
+            while a message to it is on its way or its gradients are reduced.
+        peak_bytes: of the fullest rank; None for a trace without memory.
+    """
+
+    iteration_s: float
+    bubble_fraction: float
+    imbalance: float
+    exposed_communication_s: float
+    peak_bytes: int | None
+
+
+def step_metrics(trace: Trace) -> StepMetrics:
+    """All figures of a step at once; ValueError for a trace without spans."""
+    bubbles = bubble_fraction(trace).values()
+    exposed = exposed_communication_s(trace).values()
+    return StepMetrics(
+        iteration_s=trace.iteration_s,
+        bubble_fraction=sum(bubbles) / len(bubbles),
+        imbalance=imbalance(trace),
+        exposed_communication_s=sum(exposed) / len(exposed),
+        peak_bytes=max(peak_bytes(trace).values(), default=None),
+    )
+
+
+def busy_s(trace: Trace) -> dict[int, float]:
+    """Rank -> seconds in which its compute lane runs an action; ValueError without spans."""
+    return {rank: _length(intervals) for rank, intervals in _compute(trace).items()}
+
+
+def bubble_fraction(trace: Trace) -> dict[int, float]:
+    """Rank -> part of the iteration in which its compute lane is idle; 0 for a step that takes no time."""
+    iteration_s = trace.iteration_s
+    if iteration_s == 0:
+        return dict.fromkeys(busy_s(trace), 0.0)
+    return {rank: 1.0 - busy / iteration_s for rank, busy in busy_s(trace).items()}
+
+
+def imbalance(trace: Trace) -> float:
+    """Compute time of the busiest rank over the mean of all ranks; 1 when nobody computes."""
+    busy = busy_s(trace).values()
+    total_s = sum(busy)
+    return max(busy) * len(busy) / total_s if total_s else 1.0
+
+
+def mfu(trace: Trace, *, model_flop: float, peak_flop_per_s: float) -> float:
+    """Model FLOP utilisation: useful FLOP of the step over what all its ranks could have done.
+
+    Args:
+        trace: of the step; its ranks are those with a span.
+        model_flop: FLOP that the step needs, without recompute, > 0.
+        peak_flop_per_s: of one rank, > 0.
+    """
+    if model_flop <= 0 or peak_flop_per_s <= 0:
+        raise ValueError(f"mfu: want FLOP and peak > 0, got {model_flop} and {peak_flop_per_s} FLOP/s")
+    if trace.iteration_s == 0:
+        raise ValueError("mfu: the step takes no time")
+    return model_flop / (trace.iteration_s * peak_flop_per_s * len(busy_s(trace)))
+
+
+def peak_bytes(trace: Trace) -> dict[int, int]:
+    """Rank -> most bytes held at any moment; empty for a trace without memory."""
+    peaks: dict[int, int] = {}
+    for sample in trace.memory:
+        peaks[sample.rank] = max(sample.num_bytes, peaks.get(sample.rank, 0))
+    return peaks
+
+
+def exposed_communication_s(trace: Trace) -> dict[int, float]:
+    """Rank -> seconds in which it computes nothing while communication for it is under way.
+
+    That is a message to it, from the moment it is ready at its sender until it is there (so
+    queueing for the link counts), or a reduction of its gradients. Idle time without either
+    is a bubble of the schedule.
+    """
+    compute = _compute(trace)
+    under_way: dict[int, list[Interval]] = {rank: [] for rank in compute}
+    for message in trace.messages:
+        under_way.setdefault(message.destination_rank, []).append((message.ready_s, message.end_s))
+    for span in trace.spans:
+        if span.lane is Lane.REDUCE:
+            under_way[span.rank].append((span.start_s, span.end_s))
+    return {
+        rank: _length(chain(intervals, compute.get(rank, ()))) - _length(compute.get(rank, ()))
+        for rank, intervals in under_way.items()
+    }
+
+
+def action_s(trace: Trace) -> dict[Action, float]:
+    """Action -> seconds it took on its slowest rank, in order of first appearance.
+
+    Steps of all ranks are one entry.
+    """
+    found: dict[Action, float] = {}
+    for span in trace.spans:
+        found[span.action] = max(span.end_s - span.start_s, found.get(span.action, 0.0))
+    return found
+
+
+def time_by_kind(trace: Trace) -> dict[Pass, float]:
+    """Pass -> summed seconds of its actions, each counted once however many ranks it ran on."""
+    totals = dict.fromkeys(Pass, 0.0)
+    for action, duration_s in action_s(trace).items():
+        totals[action.kind] += duration_s
+    return {kind: total for kind, total in totals.items() if total}
+
+
+def time_by_stage(trace: Trace) -> dict[int, dict[Pass, float]]:
+    """Stage -> pass -> summed seconds of its actions, stages ascending; STEP belongs to none."""
+    totals: dict[int, dict[Pass, float]] = {}
+    for action, duration_s in action_s(trace).items():
+        if action.stage is not None:
+            of_stage = totals.setdefault(action.stage, {})
+            of_stage[action.kind] = of_stage.get(action.kind, 0.0) + duration_s
+    return dict(sorted(totals.items()))
+
+
+def _compute(trace: Trace) -> dict[int, list[Interval]]:
+    """Rank -> intervals of its compute lane, ranks ascending."""
+    if not trace.spans:
+        raise ValueError("the trace has no spans, so there is no step to measure")
+    found: dict[int, list[Interval]] = {rank: [] for rank in sorted({span.rank for span in trace.spans})}
+    for span in trace.spans:
+        if span.lane is Lane.COMPUTE:
+            found[span.rank].append(_interval(span))
+    return found
+
+
+def _interval(span: Span) -> Interval:
+    return span.start_s, span.end_s
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    """Length of a union of intervals. O(n log n)."""
+    total_s, reached_s = 0.0, float("-inf")
+    for start_s, end_s in sorted(intervals):
+        if end_s > reached_s:
+            total_s += end_s - max(start_s, reached_s)
+            reached_s = end_s
+    return total_s

@@ -1,0 +1,262 @@
+"""Trace files: Chrome JSON that Perfetto opens and that holds every exact number, to be read back."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.schedule.action import Pass, parse_action
+from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
+from workbench.units import US_PER_S
+
+FORMAT = "multimodal-workbench trace"
+SCHEMA_VERSION = 1
+
+SEND = "send"
+RECEIVE = "receive"
+MEMORY = "memory"
+
+_LANE_IDS = {Lane.COMPUTE: 0, Lane.SEND: 1, Lane.REDUCE: 2}
+_FIRST_SEND_ID = 10  # tracks of messages: as many as overlap, senders here, receivers after 1000
+_FIRST_RECEIVE_ID = 1010
+
+_PASSES = {kind.value for kind in Pass}
+
+Event = dict[str, Any]
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write a file that Perfetto and chrome://tracing open, all of it or nothing.
+
+    A process is a rank and a thread a lane; slices are named like torch's (`PP:2F0`), their
+    category is the pass. A message is a slice at its sender and one at its receiver, joined
+    by an arrow; memory is a counter. Timestamps are microseconds for the viewer, the exact
+    seconds stand beside them. Equal traces give equal bytes.
+
+    Raises:
+        ValueError: a time that is not finite.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(dumps(trace), encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace of a file that `write_trace` wrote; ValueError in one line for any other file."""
+    try:
+        return loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a trace file: not UTF-8 text at byte {error.start}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def dumps(trace: Trace) -> str:
+    """The file's text, one event per line."""
+    events = [*_metadata(trace), *_spans(trace), *_messages(trace), *_memory(trace)]
+    try:
+        lines = ",\n".join(json.dumps(event, allow_nan=False, separators=(",", ":")) for event in events)
+    except ValueError as error:
+        raise ValueError("trace: times must be finite to be written") from error
+    header = json.dumps(_header(trace), separators=(",", ":"))
+    return f'{{"traceEvents":[\n{lines}\n],\n"displayTimeUnit":"ms",\n"otherData":{header}}}\n'
+
+
+def loads(text: str) -> Trace:
+    """The trace of a file's text; ValueError in one line when it is none."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not a trace file: {error.msg} at line {error.lineno}") from error
+    except RecursionError as error:
+        raise ValueError("not a trace file: nested too deeply") from error
+    header = document.get("otherData") if isinstance(document, dict) else None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f"not a trace file: otherData.format must be {FORMAT!r}")
+    if header.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"trace schema version must be {SCHEMA_VERSION}, got {header.get('schema_version')}")
+    try:
+        return _trace(header, document["traceEvents"])
+    except KeyError as error:
+        raise ValueError(f"damaged trace file: {error} is missing") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"damaged trace file: {error}") from error
+
+
+# Writing
+
+
+def _header(trace: Trace) -> dict[str, Any]:
+    loss = trace.loss
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "plan_hash": trace.plan_hash,
+        "executor": trace.executor.value,
+        "loss": loss if loss is None or math.isfinite(loss) else str(loss),
+        "details": [list(pair) for pair in trace.details],
+        "counts": [len(trace.spans), len(trace.messages), len(trace.memory)],
+    }
+
+
+def _metadata(trace: Trace) -> Iterator[Event]:
+    """Names and sort order of processes and threads."""
+    names: dict[tuple[int, int], str] = {}
+    for span in trace.spans:
+        names[span.rank, _LANE_IDS[span.lane]] = span.lane.value
+    for message, send, receive in _tracks(trace.messages):
+        names[message.source_rank, send] = SEND
+        names[message.destination_rank, receive] = RECEIVE
+    ranks = {rank for rank, _ in names} | {sample.rank for sample in trace.memory}
+    for rank in sorted(ranks):
+        yield _named("process_name", rank, 0, {"name": f"rank {rank}"})
+        yield _named("process_sort_index", rank, 0, {"sort_index": rank})
+    for (rank, thread), name in sorted(names.items()):
+        yield _named("thread_name", rank, thread, {"name": name})
+        yield _named("thread_sort_index", rank, thread, {"sort_index": thread})
+
+
+def _named(name: str, rank: int, thread: int, args: Event) -> Event:
+    return {"ph": "M", "name": name, "pid": rank, "tid": thread, "args": args}
+
+
+def _spans(trace: Trace) -> Iterator[Event]:
+    for span in trace.spans:
+        args = {"action": str(span.action), "start_s": span.start_s, "end_s": span.end_s}
+        place = (span.rank, _LANE_IDS[span.lane])
+        yield _slice(f"PP:{span.action}", span.action.kind.value, place, args)
+
+
+def _slice(name: str, category: str, place: tuple[int, int], args: Event) -> Event:
+    start_us, end_us = args["start_s"] * US_PER_S, args["end_s"] * US_PER_S
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": place[0],
+        "tid": place[1],
+        "ts": start_us,
+        "dur": end_us - start_us,
+        "args": args,
+    }
+
+
+def _messages(trace: Trace) -> Iterator[Event]:
+    for number, (message, send, receive) in enumerate(_tracks(trace.messages)):
+        name = f"{message.edge} row {message.row}"
+        args = message._asdict()
+        times = {"start_s": message.start_s, "end_s": message.end_s}
+        source, destination = (message.source_rank, send), (message.destination_rank, receive)
+        yield _slice(name, SEND, source, args)
+        yield _slice(name, RECEIVE, destination, times)
+        yield _arrow("s", number, source, message.start_s)
+        yield _arrow("f", number, destination, message.start_s) | {"bp": "e"}
+
+
+def _arrow(phase: str, number: int, place: tuple[int, int], time_s: float) -> Event:
+    ends = {"pid": place[0], "tid": place[1], "ts": time_s * US_PER_S}
+    return {"ph": phase, "name": "message", "cat": "message", "id": number} | ends
+
+
+def _tracks(messages: Sequence[Message]) -> list[tuple[Message, int, int]]:
+    """Each message with the threads of its two slices; slices of one thread must not overlap."""
+    order = sorted(range(len(messages)), key=lambda i: (messages[i].start_s, messages[i].end_s, i))
+    free_s: dict[tuple[str, int], list[float]] = {}  # (side, rank) -> when each of its tracks is free
+    placed: dict[int, tuple[int, int]] = {}
+    for i in order:
+        message = messages[i]
+        send = _track(free_s.setdefault((SEND, message.source_rank), []), message)
+        receive = _track(free_s.setdefault((RECEIVE, message.destination_rank), []), message)
+        placed[i] = (_FIRST_SEND_ID + send, _FIRST_RECEIVE_ID + receive)
+    return [(message, *placed[i]) for i, message in enumerate(messages)]
+
+
+def _track(free_s: list[float], message: Message) -> int:
+    for track, time_s in enumerate(free_s):
+        if time_s <= message.start_s:
+            free_s[track] = message.end_s
+            return track
+    free_s.append(message.end_s)
+    return len(free_s) - 1
+
+
+def _memory(trace: Trace) -> Iterator[Event]:
+    """Counters: args are their series, so the exact time stands outside."""
+    for sample in trace.memory:
+        yield {
+            "ph": "C",
+            "name": MEMORY,
+            "pid": sample.rank,
+            "ts": sample.time_s * US_PER_S,
+            "args": {"bytes": sample.num_bytes},
+            "time_s": sample.time_s,
+        }
+
+
+# Reading
+
+
+def _trace(header: Event, events: Sequence[Event]) -> Trace:
+    loss = header["loss"]
+    trace = Trace(
+        plan_hash=_text(header["plan_hash"]),
+        executor=Executor(header["executor"]),
+        spans=tuple(_read_span(event) for event in events if event.get("cat") in _PASSES),
+        messages=tuple(_read_message(event["args"]) for event in events if event.get("cat") == SEND),
+        memory=tuple(_read_memory(event) for event in events if event["ph"] == "C"),
+        loss=None if loss is None else float(loss),
+        details=tuple((_text(name), _text(value)) for name, value in header["details"]),
+    )
+    counts = [len(trace.spans), len(trace.messages), len(trace.memory)]
+    if counts != header["counts"]:
+        raise ValueError(
+            f"damaged trace file: want {header['counts']} spans, messages and memory samples, got {counts}"
+        )
+    return trace
+
+
+def _read_span(event: Event) -> Span:
+    args = event["args"]
+    lanes = {number: lane for lane, number in _LANE_IDS.items()}
+    times_s = _number(args["start_s"]), _number(args["end_s"])
+    return Span(_whole(event["pid"]), lanes[event["tid"]], parse_action(args["action"]), *times_s)
+
+
+def _read_message(args: Event) -> Message:
+    return Message(
+        row=_whole(args["row"]),
+        edge=_text(args["edge"]),
+        source_rank=_whole(args["source_rank"]),
+        destination_rank=_whole(args["destination_rank"]),
+        num_bytes=_whole(args["num_bytes"]),
+        ready_s=_number(args["ready_s"]),
+        start_s=_number(args["start_s"]),
+        end_s=_number(args["end_s"]),
+    )
+
+
+def _read_memory(event: Event) -> MemorySample:
+    return MemorySample(_whole(event["pid"]), _number(event["time_s"]), _whole(event["args"]["bytes"]))
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"want a number of seconds, got {value!r}")
+    return float(value)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"want a whole number, got {value!r}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"want text, got {value!r}")
+    return value
