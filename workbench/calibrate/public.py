@@ -5,15 +5,23 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
+from workbench.calibrate.data_sheet import A100, H100, SHEETS, DataSheet
 from workbench.cost.interpolate import Surface
-from workbench.cost.profile import Fit, MachineLink, Profile, Provenance, Table, write_profile
+from workbench.cost.profile import (
+    CollectiveTable,
+    Fit,
+    MachineLink,
+    Profile,
+    Provenance,
+    Table,
+    write_profile,
+)
 from workbench.units import GB
 
 _DATA = Path(__file__).parent / "measured"
@@ -31,76 +39,6 @@ SMALLEST_MESSAGE_BYTES = 2**18  # below, latency hides the bandwidth that traini
 # Rows of the operator tables that become matmul points: every power of two, and half-way.
 MATMUL_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSheet:
-    """What the maker says about one machine, and under which names the tables know it.
-
-    `memory_gb` is decimal and a little less than the device offers: what is left holds the
-    context and communication buffers, which no memory table counts.
-    """
-
-    name: str
-    device: str
-    memory_gb: float
-    bandwidth_gb_per_s: float
-    bfloat16_tflop_per_s: float
-    float32_tflop_per_s: float
-    float64_tflop_per_s: float
-    aiconfigurator: str | None
-    vidur: str | None
-    inter_gb_per_s: float
-
-
-A40 = DataSheet(
-    name="A40",
-    device="A40",
-    memory_gb=48,
-    bandwidth_gb_per_s=696,
-    bfloat16_tflop_per_s=149.7,
-    float32_tflop_per_s=37.4,
-    float64_tflop_per_s=0.585,
-    aiconfigurator=None,
-    vidur="a40",
-    inter_gb_per_s=25,
-)
-A100 = DataSheet(
-    name="A100-80GB",
-    device="A100-80GB",
-    memory_gb=80,
-    bandwidth_gb_per_s=2039,
-    bfloat16_tflop_per_s=312,
-    float32_tflop_per_s=19.5,
-    float64_tflop_per_s=9.7,
-    aiconfigurator="A100-SXM-80GB",
-    vidur="a100",
-    inter_gb_per_s=25,
-)
-H100 = DataSheet(
-    name="H100",
-    device="H100",
-    memory_gb=80,
-    bandwidth_gb_per_s=3350,
-    bfloat16_tflop_per_s=989,
-    float32_tflop_per_s=66.9,
-    float64_tflop_per_s=33.5,
-    aiconfigurator="H100-SXM",
-    vidur="h100",
-    inter_gb_per_s=50,
-)
-H200 = DataSheet(
-    name="H200",
-    device="H200",
-    memory_gb=141,
-    bandwidth_gb_per_s=4800,
-    bfloat16_tflop_per_s=989,
-    float32_tflop_per_s=66.9,
-    float64_tflop_per_s=33.5,
-    aiconfigurator="H200-SXM",
-    vidur=None,
-    inter_gb_per_s=50,
-)
-SHEETS = (A40, A100, H100, H200)
 
 # (operator column, passes over the tensor, tensor width) of the memory-bound operators.
 _MemoryBound = tuple[str, int, Callable[[pd.DataFrame], pd.Series]]
@@ -124,6 +62,8 @@ def build_profile(sheet: DataSheet) -> Profile:
     pointwise, pointwise_fit = moved_table(sheet, _POINTWISE)
     normalization, normalization_fit = moved_table(sheet, _NORMALIZATION)
     links, link_fits = machine_links(sheet)
+    collectives = collective_tables(sheet)
+    link_fits += tuple(_fit(found.collective, found.table) for found in collectives)
     fits = [_fit("matmul", matmul)] if matmul.measured else []
     fits += [_fit("attention", attention)] if attention.measured else []
     return Profile(
@@ -145,6 +85,7 @@ def build_profile(sheet: DataSheet) -> Profile:
         attention_head_dim=ATTENTION_HEAD_DIM,
         kernel_floor_s=kernel_floor_s(sheet),
         links=links,
+        collectives=collectives,
         unmeasured=_unmeasured(matmul, attention, pointwise, links),
         fits=(*fits, *pointwise_fit, *normalization_fit, *link_fits),
     )
@@ -301,6 +242,23 @@ def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit,
         source=f"{_AICONFIGURATOR}, ring formula fitted to all-reduces of 2, 4 and 8",
     )
     return (intra, inter), (_quality("intra link", errors),)
+
+
+def collective_tables(sheet: DataSheet) -> tuple[CollectiveTable, ...]:
+    """bytes/s by (ranks, bytes) of the collectives measured inside one node."""
+    frame = pd.read_parquet(_DATA / "aiconfigurator_nccl_intranode.parquet")
+    frame = frame[frame.gpu == sheet.aiconfigurator]
+    tables = []
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        rows = frame[frame.collective == name]
+        if len(rows):
+            at = rows[["n_gpus", "message_bytes"]].to_numpy(dtype=np.float64)
+            rates = at[:, 1] / (rows.ms.to_numpy(dtype=np.float64) / 1e3)
+            table = Table(
+                axes=("num_ranks", "bytes"), points=_points(at, rates), measured=True, source=_AICONFIGURATOR
+            )
+            tables.append(CollectiveTable(collective=name, scope="intra", table=table))
+    return tuple(tables)
 
 
 def _relative_fit(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:

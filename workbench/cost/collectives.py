@@ -1,6 +1,59 @@
-"""Latency-bandwidth times of collectives over rings of equal links."""
+"""Times of collectives: ring formulas, and what was measured on a machine's own links."""
+
+from enum import StrEnum
 
 from workbench.cost.hardware import Link
+from workbench.cost.interpolate import Surface
+from workbench.cost.profile import Profile
+
+
+class Collective(StrEnum):
+    """Bytes of a collective are those of the whole tensor: the reduced, gathered or sent one."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    BROADCAST = "broadcast"
+
+
+class Collectives:
+    """Seconds of collectives as one machine does them.
+
+    Over a link of the profile, at a number of ranks that was measured there, times are read
+    from its table; a message smaller than the smallest measured one takes the time of the
+    smallest. Everything else follows the ring formulas.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._surfaces = {
+            (measured.collective, measured.scope): Surface(measured.table.points)
+            for measured in profile.collectives
+        }
+        self._ranks = {
+            (measured.collective, measured.scope): {point[0] for point in measured.table.points}
+            for measured in profile.collectives
+        }
+
+    def seconds(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
+        """Seconds on every rank of a ring of `num_ranks` over `link`."""
+        surface = self._measured(kind, num_ranks, link)
+        if surface is None or num_bytes == 0:
+            return _RING[kind](num_bytes, num_ranks, link)
+        padded = max(num_bytes, surface.low[1])
+        return padded / surface.read(float(num_ranks), padded).rate
+
+    def is_measured(self, kind: Collective, num_ranks: int, link: Link) -> bool:
+        """Whether rows stand behind it, or nothing is sent at all."""
+        return num_ranks == 1 or self._measured(kind, num_ranks, link) is not None
+
+    def _measured(self, kind: Collective, num_ranks: int, link: Link) -> Surface | None:
+        for machine_link in self._profile.links:
+            own = (machine_link.bytes_per_s, machine_link.latency_s) == (link.bytes_per_s, link.latency_s)
+            key = (kind.value, machine_link.scope)
+            if own and float(num_ranks) in self._ranks.get(key, ()):
+                return self._surfaces[key]
+        return None
 
 
 def all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
@@ -32,3 +85,11 @@ def _steps(num_ranks: int) -> int:
     if num_ranks < 1:
         raise ValueError(f"a collective wants at least one rank, got {num_ranks}")
     return num_ranks - 1
+
+
+_RING = {
+    Collective.ALL_REDUCE: all_reduce_s,
+    Collective.ALL_GATHER: all_gather_s,
+    Collective.REDUCE_SCATTER: reduce_scatter_s,
+    Collective.BROADCAST: broadcast_s,
+}

@@ -11,7 +11,7 @@ FLOAT32_BYTES = 4
 INDEX_BYTES = 8
 
 # Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
-LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token")
+LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "scale")
 
 
 class StateBytes(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from workbench.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
+from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.hardware import Link
 from workbench.cost.interpolate import Surface
 from workbench.cost.measured import MeasuredLayer
@@ -16,9 +16,11 @@ from workbench.cost.roofline import (
     RowWork,
     Work,
     attention_flop,
+    attention_pairs,
     gemm_of,
     key_value_bytes,
     layer_flop,
+    operator_tokens,
     pass_bytes,
     tensor_parallel_messages,
 )
@@ -74,6 +76,7 @@ class CostModel:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
+        self.collectives = Collectives(profile)
         self._matmul = _surface(profile.matmul)
         self._attention = _surface(profile.attention)
         self._pointwise = _surface(profile.pointwise)
@@ -118,9 +121,8 @@ class CostModel:
         whole = self._layers.get((name, precision, 1, 1))
         joined = self._link(grid, link)
         sums = _OperatorSums(self, work, grid, precision, joined)
-        time = sums.layer(layer)
         if whole is None:
-            return time
+            return sums.layer(layer)
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
 
     def _link(self, grid: Grid, link: Link | None) -> Link | None:
@@ -145,15 +147,16 @@ class CostModel:
     def attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> tuple[float, bool]:
         """Seconds of the forward kernel, and whether its shape lies among the measured ones.
 
-        Its length is that of a causal sequence with as many keys a query.
+        A row of several sequences is as many heads of their mean length.
         """
         flop = attention_flop(operator, work, grid)
         peak = self.profile.peak(precision)
         if self._attention is None or flop == 0:
             return self._floor(flop / peak), True
-        tokens = work.tokens(operator.tokens)
-        length = max(1.0, 2.0 * work.attention_area / tokens)
-        heads = operator.num_heads / grid.tp * max(1.0, tokens / length)
+        queries = operator_tokens(operator, work, grid) * grid.cp
+        keys = attention_pairs(operator, work, grid) * grid.cp / queries
+        length = max(1.0, keys * 2.0 if operator.causal else keys)
+        heads = operator.num_heads / grid.tp * max(1.0, queries / length)
         reading = self._attention.read(length, heads, operator.num_heads / operator.num_kv_heads)
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
         return self._floor(flop / rate), reading.inside
@@ -243,16 +246,27 @@ class _OperatorSums:
         grid, link = self._grid, self._link
         if link is None:
             return 0.0, []
-        self.unmeasured.add("collectives inside a layer")
         messages = tensor_parallel_messages(layer, self._work, grid, self._bytes)
-        forward_s = sum(all_reduce_s(num_bytes, grid.tp, link) for num_bytes in messages.forward)
-        backward = [(index, all_reduce_s(num_bytes, grid.tp, link)) for index, num_bytes in messages.backward]
+        reduced = [
+            self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp) for num_bytes in messages.forward
+        ]
+        backward = [
+            (index, self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp))
+            for index, num_bytes in messages.backward
+        ]
+        forward_s = sum(reduced)
         for index, operator in enumerate(layer.operators):
             if grid.cp > 1 and isinstance(operator, Attention):
                 gathered = key_value_bytes(operator, self._work, grid, self._bytes)
-                forward_s += all_gather_s(gathered, grid.cp, link)
-                backward.append((index, reduce_scatter_s(gathered, grid.cp, link)))
+                forward_s += self._collective_s(Collective.ALL_GATHER, gathered, grid.cp)
+                backward.append((index, self._collective_s(Collective.REDUCE_SCATTER, gathered, grid.cp)))
         return forward_s, backward
+
+    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int) -> float:
+        assert self._link is not None
+        if not self._cost.collectives.is_measured(kind, num_ranks, self._link):
+            self.unmeasured.add("collectives inside a layer: ring formula")
+        return self._cost.collectives.seconds(kind, num_bytes, num_ranks, self._link)
 
     def _note(self, table: Table, name: str) -> None:
         if not table.points:
@@ -286,7 +300,7 @@ def _scaled(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid
         time.forward_s * share + forward_comm_s,
         time.input_grad_s * share + backward_comm_s,
         time.weight_grad_s * share,
-        time.unmeasured | {f"tp{grid.tp} x cp{grid.cp} scaled from one rank", "collectives inside a layer"},
+        time.unmeasured | sums.unmeasured | {f"tp{grid.tp} x cp{grid.cp} scaled from one rank"},
         time.interior_grad_s * share + backward_comm_s,
     )
 

@@ -81,6 +81,15 @@ class MachineLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTable:
+    """A collective measured over a link of this machine: bytes/s by (ranks, bytes of the whole tensor)."""
+
+    collective: str
+    scope: str
+    table: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Leave-one-out quality of one table: |relative error|, median and 90th percentile."""
 
@@ -123,6 +132,7 @@ class Profile:
         optimizer_s_per_parameter: (precision, seconds) measured; absent: by bytes.
         layers: layers measured as a whole; they win over the tables.
         links: of this machine.
+        collectives: measured over those links; any other follows the ring formula.
         unmeasured: costs that no row stands behind, in words.
         fits: leave-one-out quality per table.
         provenance: of it all.
@@ -146,6 +156,7 @@ class Profile:
     optimizer_s_per_parameter: tuple[tuple[str, float], ...] = ()
     layers: tuple[LayerTable, ...] = ()
     links: tuple[MachineLink, ...] = ()
+    collectives: tuple[CollectiveTable, ...] = ()
     unmeasured: tuple[str, ...] = ()
     fits: tuple[Fit, ...] = ()
     format_version: int = FORMAT_VERSION
@@ -180,7 +191,7 @@ class Profile:
         raise ValueError(f"profile {self.name!r} has no {scope!r} link; it has {known}")
 
 
-for _class in (Table, LayerPoint, LayerTable, MachineLink, Fit, Provenance, Profile):
+for _class in (Table, LayerPoint, LayerTable, MachineLink, CollectiveTable, Fit, Provenance, Profile):
     setattr(_class, "__pydantic_config__", _STRICT)  # noqa: B010  (slots leave no room in the class body)
 _ADAPTER = TypeAdapter(Profile)
 

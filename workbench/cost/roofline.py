@@ -77,7 +77,7 @@ class Gemm(NamedTuple):
 
 def operator_tokens(operator: Operator, work: Work, grid: Grid) -> float:
     """Rows of the operator's tensors on one rank; context parallelism shares tokens out evenly."""
-    scale = operator.tokens_scale if isinstance(operator, Matmul) else 1.0
+    scale = 1.0 if isinstance(operator, Lookup) else operator.tokens_scale
     return work.tokens(operator.tokens) * scale / grid.cp
 
 
@@ -88,13 +88,20 @@ def gemm_of(operator: Matmul, work: Work, grid: Grid) -> Gemm:
     return Gemm(operator_tokens(operator, work, grid), n, k)
 
 
+def attention_pairs(operator: Attention, work: Work, grid: Grid) -> float:
+    """Query-key pairs of one head on one rank."""
+    if operator.num_keys is None:
+        return work.attention_area / grid.cp
+    return operator_tokens(operator, work, grid) * operator.num_keys
+
+
 def attention_flop(operator: Attention, work: Work, grid: Grid) -> float:
     """Scores and weighted sum: 4 x head_dim x pairs x heads; heads over tp, pairs over cp.
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
     Models", appendix A, with pairs for s^2.
     """
-    return 4.0 * operator.head_dim * work.attention_area * operator.num_heads / (grid.tp * grid.cp)
+    return 4.0 * operator.head_dim * attention_pairs(operator, work, grid) * operator.num_heads / grid.tp
 
 
 # FlashAttention-2 (Dao 2023), section 3.1.2: five products against two of the forward; the
@@ -184,6 +191,8 @@ def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes
 
 
 def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: int) -> float:
-    """Keys and values of all context-parallel ranks, as one rank gathers them."""
+    """Keys and values of all context-parallel ranks, as one rank gathers them; 0 for a fixed prompt."""
+    if operator.num_keys is not None:
+        return 0.0
     tokens = work.tokens(operator.tokens)
     return 2.0 * tokens * operator.num_kv_heads * operator.head_dim * element_bytes / grid.tp

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workbench.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
+from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.graph.frozen import Needs
@@ -129,7 +129,6 @@ class _Pricing:
         groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
         if not groups:
             return 0.0
-        self.unmeasured.add("gradient reduction: ring formula over the cluster's links")
         stage = self._plan.stage[_stage_of(action)]
         by_rank = [
             sum(self._reduction_s(group) for group in groups if rank in group.ranks)
@@ -141,8 +140,14 @@ class _Pricing:
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
         link = stage_link(self._plan.cluster, group.ranks)
         sharding = _settings(self._plan, group).sharding
-        collective = all_reduce_s if sharding in (Sharding.NONE, Sharding.OPTIMIZER) else reduce_scatter_s
-        return collective(num_bytes, len(group.ranks), link)
+        whole = sharding in (Sharding.NONE, Sharding.OPTIMIZER)
+        kind = Collective.ALL_REDUCE if whole else Collective.REDUCE_SCATTER
+        return self._collective_s(kind, num_bytes, len(group.ranks), link)
+
+    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
+        if not self._cost.collectives.is_measured(kind, num_ranks, link):
+            self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
+        return self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
 
     def _step_s(self) -> float:
         """Every rank waits for the slowest one before the step ends."""
@@ -169,7 +174,8 @@ class _Pricing:
         if shards == 1:
             return 0.0
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
-        return all_gather_s(num_bytes, shards, stage_link(self._plan.cluster, group.ranks))
+        link = stage_link(self._plan.cluster, group.ranks)
+        return self._collective_s(Collective.ALL_GATHER, num_bytes, shards, link)
 
 
 def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:

@@ -1,0 +1,74 @@
+"""What makers say about A40, A100-80GB, H100 and H200, for what nobody measured."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSheet:
+    """What the maker says about one machine, and under which names the tables know it.
+
+    `memory_gb` is decimal and a little less than the device offers: what is left holds the
+    context and communication buffers, which no memory table counts.
+    """
+
+    name: str
+    device: str
+    memory_gb: float
+    bandwidth_gb_per_s: float
+    bfloat16_tflop_per_s: float
+    float32_tflop_per_s: float
+    float64_tflop_per_s: float
+    aiconfigurator: str | None
+    vidur: str | None
+    inter_gb_per_s: float
+
+
+A40 = DataSheet(
+    name="A40",
+    device="A40",
+    memory_gb=48,
+    bandwidth_gb_per_s=696,
+    bfloat16_tflop_per_s=149.7,
+    float32_tflop_per_s=37.4,
+    float64_tflop_per_s=0.585,
+    aiconfigurator=None,
+    vidur="a40",
+    inter_gb_per_s=25,
+)
+A100 = DataSheet(
+    name="A100-80GB",
+    device="A100-80GB",
+    memory_gb=80,
+    bandwidth_gb_per_s=2039,
+    bfloat16_tflop_per_s=312,
+    float32_tflop_per_s=19.5,
+    float64_tflop_per_s=9.7,
+    aiconfigurator="A100-SXM-80GB",
+    vidur="a100",
+    inter_gb_per_s=25,
+)
+H100 = DataSheet(
+    name="H100",
+    device="H100",
+    memory_gb=80,
+    bandwidth_gb_per_s=3350,
+    bfloat16_tflop_per_s=989,
+    float32_tflop_per_s=66.9,
+    float64_tflop_per_s=33.5,
+    aiconfigurator="H100-SXM",
+    vidur="h100",
+    inter_gb_per_s=50,
+)
+H200 = DataSheet(
+    name="H200",
+    device="H200",
+    memory_gb=141,
+    bandwidth_gb_per_s=4800,
+    bfloat16_tflop_per_s=989,
+    float32_tflop_per_s=66.9,
+    float64_tflop_per_s=33.5,
+    aiconfigurator="H200-SXM",
+    vidur=None,
+    inter_gb_per_s=50,
+)
+SHEETS = (A40, A100, H100, H200)
