@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from workbench.trace_json import write_trace
 
 from runtime.batches import DataSource, SyntheticSource
 from runtime.failure import RankError
@@ -24,6 +23,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision
 from workbench.trace import Trace
+from workbench.trace_json import write_trace
 
 BAD_INPUT = 2  # exit code
 
