@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from workbench.plan.check import check
-from workbench.plan.lower import reduced_stages
+from workbench.plan.lower import reduction_order
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass
@@ -23,7 +23,7 @@ def with_programs(draft: Plan) -> Plan:
     """
     groups = _rank_groups(draft)
     orders = graph_aware_1f1b(schedule_nodes(draft), list(groups.values()))
-    reduced = reduced_stages(draft)
+    reduced = reduction_order(draft)
     programs = tuple(
         Program(ranks=ranks, actions=(*_with_reductions(orders[group], group, reduced), STEP))
         for ranks, group in groups.items()
@@ -101,15 +101,18 @@ def _rank_groups(plan: Plan) -> dict[tuple[int, ...], tuple[int, ...]]:
 
 
 def _with_reductions(
-    actions: Sequence[Action], stages: Sequence[int], reduced: frozenset[int]
+    actions: Sequence[Action], stages: Sequence[int], reduced: Sequence[int]
 ) -> tuple[Action, ...]:
-    """REDUCE_GRAD after the last pass of every stage that reduces; at once where it has no pass."""
+    """REDUCE_GRAD after the stage's last pass, and after every one that comes before it in order."""
     last = {action.stage: index for index, action in enumerate(actions)}
-    result = [Action(stage, Pass.REDUCE_GRAD) for stage in stages if stage in reduced and stage not in last]
+    due: list[list[Action]] = [[] for _ in range(len(actions) + 1)]
+    at = 0
+    for stage in (stage for stage in reduced if stage in stages):
+        at = max(at, last.get(stage, -1) + 1)
+        due[at].append(Action(stage, Pass.REDUCE_GRAD))
+    result = [*due[0]]
     for index, action in enumerate(actions):
-        result.append(action)
-        if last[action.stage] == index and action.stage in reduced:
-            result.append(Action(action.stage, Pass.REDUCE_GRAD))
+        result += [action, *due[index + 1]]
     return tuple(result)
 
 

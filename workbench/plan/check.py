@@ -5,7 +5,7 @@ from collections import Counter
 from workbench.data.sample import Item
 from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT
-from workbench.plan.lower import reduced_stages
+from workbench.plan.lower import reduction_order
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass
@@ -147,7 +147,7 @@ def _check_programs(plan: Plan) -> None:
 
 def _wanted_actions(plan: Plan) -> dict[int, set[Action]]:
     """Stage -> its actions; a split backward may stand as I and W instead of B."""
-    routing, reduced = Routing(plan), reduced_stages(plan)
+    routing, reduced = Routing(plan), set(reduction_order(plan))
     found: dict[int, set[Action]] = {}
     for stage in plan.stages:
         actions = {Action(stage.id, Pass.REDUCE_GRAD)} if stage.id in reduced else set()

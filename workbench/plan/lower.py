@@ -46,10 +46,22 @@ def lower(plan: Plan) -> Lowered:
     )
 
 
-def reduced_stages(plan: Plan) -> frozenset[int]:
-    """Stages that hold weights which other ranks hold too: those with a REDUCE_GRAD."""
-    shared = {w for group in _gradient_groups(plan) if len(group.ranks) > 1 for w in group.weights}
-    return frozenset(stage.id for stage in plan.stages if shared & set(_weights_of(plan, stage)))
+def reduction_order(plan: Plan) -> tuple[int, ...]:
+    """Stages that hold weights which other ranks hold too, in the order of their REDUCE_GRADs.
+
+    One order for the whole plan: where a rank has several stages, all ranks reduce the same
+    groups in the same order, so that no two wait for each other.
+    """
+    first_group: dict[Weights, int] = {}
+    for group in _gradient_groups(plan):
+        if len(group.ranks) > 1:
+            first_group.setdefault(group.weights[0], group.index)
+    found: dict[int, int] = {}
+    for stage in plan.stages:
+        mine = [first_group[w] for w in _weights_of(plan, stage) if w in first_group]
+        if mine:
+            found[stage.id] = min(mine)
+    return tuple(sorted(found, key=lambda stage: (found[stage], stage)))
 
 
 @dataclass(frozen=True, slots=True)
