@@ -114,9 +114,32 @@ class CollectiveRow:
     spread: float = 0.0
 
 
-Row = LayerRow | OverheadRow | OptimizerRow | LinkRow | CollectiveRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulRow:
+    """One product y[m, n] = x[m, k] w[k, n]: what layers without rows of their own are priced by."""
+
+    precision: str
+    m: int
+    n: int
+    k: int
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRow:
+    """One memory-bound kernel that moves `num_bytes` (read plus written)."""
+
+    num_bytes: int
+    seconds: float
+    spread: float = 0.0
+
+
+Row = MatmulRow | CopyRow | LayerRow | OverheadRow | OptimizerRow | LinkRow | CollectiveRow
 
 _ROWS: dict[str, type[Row]] = {
+    "matmul": MatmulRow,
+    "copy": CopyRow,
     "layer": LayerRow,
     "overhead": OverheadRow,
     "optimizer": OptimizerRow,
