@@ -26,6 +26,7 @@ class _Vit:
 
     patch: int
     pre_norm: Norm | None
+    final_norm: Norm | None
     class_token: bool
     activation: str
 
@@ -50,18 +51,20 @@ def _fixed_size_vit(config: Config, kind: _Vit) -> Encoder:
         pre_norm=kind.pre_norm,
     )
     layers = (embed, *block_layers(block, whole(config, "num_hidden_layers", 12)))
-    return Encoder(layers=layers, width=width, norm=Norm.LAYER)
+    return Encoder(layers=layers, width=width, norm=kind.final_norm)
 
 
 def _siglip(config: Config) -> Encoder:
     """Without the pooling head: every patch goes on to the projector."""
-    tower = _Vit(patch=16, pre_norm=None, class_token=False, activation="gelu_pytorch_tanh")
+    tower = _Vit(
+        patch=16, pre_norm=None, final_norm=Norm.LAYER, class_token=False, activation="gelu_pytorch_tanh"
+    )
     return _fixed_size_vit(config, tower)
 
 
 def _clip(config: Config) -> Encoder:
-    """The final norm, which transformers applies to the class token alone, runs over all tokens."""
-    tower = _Vit(patch=32, pre_norm=Norm.LAYER, class_token=True, activation="quick_gelu")
+    """The last block's patches go to the projector; the final norm is the class token's alone."""
+    tower = _Vit(patch=32, pre_norm=Norm.LAYER, final_norm=None, class_token=True, activation="quick_gelu")
     return _fixed_size_vit(config, tower)
 
 
