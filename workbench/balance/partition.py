@@ -3,7 +3,9 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate, pairwise
+from math import floor
 
 import numpy as np
 
@@ -45,8 +47,7 @@ def partition(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit | No
     """
     chain = _Chain(cost_s, memory)
     chain.require(num_stages)
-    limit_s = chain.bottleneck(num_stages)
-    return _evened(chain, num_stages, limit_s)
+    return _evened(chain, num_stages, chain.bottleneck(num_stages))
 
 
 def bottleneck_s(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit | None = None) -> float:
@@ -56,7 +57,7 @@ def bottleneck_s(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit |
     """
     chain = _Chain(cost_s, memory)
     chain.require(num_stages)
-    return chain.bottleneck(num_stages)
+    return float(Fraction(chain.bottleneck(num_stages), chain.units_per_s))
 
 
 def partition_min_stages(cost_s: Sequence[float], target_s: float, memory: MemoryLimit | None = None) -> Cuts:
@@ -73,12 +74,13 @@ def partition_min_stages(cost_s: Sequence[float], target_s: float, memory: Memor
     """
     chain = _Chain(cost_s, memory)
     slowest = max(range(len(cost_s)), key=cost_s.__getitem__)
-    if cost_s[slowest] > target_s:
+    if not cost_s[slowest] <= target_s:
         raise ValueError(
             f"stages of at most {target_s} s: layer {slowest} alone costs {cost_s[slowest]} s, "
             "and a stage holds at least one layer"
         )
-    num_stages = chain.fewest(target_s)
+    within_s = min(target_s, 2 * len(cost_s) * cost_s[slowest])  # finite, and no limit on the whole chain
+    num_stages = chain.fewest(floor(Fraction(within_s) * chain.units_per_s))
     assert num_stages is not None, "every single layer keeps both limits"
     return _evened(chain, num_stages, chain.bottleneck(num_stages))
 
@@ -102,7 +104,7 @@ def partition_as_printed(cost_s: Sequence[float], num_stages: int) -> Cuts:
     cut = [[0] for _ in range(num_layers + 1)]
     for k in range(1, num_stages):
         for i in range(num_layers + 1):
-            value, where = float("inf"), k
+            value, where = prefix[-1] + 1, k
             for j in range(k, i + 1):
                 bottleneck = max(best[j][k - 1], prefix[i] - prefix[j])
                 if bottleneck < value:
@@ -118,7 +120,11 @@ def partition_as_printed(cost_s: Sequence[float], num_stages: int) -> Cuts:
 
 
 class _Chain:
-    """Prefix sums of one problem and the two questions asked of them."""
+    """Prefix sums of one problem and the questions asked of them.
+
+    Costs are counted in whole units of a power of two of a second, so that sums are exact and the
+    cost of a run of layers does not depend on where the chain begins.
+    """
 
     def __init__(self, cost_s: Sequence[float], memory: MemoryLimit | None) -> None:
         self.num_layers = len(cost_s)
@@ -127,7 +133,10 @@ class _Chain:
         for layer, cost in enumerate(cost_s):
             if not 0 <= cost < float("inf"):
                 raise ValueError(f"layer {layer}: cost must be finite and >= 0, got {cost} s")
-        self.prefix = [0.0, *accumulate(cost_s)]
+        ratios = [float(cost).as_integer_ratio() for cost in cost_s]
+        self.units_per_s = max(denominator for _, denominator in ratios)
+        units = (numerator * (self.units_per_s // denominator) for numerator, denominator in ratios)
+        self.prefix = [0, *accumulate(units)]
         self.memory = memory
         self.memory_prefix = [0, *accumulate(memory.layer_bytes)] if memory else []
         if memory:
@@ -154,14 +163,14 @@ class _Chain:
             raise ValueError(
                 f"{num_stages} stages out of {self.num_layers} layers: want at most {self.num_layers} stages"
             )
-        fewest = self.fewest(float("inf"))
+        fewest = self.fewest(self.prefix[-1])
         if self.memory and fewest is not None and fewest > num_stages:
             raise ValueError(
                 f"{num_stages} stages of at most {self.memory.limit_bytes} bytes cannot hold "
                 f"{self.memory_prefix[-1]} bytes of layers: want at least {fewest} stages"
             )
 
-    def cost(self, first: int, end: int) -> float:
+    def cost(self, first: int, end: int) -> int:
         return self.prefix[end] - self.prefix[first]
 
     def fits_until(self, first: int) -> int:
@@ -171,29 +180,28 @@ class _Chain:
         room = self.memory_prefix[first] + self.memory.limit_bytes
         return bisect_right(self.memory_prefix, room) - 1
 
-    def reach(self, first: int, limit_s: float) -> int:
+    def reach(self, first: int, limit: int) -> int:
         """Furthest end of a stage from `first` that keeps both limits."""
-        # by cost differences, not by prefix + limit, whose rounding could differ from a stage's cost
-        end = bisect_right(range(self.num_layers + 1), limit_s, lo=first, key=lambda i: self.cost(first, i))
-        return min(end - 1, self.fits_until(first))
+        end = bisect_right(self.prefix, self.prefix[first] + limit) - 1
+        return min(end, self.fits_until(first))
 
-    def fewest(self, limit_s: float, first: int = 0, most: int | None = None) -> int | None:
+    def fewest(self, limit: int, first: int = 0, most: int | None = None) -> int | None:
         """Stages that the greedy walk needs from `first` on; None when stuck or more than `most`."""
         stages = 0
         while first < self.num_layers:
-            end = self.reach(first, limit_s)
+            end = self.reach(first, limit)
             stages += 1
             if end == first or (most is not None and stages > most):
                 return None
             first = end
         return stages
 
-    def bottleneck(self, num_stages: int) -> float:
+    def bottleneck(self, num_stages: int) -> int:
         """Nicol's search: at every stage, the shortest run whose cost is enough for the rest.
 
         At most K stages is as good as exactly K: cutting a stage in two never costs more.
         """
-        best, first = float("inf"), 0
+        best, first = self.prefix[-1], 0
         for left in range(num_stages, 0, -1):
             end = self._shortest_sufficient(first, left)
             if end is None:
@@ -210,27 +218,25 @@ class _Chain:
         place = bisect_left(ends, 1, key=suffices)
         return None if place == len(ends) else ends[place]
 
-    def start_for(self, end: int, limit_s: float) -> int:
+    def start_for(self, end: int, limit: int) -> int:
         """Earliest start of a stage that ends at `end` and keeps both limits."""
-        start = bisect_left(range(end), 1, key=lambda first: self.cost(first, end) <= limit_s)
+        start = bisect_left(self.prefix, self.prefix[end] - limit)
         if self.memory is None:
             return start
         return max(start, bisect_left(self.memory_prefix, self.memory_prefix[end] - self.memory.limit_bytes))
 
 
-def _evened(chain: _Chain, num_stages: int, limit_s: float) -> Cuts:
-    """The partition with the smallest sum of squares among those that keep `limit_s`."""
-    windows = _windows(chain, num_stages, limit_s)
-    prefix = np.asarray(chain.prefix)
+def _evened(chain: _Chain, num_stages: int, limit: int) -> Cuts:
+    """The partition with the smallest sum of squares among those that keep `limit`."""
+    windows = _windows(chain, num_stages, limit)
+    prefix = np.array([units / chain.units_per_s for units in chain.prefix])
     best = np.zeros(1)
     cut: list[np.ndarray[tuple[int], np.dtype[np.intp]]] = []
     for (low_j, high_j), (low_i, high_i) in pairwise(windows):
         j, i = np.arange(low_j, high_j + 1)[:, None], np.arange(low_i, high_i + 1)[None, :]
+        starts = np.array([chain.start_for(end, limit) for end in range(low_i, high_i + 1)])
         cost = prefix[i] - prefix[j]
-        allowed = (j < i) & (cost <= limit_s)
-        if chain.memory is not None:
-            held = np.asarray(chain.memory_prefix)
-            allowed &= held[i] - held[j] <= chain.memory.limit_bytes
+        allowed = (starts[None, :] <= j) & (j < i)
         total = np.where(allowed, best[:, None] + cost * cost, np.inf)
         where = total.argmin(axis=0)
         cut.append(where + low_j)
@@ -242,12 +248,12 @@ def _evened(chain: _Chain, num_stages: int, limit_s: float) -> Cuts:
     return tuple(pairwise(ends))
 
 
-def _windows(chain: _Chain, num_stages: int, limit_s: float) -> list[tuple[int, int]]:
+def _windows(chain: _Chain, num_stages: int, limit: int) -> list[tuple[int, int]]:
     """[K + 1] (lowest, highest) place of each cut, so that both sides of it are possible."""
     highest = [0]
     for k in range(1, num_stages + 1):
-        highest.append(min(chain.reach(highest[-1], limit_s), chain.num_layers - num_stages + k))
+        highest.append(min(chain.reach(highest[-1], limit), chain.num_layers - num_stages + k))
     lowest = [chain.num_layers]
     for k in range(num_stages - 1, -1, -1):
-        lowest.append(max(chain.start_for(lowest[-1], limit_s), k))
+        lowest.append(max(chain.start_for(lowest[-1], limit), k))
     return list(zip(reversed(lowest), highest, strict=True))

@@ -1,0 +1,91 @@
+"""How much faster the parametric search cuts a chain than the paper's dynamic programme.
+
+Paper:   Cornstarch (ICML) section 4.1, Eq. 5-6: hundreds of layers, tens of stages, O(N^2 K).
+Setup:   random layer costs; both in one run, alternating, the fastest of several repeats each.
+Ours:    `workbench.balance.partition`; the bottlenecks of both are compared on every chain.
+Run:     python -m experiments.bench.partition_speed [--json]
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from workbench.balance.partition import Cuts, bottleneck_s, partition, partition_as_printed
+
+SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Seconds of one chain of N layers in K stages; `same` says whether the bottlenecks are equal."""
+
+    num_layers: int
+    num_stages: int
+    printed_s: float
+    ours_s: float
+    bottleneck_only_s: float
+    same: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.printed_s / self.ours_s
+
+
+def measure(num_layers: int, num_stages: int, seed: int = 0) -> Row:
+    """Time the three on one random chain."""
+    rng = random.Random(seed)
+    cost_s = [rng.lognormvariate(0, 0.5) * 1e-3 for _ in range(num_layers)]
+    printed, ours, only = [], [], []
+    for _ in range(REPEATS):
+        printed.append(_seconds(lambda: partition_as_printed(cost_s, num_stages)))
+        ours.append(_seconds(lambda: partition(cost_s, num_stages)))
+        only.append(_seconds(lambda: bottleneck_s(cost_s, num_stages)))
+    slowest = [_slowest(cost_s, cut(cost_s, num_stages)) for cut in (partition_as_printed, partition)]
+    return Row(
+        num_layers, num_stages, min(printed), min(ours), min(only), abs(slowest[0] - slowest[1]) < 1e-12
+    )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _slowest(cost_s: Sequence[float], cuts: Cuts) -> float:
+    return max(sum(cost_s[first:end]) for first, end in cuts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    print("layers stages   printed      ours  bottleneck only  printed / ours")
+    rows = []
+    for num_layers, num_stages in SIZES:
+        row = measure(num_layers, num_stages)
+        rows.append(row)
+        print(
+            f"{num_layers:6d} {num_stages:6d} {row.printed_s * 1e3:6.1f} ms {row.ours_s * 1e3:6.2f} ms "
+            f"{row.bottleneck_only_s * 1e3:13.2f} ms {row.ratio:14.1f}x"
+        )
+    same = all(row.same for row in rows)
+    print(f"claim: equal bottlenecks on every chain {'holds' if same else 'FAILS'}")
+    if arguments.json:
+        result = {
+            "ratio": rows[-1].ratio,
+            "ratio_per_size": {f"{row.num_layers}x{row.num_stages}": row.ratio for row in rows},
+            "same_bottleneck": same,
+            "rows": [asdict(row) for row in rows],
+        }
+        print(json.dumps(result))
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
