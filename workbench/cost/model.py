@@ -137,7 +137,7 @@ class CostModel:
         """
         peak = self.profile.peak(precision)
         if self._matmul is None:
-            moved_s = gemm.num_bytes(ELEMENT_BYTES[precision]) / self.profile.peak_bytes_per_s
+            moved_s = gemm.num_bytes(ELEMENT_BYTES[precision]) / self.profile.memory_bytes_per_s
             return self._floor(max(gemm.flop / peak, moved_s)), True
         padded = Gemm(*(max(size, low) for size, low in zip(gemm, self._matmul.low, strict=True)))
         reading = self._matmul.read(*padded)
@@ -167,7 +167,7 @@ class CostModel:
             return 0.0
         is_norm = isinstance(operator, Pointwise) and operator.weights
         surface = self._normalization if is_norm else self._pointwise
-        rate = self.profile.peak_bytes_per_s if surface is None else surface.read(num_bytes).rate
+        rate = surface.read(num_bytes).rate if surface else self.profile.memory_bytes_per_s
         return self._floor(num_bytes / rate)
 
     def _floor(self, seconds: float) -> float:

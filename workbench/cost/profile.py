@@ -118,7 +118,7 @@ class Profile:
         device: as `Node.device` says it.
         memory_bytes: of one device.
         peak_flop_per_s: (precision, dense matmul peak) pairs.
-        peak_bytes_per_s: of the device memory.
+        peak_bytes_per_s: of the device memory; None where nobody knows.
         matmul: FLOP/s by (m, n, k) of y[m, n] = x[m, k] w[k, n], forward.
         attention: FLOP/s by (length, heads, queries per key), causal forward; heads counts
             all sequences of the launch, FLOP is 4 x head_dim x query-key pairs x heads.
@@ -142,7 +142,7 @@ class Profile:
     device: str
     memory_bytes: int
     peak_flop_per_s: tuple[tuple[str, float], ...]
-    peak_bytes_per_s: float
+    peak_bytes_per_s: float | None
     provenance: Provenance
     matmul: Table = field(default_factory=Table)
     attention: Table = field(default_factory=Table)
@@ -166,7 +166,8 @@ class Profile:
             raise ValueError(
                 f"profile {self.name!r}: want format_version {FORMAT_VERSION}, got {self.format_version}"
             )
-        rates = [self.peak_bytes_per_s, self.attention_backward_rate, *(r for _, r in self.peak_flop_per_s)]
+        rates = [self.attention_backward_rate, *(rate for _, rate in self.peak_flop_per_s)]
+        rates += [] if self.peak_bytes_per_s is None else [self.peak_bytes_per_s]
         if min(rates) <= 0 or self.memory_bytes < 1:
             raise ValueError(f"profile {self.name!r}: rates and memory must be > 0")
 
@@ -175,8 +176,15 @@ class Profile:
         for name, rate in self.peak_flop_per_s:
             if name == precision:
                 return rate
-        known = ", ".join(name for name, _ in self.peak_flop_per_s)
-        raise ValueError(f"profile {self.name!r} has no peak for {precision}; it has {known}")
+        known = ", ".join(name for name, _ in self.peak_flop_per_s) or "none"
+        raise ValueError(f"profile {self.name!r} has no matmul rate in {precision}, only in: {known}")
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Peak rate of the device memory; ValueError where the profile has none."""
+        if self.peak_bytes_per_s is None:
+            raise ValueError(f"profile {self.name!r} has no memory bandwidth: measure copies")
+        return self.peak_bytes_per_s
 
     def overhead_s(self, kind: str) -> float:
         """Seconds the executor adds to an action of that kind ("F", ...); 0 where not measured."""
