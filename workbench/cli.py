@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from workbench.console import OneLineErrors, emit_json, show, ticking
 from workbench.cost.model import CostModel
@@ -23,7 +22,15 @@ from workbench.plan.memory import MemoryTable, check_memory, memory_table
 from workbench.plan.plan import Plan
 from workbench.plan.price import price
 from workbench.report.compare import compare
-from workbench.report.tables import comparison_table, metrics_table, milliseconds, plan_table, unmeasured_text
+from workbench.report.tables import (
+    comparison_table,
+    metrics_table,
+    milliseconds,
+    plan_table,
+    rank_runs,
+    titled,
+    unmeasured_text,
+)
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
@@ -101,11 +108,10 @@ def check_command(
     if job is not None:
         _check_job(found, load_job(job), plan)
     accepted(found)
-    programs = Table(title="programs", title_justify="left")
-    programs.add_column("ranks")
+    programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in found.programs:
-        programs.add_row(", ".join(map(str, program.ranks)), " ".join(map(str, program.actions)))
+        programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
     show(
         plan_table(found), programs, f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
     )

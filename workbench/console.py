@@ -13,6 +13,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 BAD_INPUT = 2  # exit code
+PIPE_COLUMNS = 120  # of text that goes to a file or a pipe
 
 
 def one_line(error: Exception) -> str:
@@ -76,8 +77,10 @@ def ticking(title: str, total: int | None, *, quiet: bool) -> Iterator[Ticker]:
 
 
 def show(*parts: Table | str) -> None:
-    """Print for people."""
-    console = Console(highlight=False, soft_wrap=False)
+    """Print for people: as wide as the terminal, or wide enough for every table."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPE_COLUMNS)
     for part in parts:
         console.print(part)
 

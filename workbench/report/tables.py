@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +20,8 @@ TITLES = {
 }
 
 
+LEFT = ("", "module", "ranks")  # headers of left-aligned columns
+
 STAGE_HEADERS = (
     "stage",
     "module",
@@ -35,9 +38,7 @@ COMPARISON_HEADERS = ("spans", "simulated", "executed (median)", "error", "sprea
 
 def plan_table(plan: Plan) -> Table:
     """One line per stage: what it holds, where, and how much of the batch passes through it."""
-    table = Table(title=f"{plan.model.name}, strategy {plan.strategy}", title_justify="left")
-    for header in STAGE_HEADERS:
-        table.add_column(header, justify="left" if header in ("module", "ranks") else "right")
+    table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS)
     for stage in plan.stages:
         table.add_row(*stage_cells(plan, stage))
     return table
@@ -65,14 +66,9 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
     """Simulated beside executed; with a plan, stages are named by module and layers."""
     total = comparison.total
     repetitions = len(total.executed)
-    table = Table(
-        title=f"plan {comparison.plan_hash[:12]}, {repetitions} executed "
-        f"{'run' if repetitions == 1 else 'runs'}",
-        title_justify="left",
-    )
-    table.add_column("")
-    for header in COMPARISON_HEADERS:
-        table.add_column(header, justify="right")
+    runs = "run" if repetitions == 1 else "runs"
+    title = f"plan {comparison.plan_hash[:12]}, {repetitions} executed {runs}"
+    table = titled(title, ("", *COMPARISON_HEADERS))
     for group in Group:
         rows = comparison.of(group)
         if rows:
@@ -84,11 +80,8 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
 
 def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
     """The figures of named traces of one plan, a line each."""
-    table = Table(title=f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks")
-    table.title_justify = "left"
-    table.add_column("")
-    for header in ("iteration", "idle", "imbalance", "exposed communication", "peak memory", "loss"):
-        table.add_column(header, justify="right")
+    title = f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks"
+    table = titled(title, ("", "iteration", "idle", "imbalance", "exposed comm.", "peak memory", "loss"))
     for name, trace in traces:
         figures = step_metrics(trace)
         table.add_row(
@@ -100,6 +93,14 @@ def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
             "-" if figures.peak_bytes is None else mebibytes(figures.peak_bytes),
             "-" if trace.loss is None else f"{trace.loss:.6f}",
         )
+    return table
+
+
+def titled(title: str, headers: Sequence[str]) -> Table:
+    """An empty table in the one style of all commands; numbers stand to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in headers:
+        table.add_column(header, justify="left" if header in LEFT else "right", no_wrap=True)
     return table
 
 
