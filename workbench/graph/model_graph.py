@@ -47,6 +47,14 @@ class Module:
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"module {self.name!r}: layer names must be unique, {twice!r} is twice")
+        trained: dict[str, bool] = {}
+        for layer in self.layers:
+            for _, shared in layer.tied:
+                if trained.setdefault(shared, layer.trainable) != layer.trainable:
+                    raise ValueError(
+                        f"module {self.name!r}: layers that share {shared!r} must be all trainable or "
+                        f"all frozen, {layer.name!r} differs"
+                    )
 
     @property
     def num_parameters(self) -> int:

@@ -250,13 +250,15 @@ def _key(action: Action) -> tuple[int, str, int]:
     return (action.stage or 0, action.kind, action.microbatch or 0)
 
 
-def _weights_of(plan: Plan, stage: Stage) -> Iterator[Weights]:
-    """Trainable weights of a stage, last layer first; a tied weight counts at every layer that uses it."""
+def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
+    """Trainable weights of a stage, each once, last layer first."""
     layers = plan.model.module(stage.module).layers
+    found: dict[Weights, None] = {}
     for index in reversed(range(*stage.layers)):
         if layers[index].trainable:
-            yield Weights(stage.module, index)
-            yield from (Weights(stage.module, None, shared) for _, shared in layers[index].tied)
+            found[Weights(stage.module, index)] = None
+            found.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
+    return tuple(found)
 
 
 def _gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
@@ -352,6 +354,6 @@ def _later_holder(plan: Plan, stage: Stage, weights: Weights) -> bool:
     rivals = [
         other.id
         for other in plan.chain[stage.module, stage.replica]
-        if other.id in reducers and rank in other.flat_ranks and weights in set(_weights_of(plan, other))
+        if other.id in reducers and rank in other.flat_ranks and weights in _weights_of(plan, other)
     ]
     return bool(rivals) and max(rivals, key=reducers.index) != stage.id
