@@ -1,0 +1,356 @@
+"""Modules out of configurations: parameters equal to transformers' own, layer lists, refusals."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    WhisperConfig,
+)
+from transformers.models.phi4_multimodal.configuration_phi4_multimodal import Phi4MultimodalAudioConfig
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from runtime.adapters.choose import adapter_of
+from workbench.graph.hf_config import canonical_json, modality_of, module_from_config, read_config
+from workbench.graph.layer import Attention, LayerKind, Matmul, Shard, TokenCount
+from workbench.graph.model_graph import Module
+from workbench.graph.module_layers import Projector
+from workbench.graph.trainable import Trainable
+
+LLM_WIDTH = 512
+
+
+def real_parameters(model_class, config) -> int:
+    """Parameters of the transformers model, built without memory; tied ones once."""
+    with torch.device("meta"):
+        model = model_class(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def encoder_of(config: dict, modality: str = "vision", **more) -> Module:
+    return module_from_config(config, name="encoder", modality=modality, llm_width=LLM_WIDTH, **more)
+
+
+def projector_parameters(module: Module) -> int:
+    return sum(p.num_elements for p in module.layers[-1].parameters() if ".projector" in p.name)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        pytest.param(LlamaForCausalLM, LlamaConfig(), id="llama-defaults"),
+        pytest.param(
+            LlamaForCausalLM,
+            LlamaConfig(
+                num_hidden_layers=3,
+                num_key_value_heads=8,
+                head_dim=64,
+                attention_bias=True,
+                mlp_bias=True,
+                tie_word_embeddings=True,
+            ),
+            id="llama-biases-tied-wide-heads",
+        ),
+        pytest.param(Qwen2ForCausalLM, Qwen2Config(num_hidden_layers=2), id="qwen2"),
+        pytest.param(
+            Qwen2ForCausalLM,
+            Qwen2Config(num_hidden_layers=2, num_key_value_heads=4, tie_word_embeddings=True),
+            id="qwen2-grouped-tied",
+        ),
+        pytest.param(MistralForCausalLM, MistralConfig(num_hidden_layers=2), id="mistral"),
+        pytest.param(GemmaForCausalLM, GemmaConfig(num_hidden_layers=2), id="gemma"),
+        pytest.param(Gemma2ForCausalLM, Gemma2Config(num_hidden_layers=2), id="gemma2"),
+        pytest.param(PhiForCausalLM, PhiConfig(num_hidden_layers=2), id="phi"),
+        pytest.param(PhiForCausalLM, PhiConfig(num_hidden_layers=2, qk_layernorm=True), id="phi-qk-norm"),
+        pytest.param(Phi3ForCausalLM, Phi3Config(num_hidden_layers=2), id="phi3"),
+        pytest.param(GPT2LMHeadModel, GPT2Config(n_layer=2), id="gpt2"),
+    ],
+)
+def test_llm_parameters_equal_transformers(model_class, config):
+    module = module_from_config(config.to_dict(), name="llm", modality="text")
+    assert module.num_parameters == real_parameters(model_class, config)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config", "unused"),
+    [
+        pytest.param(SiglipVisionModel, SiglipVisionConfig(vision_use_head=False), 0, id="siglip"),
+        pytest.param(CLIPVisionModel, CLIPVisionConfig(), 2 * 768, id="clip-without-the-class-tokens-norm"),
+        pytest.param(WhisperEncoder, WhisperConfig(), 0, id="whisper"),
+        pytest.param(Phi4MultimodalAudioModel, Phi4MultimodalAudioConfig(), 0, id="phi4-audio"),
+    ],
+)
+def test_encoder_parameters_equal_transformers(model_class, config, unused):
+    module = encoder_of(config.to_dict())
+    expected = real_parameters(model_class, config) - unused
+    assert module.num_parameters - projector_parameters(module) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        pytest.param(
+            Qwen2VisionTransformerPretrainedModel, Qwen2VLVisionConfig(hidden_size=LLM_WIDTH), id="qwen2-vl"
+        ),
+        pytest.param(
+            Qwen2_5_VisionTransformerPretrainedModel,
+            Qwen2_5_VLVisionConfig(hidden_size=1280, out_hidden_size=LLM_WIDTH),
+            id="qwen2.5-vl",
+        ),
+    ],
+)
+def test_encoders_with_a_merger_equal_transformers(model_class, config):
+    module = encoder_of(config.to_dict())
+    assert module.source.projector == "merger"
+    assert module.num_parameters == real_parameters(model_class, config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config_class"),
+    [
+        ("llama", LlamaConfig),
+        ("qwen2", Qwen2Config),
+        ("mistral", MistralConfig),
+        ("gemma", GemmaConfig),
+        ("gemma2", Gemma2Config),
+        ("phi", PhiConfig),
+        ("phi3", Phi3Config),
+        ("gpt2", GPT2Config),
+    ],
+)
+def test_absent_keys_mean_what_transformers_takes_them_for(kind, config_class):
+    bare = module_from_config({"model_type": kind}, name="llm", modality="text")
+    spelled = module_from_config(config_class().to_dict(), name="llm", modality="text")
+    assert bare.layers == spelled.layers
+
+
+@pytest.mark.parametrize(
+    ("kind", "config_class"),
+    [
+        ("siglip_vision_model", SiglipVisionConfig),
+        ("clip_vision_model", CLIPVisionConfig),
+        ("whisper", WhisperConfig),
+        ("qwen2_vl_vision", Qwen2VLVisionConfig),
+        ("qwen2_5_vl_vision", Qwen2_5_VLVisionConfig),
+        ("phi4_multimodal_audio", Phi4MultimodalAudioConfig),
+    ],
+)
+def test_absent_keys_of_encoders_mean_what_transformers_takes_them_for(kind, config_class):
+    assert encoder_of({"model_type": kind}).layers == encoder_of(config_class().to_dict()).layers
+
+
+@given(
+    heads=st.sampled_from([(4, 4), (4, 2), (6, 3), (8, 1)]),
+    head_dim=st.sampled_from([None, 8, 24]),
+    ffn=st.integers(1, 70),
+    layers=st.integers(1, 3),
+    vocab=st.integers(2, 90),
+    tied=st.booleans(),
+)
+def test_any_llama_has_as_many_parameters_as_transformers(heads, head_dim, ffn, layers, vocab, tied):
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=8 * heads[0],
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=head_dim,
+        tie_word_embeddings=tied,
+        pad_token_id=None,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    module = module_from_config(config.to_dict(), name="llm", modality="text")
+    assert module.num_parameters == real_parameters(LlamaForCausalLM, config)
+
+
+@pytest.mark.parametrize("projector", [Projector.LINEAR, Projector.MLP])
+def test_every_clip_layer_is_as_large_as_the_one_that_runs(projector):
+    config = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    )
+    module = encoder_of(config.to_dict(), projector=projector)
+    adapter = adapter_of(module)
+    for index, layer in enumerate(module.layers):
+        held = sum(parameter.numel() for parameter in adapter.build(index).parameters())
+        assert held == layer.num_parameters, layer.name
+
+
+def test_layer_lists():
+    llm = module_from_config({"model_type": "llama", "num_hidden_layers": 2}, name="llm", modality="text")
+    assert [layer.name for layer in llm.layers] == ["embed", "block.0", "block.1", "head"]
+    assert {layer.emits for layer in llm.layers} == {TokenCount.IN}
+    assert [layer.out_width for layer in llm.layers] == [4096, 4096, 4096, 32000]
+    vision = encoder_of({"model_type": "siglip_vision_model", "num_hidden_layers": 1})
+    assert [layer.kind for layer in vision.layers] == [
+        LayerKind.EMBED,
+        LayerKind.BLOCK,
+        LayerKind.PROJECTOR,
+    ]
+    assert [layer.out_width for layer in vision.layers] == [768, 768, LLM_WIDTH]
+    assert vision.layers[-1].emits is TokenCount.OUT
+    assert vision.layers[-1].operators[0].name == "final_norm"
+
+
+def test_tied_weights_share_a_name_and_untied_ones_do_not():
+    config = {"model_type": "llama", "num_hidden_layers": 1}
+    for tied, expected in ((True, {"embed_tokens.weight"}), (False, set())):
+        llm = module_from_config(config | {"tie_word_embeddings": tied}, name="llm", modality="text")
+        embed, head = ({p.name for p in llm.layers[i].parameters()} for i in (0, -1))
+        assert embed & head == expected
+
+
+def test_whisper_runs_its_first_convolution_before_the_stride():
+    stem = encoder_of({"model_type": "whisper", "num_mel_bins": 80, "d_model": 384}, "audio").layers[0]
+    conv1, conv2 = (op for op in stem.operators if isinstance(op, Matmul))
+    assert (conv1.in_features, conv1.tokens_scale) == (240, 2.0)
+    assert (conv2.in_features, conv2.tokens_scale) == (3 * 384, 1.0)
+
+
+def test_whisper_keys_have_no_bias_and_encoders_are_not_causal():
+    block = encoder_of({"model_type": "whisper"}, "audio").layers[1]
+    bias = {op.name: op.bias for op in block.operators if isinstance(op, Matmul)}
+    assert (bias["q_proj"], bias["k_proj"], bias["v_proj"], bias["o_proj"]) == (True, False, True, True)
+    assert not any(op.causal for op in block.operators if isinstance(op, Attention))
+
+
+def test_clip_embeds_its_class_token_without_a_patch():
+    embed = encoder_of({"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}).layers[0]
+    patches = next(op for op in embed.operators if isinstance(op, Matmul))
+    assert 17 * patches.tokens_scale == pytest.approx(16)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma", "gemma2", "phi", "phi3", "gpt2"])
+def test_tensor_parallel_pairs_of_every_llm_block(kind):
+    block = module_from_config({"model_type": kind}, name="llm", modality="text").layers[1]
+    shards = [op.shard for op in block.operators if isinstance(op, Matmul)]
+    assert Shard.REPLICATED not in shards
+    assert shards.count(Shard.ROW) == 2  # attention out, MLP down: one all-reduce each
+    assert all(p.shard is not Shard.REPLICATED for p in block.parameters() if len(p.shape) == 2)
+
+
+def test_projectors():
+    config = {"model_type": "siglip_vision_model", "hidden_size": 64, "num_attention_heads": 2}
+    linear = encoder_of(config, projector=Projector.LINEAR)
+    mlp = encoder_of(config, projector=Projector.MLP)
+    assert projector_parameters(linear) == 64 * LLM_WIDTH + LLM_WIDTH
+    assert projector_parameters(mlp) == (64 + 1) * LLM_WIDTH + (LLM_WIDTH + 1) * LLM_WIDTH
+    assert (linear.source.projector, mlp.source.projector) == ("linear", "mlp")
+
+
+def test_trainable():
+    config = {"model_type": "whisper"}
+    flags = {
+        trainable: [layer.trainable for layer in encoder_of(config, "audio", trainable=trainable).layers]
+        for trainable in Trainable
+    }
+    assert flags[Trainable.ALL] == [True] * 6
+    assert flags[Trainable.PROJECTOR] == [False] * 5 + [True]
+    assert flags[Trainable.NONE] == [False] * 6
+
+
+def test_source_is_the_configuration_in_canonical_form():
+    one = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2}
+    other = dict(reversed(one.items()))
+    first, second = (module_from_config(c, name="llm", modality="text") for c in (one, other))
+    assert first == second
+    assert json.loads(first.source.config) == one
+    assert first.source.architecture == "llama"
+    assert first.source.config == canonical_json(one)
+
+
+def test_the_vision_half_of_a_composite_configuration():
+    nested = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    composite = {"model_type": "clip", "text_config": {}, "vision_config": nested}
+    assert encoder_of(composite).source.architecture == "clip_vision_model"
+    old = {"model_type": "qwen2_vl", "vision_config": {"depth": 1, "embed_dim": 80, "num_heads": 2}}
+    assert encoder_of(old).source.architecture == "qwen2_vl_vision"
+
+
+def test_modality_of():
+    kinds = ("llama", "whisper", "clip_vision_model")
+    assert [modality_of({"model_type": kind}) for kind in kinds] == ["text", "audio", "vision"]
+
+
+def test_read_config(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "llama"}')
+    assert read_config(file) == read_config(tmp_path) == {"model_type": "llama"}
+    file.write_text('{"model_type": ')
+    with pytest.raises(ValueError, match=r"not JSON, line 1"):
+        read_config(file)
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="want a JSON object, got list"):
+        read_config(file)
+    with pytest.raises(ValueError, match="no such file"):
+        read_config(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "message"),
+    [
+        ({"model_type": "lama"}, {}, r"unknown model_type 'lama' \(nearest: llama\); known are llama, qwen2"),
+        ({}, {}, "unknown model_type None"),
+        ({"model_type": "whisper"}, {}, "whisper is an encoder: modality must not be 'text'"),
+        ({"model_type": "llama"}, {"modality": "vision"}, "modality must be 'text', got 'vision'"),
+        ({"model_type": "llama"}, {"projector": Projector.MLP}, "has no projector, got 'mlp'"),
+        ({"model_type": "llama", "hidden_size": 0}, {}, "hidden_size must be a whole number >= 1, got 0"),
+        (
+            {"model_type": "llama", "hidden_size": "64"},
+            {},
+            "hidden_size must be a whole number >= 1, got '64'",
+        ),
+        ({"model_type": "llama", "hidden_size": 65}, {}, "hidden width 65 must divide by 32 heads"),
+        ({"model_type": "llama", "num_key_value_heads": 5}, {}, "got 32 heads, 5 kv_heads"),
+        ({"model_type": "llama", "hidden_act": 3}, {}, "hidden_act must be text, got 3"),
+        ({"model_type": "llama"}, {"trainable": Trainable.PROJECTOR}, "needs a projector layer"),
+        ({"model_type": "whisper"}, {"modality": "audio"}, "an encoder needs llm_width"),
+        (
+            {"model_type": "qwen2_vl_vision"},
+            {"modality": "vision", "llm_width": 64, "projector": Projector.MLP},
+            "projector must be 'merger', got 'mlp'",
+        ),
+        (
+            {"model_type": "whisper"},
+            {"modality": "audio", "llm_width": 64, "projector": Projector.MERGER},
+            "projector must be 'linear' or 'mlp', got 'merger'",
+        ),
+    ],
+)
+def test_refusals(config, more, message):
+    arguments = {"name": "m", "modality": "text"} | more
+    with pytest.raises(ValueError, match=message):
+        module_from_config(config, **arguments)
