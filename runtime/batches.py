@@ -105,7 +105,9 @@ def _llm_data(
     num_layers = len(plan.model.module(stage.module).layers)
     ids_T, labels_T = None, None
     if stage.layers[0] == 0 or stage.layers[1] == num_layers:
-        ids_T = torch.cat([_ids(plan, stage, sample, source) for sample in samples])
+        adapter = adapter_of(plan.model.module(stage.module))
+        assert isinstance(adapter, DecoderAdapter), "the text module is a language model"
+        ids_T = torch.cat([_ids(sample, source, adapter.vocab_size) for sample in samples])
         labels_T = _labels(ids_T, lengths).to(device)
         ids_T = ids_T.to(device)
     entering = [edge for edge in edges if stage.layers[0] <= edge.before_layer < stage.layers[1]]
@@ -131,12 +133,10 @@ def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) ->
                 )
 
 
-def _ids(plan: Plan, stage: Stage, sample: Sample, source: DataSource) -> Tensor:
+def _ids(sample: Sample, source: DataSource, vocab_size: int) -> Tensor:
     """[tokens of the sample]: its text, and `PLACEHOLDER` where another modality stands."""
-    adapter = adapter_of(plan.model.module(stage.module))
-    assert isinstance(adapter, DecoderAdapter), "the text module is a language model"
     pieces = [
-        source.token_ids(sample.id, segment, adapter.vocab_size)
+        source.token_ids(sample.id, segment, vocab_size)
         if segment.modality == TEXT
         else torch.full((segment.tokens_out,), PLACEHOLDER)
         for segment in sample.segments

@@ -165,6 +165,7 @@ def test_runs_of_tokens_are_averaged_where_an_item_shrinks() -> None:
     [
         *(pytest.param(tiny_models.llm(config), id=name) for name, config in tiny_models.DECODERS.items()),
         pytest.param(tiny_models.encoder(tiny_models.SIGLIP, "vision"), id="siglip"),
+        pytest.param(tiny_models.encoder(tiny_models.CLIP, "vision"), id="clip"),
         pytest.param(tiny_models.encoder(tiny_models.WHISPER, "audio"), id="whisper"),
     ],
 )

@@ -94,8 +94,13 @@ class WhisperAdapter(Adapter):
     def ignored(self) -> tuple[str, ...]:
         return ("model.decoder.", "decoder.", "proj_out.")
 
+    @property
+    def max_tokens(self) -> int:
+        """Positions of the longest clip."""
+        return int(self.config.max_source_positions)
+
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
-        limit = self.config.max_source_positions
+        limit = self.max_tokens
         if segment.tokens_in > limit:
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has {limit} "

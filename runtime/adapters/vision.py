@@ -115,6 +115,12 @@ class VisionAdapter(Adapter):
         return (self.config.num_channels, rows * patch, columns * patch)
 
     @property
+    def native_tokens(self) -> tuple[int, int]:
+        """(tokens in, tokens out) of an image of the configured size."""
+        patches = (self.config.image_size // self.config.patch_size) ** 2
+        return patches + (1 if self.has_class_token else 0), patches
+
+    @property
     def _widths(self) -> tuple[int, int]:
         return self.config.hidden_size, self.module.layers[-1].out_width
 
