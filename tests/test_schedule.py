@@ -1,0 +1,265 @@
+"""Graph-aware 1F1B: ordinary 1F1B on chains, the stated depths on DAGs, never a deadlock."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.oracles import passes_read, timed
+from tests.strategies import schedule_problems
+from workbench.schedule.action import Action, Pass
+from workbench.schedule.check import StageShape, check_schedule
+from workbench.schedule.graph_aware import Consumer, ScheduleNode, graph_aware_1f1b
+from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
+
+
+def one_to_one(num_microbatches):
+    return tuple((index,) for index in range(num_microbatches))
+
+
+def each_reads(num_own, num_reader):
+    """Consecutive own microbatches in equal shares."""
+    share = num_own // num_reader
+    return tuple(tuple(range(index * share, (index + 1) * share)) for index in range(num_reader))
+
+
+def node(stage, num_microbatches, *consumers, backward=True):
+    return ScheduleNode(
+        stage,
+        num_microbatches,
+        (backward,) * num_microbatches,
+        tuple(Consumer(reader, needs) for reader, needs in consumers),
+    )
+
+
+def chain(num_stages, num_microbatches):
+    needs = one_to_one(num_microbatches)
+    return [
+        node(stage, num_microbatches, *([(stage + 1, needs)] if stage + 1 < num_stages else []))
+        for stage in range(num_stages)
+    ]
+
+
+def alone(nodes):
+    return [(n.stage,) for n in nodes]
+
+
+def text(actions):
+    return " ".join(str(action) for action in actions)
+
+
+def warmup(actions, stage):
+    """Forwards of a stage before its first backward."""
+    mine = [action for action in actions if action.stage == stage]
+    return next(i for i, action in enumerate(mine) if action.kind is Pass.B)
+
+
+@given(st.integers(1, 8), st.integers(1, 12))
+def test_chain_is_ordinary_1f1b(num_stages, num_microbatches):
+    nodes = chain(num_stages, num_microbatches)
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    assert tuple(programs.values()) == one_f_one_b(range(num_stages), num_microbatches)
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3))
+def test_1f1b_takes_the_closed_form_time(num_stages, num_microbatches, forward, backward):
+    """(m + p - 1)(f + b) on equal stages; GPipe takes the same without its memory bound."""
+    nodes = chain(num_stages, num_microbatches)
+    for schedule in (one_f_one_b, gpipe):
+        programs = dict(zip(alone(nodes), schedule(range(num_stages), num_microbatches), strict=True))
+        times = timed(
+            programs, passes_read(nodes), lambda action: forward if action.kind is Pass.F else backward
+        )
+        assert max(end for _, end in times.values()) == (num_microbatches + num_stages - 1) * (
+            forward + backward
+        )
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedule_problems(), st.integers(0, 3))
+def test_every_dag_runs_whatever_the_counts_needs_and_groups(problem, seed):
+    nodes, groups = problem
+    programs = graph_aware_1f1b(nodes, groups)
+    check_schedule(programs, shapes(nodes, groups))
+    times = timed(programs, passes_read(nodes), lambda action: (hash(action) + seed) % 3 + 1)
+    assert len(times) == sum(n.num_microbatches + sum(n.backward) for n in nodes)
+
+
+def shapes(nodes, groups):
+    """Stages on "ranks" that are the names of their group: what `check_schedule` wants."""
+    home = {stage: group for group in groups for stage in group}
+    return [StageShape(n.stage, home[n.stage], n.backward) for n in nodes]
+
+
+@settings(max_examples=60)
+@given(schedule_problems())
+def test_forwards_are_in_index_order_on_every_stage(problem):
+    nodes, groups = problem
+    for actions in graph_aware_1f1b(nodes, groups).values():
+        for stage in {action.stage for action in actions}:
+            forwards = [a.microbatch for a in actions if a.stage == stage and a.kind is Pass.F]
+            assert forwards == sorted(forwards)
+
+
+@settings(max_examples=60)
+@given(schedule_problems())
+def test_order_of_listing_nodes_does_not_matter(problem):
+    nodes, groups = problem
+    assert graph_aware_1f1b(nodes, groups) == graph_aware_1f1b(nodes[::-1], groups)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(2, 9))
+def test_warmup_is_the_longest_distance_to_the_sink(vision, audio, llm, num_microbatches):
+    """Two encoders of unequal depth in front of an LLM, equal microbatches."""
+    needs, nodes, first_llm = one_to_one(num_microbatches), [], vision + audio
+    for first, depth in ((0, vision), (vision, audio)):
+        for place in range(depth):
+            reader = first + place + 1 if place + 1 < depth else first_llm
+            nodes.append(node(first + place, num_microbatches, (reader, needs)))
+    for place in range(llm):
+        readers = [(first_llm + place + 1, needs)] if place + 1 < llm else []
+        nodes.append(node(first_llm + place, num_microbatches, *readers))
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    for first, depth in ((0, vision), (vision, audio)):
+        for place in range(depth):
+            distance = depth - place + llm
+            assert warmup(programs[(first + place,)], first + place) == min(distance, num_microbatches)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
+def test_warmup_counts_what_the_consumers_first_forwards_read(per_llm, llm, depth, num_llm):
+    """An encoder with several microbatches per LLM microbatch: n = what the first n + 1 forwards read."""
+    own = per_llm * num_llm
+    nodes = [node(place, own, (place + 1, one_to_one(own))) for place in range(depth - 1)]
+    nodes.append(node(depth - 1, own, (depth, each_reads(own, num_llm))))
+    for place in range(llm):
+        readers = [(depth + place + 1, one_to_one(num_llm))] if place + 1 < llm else []
+        nodes.append(node(depth + place, num_llm, *readers))
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    expected = min(llm, num_llm)
+    for stage in range(depth - 1, -1, -1):
+        expected = per_llm * min(expected + 1, num_llm) if stage == depth - 1 else min(expected + 1, own)
+        assert warmup(programs[(stage,)], stage) == expected
+
+
+def test_one_consumer_forwards_worth_alternates_with_its_backwards():
+    nodes = [node(0, 8, (1, each_reads(8, 4))), node(1, 4)]
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    assert text(programs[(0,)]) == "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4 0B5 0B6 0B7"
+    assert text(programs[(1,)]) == "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
+
+
+def test_microbatch_of_several_readers_goes_back_after_the_last():
+    nodes = [node(0, 2, (1, ((0,), (0,), (0, 1), (1,)))), node(1, 4)]
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    assert text(programs[(0,)]) == "0F0 0F1 0B0 0B1"
+    times = timed(programs, passes_read(nodes), lambda _: 1)
+    assert times[Action(0, Pass.B, 0)][0] >= times[Action(1, Pass.B, 2)][1]
+
+
+def test_backwards_follow_their_readers_not_their_index():
+    nodes = [node(0, 3, (1, ((0,), (1,), (0, 2)))), node(1, 3)]
+    assert text(graph_aware_1f1b(nodes, alone(nodes))[(0,)]) == "0F0 0F1 0F2 0B1 0B0 0B2"
+
+
+def test_text_only_microbatches_hold_nothing_back():
+    nodes = [node(0, 2, (1, ((), (0,), (), (1,)))), node(1, 4)]
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    assert text(programs[(0,)]) == "0F0 0B0 0F1 0B1"
+    assert text(programs[(1,)]) == "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
+
+
+def test_stage_without_backward_runs_forwards_only():
+    needs = one_to_one(3)
+    nodes = [node(0, 3, (1, needs), backward=False), node(1, 3, (2, needs)), node(2, 3)]
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    assert text(programs[(0,)]) == "0F0 0F1 0F2"
+    assert text(programs[(1,)]) == "1F0 1F1 1B0 1F2 1B1 1B2"
+
+
+def test_one_encoder_feeds_two_replicas_of_the_llm():
+    nodes = [
+        node(0, 4, (1, ((0,), (2,))), (2, ((1,), (3,)))),
+        node(1, 2),
+        node(2, 2),
+    ]
+    programs = graph_aware_1f1b(nodes, alone(nodes))
+    assert text(programs[(0,)]) == "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3"
+    assert text(programs[(1,)]) == "1F0 1B0 1F1 1B1"
+
+
+def test_colocated_encoders_merge_in_lockstep():
+    needs = one_to_one(3)
+    nodes = [node(0, 3, (2, needs)), node(1, 3, (2, needs)), node(2, 3)]
+    programs = graph_aware_1f1b(nodes, [(0, 1), (2,)])
+    assert text(programs[(0, 1)]) == "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2"
+
+
+def test_group_of_unequal_depths_warms_up_to_the_deepest():
+    """Stage 0 is two hops from the LLM, its mate stage 2 one: both start with three forwards."""
+    needs = one_to_one(4)
+    nodes = [node(0, 4, (1, needs)), node(1, 4, (3, needs)), node(2, 4, (3, needs)), node(3, 4)]
+    programs = graph_aware_1f1b(nodes, [(0, 2), (1,), (3,)])
+    assert text(programs[(0, 2)]) == "0F0 2F0 0F1 2F1 0F2 2F2 2B0 0B0 0F3 2F3 2B1 0B1 2B2 0B2 2B3 0B3"
+
+
+def test_encoder_on_its_readers_ranks_runs_just_before_it():
+    needs = one_to_one(3)
+    nodes = [node(0, 3, (1, needs)), node(1, 3, (2, needs)), node(2, 3)]
+    programs = graph_aware_1f1b(nodes, [(0, 1), (2,)])
+    assert text(programs[(0, 1)]) == "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2"
+
+
+@pytest.mark.parametrize(
+    ("copies", "expected"),
+    [(4, "1F0 3F0 3B0 1F1 3F1 3B1 1F2 3F2 3B2 1F3 3F3 3B3"), (2, "3F0 3B0 1F0 3F1 3B1 3F2 3B2 1F1 3F3 3B3")],
+)
+def test_unread_copy_runs_beside_the_stage_on_its_ranks(copies, expected):
+    needs = one_to_one(4)
+    nodes = [node(0, 4, (2, needs)), node(1, copies, backward=False), node(2, 4, (3, needs)), node(3, 4)]
+    assert text(graph_aware_1f1b(nodes, [(0, 2), (1, 3)])[(1, 3)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups", "message"),
+    [
+        pytest.param([node(0, 1)], [(0,), (0,)], r"stages \[0\], in groups \[0, 0\]", id="twice-grouped"),
+        pytest.param([node(0, 1), node(1, 1)], [(0,)], r"stages \[0, 1\], in groups \[0\]", id="ungrouped"),
+        pytest.param([node(0, 1, (7, ((0,),)))], [(0,)], "consumer, stage 7, is not there", id="consumer"),
+        pytest.param(
+            [node(0, 2, (1, ((0,), (2,)))), node(1, 2)],
+            [(0,), (1,)],
+            r"stage 0 has microbatches 0..1, but microbatch 1 of stage 1 reads 2",
+            id="needs",
+        ),
+        pytest.param(
+            [node(0, 2, (1, ((0,),))), node(1, 2)], [(0,), (1,)], "which has 2, got 1", id="needs-count"
+        ),
+        pytest.param(
+            [node(0, 1, (1, ((0,),))), node(1, 1, (0, ((0,),)))],
+            [(0,), (1,)],
+            r"cycle, got one among stages \[0, 1\]",
+            id="cycle",
+        ),
+    ],
+)
+def test_bad_problems_are_refused(nodes, groups, message):
+    with pytest.raises(ValueError, match=message):
+        graph_aware_1f1b(nodes, groups)
+
+
+def test_backward_flags_count_the_microbatches():
+    with pytest.raises(ValueError, match=r"stage 3: .* got 1 for 2 microbatches"):
+        ScheduleNode(3, 2, (True,))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: one_f_one_b([0, 0], 2), r"must be there and differ, got \[0, 0\]"),
+        (lambda: gpipe([], 2), "must be there"),
+        (lambda: one_f_one_b([0], 0), "num_microbatches must be >= 1, got 0"),
+    ],
+)
+def test_bad_chains_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
