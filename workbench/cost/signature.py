@@ -1,6 +1,6 @@
 """The signature of a layer: what two layers must share to take the same time on one machine."""
 
-from dataclasses import astuple
+from dataclasses import MISSING, fields
 from hashlib import sha256
 
 from workbench.graph.layer import Layer, Operator
@@ -10,7 +10,8 @@ def signature(layer: Layer) -> str:
     """Kind and a digest of the operators, e.g. `"block-5f0c9a61d2be"`.
 
     Independent of the layer's name, of tied names and of trainability; stable across runs
-    and Python versions. Operator names count, since they tell a GELU from a SiLU.
+    and Python versions, and when operators gain fields, as those at their default are left
+    out. Operator names count, since they tell a GELU from a SiLU.
 
     Complexity: O(operators).
     """
@@ -19,5 +20,10 @@ def signature(layer: Layer) -> str:
 
 
 def _describe(operator: Operator) -> str:
-    fields = " ".join(str(value) for value in astuple(operator))
-    return f"{type(operator).__name__} {fields}"
+    values = [(field, getattr(operator, field.name)) for field in fields(operator)]
+    said = [
+        f"{field.name}={value}"
+        for field, value in values
+        if field.default is MISSING or value != field.default
+    ]
+    return " ".join([type(operator).__name__, *said])

@@ -1,0 +1,272 @@
+"""Times of layers: closed forms on ideal machines, plausibility on shipped ones, measured layers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cost_models import GPT, LLAMA_8B, block, causal, compute_only, layer, linear
+from workbench.cost.collectives import (
+    Collective,
+    Collectives,
+    all_gather_s,
+    all_reduce_s,
+    broadcast_s,
+    reduce_scatter_s,
+)
+from workbench.cost.hardware import Link
+from workbench.cost.interpolate import Surface
+from workbench.cost.model import CostModel, LayerTime, RowWork, Work
+from workbench.cost.profile import (
+    LayerPoint,
+    LayerTable,
+    Profile,
+    ideal_profile,
+    known_profiles,
+    load_profile,
+)
+from workbench.cost.roofline import Gemm, Grid, layer_flop
+from workbench.cost.signature import signature
+from workbench.graph.frozen import Needs
+from workbench.graph.layer import Attention
+
+LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
+FROZEN, THROUGH, TRAINED = Needs(False, False), Needs(True, False), Needs(True, True)
+
+
+def time_of(
+    cost: CostModel, what=None, work=None, *, tp=1, cp=1, precision="bfloat16", link=None
+) -> LayerTime:
+    return cost.layer_time(
+        what or block(LLAMA_8B), work or causal(1024), tp=tp, cp=cp, precision=precision, link=link
+    )
+
+
+def test_backward_is_zero_one_or_two_forwards():
+    time = time_of(CostModel(compute_only()), linear())
+    assert time.forward_s == pytest.approx(2 * 1024 * 512 * 512 / 1e12)
+    assert time.backward_s(FROZEN) == 0
+    assert time.backward_s(THROUGH) == time.forward_s
+    assert time.backward_s(TRAINED) == 2 * time.forward_s
+    first = Needs(input_grad=False, weight_grad=True)
+    assert time.backward_s(first) == time.forward_s
+
+
+def test_first_trainable_block_needs_gradients_through_all_but_its_first_weights():
+    """Weight gradients of the whole block need gradients of everything behind its first norm."""
+    time = time_of(CostModel(compute_only()))
+    first = Needs(input_grad=False, weight_grad=True)
+    assert time.backward_s(first) == pytest.approx(time.backward_s(TRAINED), rel=1e-3)
+    two = time_of(CostModel(compute_only()), layer(*linear().operators, *linear(512, bias=True).operators))
+    assert two.backward_s(first) == pytest.approx(0.75 * two.backward_s(TRAINED))
+
+
+def test_attention_backward_is_two_and_a_half_forwards():
+    attention = Attention(name="a", num_heads=4, num_kv_heads=4, head_dim=64, causal=True)
+    time = time_of(CostModel(compute_only()), layer(attention))
+    assert time.input_grad_s == pytest.approx(2.5 * time.forward_s)
+    assert time.weight_grad_s == 0
+
+
+@given(st.integers(1, 2048), st.sampled_from([1, 2, 4, 8]))
+def test_ideal_block_time_is_flop_over_peak_and_tp_divides_it(tokens: int, tp: int):
+    cost = CostModel(ideal_profile(flop_per_s=1e12))
+    fast = Link(name="fast", bytes_per_s=1e30, latency_s=0.0)
+    time = time_of(cost, work=causal(tokens), tp=tp, link=fast)
+    assert time.forward_s == pytest.approx(layer_flop(block(), causal(tokens), Grid(tp, 1)) / 1e12)
+
+
+def test_collectives_inside_a_layer():
+    alone, cut = (time_of(CostModel(compute_only()), tp=tp, link=LINK) for tp in (1, 2))
+    message_s = all_reduce_s(1024 * 4096 * 2, 2, LINK)
+    assert cut.forward_s == pytest.approx(alone.forward_s / 2 + 2 * message_s)
+    assert cut.input_grad_s == pytest.approx(alone.input_grad_s / 2 + 2 * message_s)
+    assert cut.weight_grad_s == pytest.approx(alone.weight_grad_s / 2)
+    shared = time_of(CostModel(compute_only()), cp=4, link=LINK)
+    gathered_s = all_gather_s(2 * 1024 * 8 * 128 * 2, 4, LINK)
+    assert shared.forward_s == pytest.approx(alone.forward_s / 4 + gathered_s)
+    assert shared.input_grad_s == pytest.approx(alone.input_grad_s / 4 + gathered_s)
+
+
+@given(st.integers(1, 64), st.integers(0, 10**9))
+def test_ring_formulas(num_ranks: int, num_bytes: int):
+    bandwidth_s, n = num_bytes / 1e9, num_ranks
+    expected = 2 * (n - 1) / n * bandwidth_s + 2 * (n - 1) * 1e-6
+    assert all_reduce_s(num_bytes, n, LINK) == pytest.approx(expected)
+    assert all_gather_s(num_bytes, n, LINK) == pytest.approx(expected / 2)
+    assert reduce_scatter_s(num_bytes, n, LINK) == pytest.approx(expected / 2)
+    assert broadcast_s(num_bytes, n, LINK) == pytest.approx((bandwidth_s + (n - 1) * 1e-6) * (n > 1))
+
+
+def test_measured_collectives_belong_to_the_machines_own_link():
+    profile = load_profile("A100-80GB")
+    own, collectives = profile.machine_link("intra").link, Collectives(profile)
+    assert collectives.is_measured(Collective.ALL_REDUCE, 8, own)
+    assert not collectives.is_measured(Collective.ALL_REDUCE, 8, LINK)
+    assert not collectives.is_measured(Collective.ALL_REDUCE, 6, own)
+    # 512 MiB over 8 ranks were measured at a bus bandwidth of 222 GB/s.
+    assert collectives.seconds(Collective.ALL_REDUCE, 2**29, 8, own) == pytest.approx(4.2259e-3, rel=1e-3)
+    assert collectives.seconds(Collective.ALL_REDUCE, 1, 8, own) == pytest.approx(2.2e-5, rel=0.1)
+    assert collectives.seconds(Collective.ALL_REDUCE, 2**20, 8, LINK) == all_reduce_s(2**20, 8, LINK)
+
+
+@pytest.mark.parametrize(("name", "lowest", "highest"), [("A40", 0.6, 0.85), ("A100-80GB", 0.6, 0.9)])
+def test_large_matmuls_reach_a_plausible_share_of_the_peak(name: str, lowest: float, highest: float):
+    cost = CostModel(load_profile(name))
+    for gemm in (Gemm(4096, 4096, 4096), Gemm(4096, 11008, 4096), Gemm(2048, 8192, 8192)):
+        seconds, _ = cost.matmul_s(gemm, "bfloat16")
+        assert lowest < gemm.flop / seconds / cost.profile.peak("bfloat16") < highest
+
+
+@pytest.mark.parametrize(
+    ("name", "milliseconds"), [("A100-80GB", 0.548896), ("H100", 0.166026), ("H200", 0.168069)]
+)
+def test_a_measured_matmul_comes_back(name: str, milliseconds: float):
+    """The published times of m = n = k = 4096, up to the four digits that profiles keep."""
+    seconds, inside = CostModel(load_profile(name)).matmul_s(Gemm(4096, 4096, 4096), "bfloat16")
+    assert inside
+    assert seconds == pytest.approx(milliseconds / 1e3, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", known_profiles())
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.integers(16, 4096))
+def test_twice_the_tokens_never_take_less_time(name: str, tokens: int):
+    cost = CostModel(load_profile(name))
+    once, twice = (time_of(cost, block(GPT), causal(n)) for n in (tokens, 2 * tokens))
+    assert once.forward_s <= twice.forward_s * (1 + 1e-9)
+    assert once.backward_s(TRAINED) <= twice.backward_s(TRAINED) * (1 + 1e-9)
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000))
+def test_ideal_time_grows_with_tokens(fewer: int, more: int):
+    fewer, more = sorted((fewer, more))
+    cost = CostModel(ideal_profile(bytes_per_s=1e11))
+    assert time_of(cost, work=causal(fewer)).forward_s <= time_of(cost, work=causal(more)).forward_s
+
+
+def test_unmeasured_costs_are_named():
+    a40 = time_of(CostModel(load_profile("A40"))).unmeasured
+    assert "attention: scaled from another machine" in a40
+    assert "backward of matmul" in a40
+    assert "matmul: scaled from another machine" not in a40
+    a100 = CostModel(load_profile("A100-80GB"))
+    assert "attention: scaled from another machine" not in time_of(a100).unmeasured
+    assert "attention with heads of 64" in time_of(a100, block(GPT)).unmeasured
+    assert "matmul in float32" in time_of(a100, precision="float32").unmeasured
+    assert "matmul outside the measured shapes" in time_of(a100, work=causal(2**17)).unmeasured
+    assert "collectives inside a layer: ring formula" in time_of(a100, tp=2, link=LINK).unmeasured
+    assert "collectives inside a layer: ring formula" not in time_of(a100, tp=2).unmeasured
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match=r"precision 'int8': want one of bfloat16, float32, float64"):
+        time_of(CostModel(compute_only()), precision="int8")
+    with pytest.raises(ValueError, match=r"'ideal' has no 'intra' link; it has none"):
+        time_of(CostModel(compute_only()), tp=2)
+
+
+COORDINATE = st.floats(1.0, 1e6)
+
+
+@given(
+    st.lists(st.tuples(COORDINATE, COORDINATE, COORDINATE), min_size=1, max_size=12), COORDINATE, COORDINATE
+)
+def test_surface_stays_between_its_rates_and_does_not_see_order(points, x, y):
+    reading = Surface(points).read(x, y)
+    rates = [point[-1] for point in points]
+    assert min(rates) * (1 - 1e-9) <= reading.rate <= max(rates) * (1 + 1e-9)
+    assert Surface(points[::-1]).read(x, y).rate == pytest.approx(reading.rate, rel=1e-9)
+
+
+@given(st.dictionaries(st.tuples(st.integers(0, 20), st.integers(0, 20)), COORDINATE, min_size=1))
+def test_surface_returns_its_points_exactly(rates):
+    surface = Surface([(2.0**x, 2.0**y, rate) for (x, y), rate in rates.items()])
+    for (x, y), rate in rates.items():
+        assert surface.read(2.0**x, 2.0**y) == (pytest.approx(rate, rel=1e-9), True)
+
+
+def test_leave_one_out_of_a_power_law_is_small_and_of_noise_is_not():
+    smooth = [(2.0**i, 2.0**j, 1e9 * 2 ** (0.05 * (i + j))) for i in range(6) for j in range(6)]
+    median, p90 = Surface(smooth).leave_one_out()
+    assert median < 0.02
+    assert p90 < 0.1
+    noisy = [(a, b, rate * (1 + (index % 2))) for index, (a, b, rate) in enumerate(smooth)]
+    assert Surface(noisy).leave_one_out()[0] > 0.2
+
+
+def seconds_of(rows: int, tokens: int) -> float:
+    """A machine whose layer takes this long: quadratic in tokens per row, linear in rows."""
+    return 1e-4 + rows * (2e-6 * tokens + 1e-9 * tokens * tokens)
+
+
+def measured_profile(precision: str = "float32", *, tokens=(32, 64, 128, 256), rows=(1, 2, 4)) -> Profile:
+    points = tuple(
+        LayerPoint(
+            rows=r,
+            tokens_in=t,
+            attention_area=t * (t + 1) // 2,
+            forward_s=seconds_of(r, t),
+            input_grad_s=seconds_of(r, t) * 1.1,
+            weight_grad_s=seconds_of(r, t) * 0.9,
+            weight_only_s=seconds_of(r, t) * 1.8,
+        )
+        for r in rows
+        for t in tokens
+    )
+    table = LayerTable(signature=signature(block()), precision=precision, points=points)
+    return replace(ideal_profile("local"), layers=(table,))
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([32, 64, 128, 256]))
+def test_a_measured_size_comes_back_exactly(rows: int, tokens: int):
+    time = time_of(CostModel(measured_profile()), work=causal(tokens, rows), precision="float32")
+    assert time.forward_s == seconds_of(rows, tokens)
+    assert time.input_grad_s == seconds_of(rows, tokens) * 1.1
+    assert time.weight_grad_s == seconds_of(rows, tokens) * 0.9
+    assert time.interior_grad_s == pytest.approx(seconds_of(rows, tokens) * 0.9)
+    assert not time.unmeasured
+
+
+@given(st.integers(1, 4), st.integers(32, 256))
+def test_sizes_between_follow_the_quadratic(rows: int, tokens: int):
+    time = time_of(CostModel(measured_profile()), work=causal(tokens, rows), precision="float32")
+    assert time.forward_s == pytest.approx(seconds_of(rows, tokens), rel=1e-3)
+    assert not time.unmeasured
+
+
+def test_unequal_rows_are_summed():
+    work = Work((RowWork(40, 40, 820), RowWork(200, 200, 20100)))
+    time = time_of(CostModel(measured_profile()), work=work, precision="float32")
+    expected = 1e-4 + 2e-6 * 240 + 1e-9 * (40**2 + 200**2)
+    assert time.forward_s == pytest.approx(expected, rel=1e-3)
+
+
+def test_sizes_beyond_the_measured_ones_are_named():
+    cost = CostModel(measured_profile())
+    reason = "block layer outside the measured sizes"
+    for work in (causal(16), causal(1024), causal(256, 8)):
+        assert reason in time_of(cost, work=work, precision="float32").unmeasured
+
+
+def test_other_precision_and_grid_are_named():
+    cost = CostModel(measured_profile())
+    assert "matmul: peak rate assumed" in time_of(cost, precision="float64").unmeasured
+    cut = time_of(cost, work=causal(64), tp=2, precision="float32", link=LINK)
+    assert "tp2 x cp1 scaled from one rank" in cut.unmeasured
+    message_s = all_reduce_s(64 * 4096 * 4, 2, LINK)
+    assert cut.forward_s == pytest.approx(seconds_of(1, 64) / 2 + 2 * message_s)
+
+
+def test_a_layer_without_backward_stays_without():
+    """An embedding's input has no gradient: zeros are measured and zeros come back."""
+    profile = measured_profile()
+    (table,) = profile.layers
+    points = tuple(
+        replace(point, input_grad_s=0.0, weight_grad_s=0.0, weight_only_s=None) for point in table.points
+    )
+    still = replace(profile, layers=(replace(table, points=points),))
+    time = time_of(CostModel(still), work=causal(100), precision="float32")
+    assert time.backward_s(TRAINED) == 0
+    assert time.forward_s > 0
