@@ -30,6 +30,9 @@ class Runs(Protocol):
     def __call__(self, stage_input: StageInput) -> Tensor: ...
 
 
+Arrived = dict[str, list[tuple[Transfer, Tensor]]]  # edge -> rows with their packed tensors
+
+
 @dataclass(slots=True)
 class _Kept:
     """What one pass keeps for its backward: leaves by edge, and the output."""
@@ -88,7 +91,7 @@ class Executor:
             Pass.REDUCE_GRAD: self._reduce,
             Pass.STEP: self._step,
         }
-        self._next_rows = _rows_of_successors(self.program, lowered)
+        self._next_rows = _receives_ahead(self.program, lowered)
         self._check()
 
     def _check(self) -> None:
@@ -115,12 +118,14 @@ class Executor:
             RankError: an action failed; the message names rank, action and peer.
         """
         self._wires.start_step()
+        self._wires.post(self._next_rows[0] if self.program else ())
         for position, action in enumerate(self.program):
             self._progress(position)
             try:
-                self._wires.post(self.lowered.inputs.get(action, ()))
-                self._wires.post(self._next_rows[position])
-                self._do[action.kind](action)
+                arrived = self._take(action)
+                start_s = time.perf_counter()
+                self._wires.post(self._next_rows[position + 1])
+                self._do[action.kind](action, arrived, start_s)
             except RankError:
                 raise
             except Exception as error:
@@ -131,10 +136,8 @@ class Executor:
             left = ", ".join(f"{stage}F{microbatch}" for stage, microbatch in self._kept)
             raise RankError(f"rank {self.rank}: {left} still wait for their backward after the step")
 
-    def _forward(self, action: Action) -> None:
+    def _forward(self, action: Action, arrived: Arrived, start_s: float) -> None:
         stage = self.lowered.plan.stage[_id(action)]
-        arrived = self._take(action)
-        start_s = time.perf_counter()
         key = (stage.id, _microbatch(action))
         wanted = self._edges_that_want_gradients(Action(stage.id, Pass.B, key[1]))
         leaves = {
@@ -154,10 +157,8 @@ class Executor:
         stage_input = StageInput(hidden=leaves.get(stage.module), features=features, data=self._feed[key])
         return self._modules[stage.id](stage_input)
 
-    def _backward(self, action: Action) -> None:
+    def _backward(self, action: Action, arrived: Arrived, start_s: float) -> None:
         stage = self.lowered.plan.stage[_id(action)]
-        arrived = self._take(action)
-        start_s = time.perf_counter()
         key = (stage.id, _microbatch(action))
         kept = self._kept.pop(key)
         output = kept.output
@@ -173,10 +174,12 @@ class Executor:
             self._wires.give(number, leaf.grad)
         self._end(Lane.COMPUTE, action, start_s)
 
-    def _reduce(self, action: Action) -> None:
+    def _reduce(self, action: Action, arrived: Arrived, start_s: float) -> None:
+        del arrived, start_s  # its groups take their own times
         self._gradients.reduce(action)
 
-    def _step(self, action: Action) -> None:
+    def _step(self, action: Action, arrived: Arrived, start_s: float) -> None:
+        del arrived, start_s  # waiting for the reductions is not part of the step
         self._gradients.finish()
         self._on_gradients()
         start_s = time.perf_counter()
@@ -191,9 +194,9 @@ class Executor:
         for parameter in self._gradients.parameters():
             parameter.grad = None
 
-    def _take(self, action: Action) -> dict[str, list[tuple[Transfer, Tensor]]]:
+    def _take(self, action: Action) -> Arrived:
         """The rows an action waits for, by edge. Waiting ends here: the caller's span starts after it."""
-        arrived: dict[str, list[tuple[Transfer, Tensor]]] = {}
+        arrived: Arrived = {}
         for number in self.lowered.inputs.get(action, ()):
             row, packed_TD = self._wires.take(number, action)
             arrived.setdefault(row.edge, []).append((row, packed_TD))
@@ -217,20 +220,17 @@ class Executor:
         self._recorder.span(lane, action, start_s, time.perf_counter())
 
 
-def _rows_of_successors(program: Sequence[Action], lowered: Lowered) -> tuple[tuple[int, ...], ...]:
-    """For every position, the rows of the next later pass that receives anything."""
-    upcoming: tuple[int, ...] = ()
-    found: list[tuple[int, ...]] = []
+def _receives_ahead(program: Sequence[Action], lowered: Lowered) -> tuple[tuple[int, ...], ...]:
+    """For every position and the end, the rows of the first pass from there on that receives anything."""
+    ahead: list[tuple[int, ...]] = [()]
     for action in reversed(program):
-        found.append(upcoming)
         rows = tuple(
             number
             for number in lowered.inputs.get(action, ())
             if lowered.transfers[number].route is Route.P2P
         )
-        if action.kind in COMPUTE and rows:
-            upcoming = rows
-    return tuple(reversed(found))
+        ahead.append(rows if action.kind in COMPUTE and rows else ahead[-1])
+    return tuple(reversed(ahead))
 
 
 def _id(action: Action) -> int:
