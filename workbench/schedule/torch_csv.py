@@ -24,7 +24,8 @@ class Letters(StrEnum):
 def to_torch_csv(programs: Programs, consumers: Mapping[int, Sequence[int]]) -> str:
     """A linear schedule as torch writes and loads it: line r is the program of pipeline rank r.
 
-    STEP has no letter in torch and is left out; REDUCE_GRAD stays.
+    Only passes are written: torch refuses other actions in this format, adds UNSHARD and
+    REDUCE_GRAD itself when it loads the file, and has no letter for STEP.
 
     Args:
         programs: ranks -> actions, in pipeline order; the tensor- and context-parallel ranks of
@@ -40,7 +41,7 @@ def to_torch_csv(programs: Programs, consumers: Mapping[int, Sequence[int]]) -> 
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     for actions in programs.values():
-        writer.writerow([str(action) for action in actions if action.kind is not Pass.STEP])
+        writer.writerow([str(action) for action in actions if action.kind in COMPUTE])
     return text.getvalue()
 
 
