@@ -9,6 +9,7 @@ from experiments.printed_pipeline import StageTimes
 
 LLM_SPREAD = 0.02  # backward of equal layers: the printed totals agree this closely
 ENCODER_SPREAD = 0.15  # encoder stages also hold the embedding or the projector
+TIE = 0.02  # two digits of a printed throughput carry that much doubt
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +98,10 @@ def _implied(
             raise ValueError(f"no stage counts up to {max_stages} fit the times of {[r.name for r in group]}")
         counts.update(zip(group, found.counts, strict=True))
     return counts
+
+
+def winner(gain: float) -> str:
+    """Which method a gain speaks for."""
+    if abs(gain - 1) <= TIE:
+        return "a tie"
+    return "frozen-aware is faster" if gain > 1 else "frozen-unaware is faster"

@@ -3,8 +3,8 @@
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, Table 1.
 Given:   printed layers and width -> parameters of the zoo's models; heads and MLP widths, which the table
          does not print, are those of the published models of each family.
-Differs: a count is held to 2 % or to half a unit of its last printed digit. The printed 8b and 18b of EVA-CLIP
-         are those of the whole models with their text towers; the vision towers have 7.5 and 17.6.
+Differs: a count is held to 2 % or to half a unit of its last printed digit. The printed 8b and 18b of
+         EVA-CLIP are those of the whole models with their text towers; the vision towers have 7.5 and 17.6.
 Ours:    computed, no simulation.
 Run:     python -m experiments.cornstarch_v1.table1
 """

@@ -14,13 +14,18 @@ Run:     python -m experiments.cornstarch_v1.table11
 
 from experiments import paper
 from experiments.evidence import outcome_of
+from experiments.modelled import A40
 from experiments.paper import Outcome
-from experiments.v1_frozen_tables import itself_evidence, printed_evidence
+from experiments.v1_frozen_tables import itself_evidence, own_evidence, printed_evidence
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
 
 
 def run() -> Outcome:
     """All evidence of the table."""
-    return outcome_of("cornstarch_v1/table11", [printed_evidence("L"), itself_evidence("L")])
+    own = own_evidence("L", CostModel(load_profile(A40)))
+    parts = [printed_evidence("L"), itself_evidence("L"), own]
+    return outcome_of("cornstarch_v1/table11", parts, profile=A40)
 
 
 def main() -> int:

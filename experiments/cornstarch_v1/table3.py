@@ -15,13 +15,18 @@ Run:     python -m experiments.cornstarch_v1.table3
 
 from experiments import paper
 from experiments.evidence import outcome_of
+from experiments.modelled import A40
 from experiments.paper import Outcome
-from experiments.v1_frozen_tables import itself_evidence, printed_evidence
+from experiments.v1_frozen_tables import itself_evidence, own_evidence, printed_evidence
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
 
 
 def run() -> Outcome:
     """All evidence of the table."""
-    return outcome_of("cornstarch_v1/table3", [printed_evidence("M"), itself_evidence("M")])
+    own = own_evidence("M", CostModel(load_profile(A40)))
+    parts = [printed_evidence("M"), itself_evidence("M"), own]
+    return outcome_of("cornstarch_v1/table3", parts, profile=A40)
 
 
 def main() -> int:

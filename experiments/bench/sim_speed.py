@@ -1,0 +1,249 @@
+"""How fast the simulator is: actions per second, and one iteration on 24 and on 1,296 GPUs.
+
+Setup:   vision + audio + LLM of published sizes, 1F1B over the model's DAG, priced with the H100
+         profile; links, memory over time and the trace are on in every figure.
+Ours:    time of `sim.engine.simulate` alone, the fastest of several repeats, in CPU seconds of its
+         one thread: wall time where it has a core to itself. An action counts once, on however
+         many ranks it runs. The same plan of 24 stages on one GPU each
+         also goes through SimPy's textbook way (`sim.textbook`), in the same run, alternating.
+Run:     python -m experiments.bench.sim_speed [--json]
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+
+from sim.engine import simulate
+from sim.textbook import simulate_textbook
+from workbench.cost.hardware import Link, Node, uniform
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample, Segment
+from workbench.graph.model_graph import ModelGraph, Module, connect
+from workbench.graph.trainable import Trainable
+from workbench.graph.zoo import from_shape
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.codec import plan_hash
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import MemoryTable, memory_table
+from workbench.plan.plan import Plan, Stage
+from workbench.plan.price import price
+from workbench.schedule.action import Action
+from workbench.trace import Trace
+
+PROFILE = "H100"
+REPEATS = 5
+IMAGE_TOKENS, SOUND_TOKENS, TEXT_TOKENS = 729, 1500, 512
+NVLINK = Link(name="NVLink 4", bytes_per_s=450e9, latency_s=2e-6)
+INFINIBAND = Link(name="InfiniBand NDR", bytes_per_s=50e9, latency_s=5e-6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One plan: module -> (pipeline stages, tensor-parallel degree), in the order of its ranks."""
+
+    name: str
+    llm: str
+    layout: dict[str, tuple[int, int]]
+    replicas: int
+    microbatches: int  # of each replica
+    samples: int  # of each microbatch
+
+
+CASES = (
+    Case(
+        name="24 stages",
+        llm="llama-3.1-8b",
+        layout={"vision": (4, 1), "audio": (4, 1), "llm": (16, 1)},
+        replicas=1,
+        microbatches=256,
+        samples=1,
+    ),
+    Case(
+        name="24 GPUs",
+        llm="llama-3.1-8b",
+        layout={"vision": (2, 2), "audio": (2, 2), "llm": (4, 4)},
+        replicas=1,
+        microbatches=24,
+        samples=1,
+    ),
+    Case(
+        name="1296 GPUs",
+        llm="llama-3.1-70b",
+        layout={"vision": (1, 4), "audio": (1, 4), "llm": (8, 8)},
+        replicas=18,
+        microbatches=24,
+        samples=4,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one plan took; `planning_s` is building, hashing, lowering and pricing it, once."""
+
+    name: str
+    num_gpus: int
+    num_actions: int
+    num_spans: int
+    num_messages: int
+    planning_s: float
+    engine_s: float
+    simulated_s: float
+
+    @property
+    def actions_per_s(self) -> float:
+        return self.num_actions / self.engine_s
+
+
+def model(llm: str) -> ModelGraph:
+    """SigLIP and Whisper with their projectors in front of an LLM; the projectors and the LLM train."""
+    text = from_shape(llm, module="llm")
+    width = text.layers[0].out_width
+    encoders = [
+        from_shape(shape, module=name, llm_width=width, trainable=Trainable.PROJECTOR)
+        for name, shape in (("vision", "siglip-so400m-14-384"), ("audio", "whisper-large-v3-enc"))
+    ]
+    return connect("vision-audio-llm", *((encoder, text) for encoder in encoders))
+
+
+def plan_of(case: Case) -> Plan:
+    """The plan of a case on nodes of eight GPUs."""
+    graph = model(case.llm)
+    stages = tuple(_stages(case, graph))
+    num_ranks = 1 + max(rank for stage in stages for rank in stage.flat_ranks)
+    node = Node(device=PROFILE, num_ranks=8, memory_bytes=80 * 10**9)
+    draft = Plan(
+        strategy="bench",
+        model=graph,
+        cluster=uniform("bench", node, num_nodes=-(-num_ranks // 8), intra=NVLINK, inter=INFINIBAND),
+        batch=tuple(_sample(i) for i in range(case.replicas * case.microbatches * case.samples)),
+        stages=stages,
+        microbatches=(),
+        programs=(),
+    )
+    microbatches = batched_microbatches(
+        draft, samples_per_microbatch=case.samples, replicas=range(case.replicas)
+    )
+    return with_programs(replace(draft, microbatches=microbatches))
+
+
+def _stages(case: Case, graph: ModelGraph) -> Iterator[Stage]:
+    """Replica by replica, module by module, layers cut evenly."""
+    number, rank = 0, 0
+    for replica in range(case.replicas):
+        for module, (pp, tp) in case.layout.items():
+            for first, last in _even_cuts(graph.module(module), pp):
+                ranks = tuple(range(rank, rank + tp))
+                yield Stage(id=number, module=module, replica=replica, layers=(first, last), ranks=(ranks,))
+                number, rank = number + 1, rank + tp
+
+
+def _even_cuts(module: Module, num_stages: int) -> list[tuple[int, int]]:
+    bounds = [round(i * len(module.layers) / num_stages) for i in range(num_stages + 1)]
+    return list(pairwise(bounds))
+
+
+def _sample(number: int) -> Sample:
+    segments = (
+        Segment("text", 0, TEXT_TOKENS, TEXT_TOKENS),
+        Segment("vision", 0, IMAGE_TOKENS, IMAGE_TOKENS),
+        Segment("audio", 0, SOUND_TOKENS, SOUND_TOKENS),
+    )
+    return Sample(number, segments)
+
+
+def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], MemoryTable]:
+    """Plan once, simulate several times."""
+    started = time.process_time()
+    lowered = lower(plan_of(case))
+    duration_s = price(lowered, CostModel(load_profile(PROFILE))).duration_s
+    memory = memory_table(lowered)
+    plan_hash(lowered.plan)
+    planning_s = time.process_time() - started
+    timed = [_timed(lambda: simulate(lowered, duration_s, memory=memory)) for _ in range(REPEATS)]
+    trace = timed[0][1]
+    row = Row(
+        name=case.name,
+        num_gpus=len(lowered.plan.ranks),
+        num_actions=_num_actions(lowered.plan),
+        num_spans=len(trace.spans),
+        num_messages=len(trace.messages),
+        planning_s=planning_s,
+        engine_s=min(seconds for seconds, _ in timed),
+        simulated_s=trace.iteration_s,
+    )
+    return row, lowered, duration_s, memory
+
+
+def _num_actions(plan: Plan) -> int:
+    """Distinct actions of stages, and one STEP per rank."""
+    of_stages = {
+        action for program in plan.programs for action in program.actions if action.stage is not None
+    }
+    return len(of_stages) + len(plan.ranks)
+
+
+def _timed(run: Callable[[], Trace]) -> tuple[float, Trace]:
+    started = time.process_time()
+    trace = run()
+    return time.process_time() - started, trace
+
+
+def against_textbook(
+    lowered: Lowered, duration_s: Callable[[Action], float], memory: MemoryTable
+) -> dict[str, float | bool]:
+    """Both simulators on one plan, alternating; the fastest of each."""
+    ours, theirs, iterations = [], [], []
+    for _ in range(REPEATS):
+        for times, run in ((ours, simulate), (theirs, simulate_textbook)):
+            seconds, trace = _timed(lambda run=run: run(lowered, duration_s, memory=memory))
+            times.append(seconds)
+            iterations.append(trace.iteration_s)
+    return {
+        "engine_s": min(ours),
+        "textbook_s": min(theirs),
+        "textbook_over_engine": min(theirs) / min(ours),
+        "same_iteration_s": len(set(iterations)) == 1,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    print("plan         GPUs  actions    spans messages  planning  simulating  actions/s  iteration")
+    rows = []
+    for case in CASES:
+        row, lowered, duration_s, memory = measure(case)
+        rows.append(row)
+        print(
+            f"{row.name:10} {row.num_gpus:6} {row.num_actions:8} {row.num_spans:8} {row.num_messages:8} "
+            f"{row.planning_s:7.2f} s {row.engine_s * 1e3:8.1f} ms {row.actions_per_s:10.0f} "
+            f"{row.simulated_s:8.3f} s"
+        )
+        if case is CASES[0]:
+            textbook = against_textbook(lowered, duration_s, memory)
+    print(
+        f"textbook SimPy on {rows[0].name}: {textbook['textbook_s'] * 1e3:.1f} ms, "
+        f"{textbook['textbook_over_engine']:.2f} times the engine's"
+    )
+    if arguments.json:
+        result = {
+            "engine_actions_per_s": rows[0].actions_per_s,
+            "iteration_24_gpu_s": rows[1].engine_s,
+            "iteration_1296_gpu_s": rows[2].engine_s,
+            "textbook": textbook,
+            "rows": [asdict(row) for row in rows],
+        }
+        print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

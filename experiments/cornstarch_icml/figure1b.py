@@ -1,0 +1,81 @@
+"""Figure 1b: forward and backward of SigLIP and Llama 3.2 1B, all trained or only the projector.
+
+Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, section 2.2, Figure 1b.
+Setup:   one A40, activation checkpointing. Batch, text and image size are not stated.
+Given:   the frozen flags -> backward over forward by the frozen rule ([rule]); model sizes and plausible
+         inputs -> times and ratios of the A40 profile ([modelled]).
+Differs: the printed encoder times hold its projector, 0.5 ms of backward where all else is frozen.
+Ours:    computed, no simulation.
+Run:     python -m experiments.cornstarch_icml.figure1b
+"""
+
+from experiments import paper
+from experiments.breakdown import Part, modelled_evidence, rule_evidence
+from experiments.evidence import outcome_of
+from experiments.modelled import A40, Setting
+from experiments.paper import Outcome
+from experiments.printed import is_true, printed_rows
+from experiments.printed_pipeline import StageTimes
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.corpus import square_image_tokens
+from workbench.graph.model_graph import ModelGraph, connect
+from workbench.graph.trainable import Trainable
+from workbench.graph.zoo import from_shape
+
+WHERE = "Figure 1b"
+UNSTATED = "batch 1 to 8, 0.5k to 2k text tokens"
+IMAGE = square_image_tokens(384, 14)
+LLM_WIDTH = 2048
+
+
+def parts() -> tuple[Part, ...]:
+    """The four printed pairs. Frozen LLM: input gradient and recompute; trained: weight gradient too."""
+    found = []
+    for row in printed_rows("cornstarch_icml_figure1b"):
+        frozen = not is_true(row["llm_trainable"])
+        encoder = StageTimes.from_ms(row["enc_fwd_ms"], row["enc_bwd_ms"])
+        llm = StageTimes.from_ms(row["llm_fwd_ms"], row["llm_bwd_ms"])
+        found += [
+            Part("encoder", frozen, encoder, 0 if frozen else 3),
+            Part("llm", frozen, llm, 2 if frozen else 3),
+        ]
+    return tuple(found)
+
+
+def model(*, encoder: Trainable, llm: Trainable) -> ModelGraph:
+    """SigLIP-so400m and Llama 3.2 1B."""
+    vision = from_shape("siglip-so400m-14-384", module="vision", llm_width=LLM_WIDTH, trainable=encoder)
+    return connect("siglip-llama", (vision, from_shape("llama-3.2-1b", module="llm", trainable=llm)))
+
+
+def models() -> dict[bool, tuple[ModelGraph, ...]]:
+    """By frozen flag."""
+    return {
+        True: (model(encoder=Trainable.PROJECTOR, llm=Trainable.NONE),),
+        False: (model(encoder=Trainable.ALL, llm=Trainable.ALL),),
+    }
+
+
+def settings() -> tuple[Setting, ...]:
+    """Plausible inputs; the first, a batch of 4 with 1k of text, is the one shown."""
+    sizes = [(4, 1024)] + [(batch, text) for batch in (1, 2, 4, 8) for text in (512, 1024, 2048)]
+    return tuple(
+        Setting(text_tokens=text, items=(("vision", IMAGE),), microbatch_samples=batch)
+        for batch, text in sizes
+    )
+
+
+def run() -> Outcome:
+    """The rule and the cost model."""
+    cost = CostModel(load_profile(A40))
+    modelled = modelled_evidence(parts(), models(), settings(), cost, (WHERE, UNSTATED))
+    return outcome_of("cornstarch_icml/figure1b", [rule_evidence(parts(), WHERE), modelled], profile=A40)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
