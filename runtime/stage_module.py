@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime.adapters.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.adapters.choose import adapter_of
-from runtime.adapters.decoder import DecoderAdapter
 from runtime.initialise import initial_value
 from runtime.weights import WeightReader
 from workbench.graph.model_graph import TEXT, Edge, Module
@@ -253,20 +252,11 @@ def _check_edge(plan: Plan, edge: Edge) -> None:
 
 
 def _check_ties(adapter: Adapter) -> None:
-    """The plan ties exactly what the configuration ties, and tied layers are trained together."""
+    """The plan ties exactly what the configuration ties."""
     module = adapter.module
-    holders: dict[str, list[int]] = {}
-    for index, layer in enumerate(module.layers):
-        for _, shared in layer.tied:
-            holders.setdefault(shared, []).append(index)
-    ties = isinstance(adapter, DecoderAdapter) and adapter.ties_embeddings
-    if ties != bool(holders):
+    tied = any(layer.tied for layer in module.layers)
+    if tied != bool(adapter.aliases):
         raise ValueError(
-            f"module {module.name!r}: its configuration {'ties' if ties else 'does not tie'} embedding and "
-            f"head, the plan {'does' if holders else 'does not'}"
+            f"module {module.name!r}: its configuration {'ties' if adapter.aliases else 'does not tie'} "
+            f"embedding and head, the plan {'does' if tied else 'does not'}"
         )
-    for shared, layers in holders.items():
-        if len({module.layers[index].trainable for index in layers}) > 1:
-            raise ValueError(
-                f"module {module.name!r}: layers {layers} share {shared!r}; train both or freeze both"
-            )

@@ -212,6 +212,16 @@ def with_config(module: Module, **changes: object) -> Module:
             id="layers",
         ),
         pytest.param(
+            with_config(tiny_models.llm(), hidden_size="x"),
+            "module 'llm': transformers refuses its configuration: .* 'hidden_size' expected int, got str",
+            id="type",
+        ),
+        pytest.param(
+            with_config(tiny_models.llm(), num_attention_heads=5),
+            "The hidden size .32. is not a multiple of the number of attention heads .5.",
+            id="heads",
+        ),
+        pytest.param(
             with_config(tiny_models.llm(), rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
             "rope type 'dynamic' depends on the longest sequence",
             id="rope",
@@ -221,6 +231,13 @@ def with_config(module: Module, **changes: object) -> Module:
 def test_modules_that_cannot_run_are_refused(module: Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         adapter_of(module)
+
+
+def test_layers_that_cannot_be_built_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"module 'llm': .* unknown value 'nope'"):
+        adapter_of(with_config(tiny_models.llm(), hidden_act="nope")).build(1)
+    with pytest.raises(ValueError, match=r"module 'llm': .* Padding_idx must be within num_embeddings"):
+        adapter_of(with_config(tiny_models.llm(), pad_token_id=900)).build(0)
 
 
 def test_sizes_that_an_encoder_cannot_take_are_refused() -> None:

@@ -1,10 +1,12 @@
 """What an architecture must tell the runtime: how to build each layer, and what its weights are called."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from runtime.adapters.attention import PACKED_SDPA, Packing, pack, register_packed_sdpa
@@ -85,6 +87,17 @@ class StageLayer(nn.Module, ABC):
         return constant(0.0) if name.endswith("bias") else normal(self.std)
 
 
+@contextmanager
+def named_refusals(module: str) -> Iterator[None]:
+    """What transformers refuses in a configuration, as a ValueError that names the module."""
+    try:
+        yield
+    except (StrictDataclassError, AssertionError, KeyError, TypeError) as error:
+        reason = f"unknown value {error}" if isinstance(error, KeyError) else str(error)
+        message = " ".join(reason.split())
+        raise ValueError(f"module {module!r}: transformers refuses its configuration: {message}") from error
+
+
 class Adapter(ABC):
     """One module of a plan seen through its transformers architecture. Holds no weights.
 
@@ -101,9 +114,18 @@ class Adapter(ABC):
     def num_layers(self) -> int:
         """Layers of the whole module: embeddings, blocks, projector or head."""
 
-    @abstractmethod
     def build(self, index: int) -> StageLayer:
-        """The layer at that position of the module, its parameters on the meta device."""
+        """The layer at that position of the module, its parameters on the meta device.
+
+        Raises:
+            ValueError: transformers cannot make it from the configuration.
+        """
+        with named_refusals(self.module.name), torch.device("meta"):
+            return self._layer(index)
+
+    @abstractmethod
+    def _layer(self, index: int) -> StageLayer:
+        """Make that layer; the default device is meta."""
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -108,14 +108,13 @@ class WhisperAdapter(Adapter):
             )
         return (self.config.num_mel_bins, FRAMES_PER_TOKEN * segment.tokens_in)
 
-    def build(self, index: int) -> StageLayer:
+    def _layer(self, index: int) -> StageLayer:
         config = self.config
-        with torch.device("meta"):
-            if index == 0:
-                return ConvStem(config)
-            if index < self.num_layers - 1:
-                return AudioBlock(config, index - 1)
-            widths = (config.d_model, self.module.layers[-1].out_width)
-            return ProjectorLayer(
-                self.projector, widths, config.init_std, nn.LayerNorm(config.d_model), "layer_norm"
-            )
+        if index == 0:
+            return ConvStem(config)
+        if index < self.num_layers - 1:
+            return AudioBlock(config, index - 1)
+        widths = (config.d_model, self.module.layers[-1].out_width)
+        return ProjectorLayer(
+            self.projector, widths, config.init_std, nn.LayerNorm(config.d_model), "layer_norm"
+        )

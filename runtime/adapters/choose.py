@@ -1,6 +1,6 @@
 """From a module of a plan to its adapter: the one place where an architecture's name becomes code."""
 
-from runtime.adapters.adapter import Adapter
+from runtime.adapters.adapter import Adapter, named_refusals
 from runtime.adapters.audio import WhisperAdapter
 from runtime.adapters.decoder import DECODERS, DecoderAdapter
 from runtime.adapters.vision import ClipAdapter, SiglipAdapter
@@ -18,7 +18,8 @@ def adapter_of(module: Module) -> Adapter:
 
     Raises:
         ValueError: the module names no transformers configuration, an architecture without an
-            adapter, or a configuration with another number of layers than the plan.
+            adapter, a configuration that transformers refuses, or one with another number of
+            layers than the plan.
     """
     if module.source is None:
         raise ValueError(
@@ -26,12 +27,13 @@ def adapter_of(module: Module) -> Adapter:
             "configuration can run"
         )
     architecture, config = module.source.architecture, module.source.config
-    if architecture in DECODERS:
-        adapter: Adapter = DecoderAdapter(module, architecture, config)
-    elif architecture in ENCODERS:
-        adapter = ENCODERS[architecture](module, config, module.source.projector)
-    else:
+    if architecture not in (*DECODERS, *ENCODERS):
         known = ", ".join(sorted([*DECODERS, *ENCODERS]))
         raise ValueError(f"module {module.name!r}: no adapter for {architecture!r}; there are {known}")
+    with named_refusals(module.name):
+        if architecture in DECODERS:
+            adapter: Adapter = DecoderAdapter(module, architecture, config)
+        else:
+            adapter = ENCODERS[architecture](module, config, module.source.projector)
     adapter.check_layers()
     return adapter

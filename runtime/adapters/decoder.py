@@ -207,13 +207,12 @@ class DecoderAdapter(Adapter):
     def ignored(self) -> tuple[str, ...]:
         return ("model.rotary_emb.",)
 
-    def build(self, index: int) -> StageLayer:
-        with torch.device("meta"):
-            if index == 0:
-                return EmbedTokens(self.config, self.family)
-            if index == self.num_layers - 1:
-                return NextTokenHead(self.config, self.family)
-            return DecoderBlock(self.config, self.family, index - 1)
+    def _layer(self, index: int) -> StageLayer:
+        if index == 0:
+            return EmbedTokens(self.config, self.family)
+        if index == self.num_layers - 1:
+            return NextTokenHead(self.config, self.family)
+        return DecoderBlock(self.config, self.family, index - 1)
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         ids_1T = positions(data.tokens_in, device)[None]

@@ -135,16 +135,15 @@ class SiglipAdapter(VisionAdapter):
     def ignored(self) -> tuple[str, ...]:
         return ("head.", "text_model.", "logit_scale", "logit_bias")
 
-    def build(self, index: int) -> StageLayer:
+    def _layer(self, index: int) -> StageLayer:
         config = self.config
         std = config.hidden_size**-0.5
-        with torch.device("meta"):
-            if index == 0:
-                return EmbedPatches(SiglipVisionEmbeddings(config), None, std)
-            if index < self.num_layers - 1:
-                return XavierBlock(SiglipEncoderLayer(config), index - 1, std)
-            norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            return ProjectorLayer(self.projector, self._widths, std, norm, "post_layernorm")
+        if index == 0:
+            return EmbedPatches(SiglipVisionEmbeddings(config), None, std)
+        if index < self.num_layers - 1:
+            return XavierBlock(SiglipEncoderLayer(config), index - 1, std)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        return ProjectorLayer(self.projector, self._widths, std, norm, "post_layernorm")
 
 
 class ClipAdapter(VisionAdapter):
@@ -164,15 +163,14 @@ class ClipAdapter(VisionAdapter):
     def ignored(self) -> tuple[str, ...]:
         return ("post_layernorm.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
 
-    def build(self, index: int) -> StageLayer:
+    def _layer(self, index: int) -> StageLayer:
         config = self.config
         std = config.hidden_size**-0.5 * config.initializer_factor
-        with torch.device("meta"):
-            if index == 0:
-                norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-                return EmbedPatches(CLIPVisionEmbeddings(config), norm, config.initializer_range)
-            if index < self.num_layers - 1:
-                return VisionBlock(
-                    CLIPEncoderLayer(config), index - 1, std * (2 * len(self.module.layers)) ** -0.5
-                )
-            return ProjectorLayer(self.projector, self._widths, std, has_class_token=True)
+        if index == 0:
+            norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            return EmbedPatches(CLIPVisionEmbeddings(config), norm, config.initializer_range)
+        if index < self.num_layers - 1:
+            return VisionBlock(
+                CLIPEncoderLayer(config), index - 1, std * (2 * len(self.module.layers)) ** -0.5
+            )
+        return ProjectorLayer(self.projector, self._widths, std, has_class_token=True)
