@@ -1,7 +1,6 @@
 """Simulates one step of a lowered plan: what happens when, on every rank and link."""
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
@@ -88,7 +87,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _check_programs(plan: Plan) -> None:
-    holders: Counter[Action] = Counter()
+    holders: dict[Action, int] = {}
     for program in plan.programs:
         name = f"rank {program.ranks[0]}"
         if len(set(program.actions)) != len(program.actions):
@@ -99,7 +98,7 @@ def _check_programs(plan: Plan) -> None:
         for action in program.actions:
             if action.kind in (Pass.UNSHARD, Pass.RESHARD):
                 raise ValueError(f"action {action}: the simulator runs F, B, I, W, REDUCE_GRAD and STEP")
-            holders[action] += len(program.ranks)
+            holders[action] = holders.get(action, 0) + len(program.ranks)
         _check_held(plan, program)
     for action, num_holders in holders.items():
         if action.stage is not None and num_holders != len(plan.stage[action.stage].flat_ranks):

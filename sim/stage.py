@@ -140,14 +140,15 @@ class ComputeLanes:
     def _advance(self, index: int) -> None:
         """Come to the program's next pass; reductions on the way are issued, not waited for."""
         lane = self._lanes[index]
-        self.position[index] += 1
-        while self.position[index] < len(lane) and not lane[self.position[index]]:
+        position = self.position[index] + 1
+        while position < len(lane) and not lane[position]:
             for rank in self._programs[index].ranks:
                 self._issue(rank, self._num_issued[index])
             self._num_issued[index] += 1
-            self.position[index] += 1
-        if self.position[index] < len(lane):
-            for turn in lane[self.position[index]]:
+            position += 1
+        self.position[index] = position
+        if position < len(lane):
+            for turn in lane[position]:
                 self._less_to_wait(turn)
 
     def _less_to_wait(self, turn: Turn) -> None:

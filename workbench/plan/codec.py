@@ -24,8 +24,14 @@ TYPE_KEY = "op"  # tells the members of a union of dataclasses apart
 
 
 def plan_hash(plan: Plan) -> str:
-    """SHA-256 of the canonical JSON. Costs and predictions are not part of a plan, nor of its hash."""
-    return _digest(encode(plan))
+    """SHA-256 of the canonical JSON. Costs and predictions are not part of a plan, nor of its hash.
+
+    Kept with the plan object, like its look-up tables: encoding a model takes longer than simulating it.
+    """
+    kept = vars(plan)
+    if "plan_hash" not in kept:
+        kept["plan_hash"] = _digest(encode(plan))
+    return str(kept["plan_hash"])
 
 
 def dumps(plan: Plan) -> str:
