@@ -79,11 +79,14 @@ def plan_command(
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
     strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = Strategy.CORNSTARCH,
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
     wanted = load_job(job)
     facts = load_profile(profile or wanted.profile)
+    if data is not None:
+        wanted = _on_data(wanted, data)
     with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
 
         def progress(done: int, total: int, best_s: float) -> None:
@@ -126,8 +129,9 @@ def simulate_command(
 ) -> None:
     """Predict what one step of a plan takes."""
     found = read_plan(plan)
+    lowered, memory = accepted(found)
     facts = load_profile(profile) if profile else _profile_of(found)
-    simulated = predict(found, facts)
+    simulated = predict(lowered, memory, facts)
     if trace is not None:
         write_trace(simulated, trace)
     _tell_trace(found, simulated, as_json=as_json)
@@ -140,11 +144,12 @@ def run_command(
         bool, typer.Option("--local", help="run its ranks as processes of this machine")
     ] = False,
     trace: Annotated[Path | None, typer.Option(help="trace file to write; one per repetition")] = None,
-    repetitions: Annotated[int, typer.Option(min=1, help="timed steps, each from fresh weights")] = 1,
-    warmup: Annotated[int, typer.Option(min=0, help="untimed steps before each timed one")] = 1,
+    repetitions: Annotated[int, typer.Option(help="timed steps, each from fresh weights")] = 1,
+    warmup: Annotated[int, typer.Option(help="untimed steps before each timed one")] = 1,
     seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
     weights: Annotated[Path | None, typer.Option(help="folder with a Hugging Face folder per module")] = None,
-    timeout: Annotated[float, typer.Option(min=1.0, help="seconds, of any single wait")] = 60.0,
+    data: Annotated[Path | None, typer.Option(help="data folder; default: random data")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Run one step of a plan for real."""
@@ -152,13 +157,21 @@ def run_command(
         raise ValueError(
             "run: want --local; on a cluster start torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
         )
+    from runtime.dataset import FolderSource
     from runtime.launch import run_local
 
     found = read_plan(plan)
     accepted(found)
+    source = FolderSource(data) if data is not None else None
     with ticking(f"running on {len(found.ranks)} ranks", None, quiet=as_json):
         result = run_local(
-            found, repetitions=repetitions, warmup=warmup, seed=seed, weights=weights, timeout_s=timeout
+            found,
+            repetitions=repetitions,
+            warmup=warmup,
+            seed=seed,
+            weights=weights,
+            timeout_s=timeout,
+            source=source,
         )
     files = repetition_paths(trace, len(result.traces)) if trace else ()
     for path, executed in zip(files, result.traces, strict=False):
@@ -224,16 +237,15 @@ def reproduce_command(
         raise typer.Exit(1)
 
 
-def predict(plan: Plan, profile: Profile) -> Trace:
+def predict(lowered: Lowered, memory: MemoryTable, profile: Profile) -> Trace:
     """Simulate a plan with the prices of a profile; what was not measured stands in the details.
 
     Raises:
-        ValueError: a plan that is refused, or that the profile cannot price.
+        ValueError: a plan that the profile cannot price, or that deadlocks.
     """
     from sim.deadlock import DeadlockError
     from sim.engine import simulate
 
-    lowered, memory = accepted(plan)
     prices = price(lowered, CostModel(profile))
     try:
         trace = simulate(lowered, prices.duration_s, memory=memory)
@@ -259,6 +271,18 @@ def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
         return (path,)
     stem, dot, rest = path.name.partition(".")
     return tuple(path.with_name(f"{stem}.{index}{dot}{rest}") for index in range(1, repetitions + 1))
+
+
+def _on_data(job: Job, folder: Path) -> Job:
+    """The job with the folder's first samples for its batch."""
+    from runtime.dataset import samples_of
+
+    found = samples_of(folder, job.model)
+    if len(found) < len(job.batch):
+        raise ValueError(
+            f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(found)}"
+        )
+    return replace(job, batch=found[: len(job.batch)])
 
 
 def _profile_of(plan: Plan) -> Profile:

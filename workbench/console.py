@@ -21,7 +21,7 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         named = f"{error.filename}: " if error.filename else ""
         return f"{named}{error.strerror}"
-    text = error.message if isinstance(error, typer.TyperException) else str(error)
+    text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     return " ".join(text.split()) or type(error).__name__
 
 

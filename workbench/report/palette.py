@@ -12,6 +12,7 @@ EXECUTED = "#D55E00"
 
 INK = "#1F2933"
 PAPER = "#FFFFFF"
+BLACK = "#000000"
 
 # Share of the hue that is left after mixing with white (below 1) or black (above 1).
 TONES = {Pass.F: 0.45, Pass.B: 1.0, Pass.I: 0.75, Pass.W: 1.35}
@@ -31,11 +32,14 @@ def tone(hue: str, kind: Pass) -> str:
 
 
 def text_on(colour: str) -> str:
-    """Ink or paper, whichever contrasts more with the colour (WCAG 2.1 relative luminance)."""
-    luminance = _luminance(colour)
-    on_paper = (1.05) / (luminance + 0.05)
-    on_ink = (luminance + 0.05) / (_luminance(INK) + 0.05)
-    return INK if on_ink >= on_paper else PAPER
+    """Black or white, whichever contrasts more: at least 4.5, as WCAG 2.1 asks of small text."""
+    return BLACK if contrast(colour, BLACK) >= contrast(colour, PAPER) else PAPER
+
+
+def contrast(colour: str, other: str) -> float:
+    """Contrast ratio of two colours, 1 to 21 (WCAG 2.1, relative luminance)."""
+    dark, light = sorted((_luminance(colour), _luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def _mixed(colour: str, other: str, share: float) -> str:

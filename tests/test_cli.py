@@ -1,0 +1,336 @@
+"""The commands from job to comparison, and what they answer to bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from runtime.scenes import make
+from workbench.cli import PLANNERS, Strategy, app, repetition_paths
+from workbench.plan.codec import plan_hash, read_plan, write_plan
+from workbench.report.compare import Group
+from workbench.trace import Executor
+from workbench.trace_json import read_trace, write_trace
+
+JOB = """
+name: small
+model:
+  modules:
+    vision:
+      config: {model_type: siglip_vision_model, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
+               num_attention_heads: 2, image_size: 32, patch_size: 8, vision_use_head: false}
+      trainable: projector
+      projector: linear
+    audio:
+      config: {model_type: whisper, d_model: 32, encoder_layers: 2, encoder_attention_heads: 2,
+               encoder_ffn_dim: 64, num_mel_bins: 80, max_source_positions: 20}
+      trainable: projector
+      projector: linear
+    llm:
+      config: {model_type: llama, vocab_size: 259, hidden_size: 32, intermediate_size: 64,
+               num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1,
+               max_position_embeddings: 512, tie_word_embeddings: false}
+cluster:
+  local: {ranks: 4, cores: 2}
+  memory_gib: 1
+  intra: {gb_per_s: 1.0, latency_us: 100.0}
+batch:
+  samples: 4
+  fixed: {text_tokens: 16, items: {vision: {each: 1}, audio: {each: 1}}}
+layouts:
+  vision: {pp: 1}
+  audio: {pp: 1}
+  llm: {pp: 2}
+precision: float32
+profile: H100
+"""
+
+
+def workbench(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
+
+
+def accept(*arguments: object) -> Result:
+    result = workbench(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refuse(*arguments: object, words: str, folder: Path) -> None:
+    """Exit code 2, one line that holds the words, nothing on stdout, nothing left behind."""
+    before = sorted(folder.rglob("*"))
+    result = workbench(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("workbench: error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("\n")
+    for word in words.split("|"):
+        assert word in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.output
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def plan(job: Path) -> Path:
+    path = job.with_name("plan.json")
+    accept("plan", job, "-o", path)
+    return path
+
+
+def test_from_job_to_report(plan: Path):
+    """plan, check, simulate, run, compare, report: one plan through all of it."""
+    folder = plan.parent
+    accept("check", plan, "--job", folder / "job.yaml")
+
+    told = accept("simulate", plan, "--profile", "H100", "--trace", folder / "a.sim.json", "--json")
+    simulated = read_trace(folder / "a.sim.json")
+    figures = json.loads(told.stdout.splitlines()[-1])
+    assert figures["iteration_s"] == simulated.iteration_s
+    assert figures["unmeasured"] == [value for name, value in simulated.details if name == "unmeasured"]
+    assert figures["unmeasured"]
+
+    run = accept("run", plan, "--local", "--repetitions", 2, "--trace", folder / "a.run.json", "--json")
+    files = [folder / "a.1.run.json", folder / "a.2.run.json"]
+    steps = json.loads(run.stdout.splitlines()[-1])["steps"]
+    traces = [read_trace(path) for path in files]
+    assert [step["iteration_s"] for step in steps] == [trace.iteration_s for trace in traces]
+    assert traces[0].loss == traces[1].loss is not None
+
+    compared = accept("compare", folder / "a.sim.json", *files, "--plan", plan, "--json")
+    record = json.loads(compared.stdout.splitlines()[-1])
+    assert record["plan_hash"] == plan_hash(read_plan(plan))
+    assert record["repetitions"] == 2
+    assert {row["group"] for row in record["rows"]} >= {Group.KIND, Group.STAGE, Group.TOTAL}
+    assert "stage 0: vision" in accept("compare", folder / "a.sim.json", *files, "--plan", plan).stdout
+
+    accept("report", folder)
+    assert "<svg" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_every_strategy_has_a_name_and_is_deterministic(job: Path, strategy: Strategy):
+    first, second = job.with_name("1.json"), job.with_name("2.json")
+    for path in (first, second):
+        accept("plan", job, "--strategy", strategy, "-o", path)
+    assert first.read_bytes() == second.read_bytes()
+    assert read_plan(first).strategy == strategy
+    assert set(PLANNERS) == set(Strategy)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        pytest.param("samples: 4", "sampels: 4", "'batch.sampels'|did you mean 'samples'", id="unknown-key"),
+        pytest.param("profile: H100\n", "", "missing key 'profile'", id="missing-key"),
+        pytest.param("profile: H100", "profile: H1000", "no profile 'H1000'|A40|H100", id="unknown-profile"),
+        pytest.param("llm: {pp: 2}", "llm: {pp: 9}", "llm|9|4", id="more-stages-than-layers"),
+        pytest.param("ranks: 4", "ranks: 3", "needs 4 ranks|may use 3", id="ranks-not-there"),
+        pytest.param("memory_gib: 1", "memory_gib: 0.001", "rank|GiB", id="does-not-fit"),
+        pytest.param("samples: 4", "samples: four", "batch.samples|four", id="not-a-number"),
+        pytest.param("name: small", "name: [", "not YAML", id="not-yaml"),
+        pytest.param("llm: {pp: 2}", "lmm: {pp: 2}", "lmm|llm", id="layout-of-no-module"),
+        pytest.param("model_type: llama", "model_type: lama", "lama|llama", id="unknown-architecture"),
+    ],
+)
+def test_bad_jobs(job: Path, old: str, new: str, words: str):
+    assert old in JOB
+    job.write_text(JOB.replace(old, new))
+    refuse("plan", job, "-o", job.with_name("plan.json"), words=words, folder=job.parent)
+
+
+def test_cyclic_model(job: Path):
+    edges = "  edges: [[vision, audio], [audio, vision], [vision, llm]]\ncluster:"
+    job.write_text(JOB.replace("cluster:", edges, 1))
+    refuse("plan", job, "-o", job.with_name("plan.json"), words="acyclic|vision|audio", folder=job.parent)
+
+
+def test_missing_files(tmp_path: Path):
+    refuse("plan", tmp_path / "no.yaml", "-o", tmp_path / "plan.json", words="no.yaml", folder=tmp_path)
+    for verb in ("check", "simulate"):
+        refuse(verb, tmp_path / "no.json", words="no.json: No such file", folder=tmp_path)
+    refuse("run", tmp_path / "no.json", "--local", words="no.json: No such file", folder=tmp_path)
+    refuse("report", tmp_path / "no", words="No such file", folder=tmp_path)
+    refuse("report", tmp_path, words="at least one plan", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        pytest.param(lambda text: text[: len(text) // 2], "truncated", id="truncated"),
+        pytest.param(lambda text: text.replace('"0F0"', '"0F1"', 1), "corrupt", id="edited"),
+        pytest.param(lambda text: "", "not JSON", id="empty"),
+        pytest.param(lambda text: "{}", "not a plan file", id="another-file"),
+        pytest.param(
+            lambda text: text.replace('"schema_version": 1', '"schema_version": 99'),
+            "99|want 1",
+            id="version",
+        ),
+    ],
+)
+@pytest.mark.parametrize("verb", [("check",), ("simulate",), ("run", "--local")], ids=lambda verb: verb[0])
+def test_bad_plan_files(plan: Path, damage: Callable[[str], str], words: str, verb: tuple[str, ...]):
+    plan.write_text(damage(plan.read_text()))
+    output = () if verb == ("check",) else ("--trace", plan.with_name("trace.json"))
+    refuse(verb[0], plan, *verb[1:], *output, words=f"plan.json|{words}", folder=plan.parent)
+
+
+def test_plan_for_another_model(plan: Path, job: Path):
+    job.write_text(
+        JOB.replace("hidden_size: 32, intermediate_size: 64", "hidden_size: 64, intermediate_size: 64")
+    )
+    refuse("check", plan, "--job", job, words="plan.json|another model|small", folder=job.parent)
+
+
+def test_ranks_that_are_not_there(plan: Path):
+    found = read_plan(plan)
+    node = replace(found.cluster.nodes[0], num_ranks=2)
+    write_plan(replace(found, cluster=replace(found.cluster, nodes=(node,))), plan)
+    for verb in (("check",), ("simulate",), ("run", "--local")):
+        refuse(verb[0], plan, *verb[1:], words="rank", folder=plan.parent)
+
+
+def test_item_in_no_microbatch(plan: Path):
+    found = read_plan(plan)
+    write_plan(replace(found, microbatches=found.microbatches[1:]), plan)
+    refuse("simulate", plan, words=found.microbatches[0].module, folder=plan.parent)
+
+
+def test_plan_that_does_not_fit(plan: Path):
+    found = read_plan(plan)
+    node = replace(found.cluster.nodes[0], memory_bytes=2**20)
+    write_plan(replace(found, cluster=replace(found.cluster, nodes=(node,))), plan)
+    for verb in (("check",), ("simulate", "--profile", "H100"), ("run", "--local")):
+        refuse(verb[0], plan, *verb[1:], words="rank|GiB", folder=plan.parent)
+
+
+def test_no_profile_for_the_device(plan: Path):
+    refuse("simulate", plan, words="device 'cpu'|--profile|calibrate", folder=plan.parent)
+
+
+def test_run_needs_a_repetition(plan: Path):
+    words = "repetitions must be >= 1, got 0"
+    refuse("run", plan, "--local", "--repetitions", 0, words=words, folder=plan.parent)
+
+
+def test_run_on_data_of_another_batch(plan: Path):
+    data = plan.with_name("data")
+    make(data, num_samples=2, seed=0)
+    refuse("run", plan, "--local", "--data", data, words="data|sample", folder=plan.parent)
+
+
+def test_plan_and_run_on_a_folder_of_data(job: Path):
+    data, plan = job.with_name("data"), job.with_name("plan.json")
+    make(data, num_samples=6, seed=0)
+    refuse("plan", job, "--data", job.parent / "no", "-o", plan, words="no", folder=job.parent)
+    accept("plan", job, "--data", data, "-o", plan)
+    assert len(read_plan(plan).batch) == 4
+    first = accept("run", plan, "--local", "--data", data, "--json").stdout.splitlines()[-1]
+    random = accept("run", plan, "--local", "--json").stdout.splitlines()[-1]
+    assert json.loads(first)["steps"][0]["loss"] != json.loads(random)["steps"][0]["loss"]
+
+
+def test_run_needs_a_place(plan: Path):
+    refuse("run", plan, words="--local|torchrun", folder=plan.parent)
+
+
+def test_compare_refuses_another_plan(plan: Path, job: Path):
+    folder = plan.parent
+    accept("simulate", plan, "--profile", "H100", "--trace", folder / "sim.json")
+    trace = read_trace(folder / "sim.json")
+    write_trace(replace(trace, executor=Executor.EXECUTED), folder / "run.json")
+    write_trace(replace(trace, executor=Executor.EXECUTED, plan_hash="f" * 64), folder / "other.json")
+    accept("compare", folder / "sim.json", folder / "run.json")
+    words = f"{'f' * 16}|{trace.plan_hash[:16]}"
+    refuse("compare", folder / "sim.json", folder / "other.json", words=words, folder=folder)
+
+    other = replace(read_plan(plan), strategy="other")
+    write_plan(other, folder / "other_plan.json")
+    both = (folder / "sim.json", folder / "run.json", "--plan", folder / "other_plan.json")
+    refuse("compare", *both, words=f"{plan_hash(other)[:16]}|{trace.plan_hash[:16]}", folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("simulat",), "simulat"),
+        (("plan", "job.yaml"), "--output"),
+        (("plan", "job.yaml", "-o", "p.json", "--strategy", "cornstrach"), "cornstrach|cornstarch"),
+        (("reproduce", "no_paper/table1"), "no_paper/table1"),
+    ],
+)
+def test_bad_command_lines(arguments: tuple[str, ...], words: str, tmp_path: Path):
+    refuse(*arguments, words=words, folder=tmp_path)
+
+
+def test_bugs_keep_their_traceback(plan: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(path: Path) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("workbench.cli.read_plan", broken)
+    assert isinstance(workbench("check", plan).exception, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "repetitions", "expected"),
+    [
+        ("run.json", 1, ["run.json"]),
+        ("run.json", 2, ["run.1.json", "run.2.json"]),
+        ("a.run.json", 2, ["a.1.run.json", "a.2.run.json"]),
+        ("trace", 2, ["trace.1", "trace.2"]),
+    ],
+)
+def test_files_of_repetitions(name: str, repetitions: int, expected: list[str]):
+    assert [path.name for path in repetition_paths(Path("out") / name, repetitions)] == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="finds the ranks by /proc")
+def test_a_killed_rank_ends_the_run_with_its_cause(plan: Path):
+    command = [sys.executable, "-c", "from workbench.cli import main; main()", "run", str(plan), "--local"]
+    command += ["--warmup", "2000", "--trace", str(plan.with_name("run.json"))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        ranks = wait_for_children(process.pid, 4)
+        time.sleep(1.0)
+        os.kill(ranks[-1], signal.SIGKILL)
+        killed = time.monotonic()
+        out, err = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 30
+    assert process.returncode == 2
+    assert err.startswith("workbench: error: rank ")
+    assert "SIGKILL" in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not plan.with_name("run.json").exists()
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def wait_for_children(parent: int, count: int) -> list[int]:
+    """Process ids of the parent's children, once there are that many."""
+    for _ in range(600):
+        found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(path) == parent]
+        if len(found) >= count:
+            return sorted(found)
+        time.sleep(0.1)
+    raise AssertionError(f"process {parent} never had {count} children")
+
+
+def parent_of(process: Path) -> int | None:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return None
