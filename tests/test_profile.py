@@ -1,0 +1,129 @@
+"""Profiles: strict files, shipped ones, and the command that builds them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench.calibrate.data_sheet import A40, SHEETS
+from workbench.calibrate.public import build_profile, main
+from workbench.cost.profile import (
+    LayerPoint,
+    LayerTable,
+    Table,
+    dump_profile,
+    ideal_profile,
+    known_profiles,
+    load_profile,
+    parse_profile,
+    write_profile,
+)
+
+
+def test_known_profiles():
+    assert known_profiles() == ("A100-80GB", "A40", "H100", "H200")
+
+
+@pytest.mark.parametrize("name", known_profiles())
+def test_shipped_profile_round_trips_and_names_its_sources(name: str):
+    profile = load_profile(name)
+    assert profile.name == name
+    assert parse_profile(dump_profile(profile)) == profile
+    assert all(table.source for table in (profile.matmul, profile.attention, profile.pointwise))
+    assert {fit.table for fit in profile.fits} >= {"matmul"}
+    assert any("backward of matmul" in reason for reason in profile.unmeasured)
+    tables = (profile.matmul, profile.attention, profile.pointwise)
+    for table, word in zip(tables, ("matmul: ", "attention: ", "memory-bound kernels: "), strict=True):
+        assert any(reason.startswith(word) for reason in profile.unmeasured) is not table.measured
+
+
+def test_building_again_gives_the_shipped_bytes(tmp_path: Path):
+    main([str(tmp_path)])
+    for sheet in SHEETS:
+        shipped = Path("workbench/cost/profiles") / f"{sheet.name}.json"
+        assert (tmp_path / shipped.name).read_bytes() == shipped.read_bytes(), (
+            "run workbench.calibrate.public"
+        )
+
+
+@pytest.mark.parametrize("name", ["A100-80GB", "H100", "H200"])
+def test_leave_one_out_errors_of_the_tables_are_small(name: str):
+    fits = {fit.table: fit for fit in load_profile(name).fits}
+    assert fits["matmul"].median < 0.05
+    assert fits["matmul"].p90 < 0.12
+    assert fits["attention"].median < 0.03
+    assert fits["attention"].p90 < 0.11
+
+
+def test_a40_says_what_it_lacks():
+    profile = build_profile(A40)
+    assert profile.matmul.measured
+    assert not profile.attention.measured
+    assert "A100-80GB scaled" in profile.attention.source
+    assert [link.measured for link in profile.links] == [False, False]
+    assert not profile.collectives
+    largest = max(rate for *_, rate in profile.matmul.points)
+    assert 0.7 < largest / profile.peak("bfloat16") < 0.9
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(
+        ValueError, match=r"no profile 'A41': want a file or one of A100-80GB, A40, H100, H200"
+    ):
+        load_profile("A41")
+
+
+def test_a_file_is_loaded_by_path(tmp_path: Path):
+    path = tmp_path / "mine.json"
+    write_profile(ideal_profile("mine"), path)
+    assert load_profile(path) == ideal_profile("mine") == load_profile(str(path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"device"', '"devise"', "device: Field required"),
+        (
+            '"kernel_floor_s": 0.0',
+            '"kernel_floor_s": "fast"',
+            "kernel_floor_s: Input should be a valid number",
+        ),
+        ('"fits": []', '"fits": [], "speed": 3', "speed: Unexpected keyword argument"),
+        ('"format_version": 1', '"format_version": 2', "want format_version 1, got 2"),
+        ('"memory_bytes": 1099511627776', '"memory_bytes": 0', "rates and memory must be > 0"),
+        ('"axes": []', '"axes": [], "points": [[1.0]], "unit": 3', "Unexpected keyword argument"),
+        ("}\n", "", "Invalid JSON"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, message: str):
+    text = dump_profile(ideal_profile())
+    assert old in text
+    path = tmp_path / "wrong.json"
+    head, _, tail = text.rpartition(old)
+    path.write_text(head + new + tail)
+    with pytest.raises(ValueError, match=message) as refusal:
+        load_profile(path)
+    assert str(refusal.value).startswith(str(path))
+
+
+def test_bad_facts_are_refused():
+    with pytest.raises(ValueError, match=r"want points \(\*axes, rate\) > 0"):
+        Table(axes=("m",), points=((1.0, 0.0),))
+    with pytest.raises(ValueError, match="want >= 1 row and token"):
+        LayerPoint(rows=0, tokens_in=1, attention_area=1, forward_s=1, input_grad_s=1, weight_grad_s=1)
+    with pytest.raises(ValueError, match="only in: bfloat16, float32, float64"):
+        ideal_profile().peak("int8")
+    with pytest.raises(ValueError, match="has no memory bandwidth"):
+        _ = replace(ideal_profile(), peak_bytes_per_s=None).memory_bytes_per_s
+    with pytest.raises(ValueError, match=r"has no 'intra' link; it has none"):
+        ideal_profile().machine_link("intra")
+
+
+def test_layers_survive_the_file():
+    point = LayerPoint(
+        rows=1, tokens_in=8, attention_area=36, forward_s=1e-3, input_grad_s=0, weight_grad_s=0
+    )
+    table = LayerTable(signature="block-0", precision="float32", points=(point,))
+    profile = replace(ideal_profile(), layers=(table,))
+    assert parse_profile(dump_profile(profile)) == profile
