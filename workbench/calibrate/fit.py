@@ -78,7 +78,7 @@ def fit(name: str, measurements: Iterable[Measurement]) -> Profile:
         matmul=matmul,
         pointwise=pointwise,
         table_precision=precision,
-        kernel_floor_s=min((row.seconds for row in copies), default=0.0),
+        kernel_floor_s=min((row.seconds for row in (*copies, *matmuls)), default=0.0),
         overheads_s=overheads_s,
         optimizer_s_per_parameter=optimizer_s,
         layers=layers,
@@ -189,8 +189,7 @@ def _links(rows: Sequence[LinkRow]) -> tuple[tuple[MachineLink, ...], list[Fit]]
     """Latency and bandwidth of each link, by non-negative least squares of relative errors."""
     links, fits = [], []
     for scope, members in _grouped(rows, lambda row: row.link).items():
-        sizes = np.array([float(row.num_bytes) for row in members])
-        seconds = np.array([row.seconds for row in members])
+        sizes, seconds = np.array(sorted((float(row.num_bytes), row.seconds) for row in members)).T
         latency_s, s_per_byte = affine_fit(sizes, seconds)
         links.append(
             MachineLink(
@@ -231,8 +230,8 @@ def _overheads_and_optimizer(
     per_parameter: dict[str, float] = {}
     by_precision = _grouped(_of(measurement, OptimizerRow), lambda row: row.precision)
     for precision, rows in by_precision.items():
-        sizes = np.array([float(row.num_parameters) for row in rows])
-        base_s, per_parameter[precision] = affine_fit(sizes, np.array([row.seconds for row in rows]))
+        sizes, seconds = np.array(sorted((float(row.num_parameters), row.seconds) for row in rows)).T
+        base_s, per_parameter[precision] = affine_fit(sizes, seconds)
         overheads_s["STEP"] = max(overheads_s.get("STEP", 0.0), base_s)
     return tuple(sorted(overheads_s.items())), tuple(sorted(per_parameter.items()))
 

@@ -1,0 +1,213 @@
+"""Memory of ranks: closed forms of what layers hold, the walk over programs, the refusal."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cost_models import GPT, LLAMA_8B, block, causal, llama_8b_layers
+from tests.plans import WIDTH, disjoint_plan, sample, two_encoders
+from workbench.cost.memory import saved_bytes, state_bytes, working_bytes
+from workbench.cost.roofline import Grid, RowWork, Work
+from workbench.data.sample import Sample, Segment
+from workbench.graph.frozen import Needs
+from workbench.graph.model_graph import ModelGraph, Module
+from workbench.graph.module_layers import Projection, Projector, lm_head, projector_layer, token_embedding
+from workbench.graph.transformer import Norm
+from workbench.plan.lower import lower
+from workbench.plan.memory import check_memory, memory_table, peak_bytes, static_holders
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding
+from workbench.schedule.action import parse_action
+from workbench.units import GIB
+
+ONE = Grid(1, 1)
+NOTHING, THROUGH, TRAINED = Needs(False, False), Needs(True, False), Needs(True, True)
+CUTS = {"vision": (1, 2), "audio": (2,), "llm": (2, 2)}
+
+
+@given(st.integers(1, 2048), st.integers(1, 4))
+def test_trained_gpt_block_keeps_korthikanti_2022_less_scores_and_dropout(tokens: int, rows: int):
+    """34 s b h + 5 a s^2 b of section 4.1, less two dropout masks and all scores, plus log-sum-exps."""
+    expected = tokens * rows * (32 * 1024 + 4 * 16)
+    assert saved_bytes(block(GPT), TRAINED, causal(tokens, rows), ONE, 2) == expected
+
+
+def test_tensor_parallelism_cuts_all_but_the_residual_stream():
+    """Two norm inputs, the inputs of attention and MLP stay whole: 8 of 32 h."""
+    tokens = 128
+    for tp in (1, 2, 4, 8):
+        expected = tokens * (8 * 1024 + (24 * 1024 + 4 * 16) / tp)
+        assert saved_bytes(block(GPT), TRAINED, causal(tokens), Grid(tp, 1), 2) == expected
+
+
+def test_context_parallelism_cuts_everything():
+    whole = saved_bytes(block(GPT), TRAINED, causal(128), ONE, 2)
+    assert saved_bytes(block(GPT), TRAINED, causal(128), Grid(1, 4), 2) == whole / 4
+
+
+def test_a_frozen_block_keeps_no_matmul_inputs():
+    """Norm inputs 2 x 2h, query, key, value, output 8h, GELU input 8h; not the three inputs 2 + 2 + 8."""
+    expected = 128 * (20 * 1024 + 4 * 16)
+    assert saved_bytes(block(GPT), THROUGH, causal(128), ONE, 2) == expected
+    assert saved_bytes(block(GPT), NOTHING, causal(128), ONE, 2) == 0
+
+
+def test_embedding_head_and_projector():
+    assert saved_bytes(token_embedding(1000, 16), TRAINED, causal(10), ONE, 2) == 10 * 8
+    assert saved_bytes(token_embedding(1000, 16), THROUGH, causal(10), ONE, 2) == 0
+    # Norm input, matmul input, logits in float32.
+    assert saved_bytes(lm_head(1000, 16, Norm.RMS), TRAINED, causal(10), ONE, 2) == 10 * (32 + 32 + 4000)
+    projection = Projection(kind=Projector.LINEAR, in_width=16, out_width=32, norm=None)
+    work = Work((RowWork(40, 10, 1600),))
+    assert saved_bytes(projector_layer(projection), TRAINED, work, ONE, 4) == 10 * 16 * 4
+
+
+def test_working_set_is_the_largest_operators_input_and_output():
+    assert working_bytes(lm_head(1000, 16, None), causal(10), ONE, 2) == 10 * 2 * 1000 * 2
+    assert working_bytes(block(LLAMA_8B), causal(8), ONE, 2) == 8 * 2 * 14336 * 2
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2, (2, 2, 12)), (4, (4, 4, 8)), (8, (8, 8, 16))])
+def test_state_bytes_per_parameter(size: int, expected: tuple[int, int, int]):
+    assert state_bytes(size) == expected
+
+
+def llama_plan(
+    *, frozen: bool = False, memory_bytes: int = 80 * GIB, settings: Settings | None = None
+) -> Plan:
+    layers = tuple(replace(layer, trainable=not frozen) for layer in llama_8b_layers())
+    model = ModelGraph(name="llama", modules=(Module(name="llm", modality="text", layers=layers),))
+    batch = [Sample(0, (Segment("text", 0, 512, 512),))]
+    plan = disjoint_plan(model, batch, {"llm": (17, 17)})
+    node = replace(plan.cluster.nodes[0], memory_bytes=memory_bytes)
+    return replace(
+        plan,
+        cluster=replace(plan.cluster, nodes=(node,)),
+        settings=settings or Settings(precision=Precision.BFLOAT16),
+    )
+
+
+def test_llama_8b_holds_16_bytes_a_parameter():
+    """8,030,261,248 parameters (Dubey et al. 2024): 14.96 GiB of weights, 119.7 GiB with AdamW."""
+    plan = llama_plan()
+    table = memory_table(lower(plan))
+    assert sum(table.static_bytes.values()) == 16 * 8_030_261_248
+    weights = sum(static_holders(plan, rank)["parameters of llm"] for rank in plan.ranks)
+    assert weights == 2 * 8_030_261_248
+    frozen = memory_table(lower(llama_plan(frozen=True)))
+    assert sum(frozen.static_bytes.values()) == 2 * 8_030_261_248
+
+
+def toy_plan(*, replicas: int = 1, samples: int = 3, settings: Settings | None = None, **frozen) -> Plan:
+    plan = disjoint_plan(
+        two_encoders(**frozen), [sample(i) for i in range(samples * replicas)], CUTS, replicas=replicas
+    )
+    return plan if settings is None else replace(plan, settings=settings)
+
+
+def test_everything_taken_is_given_back():
+    for frozen in ({}, {"llm": (True,) * 4}, {"vision": (False,) * 3}):
+        for recompute in Recompute:
+            modules = tuple(ModuleSettings(module=m, recompute=recompute) for m in ("vision", "audio", "llm"))
+            plan = toy_plan(settings=Settings(precision=Precision.FLOAT32, modules=modules), **frozen)
+            table = memory_table(lower(plan))
+            for rank in plan.ranks:
+                taken = sum(n for (where, _), n in table.acquired_bytes.items() if where == rank)
+                given = sum(n for (where, _), n in table.released_bytes.items() if where == rank)
+                assert taken == given > 0
+
+
+def test_actions_of_the_table_stand_in_the_programs():
+    plan = toy_plan(replicas=2)
+    table = memory_table(lower(plan))
+    for rank, action in [*table.acquired_bytes, *table.released_bytes]:
+        assert action in plan.program[rank]
+
+
+def test_peak_of_a_pipeline_is_its_microbatches_in_flight():
+    """llm stage 3 runs two forwards before its first backward, stage 4 one."""
+    plan = toy_plan(llm=(True,) * 4, samples=4)
+    lowered = lower(plan)
+    peaks, table = peak_bytes(lowered, memory_table(lowered)), memory_table(lowered)
+    tokens, element = 14, 4
+    saved = 2 * tokens * WIDTH * element  # one matmul input a layer
+    transient = 2 * tokens * WIDTH * element  # one layer's input and output
+    received = tokens * WIDTH * element
+    assert peaks[4] == table.static_bytes[4] + saved + transient + received
+    # Stage 3 receives 4 image and 3 sound tokens; in its backward, the gradient of its output.
+    backward = 2 * saved + transient + received
+    forward = 2 * saved + transient + 7 * WIDTH * element
+    assert peaks[3] == table.static_bytes[3] + max(forward, backward)
+
+
+def test_a_frozen_stage_with_nothing_upstream_keeps_nothing():
+    plan = toy_plan()
+    table = memory_table(lower(plan))
+    forward = parse_action("0F0")
+    assert table.acquired_bytes[0, forward] == table.released_bytes[0, forward]
+
+
+def test_recompute_keeps_inputs_of_layers_only():
+    def kept(recompute: Recompute) -> int:
+        settings = Settings(modules=(ModuleSettings(module="llm", recompute=recompute),))
+        table = memory_table(lower(llama_plan(settings=settings)))
+        forward = parse_action("0F0")
+        return table.acquired_bytes[0, forward] - table.released_bytes[0, forward]
+
+    # 16 blocks of the first stage; the embedding's input are indices.
+    assert kept(Recompute.FULL) == 16 * 512 * 4096 * 2
+    assert kept(Recompute.NONE) > 10 * kept(Recompute.FULL)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "expected"),
+    [
+        (Sharding.NONE, 4 + 4 + 8),
+        (Sharding.OPTIMIZER, 4 + 4 + 4),
+        (Sharding.GRADIENTS, 4 + 2 + 4),
+        (Sharding.PARAMETERS, 2 + 2 + 4),
+    ],
+)
+def test_sharding_cuts_state_over_replicas(sharding: Sharding, expected: int):
+    settings = Settings(
+        precision=Precision.FLOAT32, modules=(ModuleSettings(module="audio", sharding=sharding),)
+    )
+    plan = toy_plan(replicas=2, settings=settings, audio=(True, True))
+    assert sum(static_holders(plan, 2).values()) == 2 * WIDTH * WIDTH * expected
+    copies = (ModuleSettings(module="audio", sharding=sharding, instances=2),)
+    plan = replace(plan, settings=replace(settings, modules=copies))
+    assert sum(static_holders(plan, 2).values()) == 2 * WIDTH * WIDTH * 16
+
+
+def test_a_plan_that_fits_is_accepted():
+    lowered = lower(llama_plan())
+    check_memory(lowered, memory_table(lowered))
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_rank_action_and_holders():
+    lowered = lower(llama_plan(memory_bytes=40 * GIB))
+    with pytest.raises(ValueError) as refusal:
+        check_memory(lowered, memory_table(lowered))
+    message = str(refusal.value)
+    assert message.startswith("rank 0 does not fit: ")
+    assert "during 0F0" in message or "during 0B0" in message
+    assert "but node 0 (toy) has 40 GiB" in message
+    assert "largest holders: optimizer of llm 44.9 GiB, " in message
+    needed = int(message.partition("memory_bytes >= ")[2].partition(" ")[0])
+    enough = lower(llama_plan(memory_bytes=max(peak_bytes(lowered, memory_table(lowered)).values())))
+    check_memory(enough, memory_table(enough))
+    assert needed in peak_bytes(lowered, memory_table(lowered)).values()
+
+
+def test_ranks_that_share_cores_share_memory():
+    plan = toy_plan()
+    lowered = lower(plan)
+    peaks = peak_bytes(lowered, memory_table(lowered))
+    node = replace(plan.cluster.nodes[0], num_cores=2, memory_bytes=sum(peaks.values()))
+    fits = lower(replace(plan, cluster=replace(plan.cluster, nodes=(node,))))
+    check_memory(fits, memory_table(fits))
+    node = replace(node, memory_bytes=sum(peaks.values()) - 1)
+    tight = lower(replace(plan, cluster=replace(plan.cluster, nodes=(node,))))
+    with pytest.raises(ValueError, match=r"\(with the 4 others of its node\) does not fit"):
+        check_memory(tight, memory_table(tight))
