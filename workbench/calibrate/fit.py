@@ -78,7 +78,7 @@ def fit(name: str, measurements: Iterable[Measurement]) -> Profile:
         matmul=matmul,
         pointwise=pointwise,
         table_precision=precision,
-        kernel_floor_s=min((row.seconds for row in (*copies, *matmuls)), default=0.0),
+        kernel_floor_s=min([row.seconds for row in copies] + [row.seconds for row in matmuls], default=0.0),
         overheads_s=overheads_s,
         optimizer_s_per_parameter=optimizer_s,
         layers=layers,
