@@ -121,6 +121,9 @@ A, B, C = chain("a", [True, True]), chain("b", [True]), chain("c", [True])
             id="connect-cycle",
         ),
         pytest.param(lambda: graph([A], edge("a", "a")), "must be acyclic", id="self"),
+        pytest.param(
+            lambda: graph([A, B], edge("a", "b"), edge("a", "b", after=1)), "a>b is twice", id="edge-twice"
+        ),
         pytest.param(lambda: graph([A, A]), "module names must be unique, 'a' is twice", id="twice"),
         pytest.param(
             lambda: graph([A, B], edge("a", "z")),

@@ -193,12 +193,14 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
     """YAML as usual, but a key that stands twice is an error instead of winning silently."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  (yaml's)
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        for key, (key_node, _) in zip(keys, node.value, strict=True):
-            if keys.count(key) > 1:
+        seen = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} stands twice", key_node.start_mark
                 )
+            seen.append(key)
         return super().construct_mapping(node, deep=deep)
 
 

@@ -148,6 +148,10 @@ def _check_names(model: ModelGraph) -> None:
 
 def _check_edges(model: ModelGraph) -> None:
     layers = {module.name: len(module.layers) for module in model.modules}
+    names = [edge.name for edge in model.edges]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"model {model.name!r}: two modules have at most one edge, {twice} is twice")
     for edge in model.edges:
         for end, layer in ((edge.source, edge.after_layer), (edge.target, edge.before_layer)):
             if end not in layers:
