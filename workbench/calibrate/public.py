@@ -36,6 +36,7 @@ ATTENTION_HEAD_DIM = 128
 NUM_DIGITS = 4
 SMALLEST_MOVE_BYTES = 2**18  # below, a kernel's time does not depend on its size
 SMALLEST_MESSAGE_BYTES = 2**18  # below, latency hides the bandwidth that training messages see
+LARGE_TOKENS = 256
 # Rows of the operator tables that become matmul points: every power of two, and half-way.
 MATMUL_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
@@ -65,6 +66,7 @@ def build_profile(sheet: DataSheet) -> Profile:
     collectives = collective_tables(sheet)
     link_fits += tuple(_fit(found.collective, found.table) for found in collectives)
     fits = [_fit("matmul", matmul)] if matmul.measured else []
+    fits += decoder_layer_fit(sheet, matmul)
     fits += [_fit("attention", attention)] if attention.measured else []
     return Profile(
         name=sheet.name,
@@ -105,8 +107,15 @@ def matmul_table(sheet: DataSheet) -> Table:
 
 def _layer_matmuls(sheet: DataSheet) -> tuple[tuple[float, ...], ...]:
     """Shapes of the four projections of Llama-2-7B and 70B at each tensor-parallel degree."""
+    rows = _projections(sheet)
+    median = rows[rows.m.isin(MATMUL_TOKENS)].groupby(["m", "n", "k"], sort=True).s.median().reset_index()
+    shapes = median[["m", "n", "k"]].to_numpy(dtype=np.float64)
+    return _points(shapes, 2.0 * shapes.prod(axis=1) / median.s.to_numpy())
+
+
+def _projections(sheet: DataSheet) -> pd.DataFrame:
+    """m, n, k, seconds of the four projections of every decoder layer measured."""
     frame = _decoder_rows(sheet)
-    frame = frame[frame.num_tokens.isin(MATMUL_TOKENS)]
     tp, width, inner = frame.num_tensor_parallel_workers, frame.n_embd, frame.n_expanded_embd
     qkv = width // frame.n_head * (frame.n_head + 2 * frame.n_kv_head)
     parts = (
@@ -115,13 +124,26 @@ def _layer_matmuls(sheet: DataSheet) -> tuple[tuple[float, ...], ...]:
         ("mlp_up_proj_ms", 2 * inner // tp, width),
         ("mlp_down_proj_ms", width, inner // tp),
     )
-    long = pd.concat(
+    return pd.concat(
         pd.DataFrame({"m": frame.num_tokens, "n": n, "k": k, "s": frame[column].astype("float64") / 1e3})
         for column, n, k in parts
     )
-    median = long.groupby(["m", "n", "k"], sort=True).s.median().reset_index()
-    shapes = median[["m", "n", "k"]].to_numpy(dtype=np.float64)
-    return _points(shapes, 2.0 * shapes.prod(axis=1) / median.s.to_numpy())
+
+
+def decoder_layer_fit(sheet: DataSheet, matmul: Table) -> tuple[Fit, ...]:
+    """The matmul table against projections measured by somebody else, or at sizes left out of it.
+
+    Every eleventh row of at least `LARGE_TOKENS` tokens, so that it takes seconds.
+    """
+    if sheet.vidur is None:
+        return ()
+    rows, surface = _projections(sheet), Surface(matmul.points)
+    kept = rows[(rows.m >= LARGE_TOKENS) & ~rows.m.isin(MATMUL_TOKENS)].iloc[::11]
+    errors = [
+        abs(2.0 * m * n * k / surface.read(float(m), float(n), float(k)).rate / seconds - 1)
+        for m, n, k, seconds in kept.itertuples(index=False)
+    ]
+    return (_quality("matmul, held against other decoder layers", errors),)
 
 
 def attention_table(sheet: DataSheet) -> Table:
