@@ -247,6 +247,13 @@ def test_whisper_keys_have_no_bias_and_encoders_are_not_causal():
     assert not any(op.causal for op in block.operators if isinstance(op, Attention))
 
 
+def test_qwen2_5_vl_attends_inside_windows_except_where_listed():
+    blocks = encoder_of({"model_type": "qwen2_5_vl_vision", "hidden_size": 1280}).layers[1:-1]
+    keys = [op.num_keys for block in blocks for op in block.operators if isinstance(op, Attention)]
+    assert [index for index, num in enumerate(keys) if num is None] == [7, 15, 23, 31]
+    assert {num for num in keys if num is not None} == {64}
+
+
 def test_clip_embeds_its_class_token_without_a_patch():
     embed = encoder_of({"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}).layers[0]
     patches = next(op for op in embed.operators if isinstance(op, Matmul))

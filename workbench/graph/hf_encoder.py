@@ -1,13 +1,13 @@
 """Vision and audio encoders as transformers builds them: embed, blocks, and how they end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.graph.config_fields import Config, heads_of, text, whole
 from workbench.graph.conformer import Conformer, conformer_layers, conformer_stem
 from workbench.graph.layer import Layer
-from workbench.graph.module_layers import block_layers, patch_embedding, whisper_stem
-from workbench.graph.transformer import Block, Mlp, Norm, vit_block
+from workbench.graph.module_layers import block_layers, patch_embedding, unequal_block_layers, whisper_stem
+from workbench.graph.transformer import Block, Heads, Mlp, Norm, vit_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,26 +71,50 @@ def _clip(config: Config) -> Encoder:
 def _qwen2_vl(config: Config) -> Encoder:
     width = whole(config, "embed_dim", 1280)
     activation = text(config, "hidden_act", "quick_gelu")
-    mlp = Mlp(width=width * whole(config, "mlp_ratio", 4), gated=False, activation=activation, bias=True)
-    return _qwen_vision(config, width=width, mlp=mlp, kind=Norm.LAYER)
+    block = Block(
+        width=width,
+        heads=_qwen_heads(config, width),
+        mlp=Mlp(width=width * whole(config, "mlp_ratio", 4), gated=False, activation=activation, bias=True),
+        norm=Norm.LAYER,
+    )
+    return _qwen_vision(config, (block,) * whole(config, "depth", 32))
 
 
 def _qwen2_5_vl(config: Config) -> Encoder:
-    """Every block is given full attention; the real one has windows of 8 x 8 patches in most."""
+    """Attention stays inside windows of 112 px, except in the blocks that the configuration lists.
+
+    Differs: every window is taken to be full; those at the edge of an image are smaller.
+    """
+    width = whole(config, "hidden_size", 3584)
     activation = text(config, "hidden_act", "silu")
-    mlp = Mlp(width=whole(config, "intermediate_size", 3420), gated=True, activation=activation, bias=True)
-    return _qwen_vision(config, width=whole(config, "hidden_size", 3584), mlp=mlp, kind=Norm.RMS)
+    whole_image = Block(
+        width=width,
+        heads=_qwen_heads(config, width),
+        mlp=Mlp(width=whole(config, "intermediate_size", 3420), gated=True, activation=activation, bias=True),
+        norm=Norm.RMS,
+    )
+    side = whole(config, "window_size", 112) // whole(config, "patch_size", 14)
+    windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
+    listed = config.get("fullatt_block_indexes", (7, 15, 23, 31))
+    blocks = [whole_image if i in listed else windowed for i in range(whole(config, "depth", 32))]
+    return _qwen_vision(config, blocks)
 
 
-def _qwen_vision(config: Config, *, width: int, mlp: Mlp, kind: Norm) -> Encoder:
+def _qwen_heads(config: Config, width: int) -> Heads:
     heads = heads_of(config, width=width, num=whole(config, "num_heads", 16), causal=False)
-    block = Block(width=width, heads=replace(heads, bias="qkvo", fused=True, rotary=True), mlp=mlp, norm=kind)
+    return replace(heads, bias="qkvo", fused=True, rotary=True)
+
+
+def _qwen_vision(config: Config, blocks: Sequence[Block]) -> Encoder:
     elements = whole(config, "in_channels", whole(config, "in_chans", 3))
     elements *= whole(config, "patch_size", 14) ** 2 * whole(config, "temporal_patch_size", 2)
-    embed = patch_embedding(patch_elements=elements, width=width, bias=False)
-    layers = (embed, *block_layers(block, whole(config, "depth", 32)))
-    merge = whole(config, "spatial_merge_size", 2) ** 2
-    return Encoder(layers=layers, width=width, norm=kind, merge=merge)
+    embed = patch_embedding(patch_elements=elements, width=blocks[0].width, bias=False)
+    return Encoder(
+        layers=(embed, *unequal_block_layers(blocks)),
+        width=blocks[0].width,
+        norm=blocks[0].norm,
+        merge=whole(config, "spatial_merge_size", 2) ** 2,
+    )
 
 
 def _whisper(config: Config) -> Encoder:

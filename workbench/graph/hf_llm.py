@@ -73,6 +73,7 @@ def _qwen2(config: Config) -> tuple[Layer, ...]:
 
 
 def _mistral(config: Config) -> tuple[Layer, ...]:
+    """Work beyond a sliding window is counted; rows are rarely longer than one."""
     defaults = _defaults(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
     return _llama_like(config, defaults=defaults, heads={}, mlp={})
 
@@ -86,6 +87,7 @@ def _gemma(config: Config) -> tuple[Layer, ...]:
 
 
 def _gemma2(config: Config) -> tuple[Layer, ...]:
+    """Norms around attention and MLP. Work beyond the sliding window of every other layer is counted."""
     return _llama_like(
         config,
         defaults=_defaults(256000, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256),

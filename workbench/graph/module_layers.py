@@ -1,5 +1,6 @@
 """The layers that modules are chains of: embeddings, blocks, projectors, the LM head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -43,10 +44,19 @@ class Projection:
 
 def block_layers(block: Block, num: int) -> tuple[Layer, ...]:
     """`num` equal blocks, named block.0, block.1, ..."""
-    operators = block_operators(block)
+    return unequal_block_layers((block,) * num)
+
+
+def unequal_block_layers(blocks: Sequence[Block]) -> tuple[Layer, ...]:
+    """One layer per block, named block.0, block.1, ..."""
     return tuple(
-        Layer(name=f"block.{index}", kind=LayerKind.BLOCK, operators=operators, out_width=block.width)
-        for index in range(num)
+        Layer(
+            name=f"block.{index}",
+            kind=LayerKind.BLOCK,
+            operators=block_operators(block),
+            out_width=block.width,
+        )
+        for index, block in enumerate(blocks)
     )
 
 

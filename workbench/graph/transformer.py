@@ -38,6 +38,7 @@ class Heads:
         fused: query, key and value come from one matmul.
         qk_norm: norm over each head's queries and keys.
         rotary: positions enter by rotating queries and keys.
+        num_keys: keys of every query where a window fixes them; None: the whole row.
     """
 
     num: int
@@ -48,6 +49,7 @@ class Heads:
     fused: bool = False
     qk_norm: Norm | None = None
     rotary: bool = False
+    num_keys: int | None = None
 
     def __post_init__(self) -> None:
         if self.num < 1 or self.num_kv < 1 or self.dim < 1 or self.num % self.num_kv:
@@ -177,6 +179,7 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
             num_kv_heads=heads.num_kv,
             head_dim=heads.dim,
             causal=heads.causal,
+            num_keys=heads.num_keys,
         ),
         Matmul(
             name="o_proj",
