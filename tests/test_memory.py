@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cost_models import GPT, LLAMA_8B, block, causal, llama_8b_layers
-from tests.plans import WIDTH, disjoint_plan, sample, two_encoders
+from tests.plans import WIDTH, disjoint_plan, finish, sample, two_encoders
 from workbench.cost.memory import saved_bytes, state_bytes, working_bytes
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample, Segment
@@ -16,8 +16,9 @@ from workbench.graph.model_graph import ModelGraph, Module
 from workbench.graph.module_layers import Projection, Projector, lm_head, projector_layer, token_embedding
 from workbench.graph.transformer import Norm
 from workbench.plan.lower import lower
+from workbench.plan.lowered import Route
 from workbench.plan.memory import check_memory, memory_table, peak_bytes, static_holders
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding, Stage
 from workbench.schedule.action import parse_action
 from workbench.units import GIB
 
@@ -116,6 +117,23 @@ def test_everything_taken_is_given_back():
                 taken = sum(n for (where, _), n in table.acquired_bytes.items() if where == rank)
                 given = sum(n for (where, _), n in table.released_bytes.items() if where == rank)
                 assert taken == given > 0
+
+
+def test_a_tensor_that_stays_on_its_rank_lives_until_its_consumer_ends():
+    """Two encoders and the LLM on one rank: 4 image and 3 sound tokens wait for the LLM."""
+    stages = [
+        Stage(id=index, module=name, replica=0, layers=(0, layers), ranks=((0,),))
+        for index, (name, layers) in enumerate((("vision", 3), ("audio", 2), ("llm", 4)))
+    ]
+    plan = finish(two_encoders(llm=(True,) * 4), [sample(0), sample(1)], stages)
+    lowered = lower(plan)
+    assert {transfer.route for transfer in lowered.transfers} == {Route.LOCAL}
+    table = memory_table(lowered)
+    for producer, tokens in (("0F0", 4), ("1F0", 3)):
+        action = parse_action(producer)
+        saved = table.acquired_bytes[0, action] - table.released_bytes[0, action]
+        assert saved == (8 if producer == "0F0" else 6) * WIDTH * 4 + tokens * WIDTH * 4
+    assert sum(table.acquired_bytes.values()) == sum(table.released_bytes.values())
 
 
 def test_actions_of_the_table_stand_in_the_programs():
