@@ -4,6 +4,7 @@ import pytest
 
 from workbench.graph.diffusion import Unet, unet_layers
 from workbench.graph.layer import Attention, Matmul
+from workbench.graph.transformer import Heads, Keys, cross_attention_operators
 
 
 def unet_of(side: int) -> Unet:
@@ -56,3 +57,14 @@ def test_unet_convolution_flop():
         + 256 * ((128 + 64) * 64 + 64 * 64 + (64 + 64) * 64 + 64 * 64)  # up, level 0
     )
     assert flop(unet_of(16), "conv1") + flop(unet_of(16), "conv2") == 2 * multiply_adds
+
+
+def test_cross_attention_reads_the_prompt_once_per_image():
+    heads = Heads(num=4, num_kv=2, dim=8, causal=False, bias="o")
+    keys = Keys(width=48, num=7, per_token=7 / 100)
+    operators = {op.name: op for op in cross_attention_operators("cross", 32, heads, keys)}
+    assert list(operators) == ["cross.q", "cross.k", "cross.v", "cross.attention", "cross.o"]
+    assert (operators["cross.k"].in_features, operators["cross.k"].out_features) == (48, 16)
+    assert 100 * operators["cross.v"].tokens_scale == pytest.approx(7)
+    assert operators["cross.attention"].num_keys == 7
+    assert [operators[f"cross.{letter}"].bias for letter in "qkvo"] == [False, False, False, True]

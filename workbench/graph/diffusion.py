@@ -2,14 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from workbench.graph.layer import (
-    Attention,
-    Layer,
-    LayerKind,
-    Matmul,
-    Operator,
-    Pointwise,
-)
+from workbench.graph.layer import Layer, LayerKind, Matmul, Operator, Pointwise
+from workbench.graph.transformer import Heads, Keys, cross_attention_operators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +160,15 @@ def _residual(unet: Unet, width: int, out: int, level: int) -> tuple[Operator, .
 def _transformer(unet: Unet, width: int, level: int) -> tuple[Operator, ...]:
     """Self-attention, cross-attention to the prompt, gated MLP, between two square matmuls."""
     scale = 0.25**level
-    positions = unet.latent_side**2 // 4**level
     norms = (("weight", width), ("bias", width))
+    num_heads = width // unet.head_dim
+    heads = Heads(num=num_heads, num_kv=num_heads, dim=unet.head_dim, causal=False, bias="o")
+    positions = unet.latent_side**2
+    own = Keys(width=width, num=positions // 4**level, per_token=scale)
+    prompt = Keys(width=unet.prompt_width, num=unet.prompt_tokens, per_token=unet.prompt_tokens / positions)
 
-    def matmul(name: str, enter: int, leave: int, *, bias: bool = True) -> Matmul:
-        return Matmul(name=name, in_features=enter, out_features=leave, bias=bias, tokens_scale=scale)
+    def matmul(name: str, enter: int, leave: int) -> Matmul:
+        return Matmul(name=name, in_features=enter, out_features=leave, bias=True, tokens_scale=scale)
 
     def pointwise(name: str, width: int, passes: int, *weights: tuple[str, int]) -> Pointwise:
         return Pointwise(name=name, width=width, num_passes=passes, weights=weights, tokens_scale=scale)
@@ -179,15 +177,10 @@ def _transformer(unet: Unet, width: int, level: int) -> tuple[Operator, ...]:
         _group_norm("transformer_norm", width, level=level),
         matmul("proj_in", width, width),
         pointwise("self_norm", width, 2, *norms),
-        *(matmul(f"self.{letter}", width, width, bias=False) for letter in "qkv"),
-        _attention(unet, "self.attention", width, level, num_keys=positions),
-        matmul("self.o", width, width),
+        *cross_attention_operators("self", width, heads, own, tokens_scale=scale),
         pointwise("self_residual", width, 3),
         pointwise("cross_norm", width, 2, *norms),
-        matmul("cross.q", width, width, bias=False),
-        *(_prompt_matmul(unet, f"cross.{letter}", width) for letter in "kv"),
-        _attention(unet, "cross.attention", width, level, num_keys=unet.prompt_tokens),
-        matmul("cross.o", width, width),
+        *cross_attention_operators("cross", width, heads, prompt, tokens_scale=scale),
         pointwise("cross_residual", width, 3),
         pointwise("mlp_norm", width, 2, *norms),
         matmul("mlp.gate_up", width, 8 * width),
@@ -196,28 +189,6 @@ def _transformer(unet: Unet, width: int, level: int) -> tuple[Operator, ...]:
         pointwise("mlp_residual", width, 3),
         matmul("proj_out", width, width),
         pointwise("transformer_residual", width, 3),
-    )
-
-
-def _attention(unet: Unet, name: str, width: int, level: int, *, num_keys: int) -> Attention:
-    heads = width // unet.head_dim
-    return Attention(
-        name=name,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=unet.head_dim,
-        causal=False,
-        tokens_scale=0.25**level,
-        num_keys=num_keys,
-    )
-
-
-def _prompt_matmul(unet: Unet, name: str, width: int) -> Matmul:
-    return Matmul(
-        name=name,
-        in_features=unet.prompt_width,
-        out_features=width,
-        tokens_scale=unet.prompt_tokens / unet.latent_side**2,
     )
 
 

@@ -192,6 +192,57 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
     return tuple(operators)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What cross-attention reads: another sequence of fixed length.
+
+    Args:
+        width: of its vectors.
+        num: of its vectors.
+        per_token: rows of the key and value matmuls per token counted; they run once for all
+            queries of an item.
+    """
+
+    width: int
+    num: int
+    per_token: float
+
+
+def cross_attention_operators(
+    name: str, width: int, heads: Heads, keys: Keys, *, tokens_scale: float = 1.0
+) -> tuple[Operator, ...]:
+    """Queries from [T, width], keys and values from another sequence, output projection.
+
+    `tokens_scale` is queries per token counted. Names are `name`.q, .k, .v, .attention, .o.
+    """
+
+    def matmul(letter: str, enter: int, leave: int, rows: float, shard: Shard) -> Matmul:
+        return Matmul(
+            name=f"{name}.{letter}",
+            in_features=enter,
+            out_features=leave,
+            bias=letter in heads.bias,
+            shard=shard,
+            tokens_scale=rows,
+        )
+
+    return (
+        matmul("q", width, heads.q_width, tokens_scale, Shard.COLUMN),
+        matmul("k", keys.width, heads.kv_width, keys.per_token, Shard.COLUMN),
+        matmul("v", keys.width, heads.kv_width, keys.per_token, Shard.COLUMN),
+        Attention(
+            name=f"{name}.attention",
+            num_heads=heads.num,
+            num_kv_heads=heads.num_kv,
+            head_dim=heads.dim,
+            causal=False,
+            tokens_scale=tokens_scale,
+            num_keys=keys.num,
+        ),
+        matmul("o", heads.q_width, width, tokens_scale, Shard.ROW),
+    )
+
+
 def mlp_operators(name: str, width: int, mlp: Mlp) -> tuple[Operator, ...]:
     """Up (and gate), activation, down. The gated activation reads both halves and writes one."""
     ups: tuple[tuple[str, int], ...] = ((f"{name}.up", mlp.width),)
