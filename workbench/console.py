@@ -82,7 +82,10 @@ def show(*parts: Table | str) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPE_COLUMNS)
     for part in parts:
-        console.print(part)
+        if isinstance(part, str):
+            console.print(part, markup=False, soft_wrap=True)
+        else:
+            console.print(part)
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
