@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sim.engine import simulate
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.graph.model_graph import ModelGraph
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
@@ -68,17 +68,8 @@ def pipeline_plan(model: ModelGraph, counts: Mapping[str, int], num_microbatches
                     ranks=((rank,),),
                 )
             )
-    segments = tuple(Segment(module.modality, 0, 1, 1) for module in model.modules)
-    draft = Plan(
-        strategy="printed",
-        model=model,
-        cluster=_cluster(len(stages)),
-        batch=tuple(Sample(id=index, segments=segments) for index in range(num_microbatches)),
-        stages=tuple(stages),
-        microbatches=(),
-        programs=(),
-    )
-    return with_programs(_with_microbatches(draft))
+    draft = microbatched("printed", model, free_cluster(len(stages)), tuple(stages), num_microbatches)
+    return with_programs(draft)
 
 
 def run_printed(
@@ -104,19 +95,24 @@ def run_printed(
     return PrintedRun(trace.iteration_s, plan_hash(plan))
 
 
-def encoder_and_llm(model: ModelGraph) -> tuple[str, str]:
-    """Names of the one encoder and of the LLM."""
-    encoders = [module.name for module in model.modules if module.modality != TEXT]
-    llms = [module.name for module in model.modules if module.modality == TEXT]
-    if len(encoders) != 1 or len(llms) != 1:
-        raise ValueError(f"model {model.name!r}: want one encoder and one LLM, got {encoders} and {llms}")
-    return encoders[0], llms[0]
-
-
-def _cluster(num_ranks: int) -> Cluster:
+def free_cluster(num_ranks: int) -> Cluster:
+    """Ranks between which nothing takes time."""
     node = Node(device="printed", num_ranks=num_ranks, memory_bytes=2**60)
     return uniform("printed", node, num_nodes=1, intra=_FREE, inter=_FREE)
 
 
-def _with_microbatches(draft: Plan) -> Plan:
+def microbatched(
+    name: str, model: ModelGraph, cluster: Cluster, stages: tuple[Stage, ...], num_microbatches: int
+) -> Plan:
+    """A draft plan with one sample, one item of each modality, per microbatch."""
+    segments = tuple(Segment(module.modality, 0, 1, 1) for module in model.modules)
+    draft = Plan(
+        strategy=name,
+        model=model,
+        cluster=cluster,
+        batch=tuple(Sample(id=index, segments=segments) for index in range(num_microbatches)),
+        stages=stages,
+        microbatches=(),
+        programs=(),
+    )
     return replace(draft, microbatches=batched_microbatches(draft, samples_per_microbatch=1, replicas=(0,)))

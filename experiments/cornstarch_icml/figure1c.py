@@ -1,0 +1,93 @@
+"""Figure 1c: a pipeline balanced for training everything is slow once encoder and LLM are frozen.
+
+Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, section 2.2, Figure 1c.
+Setup:   SigLIP and Llama 3.2 1B, 4 stages on 4 A40, 64 microbatches, times of Figure 1b.
+Given:   Figure 1b's printed module times, spread evenly over the blocks of each module -> partitions of all
+         layers into 4 stages, and their simulated iterations.
+Differs: the figure is a timeline without numbers, so only its claim is checked: frozen, the partition
+         that balances the all-trained pipeline is slower than the frozen-aware one.
+Ours:    simulated on one CPU core, seconds.
+Run:     python -m experiments.cornstarch_icml.figure1c
+"""
+
+from experiments import paper
+from experiments.cornstarch_icml.figure1b import models
+from experiments.evidence import Evidence, outcome_of
+from experiments.layer_pipeline import LayerTimes, layer_plan, run_layers
+from experiments.paper import Outcome
+from experiments.printed import PrintedRow, is_true, printed_rows
+from experiments.printed_pipeline import PrintedRun, StageTimes
+from workbench.graph.layer import LayerKind
+from workbench.graph.model_graph import ModelGraph, Module
+
+NUM_STAGES = 4
+NUM_MICROBATCHES = 64
+
+
+def block_times(model: ModelGraph, row: PrintedRow) -> LayerTimes:
+    """A row of Figure 1b, layer by layer; the backward of a frozen encoder is its projector's."""
+    vision, llm = model.modules
+    frozen = not is_true(row["encoder_trainable"])
+    return {
+        vision.name: _spread(
+            vision,
+            StageTimes.from_ms(row["enc_fwd_ms"], row["enc_bwd_ms"]),
+            backward_in=LayerKind.PROJECTOR if frozen else LayerKind.BLOCK,
+        ),
+        llm.name: _spread(
+            llm, StageTimes.from_ms(row["llm_fwd_ms"], row["llm_bwd_ms"]), backward_in=LayerKind.BLOCK
+        ),
+    }
+
+
+def _spread(module: Module, whole: StageTimes, *, backward_in: LayerKind) -> tuple[StageTimes, ...]:
+    kinds = [layer.kind for layer in module.layers]
+    return tuple(
+        StageTimes(
+            whole.forward_s / kinds.count(LayerKind.BLOCK) if kind is LayerKind.BLOCK else 0.0,
+            whole.backward_s / kinds.count(backward_in) if kind is backward_in else 0.0,
+        )
+        for kind in kinds
+    )
+
+
+def evidence() -> Evidence:
+    """Iterations of the frozen model under both partitions, and of the all-trained one."""
+    found = Evidence()
+    rows = {is_true(row["llm_trainable"]): row for row in printed_rows("cornstarch_icml_figure1b")}
+    trained, frozen = models()[False][0], models()[True][0]
+    trained_times, frozen_times = block_times(trained, rows[True]), block_times(frozen, rows[False])
+
+    def run_with(model: ModelGraph, balance: LayerTimes, times: LayerTimes) -> PrintedRun:
+        plan = layer_plan(model, balance, lambda time: time.total_s, NUM_STAGES, NUM_MICROBATCHES)
+        return run_layers(plan, times)
+
+    runs = {
+        "all_trained": run_with(trained, trained_times, trained_times),
+        "frozen_unaware": run_with(frozen, trained_times, frozen_times),
+        "frozen_aware": run_with(frozen, frozen_times, frozen_times),
+    }
+    for name, one in runs.items():
+        found.ours[f"printed/{name}/iteration_s"] = one.iteration_s
+        found.plan_hashes.append(one.plan_hash)
+    slowdown = runs["frozen_unaware"].iteration_s / runs["frozen_aware"].iteration_s
+    found.ours["printed/slowdown"] = slowdown
+    seconds = ", ".join(f"{name} {one.iteration_s:.2f} s" for name, one in runs.items())
+    found.notes.append(f"64 microbatches on 4 stages: {seconds}; unaware / aware {slowdown:.2f}")
+    found.claim(
+        "frozen, the partition for the all-trained model is slower than the frozen-aware one:", slowdown > 1
+    )
+    return found
+
+
+def run() -> Outcome:
+    """The claim of the figure."""
+    return outcome_of("cornstarch_icml/figure1c", [evidence()])
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
