@@ -21,7 +21,11 @@ from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 
 def simulate(
-    lowered: Lowered, duration_s: Callable[[Action], float], *, memory: MemoryTable | None = None
+    lowered: Lowered,
+    duration_s: Callable[[Action], float],
+    *,
+    step_s: Callable[[int], float] | None = None,
+    memory: MemoryTable | None = None,
 ) -> Trace:
     """Run the programs of a plan against a virtual clock.
 
@@ -36,6 +40,7 @@ def simulate(
     Args:
         lowered: the plan and what was derived from it.
         duration_s: seconds of an action; asked once per action.
+        step_s: seconds of a rank's STEP, where ranks differ; None: `duration_s(STEP)` on all.
         memory: what actions acquire and release; None leaves the memory curve out.
 
     Returns:
@@ -50,13 +55,20 @@ def simulate(
     Complexity: O(n log n) for n actions, rows and spans.
     """
     _check_programs(lowered.plan)
+    prices = _prices(lowered.plan, duration_s)
+    steps_s = _steps(lowered.plan, prices, step_s)
     with _no_garbage_collection():
-        return _run(lowered, _prices(lowered.plan, duration_s), memory)
+        return _run(lowered, prices, steps_s, memory)
 
 
-def _run(lowered: Lowered, prices: Mapping[Action, float], memory: MemoryTable | None) -> Trace:
+def _run(
+    lowered: Lowered,
+    prices: Mapping[Action, float],
+    steps_s: Mapping[int, float],
+    memory: MemoryTable | None,
+) -> Trace:
     env = Environment(initial_time=0.0)
-    compute = ComputeLanes(env, lowered, prices)
+    compute = ComputeLanes(env, lowered, prices, steps_s)
     reduce = ReduceLanes(env, lowered, prices, compute.reduced)
     network = Network(env, lowered.plan.cluster, lowered.transfers, compute.arrived)
 
@@ -119,9 +131,24 @@ def _prices(plan: Plan, duration_s: Callable[[Action], float]) -> dict[Action, f
     actions = dict.fromkeys(action for program in plan.programs for action in program.actions)
     prices = {action: float(duration_s(action)) for action in actions}
     for action, price_s in prices.items():
-        if not isfinite(price_s) or price_s < 0:
-            raise ValueError(f"action {action}: duration must be >= 0 s and finite, got {price_s}")
+        _check_price(f"action {action}", price_s)
     return prices
+
+
+def _steps(
+    plan: Plan, prices: Mapping[Action, float], step_s: Callable[[int], float] | None
+) -> dict[int, float]:
+    if step_s is None:
+        return {rank: prices.get(STEP, 0.0) for rank in plan.program}
+    steps_s = {rank: float(step_s(rank)) for rank in plan.program}
+    for rank, price_s in steps_s.items():
+        _check_price(f"rank {rank} in {STEP}", price_s)
+    return steps_s
+
+
+def _check_price(name: str, price_s: float) -> None:
+    if not isfinite(price_s) or price_s < 0:
+        raise ValueError(f"{name}: duration must be >= 0 s and finite, got {price_s}")
 
 
 def _spans(

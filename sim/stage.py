@@ -54,6 +54,7 @@ class ComputeLanes:
         env: the clock.
         lowered: programs, and the rows that actions wait for and make ready.
         duration_s: price of each action.
+        step_s: price of each rank's STEP.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ComputeLanes:
         env: Environment,
         lowered: Lowered,
         duration_s: Mapping[Action, float],
+        step_s: Mapping[int, float],
     ) -> None:
         self._env = env
         self._send: Callable[[int], None]
@@ -71,6 +73,7 @@ class ComputeLanes:
         self._place = _places(lowered, partial(SharedCores, env, done=self._end_part))
         self.turns: dict[Action, Turn] = {}
         self.steps: dict[int, Turn] = {}
+        self._step_s = step_s
         self._lanes = [self._lane(index, program, duration_s) for index, program in enumerate(self._programs)]
         self._readers: dict[int, list[Turn]] = {}
         self._connect(lowered)
@@ -105,7 +108,7 @@ class ComputeLanes:
             if action.kind is Pass.REDUCE_GRAD:
                 lane.append(())
             elif action.kind is Pass.STEP:
-                steps = {rank: Turn(action, duration_s[action]) for rank in program.ranks}
+                steps = {rank: Turn(action, self._step_s[rank]) for rank in program.ranks}
                 for rank, step in steps.items():
                     step.missing = 1 + lane.count(())
                     step.cores = self._parts((rank,))

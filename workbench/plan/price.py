@@ -16,9 +16,10 @@ from workbench.schedule.action import COMPUTE, Action, Pass
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds by action, and what went into them that was not measured."""
+    """Seconds by action, of the STEP by rank, and what went into them that was not measured."""
 
     durations_s: dict[Action, float]
+    steps_s: dict[int, float]
     unmeasured: tuple[str, ...]
 
     def duration_s(self, action: Action) -> float:
@@ -27,6 +28,10 @@ class Price:
         if found is None:
             raise ValueError(f"action {action} has no price: it stands in no program of the plan")
         return found
+
+    def step_s(self, rank: int) -> float:
+        """Seconds of the STEP of one rank."""
+        return self.steps_s[rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,7 @@ def price(lowered: Lowered, cost: CostModel) -> Price:
 
     Passes are sums over the stage's layers by the exact frozen rule for the modules present
     in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other; STEP is
-    the optimizer's traffic through memory on the rank that has most of it. Each action also
-    takes the executor's measured overhead.
+    each rank's own optimizer update. Each action also takes the executor's measured overhead.
 
     Raises:
         ValueError: an action without a price (UNSHARD, RESHARD), or a backward of a stage
@@ -66,7 +70,7 @@ def price(lowered: Lowered, cost: CostModel) -> Price:
     pricing = _Pricing(lowered, cost)
     actions = dict.fromkeys(action for program in lowered.plan.programs for action in program.actions)
     durations_s = {action: pricing.duration_s(action) for action in actions}
-    return Price(durations_s, tuple(sorted(pricing.unmeasured)))
+    return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.unmeasured)))
 
 
 def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
@@ -81,15 +85,15 @@ class _Pricing:
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[object, ...], PassTimes] = {}
-        self._step: float | None = None
         self.unmeasured: set[str] = set()
         if not cost.profile.overheads_s:
             self.unmeasured.add("executor overhead per action: taken as 0")
+        self.steps_s = self._steps()
 
     def duration_s(self, action: Action) -> float:
         overhead_s = self._cost.profile.overhead_s(action.kind)
         if action.kind is Pass.STEP:
-            return overhead_s + self._step_s()
+            return max(self.steps_s.values())
         stage = self._plan.stage[_stage_of(action)]
         if action.kind is Pass.REDUCE_GRAD:
             return overhead_s + self._reduce_s(action)
@@ -149,17 +153,15 @@ class _Pricing:
             self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
         return self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
 
-    def _step_s(self) -> float:
-        """Every rank waits for the slowest one before the step ends."""
-        if self._step is None:
-            elements: dict[int, float] = dict.fromkeys(self._plan.ranks, 0.0)
-            gathers_s = dict.fromkeys(self._plan.ranks, 0.0)
-            for group in self._lowered.groups:
-                for rank in group.ranks:
-                    elements[rank] += group.num_elements / num_shards(self._plan, group)
-                    gathers_s[rank] += self._gather_s(group)
-            self._step = max(self._update_s(elements[rank]) + gathers_s[rank] for rank in self._plan.ranks)
-        return self._step
+    def _steps(self) -> dict[int, float]:
+        """The update of what each rank holds, and the gathers of what it updated only in part."""
+        elements = dict.fromkeys(self._plan.ranks, 0.0)
+        steps_s = dict.fromkeys(self._plan.ranks, self._cost.profile.overhead_s(Pass.STEP))
+        for group in self._lowered.groups:
+            for rank in group.ranks:
+                elements[rank] += group.num_elements / num_shards(self._plan, group)
+                steps_s[rank] += self._gather_s(group)
+        return {rank: steps_s[rank] + self._update_s(elements[rank]) for rank in steps_s}
 
     def _update_s(self, num_parameters: float) -> float:
         precision = self._plan.settings.precision

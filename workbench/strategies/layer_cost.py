@@ -45,8 +45,7 @@ def layer_costs(
         for work, share in shapes:
             time = cost.layer_time(layer, work, tp=layout.tp, cp=layout.cp, precision=job.settings.precision)
             forward_s += share * time.forward_s
-            backward_s += share * need.input_grad * time.input_grad_s
-            backward_s += share * need.weight_grad * time.weight_grad_s
+            backward_s += share * time.backward_s(need)
             backward_s += share * (recompute and need.any) * time.forward_s
         found.append(LayerCost(forward_s, backward_s))
     return tuple(found)
