@@ -98,8 +98,8 @@ class Execution:
         """Whether everything ran and nothing was left over."""
         tick = 0
         while True:
-            self.deliver()
             self.collectives()
+            self.deliver()
             ready = [action for action in self.next_actions() if self.can_start(action)]
             if not ready:
                 break
@@ -215,15 +215,6 @@ class RendezvousExecution(Execution):
     def members(row: Transfer) -> tuple[int, ...]:
         return tuple(sorted({row.source_rank, *row.destination_ranks}))
 
-    def can_start(self, action: Action) -> bool:
-        ranks = self.ranks_of(action)
-        for rank in ranks:
-            if self.at(rank) == action:
-                for number in self.lowered.inputs.get(action, ()):
-                    if number < len(self.lowered.transfers):
-                        self.post_for(rank, self.lowered.transfers[number])
-        return super().can_start(action)
-
     def post_for(self, rank: int, row: Transfer) -> None:
         """Post a row that this rank receives, and what it receives earlier on that communicator."""
         if row.route is Route.LOCAL or rank not in self.members(row):
@@ -256,6 +247,10 @@ class RendezvousExecution(Execution):
 
     def deliver(self) -> None:
         rows = self.lowered.transfers
+        for rank in self.programs:
+            for number in self.lowered.inputs.get(self.at(rank), ()):
+                if number < len(rows):
+                    self.post_for(rank, rows[number])
         self.arrived |= {row.row for row in rows if row.route is Route.LOCAL and row.row in self.sent}
         moved = True
         while moved:
