@@ -56,7 +56,7 @@ def random_lowered(seed: int, *, cores: bool = False, scrambled: bool = False) -
 def random_cluster(rng: Random, *, cores: bool) -> Cluster:
     def link(name: str) -> Link:
         return Link(
-            name=name, bytes_per_s=rng.choice([1, 2, 3.0, 8]), latency_s=rng.choice([0, 0, 0.5, 0.1, 1])
+            name=name, bytes_per_s=rng.choice([1, 2, 7.0, 8]), latency_s=rng.choice([0, 0, 0.5, 0.1, 1])
         )
 
     num_ranks = rng.randint(1, 3)
@@ -109,7 +109,7 @@ def _add_rows(
     *,
     pairwise: bool,
 ) -> None:
-    num_bytes = draft.rng.choice([0, 1, 1, 2, 4])
+    num_bytes = draft.rng.choice([0, 1, 1, 2, 4, 5])
 
     def add(source: int, destinations: tuple[int, ...], route: Route, after: int | None = None) -> None:
         draft.rows.append(

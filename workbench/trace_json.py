@@ -22,6 +22,7 @@ _LANE_IDS = {Lane.COMPUTE: 0, Lane.SEND: 1, Lane.REDUCE: 2}
 _FIRST_SEND_ID = 10  # tracks of messages: as many as overlap, senders here, receivers after 1000
 _FIRST_RECEIVE_ID = 1010
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _PASSES = {kind.value for kind in Pass}
 
 Event = dict[str, Any]
@@ -60,10 +61,10 @@ def dumps(trace: Trace) -> str:
     """The file's text, one event per line."""
     events = [*_metadata(trace), *_spans(trace), *_messages(trace), *_memory(trace)]
     try:
-        lines = ",\n".join(json.dumps(event, allow_nan=False, separators=(",", ":")) for event in events)
+        lines = ",\n".join(_ENCODER.encode(event) for event in events)
     except ValueError as error:
         raise ValueError("trace: times must be finite to be written") from error
-    header = json.dumps(_header(trace), separators=(",", ":"))
+    header = _ENCODER.encode(_header(trace))
     return f'{{"traceEvents":[\n{lines}\n],\n"displayTimeUnit":"ms",\n"otherData":{header}}}\n'
 
 
