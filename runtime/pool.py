@@ -1,5 +1,6 @@
 """A pool of forked gloo workers, reused from job to job."""
 
+import gc
 import multiprocessing
 import multiprocessing.connection as mpc
 import os
@@ -254,6 +255,7 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
     """A worker's life: jobs until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
+    gc.freeze()  # what the parent had imported is not looked through again by every collection
     parent = os.getppid()
     while True:
         while not pipe.poll(1.0):
