@@ -304,7 +304,8 @@ def _row_line(row: Row, width: int) -> str:
     number = row.number
     ours = "-" if row.ours is None else f"{row.ours:.4g}"
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-    text = f"{number.key:<{width}}  {number.value:>9.4g} {ours:>9} {ratio:>6}  +-{number.rel_tol:<5.1%}  "
+    allowed = f"+-{100 * number.rel_tol:.2g}%"
+    text = f"{number.key:<{width}}  {number.value:>9.4g} {ours:>9} {ratio:>6}  {allowed:<7}  "
     text += row.verdict
     if row.verdict is not Verdict.OK:
         text += f" ({number.where}{', read off a plot' if number.read_off_plot else ''})"

@@ -188,13 +188,13 @@ def _settings(aware: Pipeline, unaware: Pipeline) -> Iterator[tuple[Pipeline, Pi
     multiple = 1
     while multiple * most <= MAX_LLM_STAGES:
         for num_stages in (multiple * most + 1, NUM_GPUS):
-            yield tuple(
-                replace(
-                    p, llm_stages=multiple * p.llm_stages, encoder_stages=num_stages - multiple * p.llm_stages
-                )
-                for p in (aware, unaware)
-            )
+            yield _scaled(aware, multiple, num_stages), _scaled(unaware, multiple, num_stages)
         multiple += 1
+
+
+def _scaled(pipeline: Pipeline, multiple: int, num_stages: int) -> Pipeline:
+    llm_stages = multiple * pipeline.llm_stages
+    return replace(pipeline, llm_stages=llm_stages, encoder_stages=num_stages - llm_stages)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 i
 Given:   printed stage times -> simulated throughput per GPU and gains ([printed]), once with the stage
          counts of Table 9 ("stated"), once with those that the stage times imply ("implied").
 Differs: frozen-aware VLM-S and VLM-L lose in print, and lose in the simulator too.
-         Absolute throughputs are a multiple of what the stage times give, near 8 with tensor parallelism 2
-         and near 18 with 4: see experiments/LOG.md.
+         Printed throughputs are about 7 times what the stage times give with tensor parallelism 2; see
+         experiments/LOG.md.
 Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table10
 """

@@ -8,8 +8,8 @@ Given:   printed stage times -> simulated throughput per GPU and gains ([printed
 Differs: Table 9 gives VLM-S 3 LLM stages without and 6 with frozen awareness, yet stages of both take the
          same time; the backward times imply 5 and 6. They contradict 8 of the 12 LLM stage counts.
          Section 6.4 adds the LLM's forward (67.03 ms) to the encoder's, 137.45 ms, instead of its backward.
-         Absolute throughputs are a multiple of what the stage times give, near 8 with tensor parallelism 2
-         and near 18 with 4: see experiments/LOG.md.
+         Printed throughputs are about 8 times what the stage times give with tensor parallelism 2; see
+         experiments/LOG.md.
 Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table3
 """
