@@ -79,10 +79,10 @@ def _lead(entries: Sequence[Entry]) -> str:
 
 def _overview(entries: Sequence[Entry]) -> str:
     times = [_times(entry) for entry in entries]
-    shown = [plan for plan in times if plan.simulated_s is not None or plan.executed_s]
+    timed = [plan for plan in times if plan.simulated_s is not None or plan.executed_s]  # the others are last
     figures = []
-    if len(shown) == len(times):
-        figures.append(("Iteration time per plan", ranking_svg(times)))
+    if timed:
+        figures.append(("Iteration time per plan", ranking_svg(timed)))
     if any(plan.simulated_s is not None and plan.executed_s for plan in times):
         figures.append(("Predicted against executed; numbers as in the bars", accuracy_svg(times)))
     parts = [f"<figure><h3>{title}</h3>{svg}</figure>" for title, svg in figures]

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from workbench.report.palette import EXECUTED, INK, SIMULATED
+from workbench.report.tables import milliseconds
 from workbench.report.timeline import TimelineRow
 from workbench.trace import Trace
 from workbench.units import MIB, ms
@@ -50,17 +51,20 @@ class PlanTimes:
 
 
 def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
-    """Predicted over executed iteration time; bars span the repetitions, the band is +-10 %."""
+    """Predicted over executed iteration time; bars span the repetitions, the band is +-10 %.
+
+    Points carry the plan's number in the order given, as in `ranking_svg`.
+    """
     pairs = [
-        (plan, plan.simulated_s, plan.executed_median_s)
-        for plan in plans
+        (number, plan, plan.simulated_s, plan.executed_median_s)
+        for number, plan in enumerate(plans, 1)
         if plan.simulated_s is not None and plan.executed_median_s is not None
     ]
     if not pairs:
         raise ValueError("accuracy plot: want at least one plan both simulated and executed, got none")
     with _figure(4.6, 4.0) as (figure, out):
         axes = figure.subplots()
-        most = 1.12 * max(ms(value) for _, simulated, executed in pairs for value in (simulated, executed))
+        most = 1.12 * max(ms(value) for _, _, simulated, executed in pairs for value in (simulated, executed))
         axes.fill_between(
             [0, most],
             [0, most * (1 - TOLERANCE)],
@@ -71,7 +75,7 @@ def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
             label=f"within {TOLERANCE:.0%}",
         )
         axes.plot([0, most], [0, most], color="#9AA5B1", linewidth=0.8)
-        for index, (plan, simulated, executed) in enumerate(pairs, 1):
+        for number, plan, simulated, executed in pairs:
             below, above = executed - min(plan.executed_s), max(plan.executed_s) - executed
             axes.errorbar(
                 ms(executed),
@@ -85,7 +89,7 @@ def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
                 capsize=2,
             )
             axes.annotate(
-                str(index), (ms(executed), ms(simulated)), xytext=(6, -10), textcoords="offset points"
+                str(number), (ms(executed), ms(simulated)), xytext=(6, -10), textcoords="offset points"
             )
         axes.set(xlim=(0, most), ylim=(0, most), xlabel="executed, ms (median and range)")
         axes.set_ylabel("predicted, ms")
@@ -97,22 +101,19 @@ def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
 
 def ranking_svg(plans: Sequence[PlanTimes]) -> str:
     """Iteration time of every plan, simulated beside executed, in the order given."""
-    with _figure(7.0, 0.9 + 0.52 * len(plans)) as (figure, out):
+    has_both = any(plan.executed_s for plan in plans) and any(plan.simulated_s is not None for plan in plans)
+    aside = 0.19 if has_both else 0.0
+    with _figure(7.0, 0.9 + (0.52 if has_both else 0.36) * len(plans)) as (figure, out):
         axes = figure.subplots()
         for index, plan in enumerate(plans):
             if plan.simulated_s is not None:
-                _bar(axes, index - 0.19, plan.simulated_s, plan.simulated_s, SIMULATED)
-            executed = plan.executed_median_s
-            if executed is not None:
-                _bar(axes, index + 0.19, executed, max(plan.executed_s), EXECUTED)
-                axes.plot(
-                    [ms(min(plan.executed_s)), ms(max(plan.executed_s))],
-                    [index + 0.19] * 2,
-                    color=INK,
-                    linewidth=1.1,
-                )
-        axes.plot([], [], color=SIMULATED, linewidth=6, label="simulated")
-        axes.plot([], [], color=EXECUTED, linewidth=6, label="executed, with range")
+                _bar(axes, index - aside, (plan.simulated_s,), SIMULATED)
+            if plan.executed_s:
+                _bar(axes, index + aside, plan.executed_s, EXECUTED)
+        if any(plan.simulated_s is not None for plan in plans):
+            axes.plot([], [], color=SIMULATED, linewidth=6, label="simulated")
+        if any(plan.executed_s for plan in plans):
+            axes.plot([], [], color=EXECUTED, linewidth=6, label="executed, with range")
         axes.set_yticks(range(len(plans)), [f"{i}  {plan.label}" for i, plan in enumerate(plans, 1)])
         axes.invert_yaxis()
         axes.set_xlabel("iteration, ms")
@@ -124,9 +125,14 @@ def ranking_svg(plans: Sequence[PlanTimes]) -> str:
     return out[0]
 
 
-def _bar(axes: Any, height: float, value_s: float, label_at_s: float, colour: str) -> None:
-    axes.barh(height, ms(value_s), height=0.34, color=colour)
-    axes.text(ms(label_at_s), height, f"  {ms(value_s):,.3g}", va="center", color=INK, fontsize=8)
+def _bar(axes: Any, height: float, values_s: Sequence[float], colour: str) -> None:
+    """A bar to the median, a line over the range, the median in figures behind both."""
+    middle_s = median(values_s)
+    axes.barh(height, ms(middle_s), height=0.34, color=colour)
+    axes.plot([ms(min(values_s)), ms(max(values_s))], [height] * 2, color=INK, linewidth=1.1)
+    text = milliseconds(middle_s).removesuffix(" ms")
+    place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
+    axes.annotate(text, (ms(max(values_s)), height), **place)
 
 
 def memory_svg(rows: Sequence[TimelineRow], simulated: Trace | None, executed: Trace | None) -> str:

@@ -132,10 +132,10 @@ def stage_label(stage: Stage) -> str:
 
 
 def unmeasured_text(names: Sequence[str]) -> str:
-    """One paragraph that lists what the prediction rests on without a measurement."""
+    """A list of what the prediction rests on without a measurement."""
     if not names:
         return "Every cost of this prediction was measured."
-    return "Not measured, scaled or sourced instead: " + "; ".join(names) + "."
+    return "\n".join(("Not measured, but scaled or sourced:", *(f"  - {name}" for name in names)))
 
 
 def milliseconds(duration_s: float) -> str:
