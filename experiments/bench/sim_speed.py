@@ -30,7 +30,7 @@ from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import MemoryTable, memory_table
+from workbench.plan.memory import MemoryTable, check_memory, memory_table
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
 from workbench.schedule.action import Action
@@ -77,8 +77,8 @@ CASES = (
         llm="llama-3.1-70b",
         layout={"vision": (1, 4), "audio": (1, 4), "llm": (8, 8)},
         replicas=18,
-        microbatches=24,
-        samples=4,
+        microbatches=48,
+        samples=2,
     ),
 )
 
@@ -164,6 +164,7 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     lowered = lower(plan_of(case))
     duration_s = price(lowered, CostModel(load_profile(PROFILE))).duration_s
     memory = memory_table(lowered)
+    check_memory(lowered, memory)
     plan_hash(lowered.plan)
     planning_s = time.process_time() - started
     timed = [_timed(lambda: simulate(lowered, duration_s, memory=memory)) for _ in range(REPEATS)]
