@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from workbench.balance.partition import partition
 from workbench.job import Job, ModuleLayout
@@ -34,12 +35,27 @@ def draft_plan(job: Job, strategy: str) -> Plan:
     return replace(empty, microbatches=microbatches)
 
 
-def cut(cost_s: Sequence[float], num_stages: int, module: str) -> Cuts:
+def num_microbatches(draft: Plan, module: str) -> int:
+    """Of the replica that has most of them."""
+    return max((len(m) for (name, _), m in draft.microbatches_of.items() if name == module), default=0)
+
+
+@cache
+def _partition(cost_s: tuple[float, ...], num_stages: int) -> Cuts:
+    return partition(cost_s, num_stages)
+
+
+def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
     """Balanced stages of one module; the error of an impossible count names the module."""
     try:
-        return partition(cost_s, num_stages)
+        return _partition(cost_s, num_stages)
     except ValueError as error:
         raise ValueError(f"module {module!r}: {error}") from None
+
+
+def bottleneck_s(cost_s: Sequence[float], cuts: Cuts) -> float:
+    """Seconds of the slowest stage."""
+    return max(sum(cost_s[first:last]) for first, last in cuts)
 
 
 def grid(first_rank: int, layout: ModuleLayout) -> tuple[tuple[int, ...], ...]:

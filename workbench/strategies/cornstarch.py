@@ -4,19 +4,26 @@ Source: Cornstarch v1 section 4.1 (modality parallelism) and 4.2, ICML section 3
 (frozen-status-aware partitioning, Eq. 1-6).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
-from workbench.graph.frozen import FrozenRule
 from workbench.job import Job
 from workbench.plan.build import with_programs
+from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
-from workbench.strategies.assembly import cut, disjoint_stages, draft_plan, layout_of
-from workbench.strategies.layer_cost import LayerCost, layer_costs
+from workbench.strategies.assembly import (
+    Cuts,
+    bottleneck_s,
+    cut,
+    disjoint_stages,
+    draft_plan,
+    layout_of,
+    num_microbatches,
+)
+from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
-
-Balanced = Callable[[LayerCost], float]
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -27,30 +34,44 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: more stages than layers, a batch that does not divide, too few ranks.
     """
-    return _plan(job, cost, "cornstarch", lambda layer: layer.total_s, progress)
+    return _plan(job, cost, "cornstarch", FROZEN_AWARE, progress)
 
 
 def plan_frozen_unaware(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The same with stages balanced by forward time, as if every backward were twice that.
+    """The same with stages balanced, and counted, as if every backward took twice its forward.
 
     Source: Cornstarch v1 section 6.1 (baseline) and 6.4.
     """
-    return _plan(job, cost, "cornstarch-frozen-unaware", lambda layer: layer.forward_s, progress)
+    return _plan(job, cost, "cornstarch-frozen-unaware", FROZEN_UNAWARE, progress)
 
 
-def _plan(job: Job, cost: CostModel, name: str, balanced: Balanced, progress: Progress) -> Plan:
+def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress) -> Plan:
     draft = draft_plan(job, name)
-    weights = {
-        module.name: [
-            balanced(layer)
-            for layer in layer_costs(job, draft, layout_of(job, module.name), cost, FrozenRule.EXACT)
-        ]
-        for module in job.model.modules
-    }
+    layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
+    ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
+    return fastest_counts(job, ranks_per_stage, _Candidates(job, draft, cost, belief, layers_s), progress)
 
-    def with_counts(counts: Mapping[str, int]) -> Plan:
-        cuts = {module: cut(weights[module], num_stages, module) for module, num_stages in counts.items()}
-        return with_programs(replace(draft, stages=disjoint_stages(job, cuts)))
 
-    ranks_per_stage = {name: layout_of(job, name).tp * layout_of(job, name).cp for name in weights}
-    return fastest_counts(job, cost, ranks_per_stage, with_counts, progress)
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    job: Job
+    draft: Plan
+    cost: CostModel
+    belief: Belief
+    layers_s: Mapping[str, tuple[float, ...]]
+
+    def bound_s(self, counts: Mapping[str, int]) -> float:
+        """The slowest stage over all its microbatches."""
+        return max(
+            bottleneck_s(self.layers_s[module], cuts) * num_microbatches(self.draft, module)
+            for module, cuts in self._cuts(counts).items()
+        )
+
+    def plan(self, counts: Mapping[str, int]) -> Plan:
+        return with_programs(replace(self.draft, stages=disjoint_stages(self.job, self._cuts(counts))))
+
+    def believed_s(self, lowered: Lowered) -> float:
+        return self.belief.plan_s(lowered, self.cost)
+
+    def _cuts(self, counts: Mapping[str, int]) -> dict[str, Cuts]:
+        return {module: cut(self.layers_s[module], count, module) for module, count in counts.items()}

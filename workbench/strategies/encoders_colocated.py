@@ -4,17 +4,27 @@ Source: Cornstarch v1 section 2.2, Figures 1c and 2b (Megatron-LM's VLM pipeline
 baseline of section 6.1; the ICML version's Table 2 uses the frozen-aware form.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
-from workbench.graph.frozen import FrozenRule
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
 from workbench.plan.build import with_programs
+from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import Cuts, check_ranks, cut, draft_plan, grid, layout_of
-from workbench.strategies.layer_cost import LayerCost, layer_costs
+from workbench.strategies.assembly import (
+    Cuts,
+    bottleneck_s,
+    check_ranks,
+    cut,
+    draft_plan,
+    grid,
+    layout_of,
+    num_microbatches,
+)
+from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
 
 ENCODERS = "encoders"  # the stage count that all encoders share
@@ -22,36 +32,48 @@ ENCODERS = "encoders"  # the stage count that all encoders share
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """The papers' baseline: stages balanced by forward time, as if everything were trainable."""
-    return _plan(job, cost, "encoders-colocated", lambda layer: layer.forward_s, progress)
+    return _plan(job, cost, "encoders-colocated", FROZEN_UNAWARE, progress)
 
 
 def plan_frozen_aware(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """Colocated encoders, stages balanced by forward plus backward (ICML section 5.3)."""
-    return _plan(job, cost, "encoders-colocated-frozen-aware", lambda layer: layer.total_s, progress)
+    return _plan(job, cost, "encoders-colocated-frozen-aware", FROZEN_AWARE, progress)
 
 
-def _plan(
-    job: Job, cost: CostModel, name: str, balanced: Callable[[LayerCost], float], progress: Progress
-) -> Plan:
+def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress) -> Plan:
     _check_layouts(job)
     draft = draft_plan(job, name)
-    weights = {
-        module.name: [
-            balanced(layer)
-            for layer in layer_costs(job, draft, layout_of(job, module.name), cost, FrozenRule.EXACT)
-        ]
-        for module in job.model.modules
-    }
-
-    def with_counts(counts: Mapping[str, int]) -> Plan:
-        cuts = {m: cut(weights[m], counts.get(m, counts.get(ENCODERS, 1)), m) for m in weights}
-        return with_programs(replace(draft, stages=_stages(job, cuts)))
-
+    layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
     ranks_per_stage = {}
     for module in job.model.modules:
         layout = layout_of(job, module.name)
         ranks_per_stage[ENCODERS if module.modality != TEXT else module.name] = layout.tp * layout.cp
-    return fastest_counts(job, cost, ranks_per_stage, with_counts, progress)
+    return fastest_counts(job, ranks_per_stage, _Candidates(job, draft, cost, belief, layers_s), progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    job: Job
+    draft: Plan
+    cost: CostModel
+    belief: Belief
+    layers_s: Mapping[str, tuple[float, ...]]
+
+    def bound_s(self, counts: Mapping[str, int]) -> float:
+        """The slowest stage over all its microbatches; stages on shared ranks are not added up."""
+        return max(
+            bottleneck_s(self.layers_s[module], cuts) * num_microbatches(self.draft, module)
+            for module, cuts in self._cuts(counts).items()
+        )
+
+    def plan(self, counts: Mapping[str, int]) -> Plan:
+        return with_programs(replace(self.draft, stages=_stages(self.job, self._cuts(counts))))
+
+    def believed_s(self, lowered: Lowered) -> float:
+        return self.belief.plan_s(lowered, self.cost)
+
+    def _cuts(self, counts: Mapping[str, int]) -> dict[str, Cuts]:
+        return {m: cut(self.layers_s[m], counts.get(m, counts.get(ENCODERS, 1)), m) for m in self.layers_s}
 
 
 def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:

@@ -7,16 +7,26 @@ as the figure shows, but nobody asks them for gradients.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
-from workbench.graph.frozen import FrozenRule
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
 from workbench.plan.build import with_programs
+from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.strategies.assembly import Cuts, check_ranks, cut, draft_plan, grid, layout_of
-from workbench.strategies.layer_cost import layer_costs
+from workbench.strategies.assembly import (
+    Cuts,
+    bottleneck_s,
+    check_ranks,
+    cut,
+    draft_plan,
+    grid,
+    layout_of,
+    num_microbatches,
+)
+from workbench.strategies.belief import FROZEN_UNAWARE
+from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
 
 
@@ -24,21 +34,33 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """LLM stages balanced by forward time; all encoders on each of them."""
     draft = draft_plan(job, "encoders-replicated")
     llm = next(module.name for module in job.model.modules if module.modality == TEXT)
-    layers = layer_costs(job, draft, layout_of(job, llm), cost, FrozenRule.EXACT)
-    forward_s = [layer.forward_s for layer in layers]
-
-    def with_counts(counts: Mapping[str, int]) -> Plan:
-        cuts = cut(forward_s, counts[llm], llm)
-        return with_programs(
-            replace(
-                draft,
-                stages=_stages(job, llm, cuts),
-                microbatches=_copied(job, draft, llm, counts[llm]),
-            )
-        )
-
+    llm_s = believed_layers_s(job, draft, cost, FROZEN_UNAWARE.layer_s)[llm]
     layout = layout_of(job, llm)
-    return fastest_counts(job, cost, {llm: layout.tp * layout.cp}, with_counts, progress)
+    candidates = _Candidates(job, draft, cost, llm, llm_s)
+    return fastest_counts(job, {llm: layout.tp * layout.cp}, candidates, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    job: Job
+    draft: Plan
+    cost: CostModel
+    llm: str
+    llm_s: tuple[float, ...]
+
+    def bound_s(self, counts: Mapping[str, int]) -> float:
+        """The slowest LLM stage over all its microbatches; encoders come on top."""
+        cuts = cut(self.llm_s, counts[self.llm], self.llm)
+        return bottleneck_s(self.llm_s, cuts) * num_microbatches(self.draft, self.llm)
+
+    def plan(self, counts: Mapping[str, int]) -> Plan:
+        cuts = cut(self.llm_s, counts[self.llm], self.llm)
+        stages = _stages(self.job, self.llm, cuts)
+        microbatches = _copied(self.draft, self.llm, len(cuts))
+        return with_programs(replace(self.draft, stages=stages, microbatches=microbatches))
+
+    def believed_s(self, lowered: Lowered) -> float:
+        return FROZEN_UNAWARE.plan_s(lowered, self.cost)
 
 
 def _stages(job: Job, llm: str, cuts: Cuts) -> tuple[Stage, ...]:
@@ -65,7 +87,7 @@ def _stages(job: Job, llm: str, cuts: Cuts) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _copied(job: Job, draft: Plan, llm: str, copies: int) -> tuple[Microbatch, ...]:
+def _copied(draft: Plan, llm: str, copies: int) -> tuple[Microbatch, ...]:
     """The draft's microbatches, those of encoders once per LLM stage."""
     found: list[Microbatch] = []
     for microbatch in draft.microbatches:

@@ -1,7 +1,7 @@
 """What a strategy balances: forward and backward seconds of every layer on a typical microbatch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.cost.model import CostModel, Work
@@ -9,6 +9,7 @@ from workbench.graph.frozen import FrozenRule, gradient_needs
 from workbench.job import Job, ModuleLayout
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.work import work_of
+from workbench.strategies.assembly import layout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,19 @@ def layer_costs(
             backward_s += share * (recompute and need.any) * time.forward_s
         found.append(LayerCost(forward_s, backward_s))
     return tuple(found)
+
+
+def believed_layers_s(
+    job: Job, draft: Plan, cost: CostModel, layer_s: Callable[[LayerCost], float]
+) -> dict[str, tuple[float, ...]]:
+    """Module -> seconds of each layer over a typical microbatch, as a planner believes them."""
+    return {
+        module.name: tuple(
+            layer_s(layer)
+            for layer in layer_costs(job, draft, layout_of(job, module.name), cost, FrozenRule.EXACT)
+        )
+        for module in job.model.modules
+    }
 
 
 def _shapes(draft: Plan, module: str) -> Sequence[tuple[Work, float]]:

@@ -2,18 +2,33 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
+from typing import Protocol
 
-from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
-from workbench.plan.critical_path import critical_path_s
 from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
 from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
-from workbench.plan.price import price
 from workbench.strategies.assembly import layout_of
 
 Progress = Callable[[int, int, float], None]  # (candidates done, candidates in all, best seconds so far)
+
+
+ROUNDING = 1 - 1e-9  # a bound is a sum in another order than the path it bounds
+
+
+class Candidates(Protocol):
+    """How a planner turns stage counts into plans, and what it believes of them."""
+
+    def bound_s(self, counts: Mapping[str, int]) -> float:
+        """Seconds that no plan of these counts is believed to beat."""
+
+    def plan(self, counts: Mapping[str, int]) -> Plan:
+        """The plan of these counts; ValueError when there is none."""
+
+    def believed_s(self, lowered: Lowered) -> float:
+        """The planner's own estimate of a plan."""
 
 
 def silent(done: int, total: int, best_s: float) -> None:
@@ -21,49 +36,52 @@ def silent(done: int, total: int, best_s: float) -> None:
 
 
 def fastest_counts(
-    job: Job,
-    cost: CostModel,
-    ranks_per_stage: Mapping[str, int],
-    with_counts: Callable[[Mapping[str, int]], Plan],
-    progress: Progress = silent,
+    job: Job, ranks_per_stage: Mapping[str, int], candidates: Candidates, progress: Progress = silent
 ) -> Plan:
-    """The plan with the shortest critical path among all stage counts that fit.
+    """The plan that the planner believes fastest among all stage counts that fit.
 
-    Every combination of the open counts within the rank budget is built, priced and judged
-    by its critical path; plans that do not fit in memory are left out. Among equals the
-    plan with fewer ranks wins, then the lexicographically first counts.
+    Branch and bound, exact: combinations of the open counts within the rank budget are
+    tried from the smallest bound on; the search ends where the bound reaches the best plan.
+    Plans that do not fit in memory are left out. Among equals the plan with fewer ranks
+    wins, then the lexicographically first counts.
     Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
 
     Args:
         ranks_per_stage: entries whose counts are to be found -> ranks that one stage takes.
-        with_counts: builds the plan of given counts.
+        candidates: how a planner bounds, builds and judges.
 
     Raises:
         ValueError: a given count is impossible, or no combination fits (the last reason is named).
 
-    Complexity: O(product of the open ranges) plans.
+    Complexity: at worst O(product of the open ranges) plans.
     """
     options = {name: _options(job, name) for name in ranks_per_stage}
     if all(len(counts) == 1 for counts in options.values()):
-        return with_counts({name: counts[0] for name, counts in options.items()})
-    candidates = list(_within_budget(job, ranks_per_stage, options))
-    best: tuple[float, int, Plan] | None = None
+        return candidates.plan({name: counts[0] for name, counts in options.items()})
+    bounded = sorted(
+        ((candidates.bound_s(counts), tuple(counts.values())), counts)
+        for counts in _within_budget(job, ranks_per_stage, options)
+    )
+    best: tuple[float, int, tuple[int, ...]] | None = None
+    best_plan: Plan | None = None
     refusal = f"no stage counts fit {_budget(job)} ranks"
-    for done, counts in enumerate(candidates):
+    for done, ((bound_s, chosen), counts) in enumerate(bounded):
+        if best is not None and bound_s * ROUNDING > best[0]:
+            break
         try:
-            plan = with_counts(counts)
+            plan = candidates.plan(counts)
             lowered = lower(plan)
             check_memory(lowered, memory_table(lowered))
         except ValueError as error:
             refusal = str(error)
             continue
-        key = (critical_path_s(lowered, price(lowered, cost).duration_s), len(plan.ranks))
-        if best is None or key < best[:2]:
-            best = (*key, plan)
-        progress(done + 1, len(candidates), best[0])
-    if best is None:
+        key = (candidates.believed_s(lowered), len(plan.ranks), chosen)
+        if best is None or key < best:
+            best, best_plan = key, plan
+        progress(done + 1, len(bounded), best[0])
+    if best_plan is None:
         raise ValueError(f"job {job.name!r}: {refusal}")
-    return best[2]
+    return best_plan
 
 
 def _options(job: Job, name: str) -> tuple[int, ...]:
