@@ -125,7 +125,9 @@ def without_a_line(text):
         pytest.param(without_a_line, "damaged trace file: want", id="lost-event"),
         pytest.param(lambda text: text.replace('"action":', '"deed":'), "'action' is missing", id="key"),
         pytest.param(lambda text: text.replace('"action":"', '"action":"x'), "bad action 'x", id="action"),
-        pytest.param(lambda text: text.replace('"start_s":', '"start_s":"0",'), "not a trace file", id="no-json"),
+        pytest.param(
+            lambda text: text.replace('"start_s":', '"start_s":"0",'), "not a trace file", id="no-json"
+        ),
         pytest.param(
             lambda text: text.replace('"traceEvents":[', '"traceEvents":[3,'), "damaged", id="event"
         ),
