@@ -75,7 +75,7 @@ def graph_aware_1f1b(
     All programs are restrictions of one total order in which every pass comes after its inputs.
     That is why no choice of counts, needs or groups can deadlock.
 
-    Source: Cornstarch (arXiv v1), section 4 "modality parallelism", from 1F1B of Narayanan et al.
+    Source: Cornstarch (arXiv v1), section 4.1 (modality parallelism), from the 1F1B of Narayanan et al.
         2019, PipeDream, SOSP.
     Differs: the paper assumes equal microbatches in all modules and one stage per group.
 
@@ -121,7 +121,7 @@ def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[in
             start, end = reader.before(microbatch), reader.forward[microbatch]
             shift = 1 if consumer.stage in mates else 0  # sharing ranks: just before, not one ahead
             for step in range(count):
-                time = start + (end - start) * Fraction(step + shift, count)
+                time = _between(start, end, step + shift, count)
                 own = num_done + step
                 earliest[own] = min(time, earliest.get(own, time))
             num_done = wanted
@@ -166,10 +166,16 @@ def _released(node: ScheduleNode, consumer: Consumer, reader: _Times) -> Iterato
     ends = [*(reader.backward[following] for _, following in pairwise(order)), None][: len(order)]
     for microbatch, end in zip(order, ends, strict=True):
         start = reader.backward[microbatch]
-        gap = ROUND if end is None else end - start
         members = released.get(microbatch, [])
         for step, own in enumerate(members):
-            yield own, start + gap * Fraction(step, len(members))
+            yield own, _between(start, start + ROUND if end is None else end, step, len(members))
+
+
+def _between(start: Fraction, end: Fraction, step: int, num_steps: int) -> Fraction:
+    """start + (end - start) step / num_steps; the ends, which are most of all, without arithmetic."""
+    if step == 0:
+        return start
+    return end if step == num_steps else start + (end - start) * Fraction(step, num_steps)
 
 
 def _merge(group: tuple[int, ...], times: dict[int, _Times], position: dict[int, int]) -> tuple[Action, ...]:
