@@ -12,6 +12,7 @@ from tests.oracles import Execution, can_run
 from tests.plans import chain_module, cluster, disjoint_plan, finish, sample, two_encoders
 from tests.strategies import plans
 from workbench.graph.model_graph import connect
+from workbench.plan.build import with_programs
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
@@ -337,3 +338,33 @@ def test_large_plan_is_checked_in_seconds():
     start = time.perf_counter()
     check_deadlock(lowered)
     assert time.perf_counter() - start < 10
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 4), st.lists(st.integers(0, 2), min_size=1, max_size=6), st.booleans())
+def test_encoder_copies_on_every_llm_stage_run_and_pass(num_stages, images, trainable):
+    """The encoder whole on the ranks of every LLM stage; the LLM reads the first one's."""
+    model = connect(
+        "vlm",
+        (
+            chain_module("vision", "image", [trainable, True]),
+            chain_module("llm", "text", [trainable] * num_stages),
+        ),
+    )
+    stages = [
+        Stage(id=2 * place, module="vision", replica=place, layers=(0, 2), ranks=((place,),))
+        for place in range(num_stages)
+    ] + [
+        Stage(id=2 * place + 1, module="llm", replica=0, layers=(place, place + 1), ranks=((place,),))
+        for place in range(num_stages)
+    ]
+    batch = [sample(index, images=count, sounds=0) for index, count in enumerate(images)]
+    draft = finish(model, batch, stages)
+    copies = [
+        replace(m, replica=place)
+        for m in draft.microbatches
+        for place in range(num_stages if m.module == "vision" else 1)
+    ]
+    lowered = lower(with_programs(replace(draft, programs=(), microbatches=tuple(copies))))
+    assert can_run(lowered)
+    check_deadlock(lowered)
