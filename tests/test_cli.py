@@ -14,9 +14,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from runtime.scenes import make
-from workbench.cli import PLANNERS, Strategy, app, repetition_paths
+from workbench.cli import PLANNERS, Strategy, app
+from workbench.cost.profile import load_profile
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.report.compare import Group
+from workbench.report.folder import repetition_paths
 from workbench.trace import Executor
 from workbench.trace_json import read_trace, write_trace
 
@@ -243,6 +245,27 @@ def test_plan_and_run_on_a_folder_of_data(job: Path):
     first = accept("run", plan, "--local", "--data", data, "--json").stdout.splitlines()[-1]
     random = accept("run", plan, "--local", "--json").stdout.splitlines()[-1]
     assert json.loads(first)["steps"][0]["loss"] != json.loads(random)["steps"][0]["loss"]
+
+
+def test_calibrate_measures_what_a_job_is_made_of(job: Path):
+    """Nothing of this job's own layers is left unmeasured; a second run has nothing left to do."""
+    rows, profile = job.with_name("rows.jsonl"), job.with_name("cpu.json")
+    accept("calibrate", job, "--rows", rows, "-o", profile, "--json")
+    measured = rows.read_bytes()
+    plan = job.with_name("plan.json")
+    accept("plan", job, "--profile", profile, "-o", plan)
+    told = json.loads(accept("simulate", plan, "--profile", profile, "--json").stdout.splitlines()[-1])
+    assert not [cost for cost in told["unmeasured"] if "layer" in cost]
+
+    accept("calibrate", job, "--rows", rows, "-o", profile)
+    assert rows.read_bytes() == measured
+    assert load_profile(profile).device == "cpu"
+
+
+def test_calibrate_refuses_other_devices(job: Path):
+    refuse(
+        "calibrate", job, "--device", "tpu", "-o", job.with_name("p.json"), words="tpu|cpu", folder=job.parent
+    )
 
 
 def test_run_needs_a_place(plan: Path):

@@ -8,22 +8,24 @@ from typing import Annotated
 
 import typer
 
+from workbench.calibrate.fit import fit
 from workbench.console import OneLineErrors, emit_json, show, ticking
+from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.cost.profile import Profile, known_profiles, load_profile
+from workbench.cost.profile import Profile, ideal_profile, known_profiles, load_profile, write_profile
 from workbench.job import Job, load_job
 from workbench.metrics import step_metrics
-from workbench.plan.check import check
+from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan, write_plan, write_text
-from workbench.plan.deadlock import check_deadlock
-from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import MemoryTable, check_memory, memory_table
+from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan
 from workbench.plan.price import price
 from workbench.report.compare import compare
+from workbench.report.folder import read_folder, repetition_paths
 from workbench.report.tables import (
     comparison_table,
+    fits_table,
     metrics_table,
     milliseconds,
     plan_table,
@@ -70,7 +72,6 @@ class Device(StrEnum):
     """What `calibrate` can measure."""
 
     CPU = "cpu"
-    CUDA = "cuda"
 
 
 @app.command("plan")
@@ -93,7 +94,7 @@ def plan_command(
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
         made = PLANNERS[strategy](wanted, CostModel(facts), progress)
-    accepted(made)
+    accept(made)
     write_plan(made, output)
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
@@ -110,7 +111,7 @@ def check_command(
     found = read_plan(plan)
     if job is not None:
         _check_job(found, load_job(job), plan)
-    accepted(found)
+    accept(found)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in found.programs:
@@ -129,11 +130,11 @@ def simulate_command(
 ) -> None:
     """Predict what one step of a plan takes."""
     found = read_plan(plan)
-    lowered, memory = accepted(found)
+    lowered, memory = accept(found)
     facts = load_profile(profile) if profile else _profile_of(found)
     simulated = predict(lowered, memory, facts)
     if trace is not None:
-        write_trace(simulated, trace)
+        _write(simulated, trace)
     _tell_trace(found, simulated, as_json=as_json)
 
 
@@ -161,7 +162,7 @@ def run_command(
     from runtime.launch import run_local
 
     found = read_plan(plan)
-    accepted(found)
+    accept(found)
     source = FolderSource(data) if data is not None else None
     with ticking(f"running on {len(found.ranks)} ranks", None, quiet=as_json):
         result = run_local(
@@ -175,7 +176,7 @@ def run_command(
         )
     files = repetition_paths(trace, len(result.traces)) if trace else ()
     for path, executed in zip(files, result.traces, strict=False):
-        write_trace(executed, path)
+        _write(executed, path)
     _tell_run(found, result.traces, files, as_json=as_json)
 
 
@@ -199,13 +200,43 @@ def compare_command(
         show(comparison_table(comparison, named))
 
 
+@app.command("calibrate")
+def calibrate_command(
+    output: Annotated[Path, typer.Option("-o", "--output", help="profile file to write")],
+    jobs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="whose layers to measure; default: the demo's", metavar="[JOB]..."),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="what to measure")] = Device.CPU,
+    name: Annotated[str | None, typer.Option(help="of the profile; default: the file's")] = None,
+    rows: Annotated[Path | None, typer.Option(help="file of measured rows, to continue and to keep")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine and write its profile."""
+    from runtime.microbench import BenchSettings, measure
+    from runtime.pool import Pool
+
+    plans = [_any_plan(job) for job in ([load_job(path) for path in jobs] if jobs else _demo_jobs())]
+    concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
+    with Pool(workers) as pool, ticking(f"measuring {device}", None, quiet=as_json) as ticker:
+        settings = BenchSettings(concurrency=concurrency)
+        measurement = measure(plans, pool, settings=settings, path=rows, progress=ticker.at)
+    profile = fit(name or output.name.removesuffix(".json"), [measurement])
+    write_profile(profile, output)
+    if as_json:
+        emit_json({"profile": profile.name, "rows": len(measurement.rows), "unmeasured": profile.unmeasured})
+    else:
+        show(fits_table(profile), unmeasured_text(profile.unmeasured), f"written to {output}")
+
+
 @app.command("report")
 def report_command(
     folder: Annotated[Path, typer.Argument(help="folder with plans and traces", metavar="FOLDER")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="default: FOLDER/report.html")] = None,
 ) -> None:
     """Write one self-contained HTML page about a folder of plans and traces."""
-    from workbench.report.folder import read_folder
     from workbench.report.html import report_html
 
     path = output or folder / "report.html"
@@ -255,22 +286,16 @@ def predict(lowered: Lowered, memory: MemoryTable, profile: Profile) -> Trace:
     return replace(trace, details=(*trace.details, *details))
 
 
-def accepted(plan: Plan) -> tuple[Lowered, MemoryTable]:
-    """A plan lowered, with its memory, after every check; ValueError where one refuses it."""
-    check(plan)
-    lowered = lower(plan)
-    check_deadlock(lowered)
-    memory = memory_table(lowered)
-    check_memory(lowered, memory)
-    return lowered, memory
+def _any_plan(job: Job) -> Plan:
+    """A plan of the job, whichever: calibration asks only what it is made of."""
+    return cornstarch.plan(job, CostModel(ideal_profile()))
 
 
-def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
-    """One file per repetition: `a.run.json` becomes `a.1.run.json`, `a.2.run.json`, ..."""
-    if repetitions == 1:
-        return (path,)
-    stem, dot, rest = path.name.partition(".")
-    return tuple(path.with_name(f"{stem}.{index}{dot}{rest}") for index in range(1, repetitions + 1))
+def _demo_jobs() -> list[Job]:
+    from experiments.demo_job import MIXES, demo_job, local_cluster
+
+    cluster = local_cluster(Link(name="not measured yet", bytes_per_s=1e9, latency_s=1e-4), 2**40)
+    return [demo_job(mix, cluster, {"vision": 1, "audio": 1, "llm": 2}) for mix in MIXES]
 
 
 def _on_data(job: Job, folder: Path) -> Job:
@@ -309,6 +334,11 @@ def _check_job(plan: Plan, job: Job, path: Path) -> None:
                 f"{path}: a plan for another {what} than job {job.name!r}: "
                 f"{getattr(ours, 'name', 'other samples')} against {getattr(theirs, 'name', 'its samples')}"
             )
+
+
+def _write(trace: Trace, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_trace(trace, path)
 
 
 def _tell_trace(plan: Plan, trace: Trace, *, as_json: bool) -> None:

@@ -79,6 +79,14 @@ def read_folder(folder: Path) -> Folder:
     return Folder(entries=entries, left_out=tuple(left_out))
 
 
+def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
+    """One trace file per repetition: `a.run.json` becomes `a.1.run.json`, `a.2.run.json`, ..."""
+    if repetitions == 1:
+        return (path,)
+    stem, dot, rest = path.name.partition(".")
+    return tuple(path.with_name(f"{stem}.{index}{dot}{rest}") for index in range(1, repetitions + 1))
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -129,7 +129,8 @@ def _bar(axes: Any, height: float, values_s: Sequence[float], colour: str) -> No
     """A bar to the median, a line over the range, the median in figures behind both."""
     middle_s = median(values_s)
     axes.barh(height, ms(middle_s), height=0.34, color=colour)
-    axes.plot([ms(min(values_s)), ms(max(values_s))], [height] * 2, color=INK, linewidth=1.1)
+    if len(values_s) > 1:
+        axes.plot([ms(min(values_s)), ms(max(values_s))], [height] * 2, color=INK, linewidth=1.1)
     text = milliseconds(middle_s).removesuffix(" ms")
     place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8, "color": INK}
     axes.annotate(text, (ms(max(values_s)), height), **place)

@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from workbench.cost.profile import Profile
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Comparison, Group, Row
@@ -101,6 +102,17 @@ def titled(title: str, headers: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for header in headers:
         table.add_column(header, justify="left" if header in LEFT else "right", no_wrap=True)
+    return table
+
+
+def fits_table(profile: Profile) -> Table:
+    """How well each table of a profile predicts the points left out of it, one at a time."""
+    table = titled(
+        f"profile {profile.name}, leave-one-out error", ("", "points", "median", "90th percentile")
+    )
+    for found in profile.fits:
+        errors = (percent(value, signed=False) for value in (found.median, found.p90))
+        table.add_row(found.table, str(found.num_points), *errors)
     return table
 
 
