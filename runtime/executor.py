@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from runtime.activations import Activations, state_bytes
 from runtime.adapters.adapter import MicrobatchData
 from runtime.failure import RankError
 from runtime.gradients import Gradients
@@ -54,6 +56,7 @@ class Executor:
         loss_scale: 1 / number of predicted tokens of the global batch.
         progress: called with the position in the program before each action.
         on_gradients: called in STEP when gradients are whole and not yet clipped.
+        weights: of this rank, to count memory; None: memory is not watched.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Executor:
         loss_scale: float,
         progress: Callable[[int], None] = lambda position: None,
         on_gradients: Callable[[], None] = lambda: None,
+        weights: Sequence[Tensor] | None = None,
     ) -> None:
         self.lowered = lowered
         self.rank = rank
@@ -81,6 +85,8 @@ class Executor:
         self._loss_scale = loss_scale
         self._progress = progress
         self._on_gradients = on_gradients
+        self._weights = () if weights is None else tuple(weights)
+        self._activations = None if weights is None else Activations(weights)
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._has_backward = {
             (action.stage, action.microbatch) for action in self.program if action.kind is Pass.B
@@ -143,13 +149,15 @@ class Executor:
         leaves = {
             edge: join(pieces).detach().requires_grad_(edge in wanted) for edge, pieces in arrived.items()
         }
-        with torch.set_grad_enabled(key in self._has_backward):
+        with torch.set_grad_enabled(key in self._has_backward), self._watching(key):
             output = self._run(stage, key, leaves)
         if self._is_loss(stage):
             self._recorder.loss_sum += float(output.detach()) * self._loss_scale
         self._give(action, output.detach())
         if key in self._has_backward:
             self._kept[key] = _Kept(leaves, output)
+            if self._activations is not None:
+                self._activations.hold(key, (*leaves.values(), output))
         self._end(Lane.COMPUTE, action, start_s)
 
     def _run(self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]) -> Tensor:
@@ -172,6 +180,10 @@ class Executor:
             leaf = kept.leaves[self.lowered.transfers[number].edge]
             assert leaf.grad is not None
             self._wires.give(number, leaf.grad)
+        self._sample_memory()
+        if self._activations is not None:
+            self._activations.release(key)
+        del kept, output
         self._end(Lane.COMPUTE, action, start_s)
 
     def _reduce(self, action: Action, arrived: Arrived, start_s: float) -> None:
@@ -218,6 +230,15 @@ class Executor:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._recorder.span(lane, action, start_s, time.perf_counter())
+        self._sample_memory()
+
+    def _watching(self, key: tuple[int, int]) -> AbstractContextManager[object]:
+        return nullcontext() if self._activations is None else self._activations.watching(key)
+
+    def _sample_memory(self) -> None:
+        if self._activations is not None:
+            held_bytes = self._activations.num_bytes + state_bytes(self._adamw, self._weights)
+            self._recorder.hold(time.perf_counter(), held_bytes)
 
 
 def _receives_ahead(program: Sequence[Action], lowered: Lowered) -> tuple[tuple[int, ...], ...]:

@@ -39,6 +39,7 @@ class Collect(Enum):
 
     NOTHING = "nothing"
     STATE = "state"  # gradients of the last step and weights after it
+    MEMORY = "memory"  # bytes held after every action; watching makes a step slower
 
 
 class Build(Protocol):
@@ -193,6 +194,7 @@ class _Rank:
             loss_scale=1.0 / count_all_targets(plan),
             progress=report,
             on_gradients=self._copy_gradients,
+            weights=[p for _, p in self._named()] if settings.collect is Collect.MEMORY else None,
         )
         self.collects = False
         self._gradients: dict[tuple[str, str], Tensor] = {}

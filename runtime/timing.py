@@ -31,6 +31,10 @@ class Recorder:
     def span(self, lane: Lane, action: Action, start_s: float, end_s: float) -> None:
         self.spans.append(Span(self.rank, lane, action, start_s, end_s))
 
+    def hold(self, time_s: float, num_bytes: int) -> None:
+        """Bytes held from now on."""
+        self.memory.append(MemorySample(self.rank, time_s, num_bytes))
+
     def sent(self, row: int, time_s: float) -> None:
         self.sent_s[row] = time_s
 

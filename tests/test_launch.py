@@ -10,7 +10,7 @@ import pytest
 
 from runtime.launch import main, place_in_program, run_local
 from runtime.pool import Pool, cores_of
-from runtime.rank_job import RunSettings
+from runtime.rank_job import Collect, RunSettings
 from runtime.timing import (
     Notes,
     action_spreads,
@@ -23,6 +23,7 @@ from runtime.timing import (
 from tests.plans import disjoint_plan, finish
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.graph.model_graph import ModelGraph
+from workbench.graph.trainable import Trainable
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
@@ -221,3 +222,24 @@ def llm_on_two_ranks() -> Plan:
         Stage(id=1, module="llm", replica=0, layers=(3, 6), ranks=((1,),)),
     ]
     return finish(ModelGraph(name="llm-alone", modules=(llm,)), tiny_batch((0, 0), (0, 0)), stages)
+
+
+def test_watched_memory_grows_with_forwards_and_falls_with_backwards(pool: Pool) -> None:
+    plan = disjoint_plan(tiny_valm(llm=Trainable.ALL), tiny_batch(), CUTS)
+    result = run_local(plan, steps=2, collect=Collect.MEMORY, pool=pool)
+    trace = result.traces[-1]
+    for rank in plan.ranks:
+        held = [sample.num_bytes for sample in trace.memory if sample.rank == rank]
+        spans = [span for span in trace.spans if span.rank == rank]
+        forwards = [span for span in spans if span.action.kind is Pass.F]
+        backwards = [span for span in spans if span.action.kind is Pass.B]
+        assert len(held) == len(spans) + len(backwards)  # a backward is seen at its height and after it
+        if backwards and len(forwards) > 1:
+            assert held[0] < max(held)
+    llm = next(stage for stage in plan.stages if stage.module == "llm")
+    module = plan.model.module("llm")
+    weights = 4 * sum(module.layers[index].num_parameters for index in range(*llm.layers))
+    at_the_end = [sample.num_bytes for sample in trace.memory if sample.rank == llm.flat_ranks[0]][-1]
+    # Weight, gradient and two moments; one step counter for each tensor.
+    assert 4 * weights <= at_the_end <= 4 * weights * 1.01
+    assert not run_local(plan, pool=pool).trace.memory
