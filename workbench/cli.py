@@ -1,7 +1,7 @@
 """The commands. Names become objects here, and only here are simulator and runtime imported."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,17 +14,19 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile, known_profiles, load_profile, write_profile
 from workbench.job import Job, load_job
-from workbench.metrics import step_metrics
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan, write_plan, write_text
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan
 from workbench.plan.price import price
+from workbench.plan.provenance import unmeasured_costs, with_provenance
 from workbench.report.compare import compare
 from workbench.report.folder import read_folder, repetition_paths
+from workbench.report.records import executed_record, simulated_record
 from workbench.report.tables import (
     comparison_table,
+    demo_table,
     fits_table,
     metrics_table,
     milliseconds,
@@ -135,7 +137,10 @@ def simulate_command(
     simulated = predict(lowered, memory, facts)
     if trace is not None:
         _write(simulated, trace)
-    _tell_trace(found, simulated, as_json=as_json)
+    if as_json:
+        emit_json(simulated_record(found, simulated))
+    else:
+        show(metrics_table(found, [("simulated", simulated)]), unmeasured_text(unmeasured_costs(simulated)))
 
 
 @app.command("run")
@@ -177,7 +182,11 @@ def run_command(
     files = repetition_paths(trace, len(result.traces)) if trace else ()
     for path, executed in zip(files, result.traces, strict=False):
         _write(executed, path)
-    _tell_run(found, result.traces, files, as_json=as_json)
+    if as_json:
+        emit_json(executed_record(found, result.traces, files))
+    else:
+        named = [(f"repetition {index}", trace) for index, trace in enumerate(result.traces, 1)]
+        show(metrics_table(found, named), *(f"written to {path}" for path in files))
 
 
 @app.command("compare")
@@ -268,6 +277,24 @@ def reproduce_command(
         raise typer.Exit(1)
 
 
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option("--out", help="folder to write to")] = Path("out"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="file to write the figures to")] = None,
+) -> None:
+    """Do the main job on this machine: calibrate, plan, predict, run, compare, report."""
+    from experiments.demo import run_demo
+    from workbench.report.html import report_html
+
+    with ticking("demo", None, quiet=False) as ticker:
+        result = run_demo(out, ticker.at)
+    write_text(report_html(read_folder(out)), out / "report.html")
+    record = result.as_json()
+    if json_file is not None:
+        write_text(json.dumps(record, indent=1) + "\n", json_file)
+    show(demo_table(record), f"report: {out / 'report.html'}")
+
+
 def predict(lowered: Lowered, memory: MemoryTable, profile: Profile) -> Trace:
     """Simulate a plan with the prices of a profile; what was not measured stands in the details.
 
@@ -279,11 +306,10 @@ def predict(lowered: Lowered, memory: MemoryTable, profile: Profile) -> Trace:
 
     prices = price(lowered, CostModel(profile))
     try:
-        trace = simulate(lowered, prices.duration_s, memory=memory)
+        trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
     except DeadlockError as error:
         raise ValueError(str(error)) from error
-    details = (("profile", profile.name), *(("unmeasured", name) for name in prices.unmeasured))
-    return replace(trace, details=(*trace.details, *details))
+    return with_provenance(trace, profile.name, prices)
 
 
 def _any_plan(job: Job) -> Plan:
@@ -339,29 +365,6 @@ def _check_job(plan: Plan, job: Job, path: Path) -> None:
 def _write(trace: Trace, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, path)
-
-
-def _tell_trace(plan: Plan, trace: Trace, *, as_json: bool) -> None:
-    unmeasured = [value for name, value in trace.details if name == "unmeasured"]
-    if as_json:
-        emit_json(
-            {"plan_hash": trace.plan_hash, "strategy": plan.strategy, "unmeasured": unmeasured}
-            | asdict(step_metrics(trace))
-        )
-    else:
-        show(metrics_table(plan, [("simulated", trace)]), unmeasured_text(unmeasured))
-
-
-def _tell_run(plan: Plan, traces: Sequence[Trace], files: Sequence[Path], *, as_json: bool) -> None:
-    if as_json:
-        steps = [asdict(step_metrics(trace)) | {"loss": trace.loss} for trace in traces]
-        emit_json(
-            {"plan_hash": traces[0].plan_hash, "strategy": plan.strategy, "steps": steps}
-            | {"traces": [str(path) for path in files]}
-        )
-    else:
-        named = [(f"repetition {index}", trace) for index, trace in enumerate(traces, 1)]
-        show(metrics_table(plan, named), *(f"written to {path}" for path in files))
 
 
 def main() -> None:

@@ -1,12 +1,14 @@
 """One self-contained page about a folder of plans and traces."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from statistics import median
 from string import Template
 
 from workbench.plan.plan import Plan
+from workbench.plan.provenance import unmeasured_costs
 from workbench.report.compare import Comparison, Group, compare
 from workbench.report.folder import Entry, Folder
 from workbench.report.plots import MOST_MEMORY_PLOTS, PlanTimes, accuracy_svg, memory_svg, ranking_svg
@@ -23,8 +25,6 @@ from workbench.report.tables import (
 from workbench.report.timeline import MOST_ROWS, legend_html, timeline_rows, timeline_svg
 from workbench.trace import Trace
 
-UNMEASURED = "unmeasured"  # name of the trace details that list costs without a measurement
-
 
 def report_html(folder: Folder) -> str:
     """The page: an overview of all plans, then a section on each. Links to nothing outside itself."""
@@ -37,19 +37,6 @@ def report_html(folder: Folder) -> str:
     )
     page = files("workbench.report").joinpath("page.html").read_text(encoding="utf-8")
     return Template(page).substitute(title=escape(f"{models}: report"), body=body)
-
-
-def unmeasured_costs(traces: Iterable[Trace | None]) -> tuple[str, ...]:
-    """Costs that the traces' predictions rest on without a measurement."""
-    return tuple(
-        dict.fromkeys(
-            value
-            for trace in traces
-            if trace is not None
-            for name, value in trace.details
-            if name == UNMEASURED
-        )
-    )
 
 
 def _speed(entry: Entry) -> tuple[float, str]:
@@ -74,7 +61,22 @@ def _lead(entries: Sequence[Entry]) -> str:
     plans = f"{len(entries)} plan{'s' if len(entries) != 1 else ''}"
     told = [f"{counts['both']} simulated and executed"] if counts["both"] else []
     told += [f"{counts['simulated']} only simulated"] if counts["simulated"] else []
-    return f"{plans}: {', '.join(told) or 'no prediction to hold against a run'}. Fastest first."
+    text = f"{plans}: {', '.join(told) or 'no prediction to hold against a run'}. Fastest first."
+    return text + _accuracy(entries)
+
+
+def _accuracy(entries: Sequence[Entry]) -> str:
+    """Errors over all plans, beside the spread of the runs themselves."""
+    pairs = [_times(entry) for entry in entries if entry.simulated and entry.executed]
+    medians = [(plan, plan.simulated_s, plan.executed_median_s) for plan in pairs]
+    errors = [abs(simulated / executed - 1) for _, simulated, executed in medians if simulated and executed]
+    if not errors:
+        return ""
+    spreads = [
+        (max(p.executed_s) - min(p.executed_s)) / m for p, _, m in medians if m and len(p.executed_s) > 1
+    ]
+    beside = f", beside a median spread of the runs of {median(spreads):.1%}" if spreads else ""
+    return f" Median absolute error {median(errors):.1%}, worst {max(errors):.1%}{beside}."
 
 
 def _overview(entries: Sequence[Entry]) -> str:
@@ -90,9 +92,10 @@ def _overview(entries: Sequence[Entry]) -> str:
 
 
 def _unmeasured(entries: Sequence[Entry]) -> str:
-    if not any(entry.simulated for entry in entries):
+    simulated = [entry.simulated for entry in entries if entry.simulated is not None]
+    names = dict.fromkeys(name for trace in simulated for name in unmeasured_costs(trace))
+    if not simulated:
         return ""
-    names = unmeasured_costs(entry.simulated for entry in entries)
     if not names:
         return "<h3>Costs without a measurement</h3><p>None is listed in these traces.</p>"
     items = "".join(f"<li>{escape(name)}</li>" for name in names)

@@ -1,6 +1,7 @@
 """Tables for the terminal: a plan's stages, the comparison, what was not measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -102,6 +103,22 @@ def titled(title: str, headers: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for header in headers:
         table.add_column(header, justify="left" if header in LEFT else "right", no_wrap=True)
+    return table
+
+
+def demo_table(record: Mapping[str, Any]) -> Table:
+    """The demo's `as_json()`: every plan predicted and executed, and the errors over all of them."""
+    headers = ("", "ranks", "predicted", "executed", "error", "spread of the runs")
+    table = titled(f"{len(record['plans'])} plans, {record['machine']}", headers)
+    for row in record["plans"]:
+        times = (milliseconds(row["predicted_s"]), milliseconds(row["executed_s"]))
+        errors = (percent(row["error"], signed=True), percent(row["spread"], signed=False))
+        table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors)
+    table.caption = (
+        f"median |error| {record['median_abs_error']:.1%}, worst {record['worst_abs_error']:.1%}, "
+        f"median spread of the runs {record['spread']:.1%}"
+    )
+    table.caption_justify = "left"
     return table
 
 

@@ -1,0 +1,27 @@
+"""What commands print for machines, as data for one JSON object."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from workbench.metrics import step_metrics
+from workbench.plan.plan import Plan
+from workbench.plan.provenance import unmeasured_costs
+from workbench.trace import Trace
+
+
+def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
+    """Figures of a predicted step (seconds, bytes, fractions) and what was not measured."""
+    header = {"plan_hash": trace.plan_hash, "strategy": plan.strategy}
+    return header | asdict(step_metrics(trace)) | {"unmeasured": list(unmeasured_costs(trace))}
+
+
+def executed_record(plan: Plan, traces: Sequence[Trace], files: Sequence[Path]) -> dict[str, Any]:
+    """Figures and loss of every executed step, and the files that hold the traces."""
+    return {
+        "plan_hash": traces[0].plan_hash,
+        "strategy": plan.strategy,
+        "steps": [asdict(step_metrics(trace)) | {"loss": trace.loss} for trace in traces],
+        "traces": [str(path) for path in files],
+    }
