@@ -156,8 +156,8 @@ def _tasks(plans: Sequence[Plan], pool: Pool, settings: BenchSettings) -> list[_
     first = plans[0]
     precision = first.settings.precision
 
-    def one(job: Callable[..., list[Row]], size: int, *arguments: object) -> Callable[[], list[Row]]:
-        return lambda: pool.run(job, size, *arguments, timeout_s=settings.timeout_s)[0]
+    def one(job: Callable[..., Sequence[Row]], size: int, *arguments: object) -> Callable[[], list[Row]]:
+        return lambda: list(pool.run(job, size, *arguments, timeout_s=settings.timeout_s)[0])
 
     tasks = [
         _Task("products", _has(MatmulRow), one(time_products, 1, precision)),

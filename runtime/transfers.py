@@ -1,6 +1,7 @@
 """Carries the rows of a lowered plan: shapes, order and peers all come from the plan."""
 
 import queue
+import re
 import threading
 import time
 from collections import deque
@@ -242,5 +243,7 @@ def describe(row: Transfer) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """gloo's messages carry a C++ stack; the first line says it all."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """What happened, without gloo's source location, C++ stack and advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = re.sub(r"^\[[^\]]*\.(?:cc|h|cpp):\d+\]\s*", "", lines[0])
+    return text.partition(". This is typically")[0]
