@@ -20,7 +20,7 @@ VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 384,
     "intermediate_size": 1536,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 16,
     "num_attention_heads": 6,
     "image_size": 224,
     "patch_size": 16,
@@ -28,7 +28,7 @@ VISION = {
 AUDIO = {
     "model_type": "whisper",
     "d_model": 384,
-    "encoder_layers": 6,
+    "encoder_layers": 4,
     "encoder_attention_heads": 6,
     "encoder_ffn_dim": 1536,
     "num_mel_bins": 80,
@@ -38,7 +38,7 @@ LLM = {
     "model_type": "llama",
     "hidden_size": LLM_WIDTH,
     "intermediate_size": 1408,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "vocab_size": 259,
@@ -80,20 +80,23 @@ def _sample(index: int) -> Sample:
 
 
 def local_cluster(link: Link, memory_bytes: int) -> Cluster:
-    """This machine: ranks share its cores where there are fewer cores than ranks."""
+    """This machine: its ranks share its memory, and its cores where there are fewer cores than ranks."""
     node = Node(
-        device="cpu", num_ranks=NUM_RANKS, memory_bytes=memory_bytes, num_cores=len(os.sched_getaffinity(0))
+        device="cpu",
+        num_ranks=NUM_RANKS,
+        memory_bytes=memory_bytes // NUM_RANKS,
+        num_cores=len(os.sched_getaffinity(0)),
     )
     return Cluster(name="this machine", nodes=(node,), intra=link, inter=link)
 
 
-def demo_job(mix: str, cluster: Cluster, counts: dict[str, int]) -> Job:
-    """One way to train, with given stage counts."""
+def demo_job(mix: str, cluster: Cluster, counts: dict[str, int] | None = None) -> Job:
+    """One way to train. Stage counts that are not given are searched under the ranks there are."""
     return Job(
         name=f"demo {mix}",
         model=demo_model(MIXES[mix]),
         cluster=cluster,
         batch=demo_batch(),
-        layouts=tuple(ModuleLayout(module=module, pp=pp) for module, pp in counts.items()),
+        layouts=tuple(ModuleLayout(module=module, pp=pp) for module, pp in (counts or {}).items()),
         settings=Settings(precision=Precision.FLOAT32),
     )

@@ -1,0 +1,217 @@
+"""The demo: calibrate this machine, plan with every strategy, predict, run for real, compare.
+
+Setup:   a vision + audio + language model of 60 M parameters, 8 samples, encoders frozen, with
+         the LLM frozen and trained; up to four gloo ranks on this machine's cores.
+Ours:    predictions are written, with the plans' hashes, before the first plan runs.
+Run:     workbench demo --out out
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
+from runtime.launch import run_local
+from runtime.microbench import BenchSettings, measure
+from runtime.pool import Pool
+from sim.engine import simulate
+from workbench.calibrate.fit import fit
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, ideal_profile, write_profile
+from workbench.plan.check import check
+from workbench.plan.codec import plan_hash, write_plan, write_text
+from workbench.plan.deadlock import check_deadlock
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import check_memory, memory_table
+from workbench.plan.plan import Plan
+from workbench.plan.price import price
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.trace import Trace
+from workbench.trace_json import write_trace
+
+STRATEGIES = (
+    cornstarch.plan,
+    cornstarch.plan_frozen_unaware,
+    encoders_colocated.plan,
+    encoders_replicated.plan,
+)
+ROUNDS = 2  # every plan runs in every round, so that drift of the machine shows as spread
+STEPS = 3  # timed steps of a plan in a round
+WARMUP = 1
+ONE_STAGE_EACH = {"vision": 1, "audio": 1, "llm": 1}
+
+Progress = Callable[[int, int, str], None]  # (done, total, what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan of the demo and what was predicted of it."""
+
+    name: str
+    mix: str
+    plan: Plan
+    plan_hash: str
+    lowered: Lowered
+    simulated: Trace
+
+    @property
+    def predicted_s(self) -> float:
+        return self.simulated.iteration_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """One row of the demo: predicted, then executed.
+
+    Args:
+        executed_s: median over all timed steps.
+        error: predicted / executed - 1.
+        spread: (highest - lowest) / median of the executed steps.
+        loss: of the first step.
+    """
+
+    plan: str
+    mix: str
+    num_ranks: int
+    plan_hash: str
+    predicted_s: float
+    executed_s: float
+    lowest_s: float
+    highest_s: float
+    error: float
+    spread: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """Errors over all plans; `spread` is the median of the plans' own spreads."""
+
+    median_abs_error: float
+    worst_abs_error: float
+    spread: float
+    machine: str
+    plans: tuple[PlanResult, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_demo(out: Path, progress: Progress = lambda done, total, what: None) -> DemoResult:
+    """All of it; plans, traces, profile, predictions and `demo.json` are written to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in (*out.glob("*.plan.json"), *out.glob("*.sim.json"), *out.glob("*.run.json")):
+        stale.unlink()
+    with Pool(NUM_RANKS) as pool:
+        profile = calibrate(pool, out, progress)
+        planned = plan_all(profile, progress)
+        write_predictions(planned, out)
+        executed = execute_all(planned, pool, progress)
+    for item, traces in zip(planned, executed, strict=True):
+        for index, trace in enumerate(traces):
+            write_trace(trace, out / f"{item.name}.{index}.run.json")
+    result = summarise(planned, executed, profile)
+    write_text(json.dumps(result.as_json(), indent=1) + "\n", out / "demo.json")
+    return result
+
+
+def calibrate(pool: Pool, out: Path, progress: Progress) -> Profile:
+    """This machine, for the layers and sizes of the demo; every core works while a layer is timed."""
+    unlinked = local_cluster(Link(name="unmeasured", bytes_per_s=1e9, latency_s=0.0), 2**40)
+    ideal = CostModel(ideal_profile())
+    plans = [cornstarch.plan(demo_job(mix, unlinked, ONE_STAGE_EACH), ideal) for mix in MIXES]
+    cores = plans[0].cluster.nodes[0].num_cores or 1
+    settings = BenchSettings(concurrency=min(cores, NUM_RANKS))
+    measurement = measure(plans, pool, settings=settings, progress=progress)
+    profile = fit("this machine", [measurement])
+    write_profile(profile, out / "profile.json")
+    return profile
+
+
+def plan_all(profile: Profile, progress: Progress) -> tuple[Planned, ...]:
+    """Every strategy on every mix, checked, priced and simulated."""
+    cost = CostModel(profile)
+    cluster = local_cluster(profile.machine_link("intra").link, profile.memory_bytes)
+    found: list[Planned] = []
+    for mix in MIXES:
+        for strategy in STRATEGIES:
+            plan = strategy(demo_job(mix, cluster), cost)
+            name = f"{plan.strategy}.{mix}"
+            progress(len(found), len(MIXES) * len(STRATEGIES), f"planning {name}")
+            found.append(_predicted(name, mix, plan, cost))
+    return tuple(found)
+
+
+def _predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
+    check(plan)
+    lowered = lower(plan)
+    check_deadlock(lowered)
+    memory = memory_table(lowered)
+    check_memory(lowered, memory)
+    prices = price(lowered, cost)
+    simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
+    return Planned(
+        name=name, mix=mix, plan=plan, plan_hash=plan_hash(plan), lowered=lowered, simulated=simulated
+    )
+
+
+def write_predictions(planned: tuple[Planned, ...], out: Path) -> None:
+    """What was predicted, before anything runs."""
+    for item in planned:
+        write_plan(item.plan, out / f"{item.name}.plan.json")
+        write_trace(item.simulated, out / f"{item.name}.sim.json")
+    rows = [
+        {"plan": item.name, "plan_hash": item.plan_hash, "predicted_s": item.predicted_s} for item in planned
+    ]
+    write_text(json.dumps(rows, indent=1) + "\n", out / "predictions.json")
+
+
+def execute_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) -> list[tuple[Trace, ...]]:
+    """Round by round, all plans in each."""
+    traces: list[list[Trace]] = [[] for _ in planned]
+    for done, (place, item) in enumerate(_rounds(planned)):
+        progress(done, ROUNDS * len(planned), f"running {item.name}")
+        traces[place] += run_local(item.plan, steps=STEPS, warmup=WARMUP, pool=pool).traces
+    return [tuple(found) for found in traces]
+
+
+def _rounds(planned: tuple[Planned, ...]) -> Iterator[tuple[int, Planned]]:
+    for _ in range(ROUNDS):
+        yield from enumerate(planned)
+
+
+def summarise(
+    planned: tuple[Planned, ...], executed: list[tuple[Trace, ...]], profile: Profile
+) -> DemoResult:
+    rows = tuple(_row(item, traces) for item, traces in zip(planned, executed, strict=True))
+    errors = [abs(row.error) for row in rows]
+    return DemoResult(
+        median_abs_error=statistics.median(errors),
+        worst_abs_error=max(errors),
+        spread=statistics.median(row.spread for row in rows),
+        machine=profile.provenance.sources[0],
+        plans=rows,
+    )
+
+
+def _row(item: Planned, traces: tuple[Trace, ...]) -> PlanResult:
+    times_s = [trace.iteration_s for trace in traces]
+    median_s = statistics.median(times_s)
+    return PlanResult(
+        plan=item.name,
+        mix=item.mix,
+        num_ranks=len(item.plan.ranks),
+        plan_hash=item.plan_hash,
+        predicted_s=item.predicted_s,
+        executed_s=median_s,
+        lowest_s=min(times_s),
+        highest_s=max(times_s),
+        error=item.predicted_s / median_s - 1,
+        spread=(max(times_s) - min(times_s)) / median_s,
+        loss=traces[0].loss or 0.0,
+    )
