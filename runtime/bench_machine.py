@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Precision, Stage
 from workbench.schedule.action import Pass
 
-MESSAGE_BYTES = (2**10, 2**16, 2**18, 2**20, 2**22)
-REDUCED_BYTES = (2**12, 2**18, 2**20, 2**23)
+MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
+REDUCED_BYTES = (2**12, 2**18, 2**22, 2**24)
 PRODUCTS = ((256, 256, 256), (256, 1024, 512), (512, 512, 2048), (1024, 1024, 1024))  # m, n, k
 COPIED_BYTES = (2**16, 2**20, 2**23, 2**25)
-REPEATS = 9
+REPEATS = 15
 WARMUP = 2
 
 
@@ -57,41 +57,51 @@ def time_copies(place: Place) -> list[CopyRow]:
 
 def time_messages(place: Place) -> list[LinkRow]:
     """Half of a round trip between the first two processes, as the executor sends: isend and irecv."""
-    rows = []
-    for num_bytes in MESSAGE_BYTES:
-        buffer = torch.ones(num_bytes // 4)
 
-        def round_trip(buffer: Tensor = buffer) -> None:
-            if place.process == 0:
-                _must(dist.isend(buffer, 1, tag=1)).wait()
-                _must(dist.irecv(buffer, 1, tag=2)).wait()
-            elif place.process == 1:
-                _must(dist.irecv(buffer, 0, tag=1)).wait()
-                _must(dist.isend(buffer, 0, tag=2)).wait()
+    def round_trip(buffer: Tensor) -> None:
+        if place.process == 0:
+            _must(dist.isend(buffer, 1, tag=1)).wait()
+            _must(dist.irecv(buffer, 1, tag=2)).wait()
+        elif place.process == 1:
+            _must(dist.irecv(buffer, 0, tag=1)).wait()
+            _must(dist.isend(buffer, 0, tag=2)).wait()
 
-        dist.barrier()
-        seconds = [second / 2 for second in _repeat(round_trip)]
-        rows.append(LinkRow(link="intra", num_bytes=num_bytes, **_summary(seconds)))
-    return rows
+    return [
+        LinkRow(link="intra", num_bytes=num_bytes, **_summary([second / 2 for second in seconds]))
+        for num_bytes, seconds in _in_turn(MESSAGE_BYTES, round_trip).items()
+    ]
 
 
 def time_reductions(place: Place) -> list[CollectiveRow]:
     """All-reduces among all processes of the world."""
-    rows = []
-    for num_bytes in REDUCED_BYTES:
-        buffer = torch.zeros(num_bytes // 4)
 
-        def reduce(buffer: Tensor = buffer) -> None:
-            dist.all_reduce(buffer)
+    def reduce(buffer: Tensor) -> None:
+        dist.all_reduce(buffer)
 
-        dist.barrier()
-        summary = _summary(_repeat(reduce))
-        rows.append(
-            CollectiveRow(
-                collective="all_reduce", link="intra", num_ranks=place.size, num_bytes=num_bytes, **summary
-            )
+    return [
+        CollectiveRow(
+            collective="all_reduce",
+            link="intra",
+            num_ranks=place.size,
+            num_bytes=num_bytes,
+            **_summary(seconds),
         )
-    return rows
+        for num_bytes, seconds in _in_turn(REDUCED_BYTES, reduce).items()
+    ]
+
+
+def _in_turn(sizes: Sequence[int], call: Callable[[Tensor], None]) -> dict[int, list[float]]:
+    """Seconds by size; sizes take turns, so that a disturbance falls on all of them alike."""
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    buffers = {size: torch.zeros(size // 4) for size in sizes}
+    for turn in range(WARMUP + REPEATS):
+        for size in sizes:
+            dist.barrier()
+            start_s = time.perf_counter()
+            call(buffers[size])
+            if turn >= WARMUP:
+                found[size].append(time.perf_counter() - start_s)
+    return found
 
 
 def _must(work: dist.Work | None) -> dist.Work:
