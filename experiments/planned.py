@@ -62,7 +62,8 @@ def simulated(strategy: Strategy, job: Job, cost: CostModel) -> Planned:
     """Plan the job, price it, simulate one step."""
     plan = strategy(job, cost)
     lowered = lower(plan)
-    trace = simulate(lowered, price(lowered, cost).duration_s)
+    prices = price(lowered, cost)
+    trace = simulate(lowered, prices.duration_s, step_s=prices.step_s)
     counts = tuple((module, len(chain)) for (module, _), chain in plan.chain.items())
     return Planned(counts, len(plan.ranks), trace.iteration_s, plan_hash(plan))
 

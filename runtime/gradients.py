@@ -68,8 +68,6 @@ class Gradients:
         """Start the all-reduce of every group of a REDUCE_GRAD; zeros where this rank had no items."""
         for index in self._lowered.reductions.get(action, ()):
             group = self._lowered.groups[index]
-            if not any(self._of(group)):
-                continue  # a layer whose only weight is tied: the tied group carries it
             start_s = time.perf_counter()
             bucket_N = torch.cat([_summed(copies).reshape(-1) for copies in self._of(group)])
             work = dist.all_reduce(bucket_N, group=self._mesh.reduction[group.ranks], async_op=True)

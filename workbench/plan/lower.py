@@ -256,9 +256,16 @@ def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
     found: dict[Weights, None] = {}
     for index in reversed(range(*stage.layers)):
         if layers[index].trainable:
-            found[Weights(stage.module, index)] = None
+            if _has_own(layers[index]):
+                found[Weights(stage.module, index)] = None
             found.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
     return tuple(found)
+
+
+def _has_own(layer: Layer) -> bool:
+    """Whether the layer has weights that it shares with no other."""
+    shared = {name for _, name in layer.tied}
+    return any(parameter.name not in shared for parameter in layer.parameters())
 
 
 def _gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
