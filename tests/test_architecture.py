@@ -78,7 +78,7 @@ def test_simulator_and_runtime_never_meet():
             assert not [m for m in imported if m.split(".")[0] == other], name(path)
 
 
-@pytest.mark.parametrize("module", ["workbench.cli", "workbench.search", "workbench.calibrate"])
+@pytest.mark.parametrize("module", ["workbench.cli", "workbench.job", "workbench.calibrate.fit"])
 def test_planner_stays_light(module: str):
     """Importing it, or asking for help, loads no framework, engine or plotting library."""
     script = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
