@@ -5,25 +5,14 @@ baseline of section 6.1; the ICML version's Table 2 uses the frozen-aware form.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
-from workbench.plan.build import with_programs
-from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import (
-    Cuts,
-    bottleneck_s,
-    check_ranks,
-    cut,
-    draft_plan,
-    grid,
-    layout_of,
-    num_microbatches,
-)
+from workbench.strategies.assembly import Cuts, check_ranks, draft_plan, grid, layout_of
 from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
 
@@ -44,36 +33,12 @@ def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progre
     _check_layouts(job)
     draft = draft_plan(job, name)
     layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
-    ranks_per_stage = {}
-    for module in job.model.modules:
-        layout = layout_of(job, module.name)
-        ranks_per_stage[ENCODERS if module.modality != TEXT else module.name] = layout.tp * layout.cp
-    return fastest_counts(job, ranks_per_stage, _Candidates(job, draft, cost, belief, layers_s), progress)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    job: Job
-    draft: Plan
-    cost: CostModel
-    belief: Belief
-    layers_s: Mapping[str, tuple[float, ...]]
-
-    def bound_s(self, counts: Mapping[str, int]) -> float:
-        """The slowest stage over all its microbatches; stages on shared ranks are not added up."""
-        return max(
-            bottleneck_s(self.layers_s[module], cuts) * num_microbatches(self.draft, module)
-            for module, cuts in self._cuts(counts).items()
-        )
-
-    def plan(self, counts: Mapping[str, int]) -> Plan:
-        return with_programs(replace(self.draft, stages=_stages(self.job, self._cuts(counts))))
-
-    def believed_s(self, lowered: Lowered) -> float:
-        return self.belief.plan_s(lowered, self.cost)
-
-    def _cuts(self, counts: Mapping[str, int]) -> dict[str, Cuts]:
-        return {m: cut(self.layers_s[m], counts.get(m, counts.get(ENCODERS, 1)), m) for m in self.layers_s}
+    entry_of = {m.name: ENCODERS if m.modality != TEXT else m.name for m in job.model.modules}
+    ranks_per_stage = {
+        entry: layout_of(job, module).tp * layout_of(job, module).cp for module, entry in entry_of.items()
+    }
+    candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, _stages)
+    return fastest_counts(job, ranks_per_stage, candidates, progress)
 
 
 def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:

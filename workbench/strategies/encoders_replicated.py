@@ -3,7 +3,8 @@
 Source: Cornstarch v1 section 2.2, Figures 1b and 2a (Llama 3's multimodal training), and the
 baseline of section 6.1.
 Differs: the copy that the LLM reads is the first stage's; the other copies do their forwards,
-as the figure shows, but nobody asks them for gradients.
+as the figure shows, but nobody asks them for gradients. A copy runs as soon as its rank is
+free, while in the figure it waits for its LLM stage's input as if the two were one box.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,48 @@
+"""Plans whose modules are each cut into balanced stages: what stage-count search chooses from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.plan.build import with_programs
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Stage
+from workbench.strategies.assembly import Cuts, bottleneck_s, cut, num_microbatches
+from workbench.strategies.belief import Belief
+
+
+@dataclass(frozen=True, slots=True)
+class CutCandidates:
+    """Every module cut by what a planner believes of its layers.
+
+    Args:
+        draft: the plan without stages.
+        layers_s: module -> believed seconds of each layer over a microbatch.
+        entry_of: module -> the entry of the counts that holds for it.
+        stages_of: gives the cut modules their ranks.
+    """
+
+    job: Job
+    draft: Plan
+    cost: CostModel
+    belief: Belief
+    layers_s: Mapping[str, tuple[float, ...]]
+    entry_of: Mapping[str, str]
+    stages_of: Callable[[Job, Mapping[str, Cuts]], tuple[Stage, ...]]
+
+    def bound_s(self, counts: Mapping[str, int]) -> float:
+        """The slowest stage over all its microbatches; stages on shared ranks are not added up."""
+        return max(
+            bottleneck_s(self.layers_s[module], cuts) * num_microbatches(self.draft, module)
+            for module, cuts in self._cuts(counts).items()
+        )
+
+    def plan(self, counts: Mapping[str, int]) -> Plan:
+        return with_programs(replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts))))
+
+    def believed_s(self, lowered: Lowered) -> float:
+        return self.belief.plan_s(lowered, self.cost)
+
+    def _cuts(self, counts: Mapping[str, int]) -> dict[str, Cuts]:
+        return {m: cut(self.layers_s[m], counts[entry], m) for m, entry in self.entry_of.items()}
