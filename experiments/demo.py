@@ -23,7 +23,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile, write_profile
 from workbench.plan.check import check
-from workbench.plan.codec import plan_hash, write_plan, write_text
+from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -33,6 +33,7 @@ from workbench.plan.price import price
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
+from workbench.whole_file import write_text
 
 STRATEGIES = (
     cornstarch.plan,

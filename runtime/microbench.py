@@ -101,7 +101,7 @@ def measure(
         if not task.is_done(rows):
             rows += task.measure()
             if path is not None:
-                _write(Measurement(header, tuple(rows)), path)
+                write_measurement(Measurement(header, tuple(rows)), path)
     progress(len(tasks), len(tasks), "measured")
     return Measurement(header, tuple(rows))
 
@@ -143,13 +143,6 @@ def _known_rows(path: Path | None, header: Header) -> Sequence[Row]:
         if ours != theirs:
             raise ValueError(f"{path}: {name} is {theirs}, here it is {ours}; measure into another file")
     return known.rows
-
-
-def _write(measurement: Measurement, path: Path) -> None:
-    """All or nothing: an interrupted write leaves the file as it was."""
-    draft = path.with_name(f".{path.name}.part")
-    write_measurement(measurement, draft)
-    draft.replace(path)
 
 
 def _tasks(plans: Sequence[Plan], pool: Pool, settings: BenchSettings) -> list[_Task]:

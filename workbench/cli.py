@@ -15,7 +15,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile, known_profiles, load_profile, write_profile
 from workbench.job import Job, load_job
 from workbench.plan.accept import accept
-from workbench.plan.codec import plan_hash, read_plan, write_plan, write_text
+from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan
@@ -38,6 +38,7 @@ from workbench.report.tables import (
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
+from workbench.whole_file import write_text
 
 app = typer.Typer(
     cls=OneLineErrors,

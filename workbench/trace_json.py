@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from workbench.schedule.action import Pass, parse_action
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 from workbench.units import US_PER_S
+from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench trace"
 SCHEMA_VERSION = 1
@@ -39,12 +39,7 @@ def write_trace(trace: Trace, path: Path) -> None:
     Raises:
         ValueError: a time that is not finite.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(dumps(trace), encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(dumps(trace), path)
 
 
 def read_trace(path: Path) -> Trace:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from workbench.whole_file import write_text
+
 FORMAT_VERSION = 1
 
 
@@ -158,10 +160,10 @@ class Measurement:
 
 
 def write_measurement(measurement: Measurement, path: Path) -> None:
-    """Write one JSON object a line: the header, then every row."""
+    """Write one JSON object a line: the header, then every row; all of it or nothing."""
     lines = [json.dumps({"kind": "header", **asdict(measurement.header)})]
     lines += [json.dumps({"kind": _KIND[type(row)], **asdict(row)}) for row in measurement.rows]
-    path.write_text("\n".join(lines) + "\n")
+    write_text("\n".join(lines) + "\n", path)
 
 
 def read_measurement(path: Path) -> Measurement:

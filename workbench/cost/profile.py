@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench.cost.hardware import Link
+from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
 _FOLDER = Path(__file__).parent / "profiles"
@@ -269,6 +270,4 @@ def _lines(value: object, indent: str) -> str:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write the profile; the file appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(dump_profile(profile))
-    partial.replace(path)
+    write_text(dump_profile(profile), path)

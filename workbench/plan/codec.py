@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -16,6 +14,7 @@ from workbench.data.sample import Item
 from workbench.graph.layer import Operator
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action, parse_action
+from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench plan"
 SCHEMA_VERSION = 1
@@ -77,19 +76,6 @@ def read_plan(path: Path) -> Plan:
 def write_plan(plan: Plan, path: Path) -> None:
     """Write the plan file whole or not at all."""
     write_text(dumps(plan), path)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file whole or not at all: through a temporary file beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _digest(document: object) -> str:
