@@ -68,13 +68,13 @@ class ReduceLanes:
     ) -> None:
         self._env = env
         self._reduced = reduced
-        groups = _priced_groups(lowered, duration_s)
+        groups = priced_groups(lowered, duration_s)
         self.lanes: dict[int, list[Reduction]] = {}
         for program in lowered.plan.programs:
             actions = [action for action in program.actions if action.kind is Pass.REDUCE_GRAD]
             for rank in program.ranks if actions else ():
                 self.lanes[rank] = [
-                    Reduction(a, _groups_of(lowered, rank, a, groups, duration_s)) for a in actions
+                    Reduction(a, _joined(lowered, rank, a, groups, duration_s)) for a in actions
                 ]
                 _check_once(rank, self.lanes[rank])
         self._position = dict.fromkeys(self.lanes, 0)
@@ -111,7 +111,8 @@ class ReduceLanes:
                 self._join(lane[self._position[rank]])
 
 
-def _priced_groups(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[int, Group]:
+def priced_groups(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[int, Group]:
+    """Every gradient group, with its part of the price of the REDUCE_GRADs that it belongs to."""
     groups = {group.index: Group(group.index, group.ranks) for group in lowered.groups}
     elements = {group.index: group.num_elements for group in lowered.groups}
     stages = lowered.plan.stage
@@ -130,17 +131,23 @@ def _priced_groups(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict
     return groups
 
 
-def _groups_of(
+def groups_of(lowered: Lowered, rank: int, action: Action) -> list[int | None]:
+    """Groups that a rank reduces in a REDUCE_GRAD, in issue order; [None] where it has none there."""
+    groups = lowered.groups
+    mine = [index for index in lowered.reductions.get(action, ()) if rank in groups[index].ranks]
+    return [*mine] or [None]
+
+
+def _joined(
     lowered: Lowered,
     rank: int,
     action: Action,
     groups: Mapping[int, Group],
     duration_s: Mapping[Action, float],
 ) -> list[Group]:
-    if action not in lowered.reductions:
-        return [Group(None, (rank,), duration_s[action])]
-    mine = [groups[index] for index in lowered.reductions[action] if rank in groups[index].ranks]
-    return mine or [Group(None, (rank,))]
+    alone_s = 0.0 if action in lowered.reductions else duration_s[action]
+    indices = groups_of(lowered, rank, action)
+    return [Group(None, (rank,), alone_s) if index is None else groups[index] for index in indices]
 
 
 def _check_once(rank: int, lane: Sequence[Reduction]) -> None:

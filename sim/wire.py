@@ -22,6 +22,23 @@ class Port:
         self.waiting: list[tuple[float, int]] = []  # (ready time, row), a heap
 
 
+def nodes_of_ranks(cluster: Cluster) -> list[int]:
+    """Rank -> its node."""
+    return [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
+
+
+def port_of(
+    cluster: Cluster, node_of: Sequence[int], transfer: Transfer
+) -> tuple[tuple[str, int], Link] | None:
+    """Name and link of the port that a row occupies; None where it stays on its rank."""
+    source = transfer.source_rank
+    if transfer.destination_ranks == (source,):
+        return None
+    if all(node_of[rank] == node_of[source] for rank in transfer.destination_ranks):
+        return ("rank", source), cluster.intra
+    return ("node", node_of[source]), cluster.inter
+
+
 class Network:
     """Carries rows from the end of their producer to the start of their consumer.
 
@@ -48,7 +65,7 @@ class Network:
         self._env = env
         self._cluster = cluster
         self._arrived = arrived
-        self._node = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
+        self._node = nodes_of_ranks(cluster)
         self._ports: dict[tuple[str, int], Port] = {}
         self._port = [self._port_of(transfer) for transfer in transfers]
         self._num_bytes = [transfer.num_bytes for transfer in transfers]
@@ -73,14 +90,10 @@ class Network:
             self._decide_later(port)
 
     def _port_of(self, transfer: Transfer) -> Port | None:
-        source = transfer.source_rank
-        if transfer.destination_ranks == (source,):
+        found = port_of(self._cluster, self._node, transfer)
+        if found is None:
             return None
-        node = self._node[source]
-        if all(self._node[rank] == node for rank in transfer.destination_ranks):
-            key, link = ("rank", source), self._cluster.intra
-        else:
-            key, link = ("node", node), self._cluster.inter
+        key, link = found
         if key not in self._ports:
             self._ports[key] = Port(link)
         return self._ports[key]

@@ -6,6 +6,7 @@ Ours:    time of `sim.engine.simulate` alone, the fastest of several repeats, in
          one thread: wall time where it has a core to itself. An action counts once, on however
          many ranks it runs. The same plan of 24 stages on one GPU each
          also goes through SimPy's textbook way (`sim.textbook`), in the same run, alternating.
+         The sweep (`sim.sweep`) times every plan too, compiled once; its times must be equal.
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
@@ -16,8 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 from sim.engine import simulate
+from sim.sweep import Sweep
 from sim.textbook import simulate_textbook
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
@@ -34,7 +37,8 @@ from workbench.plan.memory import MemoryTable, check_memory, memory_table
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
 from workbench.schedule.action import Action
-from workbench.trace import Trace
+
+T = TypeVar("T")
 
 PROFILE = "H100"
 REPEATS = 5
@@ -85,7 +89,15 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one plan took; `planning_s` is building, hashing, lowering and pricing it, once."""
+    """What one plan took, in CPU seconds.
+
+    Args:
+        planning_s: building, hashing, lowering and pricing it, once.
+        engine_s: one simulation, with trace.
+        compile_s: making a sweep of it, once.
+        sweep_s: one timing by the sweep, prices asked anew.
+        sweep_is_equal: whether both found the same iteration time, to the last bit.
+    """
 
     name: str
     num_gpus: int
@@ -94,11 +106,18 @@ class Row:
     num_messages: int
     planning_s: float
     engine_s: float
+    compile_s: float
+    sweep_s: float
+    sweep_is_equal: bool
     simulated_s: float
 
     @property
     def actions_per_s(self) -> float:
         return self.num_actions / self.engine_s
+
+    @property
+    def sweep_actions_per_s(self) -> float:
+        return self.num_actions / self.sweep_s
 
 
 def model(llm: str) -> ModelGraph:
@@ -169,6 +188,11 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     planning_s = time.process_time() - started
     timed = [_timed(lambda: simulate(lowered, duration_s, memory=memory)) for _ in range(REPEATS)]
     trace = timed[0][1]
+    started = time.process_time()
+    sweep = Sweep(lowered)
+    compile_s = time.process_time() - started
+    sweep.iteration_s(duration_s)  # compiles the loop where no cache has it
+    swept = [_timed(lambda: sweep.iteration_s(duration_s)) for _ in range(REPEATS)]
     row = Row(
         name=case.name,
         num_gpus=len(lowered.plan.ranks),
@@ -177,6 +201,9 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
         num_messages=len(trace.messages),
         planning_s=planning_s,
         engine_s=min(seconds for seconds, _ in timed),
+        compile_s=compile_s,
+        sweep_s=min(seconds for seconds, _ in swept),
+        sweep_is_equal=swept[0][1] == trace.iteration_s,
         simulated_s=trace.iteration_s,
     )
     return row, lowered, duration_s, memory
@@ -190,10 +217,10 @@ def _num_actions(plan: Plan) -> int:
     return len(of_stages) + len(plan.ranks)
 
 
-def _timed(run: Callable[[], Trace]) -> tuple[float, Trace]:
+def _timed(run: Callable[[], T]) -> tuple[float, T]:
     started = time.process_time()
-    trace = run()
-    return time.process_time() - started, trace
+    result = run()
+    return time.process_time() - started, result
 
 
 def against_textbook(
@@ -218,7 +245,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    print("plan         GPUs  actions    spans messages  planning  simulating  actions/s  iteration")
+    print(
+        "plan         GPUs  actions    spans messages  planning  simulating  actions/s"
+        "     sweep  actions/s  iteration"
+    )
     rows = []
     for case in CASES:
         row, lowered, duration_s, memory = measure(case)
@@ -226,6 +256,7 @@ def main() -> int:
         print(
             f"{row.name:10} {row.num_gpus:6} {row.num_actions:8} {row.num_spans:8} {row.num_messages:8} "
             f"{row.planning_s:7.2f} s {row.engine_s * 1e3:8.1f} ms {row.actions_per_s:10.0f} "
+            f"{row.sweep_s * 1e3:6.1f} ms {row.sweep_actions_per_s:10.0f} "
             f"{row.simulated_s:8.3f} s"
         )
         if case is CASES[0]:
@@ -239,6 +270,9 @@ def main() -> int:
             "engine_actions_per_s": rows[0].actions_per_s,
             "iteration_24_gpu_s": rows[1].engine_s,
             "iteration_1296_gpu_s": rows[2].engine_s,
+            "sweep_actions_per_s": rows[0].sweep_actions_per_s,
+            "sweep_iteration_1296_gpu_s": rows[2].sweep_s,
+            "sweep_is_equal": all(row.sweep_is_equal for row in rows),
             "textbook": textbook,
             "rows": [asdict(row) for row in rows],
         }

@@ -1,0 +1,97 @@
+"""The compiled heart of the sweep: a time-ordered heap over arrays. No fast-math."""
+
+from heapq import heapify, heappop, heappush
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+TASK_ENDS, TRANSMITTED, ARRIVES = 0, 1, 2
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arrays)
+    duration_s: Floats,
+    wires: tuple[Floats, Floats, Ints],
+    missing: Ints,
+    offsets: Ints,
+    successors: Ints,
+) -> tuple[Floats, Floats, Ints]:
+    """Times of every node.
+
+    Args:
+        duration_s: [T] seconds of every task; tasks are nodes 0..T-1.
+        wires: per row, (seconds on its port, latency behind it, port or -1); rows are nodes T..
+        missing: [N] predecessors of every node; used up.
+        offsets, successors: [N + 1], [E] who follows whom.
+
+    Returns:
+        ([N] start, [N] end, [R] ready) in seconds; NaN for what never happened.
+    """
+    transmit_s, latency_s, port = wires
+    num_tasks, num_nodes = len(duration_s), len(missing)
+    start_s, end_s = np.full(num_nodes, np.nan), np.full(num_nodes, np.nan)
+    ready_s = np.full(num_nodes - num_tasks, np.nan)
+    num_ports = port.max() + 1 if len(port) else 0
+    is_free = np.ones(num_ports, dtype=np.bool_)
+    waiting = [[(0.0, 0)] for _ in range(num_ports)]
+    for queue in waiting:
+        queue.clear()
+    undecided = [0]
+    undecided.clear()
+    events = [(0.0, 0, 0)]  # (time, what, node)
+    events.clear()
+    heapify(events)
+    stack = [node for node in range(num_nodes) if missing[node] == 0]
+    now = 0.0
+    while True:
+        while stack:
+            node = stack.pop()
+            if node < num_tasks:
+                start_s[node] = now
+                heappush(events, (now + duration_s[node], TASK_ENDS, node))
+                continue
+            row = node - num_tasks
+            ready_s[row] = now
+            if port[row] < 0:
+                end_s[node] = now
+                _release(node, missing, offsets, successors, stack)
+            else:
+                heappush(waiting[port[row]], (now, row))
+                undecided.append(port[row])
+        if events and events[0][0] == now:
+            _, what, node = heappop(events)
+            if what != TRANSMITTED:
+                end_s[node] = now
+                _release(node, missing, offsets, successors, stack)
+            else:
+                row = node - num_tasks
+                is_free[port[row]] = True
+                undecided.append(port[row])
+                heappush(events, (now + latency_s[row], ARRIVES, node))
+            continue
+        if undecided:  # everything of this instant has happened: free ports take their next row
+            while undecided:
+                place = undecided.pop()
+                if is_free[place] and waiting[place]:
+                    is_free[place] = False
+                    row = heappop(waiting[place])[1]
+                    start_s[num_tasks + row] = now
+                    heappush(events, (now + transmit_s[row], TRANSMITTED, num_tasks + row))
+            continue
+        if not events:
+            return start_s, end_s, ready_s
+        now = events[0][0]
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _release(node: int, missing: Ints, offsets: Ints, successors: Ints, stack: list[int]) -> None:
+    """A node has ended: whoever waited for nothing else goes on the stack."""
+    for place in range(offsets[node], offsets[node + 1]):
+        follower = successors[place]
+        missing[follower] -= 1
+        if missing[follower] == 0:
+            stack.append(follower)
