@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from workbench.plan.check import check
-from workbench.plan.lower import reduction_order
+from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass

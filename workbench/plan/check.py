@@ -5,7 +5,7 @@ from collections import Counter
 from workbench.data.sample import Item
 from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT
-from workbench.plan.lower import reduction_order
+from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass

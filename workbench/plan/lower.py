@@ -1,13 +1,14 @@
-"""From a plan to what machines need: transfer rows, gradient groups, order."""
+"""From a plan to what machines need: transfer rows and their order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from workbench.data.sample import Item
-from workbench.graph.layer import Layer, Shard, TokenCount
+from workbench.graph.layer import Layer, TokenCount
 from workbench.graph.model_graph import Edge
-from workbench.plan.lowered import Direction, GradientGroup, Lowered, Route, Slice, Transfer, Weights
+from workbench.plan.gradient_groups import gradient_groups, reductions
+from workbench.plan.lowered import Direction, Lowered, Route, Slice, Transfer
 from workbench.plan.order import issue_ticks
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import Holding, Routing
@@ -35,33 +36,15 @@ def lower(plan: Plan) -> Lowered:
     for transfer in transfers:
         inputs.setdefault(transfer.consumer, []).append(transfer.row)
         outputs.setdefault(transfer.producer, []).append(transfer.row)
-    groups = _gradient_groups(plan)
+    groups = gradient_groups(plan)
     return Lowered(
         plan=plan,
         transfers=transfers,
         inputs={action: tuple(rows) for action, rows in inputs.items()},
         outputs={action: tuple(rows) for action, rows in outputs.items()},
         groups=groups,
-        reductions=_reductions(plan, groups),
+        reductions=reductions(plan, groups),
     )
-
-
-def reduction_order(plan: Plan) -> tuple[int, ...]:
-    """Stages that hold weights which other ranks hold too, in the order of their REDUCE_GRADs.
-
-    One order for the whole plan: where a rank has several stages, all ranks reduce the same
-    groups in the same order, so that no two wait for each other.
-    """
-    first_group: dict[Weights, int] = {}
-    for group in _gradient_groups(plan):
-        if len(group.ranks) > 1:
-            first_group.setdefault(group.weights[0], group.index)
-    found: dict[int, int] = {}
-    for stage in plan.stages:
-        mine = [first_group[w] for w in _weights_of(plan, stage) if w in first_group]
-        if mine:
-            found[stage.id] = min(mine)
-    return tuple(sorted(found, key=lambda stage: (found[stage], stage)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,119 +231,3 @@ def _in_issue_order(plan: Plan, drafts: list[Transfer]) -> tuple[Transfer, ...]:
 
 def _key(action: Action) -> tuple[int, str, int]:
     return (action.stage or 0, action.kind, action.microbatch or 0)
-
-
-def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
-    """Trainable weights of a stage, each once, last layer first."""
-    layers = plan.model.module(stage.module).layers
-    found: dict[Weights, None] = {}
-    for index in reversed(range(*stage.layers)):
-        if layers[index].trainable:
-            if _has_own(layers[index]):
-                found[Weights(stage.module, index)] = None
-            found.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
-    return tuple(found)
-
-
-def _has_own(layer: Layer) -> bool:
-    """Whether the layer has weights that it shares with no other."""
-    shared = {name for _, name in layer.tied}
-    return any(parameter.name not in shared for parameter in layer.parameters())
-
-
-def _gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
-    """One group per layer and grid place: the ranks that hold it in any replica.
-
-    Order: modules last to first, layers descending, tied weights where their first layer
-    stands; every rank issues its groups in this order.
-    """
-    groups: list[GradientGroup] = []
-    for module in reversed(plan.model.modules):
-        chains = [plan.chain[module.name, replica] for replica in plan.replicas(module.name)]
-        holders: dict[Weights, list[Stage]] = {}
-        for chain in chains:
-            for stage in reversed(chain):
-                for weights in _weights_of(plan, stage):
-                    holders.setdefault(weights, []).append(stage)
-        last = sorted(holders, key=lambda w: -_first_layer(module.layers, w))
-        for weights in last:
-            groups.extend(_grid_groups(plan, weights, holders[weights], len(groups)))
-    return tuple(groups)
-
-
-def _first_layer(layers: tuple[Layer, ...], weights: Weights) -> float:
-    if weights.layer is not None:
-        return weights.layer
-    users = (i for i, layer in enumerate(layers) if weights.shared in dict(layer.tied).values())
-    return next(users) - 0.5
-
-
-def _grid_groups(
-    plan: Plan, weights: Weights, stages: list[Stage], first_index: int
-) -> Iterator[GradientGroup]:
-    """One group per tensor-parallel place: all context-parallel ranks and replicas at that place."""
-    if len({stage.tp for stage in stages}) > 1:
-        degrees = sorted({stage.tp for stage in stages})
-        raise ValueError(
-            f"module {weights.module!r}: replicas with different tensor-parallel degrees "
-            f"{degrees} are refused; give all replicas one tp"
-        )
-    for place in range(stages[0].tp):
-        ranks = dict.fromkeys(row[place] for stage in stages for row in stage.ranks)
-        yield GradientGroup(
-            index=first_index + place,
-            ranks=tuple(sorted(ranks)),
-            weights=(weights,),
-            num_elements=_elements(plan, weights, stages[0].tp),
-        )
-
-
-def _elements(plan: Plan, weights: Weights, tp: int) -> int:
-    """Elements that one rank holds of these weights."""
-    layers = plan.model.module(weights.module).layers
-    if weights.layer is None:
-        named = {p.name: p for layer in layers for p in layer.parameters()}
-        shared = named[weights.shared or ""]
-        return shared.num_elements // (1 if shared.shard is Shard.REPLICATED else tp)
-    layer = layers[weights.layer]
-    shared_names = {shared for _, shared in layer.tied}
-    own = (p for p in layer.parameters() if p.name not in shared_names)
-    return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in own)
-
-
-def _reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tuple[int, ...]]:
-    """Which groups each REDUCE_GRAD all-reduces.
-
-    A tied weight on two stages of one rank is reduced once, with the stage that comes last in
-    the rank's program.
-    """
-    reductions: dict[Action, tuple[int, ...]] = {}
-    by_weights: dict[Weights, list[GradientGroup]] = {}
-    for group in groups:
-        if len(group.ranks) > 1:
-            by_weights.setdefault(group.weights[0], []).append(group)
-    for stage in plan.stages:
-        action = Action(stage.id, Pass.REDUCE_GRAD)
-        mine = [
-            group.index
-            for weights in _weights_of(plan, stage)
-            for group in by_weights.get(weights, ())
-            if set(group.ranks) & set(stage.flat_ranks) and not _later_holder(plan, stage, weights)
-        ]
-        if mine:
-            reductions[action] = tuple(sorted(mine))
-    return reductions
-
-
-def _later_holder(plan: Plan, stage: Stage, weights: Weights) -> bool:
-    """Whether another stage on the same ranks reduces the same tied weight later."""
-    if weights.shared is None:
-        return False
-    rank = stage.flat_ranks[0]
-    reducers = [action.stage for action in plan.program.get(rank, ()) if action.kind is Pass.REDUCE_GRAD]
-    rivals = [
-        other.id
-        for other in plan.chain[stage.module, stage.replica]
-        if other.id in reducers and rank in other.flat_ranks and weights in _weights_of(plan, other)
-    ]
-    return bool(rivals) and max(rivals, key=reducers.index) != stage.id
