@@ -78,46 +78,44 @@ class Pieces:
 
     def durations_s(self, timing: UnitTiming) -> Floats:
         """[P] seconds of each block; pieces of cut rows also write an unfinished result."""
-        cut: Floats = (self.per_row > 1)[self.row] * timing.partial_s
-        return timing.block_s + cut + self.tiles * timing.tile_s
+        cut = (self.per_row > 1)[self.row]
+        return timing.block_s + np.where(cut, timing.partial_s, 0.0) + self.tiles * timing.tile_s
 
     def merges_s(self, timing: UnitTiming) -> Floats:
         """[cut rows] seconds of the blocks of the merging kernel."""
-        cut = self.per_row[self.per_row > 1]
-        merge: Floats = cut * timing.merge_s
-        return merge
+        return self.per_row[self.per_row > 1].astype(np.float64) * timing.merge_s
 
 
-def whole_rows(tiles_RS: npt.ArrayLike) -> Pieces:  # noqa: N803  (shape suffix)
+def whole_rows(tiles: npt.ArrayLike) -> Pieces:
     """One block per row, the empty ones included: they still store zeros."""
-    tiles = _checked(tiles_RS)
-    return Pieces(row=np.arange(len(tiles)), tiles=tiles.sum(axis=1), num_rows=len(tiles))
+    by_slot = _checked(tiles)
+    return Pieces(row=np.arange(len(by_slot)), tiles=by_slot.sum(axis=1), num_rows=len(by_slot))
 
 
-def fixed_pieces(tiles_RS: npt.ArrayLike) -> Pieces:  # noqa: N803
+def fixed_pieces(tiles: npt.ArrayLike) -> Pieces:
     """One block per row and slot of key positions, whether it holds tiles or not."""
-    tiles = _checked(tiles_RS)
-    num_rows, num_slots = tiles.shape
-    return Pieces(row=np.repeat(np.arange(num_rows), num_slots), tiles=tiles.ravel(), num_rows=num_rows)
+    by_slot = _checked(tiles)
+    num_rows, num_slots = by_slot.shape
+    return Pieces(row=np.repeat(np.arange(num_rows), num_slots), tiles=by_slot.ravel(), num_rows=num_rows)
 
 
-def even_pieces(tiles_RS: npt.ArrayLike, pieces_R: npt.ArrayLike) -> Pieces:  # noqa: N803
-    """Row r cut into pieces_R[r] equal parts of its list of tiles; at most one per tile.
+def even_pieces(tiles: npt.ArrayLike, pieces: npt.ArrayLike) -> Pieces:
+    """Row r cut into pieces[r] equal parts of its list of tiles; at most one per tile.
 
     Raises:
         ValueError: a count below 1 or of another length than the rows.
     """
-    tiles_R = _checked(tiles_RS).sum(axis=1)  # noqa: N806
-    counts = np.asarray(pieces_R, dtype=np.int64)
-    if counts.shape != tiles_R.shape or (len(counts) and counts.min() < 1):
-        raise ValueError(f"pieces: want a count >= 1 for each of {len(tiles_R)} rows")
-    counts = np.minimum(counts, np.maximum(1, np.ceil(tiles_R).astype(np.int64)))
+    by_row = whole_rows(tiles).tiles
+    counts = np.asarray(pieces, dtype=np.int64)
+    if counts.shape != by_row.shape or (len(counts) and counts.min() < 1):
+        raise ValueError(f"pieces: want a count >= 1 for each of {len(by_row)} rows")
+    counts = np.minimum(counts, np.maximum(1, np.ceil(by_row).astype(np.int64)))
     row = np.repeat(np.arange(len(counts)), counts)
-    return Pieces(row=row, tiles=(tiles_R / counts)[row], num_rows=len(counts))
+    return Pieces(row=row, tiles=(by_row / counts)[row], num_rows=len(counts))
 
 
 def pieces_where_it_pays(
-    tiles_RS: npt.ArrayLike,  # noqa: N803
+    tiles: npt.ArrayLike,
     num_heads: int,
     num_units: int,
     timing: UnitTiming,
@@ -130,16 +128,15 @@ def pieces_where_it_pays(
 
     Complexity: O(len(WAVES) x N log N).
     """
-    tiles = _checked(tiles_RS)
     whole = whole_rows(tiles)
-    tiles_R = whole.tiles  # noqa: N806
+    by_row = whole.tiles
     best, best_s = whole, run_launch(whole, num_heads, num_units, timing, order).end_s
     for waves in WAVES:
-        share = tiles_R.sum() * num_heads / (num_units * waves)
-        if share <= 0 or not np.any(tiles_R > WORTH_SPLITTING * share):
+        share = by_row.sum() * num_heads / (num_units * waves)
+        if share <= 0 or not np.any(by_row > WORTH_SPLITTING * share):
             continue
-        counts = np.where(tiles_R > WORTH_SPLITTING * share, np.ceil(tiles_R / share), 1)
-        pieces = even_pieces(tiles, counts)
+        counts = np.where(by_row > WORTH_SPLITTING * share, np.ceil(by_row / share), 1)
+        pieces = even_pieces(by_row, counts)
         end_s = run_launch(pieces, num_heads, num_units, timing, order).end_s
         if end_s < best_s:
             best, best_s = pieces, end_s
@@ -208,7 +205,7 @@ def run_launch(
 
 
 def cut(
-    tiles_RS: npt.ArrayLike,  # noqa: N803
+    tiles: npt.ArrayLike,
     split: Split,
     num_heads: int,
     num_units: int,
@@ -217,16 +214,17 @@ def cut(
 ) -> Pieces:
     """The rows cut as `split` says."""
     if split is Split.NONE:
-        return whole_rows(tiles_RS)
+        return whole_rows(tiles)
     if split is Split.FIXED:
-        return fixed_pieces(tiles_RS)
-    return pieces_where_it_pays(tiles_RS, num_heads, num_units, timing, order)
+        return fixed_pieces(tiles)
+    return pieces_where_it_pays(tiles, num_heads, num_units, timing, order)
 
 
-def _checked(tiles_RS: npt.ArrayLike) -> Floats:  # noqa: N803
-    tiles = np.asarray(tiles_RS, dtype=np.float64)
-    if tiles.ndim == 1:
-        tiles = tiles[:, None]
-    if tiles.ndim != 2 or not np.all(np.isfinite(tiles) & (tiles >= 0)):
+def _checked(tiles: npt.ArrayLike) -> Floats:
+    """[R, S] of rows, or of rows and slots."""
+    by_slot = np.asarray(tiles, dtype=np.float64)
+    if by_slot.ndim == 1:
+        by_slot = by_slot[:, None]
+    if by_slot.ndim != 2 or not np.all(np.isfinite(by_slot) & (by_slot >= 0)):
         raise ValueError("tiles: want finite numbers >= 0 by row, or by row and slot of key positions")
-    return tiles
+    return by_slot
