@@ -1,0 +1,248 @@
+"""Who attends to whom, said once per token; nothing here ever holds a T x T mask but `dense`.
+
+The specification. A mask is two `Bitfield`s, one of the queries and one of the keys (usually the same).
+Query q attends to key k when all four hold:
+
+1. segment[q] == segment[k] and segment[q] >= 0: packed documents do not see each other, and padding
+   (segment -1) neither sees nor is seen;
+2. allow[q] & own[k] != 0: some group of k is one that q may see. Bit 0 is text, bits 1 to 60 are the
+   modalities; the bits of a token start afresh in every segment;
+3. not causal[q], or position[k] <= position[q];
+4. position[k] >= first[q], or always[q] & own[k] != 0: a window, and the keys that stay visible below it.
+
+A token's place in the arrays means nothing; `position` does, so any subset in any order (`take`) masks as
+before. Positions need not differ: tokens that share one see each other even where they are causal, which
+is how a run that is bidirectional inside and causal outside (an image among text) is said without a bit
+per run. Positions order visibility only; they are not those of a rotary embedding.
+A query without a key is valid: its row of the mask is empty.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_MODALITY = 60
+TEXT_BIT = 1
+PADDING = -1
+
+Words = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int32]
+
+_WORDS = ("allow", "own", "always")
+_LOWEST = {"segment": PADDING, "position": 0, "first": 0}
+_LAST_WORD = 2 ** (MAX_MODALITY + 1) - 1
+_LAST_PLACE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Bitfield:
+    """Seven arrays of length T, copied and read-only; anything integral that fits is accepted.
+
+    Args:
+        allow: uint64[T], the groups this token may attend to.
+        own: uint64[T], the groups it belongs to.
+        causal: bool[T], whether it sees only keys at or below its own position.
+        segment: int32[T], the packed document it is part of; -1 is padding.
+        position: int32[T], its place in the packed sequence, >= 0.
+        first: int32[T], the lowest key position it sees, >= 0.
+        always: uint64[T], the groups it sees below `first` too (of those it may attend to).
+
+    Raises:
+        ValueError: lengths differ, an array is not one-dimensional or not integral, a bit above 60 is
+            set, a number is negative or beyond 32 bits.
+    """
+
+    allow: Words
+    own: Words
+    causal: Flags
+    segment: Places
+    position: Places
+    first: Places
+    always: Words
+
+    def __post_init__(self) -> None:
+        length = len(np.atleast_1d(self.allow))
+        for field in fields(self):
+            array = _checked(field.name, np.asarray(getattr(self, field.name)), length)
+            array.setflags(write=False)
+            object.__setattr__(self, field.name, array)
+
+    def __len__(self) -> int:
+        return len(self.allow)
+
+    def __repr__(self) -> str:
+        return f"Bitfield({len(self)} tokens, {len(np.unique(self.segment[self.segment >= 0]))} segments)"
+
+    def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """(name, array) of the seven fields, in the order above."""
+        return ((field.name, getattr(self, field.name)) for field in fields(self))
+
+    def take(self, indices: npt.ArrayLike) -> "Bitfield":
+        """The tokens at `indices`, in that order: a rank's share, a permutation.
+
+        Raises:
+            ValueError: an index is not an integer in [0, T).
+        """
+        chosen = np.atleast_1d(np.asarray(indices))
+        if chosen.size == 0:
+            chosen = chosen.astype(np.int64)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise ValueError(f"indices must be one-dimensional integers, got {chosen.dtype}{chosen.shape}")
+        if chosen.size and not (chosen.min() >= 0 and chosen.max() < len(self)):
+            wrong = chosen[(chosen < 0) | (chosen >= len(self))][0]
+            raise ValueError(f"index {wrong}: want one of the {len(self)} tokens, 0 to {len(self) - 1}")
+        return Bitfield(**{name: array[chosen] for name, array in self.arrays()})
+
+
+def dense(queries: Bitfield, keys: Bitfield) -> Flags:
+    """bool[Tq, Tk]: the specification, evaluated for every pair. The reference; O(Tq x Tk) memory."""
+    position_k = keys.position[None, :]
+    together = (queries.segment[:, None] == keys.segment[None, :]) & (queries.segment >= 0)[:, None]
+    allowed = (queries.allow[:, None] & keys.own[None, :]) != 0
+    ordered = ~queries.causal[:, None] | (position_k <= queries.position[:, None])
+    kept = (queries.always[:, None] & keys.own[None, :]) != 0
+    seen: Flags = together & allowed & ordered & ((position_k >= queries.first[:, None]) | kept)
+    return seen
+
+
+def uniform(length: int, *, allow: int = TEXT_BIT, own: int = TEXT_BIT, causal: npt.ArrayLike) -> Bitfield:
+    """`length` tokens of one segment with the same words, no window; ValueError if length < 0."""
+    if length < 0:
+        raise ValueError(f"length must be >= 0 tokens, got {length}")
+    return Bitfield(
+        allow=np.full(length, allow, np.uint64),
+        own=np.full(length, own, np.uint64),
+        causal=np.broadcast_to(np.asarray(causal, np.bool_), (length,)),
+        segment=np.zeros(length, np.int32),
+        position=np.arange(length, dtype=np.int32),
+        first=np.zeros(length, np.int32),
+        always=np.zeros(length, np.uint64),
+    )
+
+
+def padding(length: int) -> Bitfield:
+    """`length` tokens that see nothing and that nothing sees."""
+    field = uniform(length, allow=0, own=0, causal=False)
+    return Bitfield(**{**dict(field.arrays()), "segment": np.full(length, PADDING, np.int32)})
+
+
+def concatenate(parts: Sequence[Bitfield]) -> Bitfield:
+    """Packed side by side: segments are renumbered so that no two parts share one, positions go on.
+
+    ValueError if the packed positions do not fit 32 bits. O(tokens + parts).
+    """
+    if not parts:
+        return uniform(0, causal=False)
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in parts[0].arrays()}
+    sizes = [len(part) for part in parts]
+    spans = [max(len(part), int(part.position.max(initial=-1)) + 1) for part in parts]
+    counts = [int(part.segment.max(initial=-1)) + 1 for part in parts]
+    shift_t = np.repeat(np.cumsum([0, *spans[:-1]], dtype=np.int64), sizes)
+    renumber_t = np.repeat(np.cumsum([0, *counts[:-1]], dtype=np.int64), sizes)
+    segment = columns["segment"]
+    columns["position"] = columns["position"] + shift_t
+    columns["first"] = columns["first"] + shift_t
+    columns["segment"] = np.where(segment >= 0, segment + renumber_t, PADDING)
+    return Bitfield(**columns)
+
+
+def pad(field: Bitfield, length: int) -> Bitfield:
+    """`field` followed by padding up to `length` tokens; ValueError if it is longer than that."""
+    if length < len(field):
+        raise ValueError(f"cannot pad {len(field)} tokens to {length}: want a length >= {len(field)}")
+    return concatenate((field, padding(length - len(field))))
+
+
+def from_paper_word(word: npt.ArrayLike, *, causal_bit: int = 63) -> Bitfield:
+    """The single 64-bit word per token of Cornstarch (ICML) section 4.2 and Figure 4, as they describe it.
+
+    Bit 0 is set for text and bit i for encoder i; the causal bit is the most significant one. A text
+    word carries besides the bits of all modalities it attends to. Read so: a token with bit 0 belongs to text
+    alone and may see every group of its word; any other token belongs to, and may see, the groups of
+    its word. A word without groups is padding. All tokens are one segment: the word has no documents.
+    Differs: the paper says what a text token sees, not that others do not see it through the bits
+    that it carries; were it to own them all, images would see the text.
+
+    Args:
+        word: int64[T] or uint64[T].
+        causal_bit: 61 to 63; 62 is where the authors' released code puts it.
+
+    Raises:
+        ValueError: not 64-bit integers, or a bit is set that is neither a group nor the causal bit.
+    """
+    if not MAX_MODALITY < causal_bit < 64:
+        raise ValueError(
+            f"causal_bit must be 61 to 63, above the {MAX_MODALITY} modalities, got {causal_bit}"
+        )
+    word_t = _paper_words(word)
+    flag = np.uint64(1 << causal_bit)
+    group_t = word_t & ~flag
+    text_t = (group_t & np.uint64(TEXT_BIT)) != 0
+    place_t = np.arange(len(word_t), dtype=np.int32)
+    return Bitfield(
+        allow=group_t,
+        own=np.where(text_t, np.uint64(TEXT_BIT), group_t),
+        causal=(word_t & flag) != 0,
+        segment=np.where(group_t == 0, PADDING, 0),
+        position=place_t,
+        first=np.zeros_like(place_t),
+        always=np.zeros_like(group_t),
+    )
+
+
+def from_released_word(word: npt.ArrayLike) -> Bitfield:
+    """The same word as the authors' public kernel reads it: bits 62 and 63 are never looked at.
+
+    A token with bit 0 sees, causally, every token whose word shares a bit with its own; any other token
+    sees exactly the tokens with the same word. Equality of words is not overlap of bits, so every
+    distinct word becomes a group.
+
+    Raises:
+        ValueError: not 64-bit integers, or more than 61 distinct words.
+    """
+    word_t = _paper_words(word) & np.uint64(2**62 - 1)
+    distinct, kind_t = np.unique(word_t, return_inverse=True)
+    groups = distinct[distinct != 0]
+    if len(groups) > MAX_MODALITY + 1:
+        raise ValueError(f"want at most {MAX_MODALITY + 1} distinct words, got {len(groups)}")
+    bit = {int(group): 1 << index for index, group in enumerate(groups)}
+    sees = {
+        mine: sum(bit[other] for other in bit if mine & other) if mine & TEXT_BIT else bit[mine]
+        for mine in bit
+    }
+    own = np.array([bit.get(int(each), 0) for each in distinct], np.uint64)
+    allow = np.array([sees.get(int(each), 0) for each in distinct], np.uint64)
+    field = uniform(len(word_t), causal=(word_t & np.uint64(TEXT_BIT)) != 0)
+    words = {"allow": allow[kind_t], "own": own[kind_t], "segment": np.where(word_t == 0, PADDING, 0)}
+    return Bitfield(**{**dict(field.arrays()), **words})
+
+
+def _paper_words(word: npt.ArrayLike) -> Words:
+    word_t = np.asarray(word)
+    if word_t.ndim != 1 or word_t.dtype not in (np.int64, np.uint64):
+        raise ValueError(f"words must be int64[T] or uint64[T], got {word_t.dtype}{list(word_t.shape)}")
+    return word_t.view(np.uint64)
+
+
+def _checked(name: str, array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    """A copy in the field's type."""
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {list(array.shape)}")
+    if len(array) != length:
+        raise ValueError(f"{name} has {len(array)} tokens, allow has {length}: want equal lengths")
+    if name == "causal":
+        if array.dtype != np.bool_:
+            raise ValueError(f"causal must be bool, got {array.dtype}")
+        return array.copy()
+    if array.dtype.kind not in "iu" and array.size:
+        raise ValueError(f"{name} must be integers, got {array.dtype}")
+    lowest, highest = (0, _LAST_WORD) if name in _WORDS else (_LOWEST[name], _LAST_PLACE)
+    for bound in (array.min(), array.max()) if array.size else ():
+        if not lowest <= int(bound) <= highest:
+            limit = f"bits 0 to {MAX_MODALITY}" if name in _WORDS else f"{lowest} to {highest}"
+            raise ValueError(f"{name}: want {limit}, got {int(bound)}")
+    return array.astype(np.uint64 if name in _WORDS else np.int32)
