@@ -7,6 +7,8 @@ from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.graph.frozen import Needs
+from workbench.graph.layer import Layer
+from workbench.plan.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
@@ -54,12 +56,16 @@ class PassTimes:
         }[kind]
 
 
-def price(lowered: Lowered, cost: CostModel) -> Price:
+def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None = None) -> Price:
     """Price every action that stands in a program.
 
     Passes are sums over the stage's layers by the exact frozen rule for the modules present
     in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other; STEP is
     each rank's own optimizer update. Each action also takes the executor's measured overhead.
+
+    Args:
+        attention: times of attentions that follow from masks, token shards and a kernel's
+            balance; None, or where it gives None: the cost model's, by query-key pairs.
 
     Raises:
         ValueError: an action without a price (UNSHARD, RESHARD), or a backward of a stage
@@ -67,7 +73,7 @@ def price(lowered: Lowered, cost: CostModel) -> Price:
 
     Complexity: O(actions) plus one pricing of each distinct (layers, work, gradients).
     """
-    pricing = _Pricing(lowered, cost)
+    pricing = _Pricing(lowered, cost, attention)
     actions = dict.fromkeys(action for program in lowered.plan.programs for action in program.actions)
     durations_s = {action: pricing.duration_s(action) for action in actions}
     return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.unmeasured)))
@@ -79,8 +85,9 @@ def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
 
 
 class _Pricing:
-    def __init__(self, lowered: Lowered, cost: CostModel) -> None:
+    def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
+        self._attention = attention
         self._routing = Routing(self._plan)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
@@ -113,21 +120,41 @@ class _Pricing:
             self._work[name] = work_of(self._plan, microbatch)
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
         link = None if stage.tp * stage.cp == 1 else stage_link(self._plan.cluster, stage.flat_ranks)
-        key = (stage.module, stage.layers, stage.tp, stage.cp, link, self._work[name], needs)
+        key: tuple[object, ...] = (
+            stage.module,
+            stage.layers,
+            stage.tp,
+            stage.cp,
+            link,
+            self._work[name],
+            needs,
+        )
+        if self._attention is not None:  # may tell apart microbatches of equal work
+            key = (*key, name, stage.ranks)
         if key not in self._known:
-            times = self._layer_times(stage, self._work[name], link)
+            times = self._layer_times(stage, microbatch, link)
             settings = self._plan.settings.of(stage.module)
             self._known[key] = pass_times(times, needs, settings.recompute)
             self.unmeasured |= self._known[key].unmeasured
         return self._known[key]
 
-    def _layer_times(self, stage: Stage, work: Work, link: Link | None) -> list[LayerTime]:
+    def _layer_times(self, stage: Stage, microbatch: Microbatch, link: Link | None) -> list[LayerTime]:
         layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
-        precision = self._plan.settings.precision
-        return [
-            self._cost.layer_time(layer, work, tp=stage.tp, cp=stage.cp, precision=precision, link=link)
-            for layer in layers
-        ]
+        return [self._layer_time(layer, stage, microbatch, link) for layer in layers]
+
+    def _layer_time(self, layer: Layer, stage: Stage, microbatch: Microbatch, link: Link | None) -> LayerTime:
+        given: Times = {}
+        if self._attention is not None:
+            given = times_of(self._attention, self._plan, stage, microbatch, layer)
+        rest = self._cost.layer_time(
+            without_attention(layer, given),
+            self._work[microbatch.module, microbatch.replica, microbatch.index],
+            tp=stage.tp,
+            cp=stage.cp,
+            precision=self._plan.settings.precision,
+            link=link,
+        )
+        return with_attention(rest, layer, given)
 
     def _reduce_s(self, action: Action) -> float:
         groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
