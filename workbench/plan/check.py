@@ -6,8 +6,9 @@ from workbench.data.sample import Item
 from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT
 from workbench.plan.gradient_groups import reduction_order
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.routing import Routing
+from workbench.plan.token_owners import row_tokens
 from workbench.schedule.action import STEP, Action, Pass
 
 
@@ -17,7 +18,7 @@ def check(plan: Plan) -> None:
     Rules: stages cover the layers of every replica once, on ranks that exist; every item
     stands once in every module that needs it (encoders may hold copies in several
     replicas, the LLM may not); every stage does every pass of every microbatch once, in
-    order; ranks of a stage agree; token shards cover their rows.
+    order; ranks of a stage agree; token shards cover their rows exactly once.
     """
     _check_stages(plan)
     _check_replicas(plan)
@@ -225,10 +226,38 @@ def _tail(program: tuple[Action, ...]) -> str:
 
 
 def _check_token_shards(plan: Plan) -> None:
+    """Every shard is of a row that exists, and its blocks cover that row exactly once."""
+    routing = Routing(plan)
+    seen: set[tuple[str, int, int, int]] = set()
     for shard in plan.token_shards:
         where = f"token shard {shard.module}[{shard.replica}] microbatch {shard.microbatch} row {shard.row}"
-        chain = plan.chain.get((shard.module, shard.replica))
-        if chain is None:
-            raise ValueError(f"{where}: there is no such replica")
-        if shard.block_tokens < 1 or any(not 0 <= owner < chain[0].cp for owner in shard.owners):
-            raise ValueError(f"{where}: want blocks of >= 1 token and owners in 0..{chain[0].cp - 1}")
+        key = (shard.module, shard.replica, shard.microbatch, shard.row)
+        if key in seen:
+            raise ValueError(f"{where}: the row has an owner for every token already")
+        seen.add(key)
+        _check_token_shard(routing, shard, where)
+
+
+def _check_token_shard(routing: Routing, shard: TokenShard, where: str) -> None:
+    plan = routing.plan
+    chain = plan.chain.get((shard.module, shard.replica))
+    if chain is None:
+        raise ValueError(f"{where}: there is no such replica")
+    microbatches = plan.microbatches_of.get((shard.module, shard.replica), ())
+    if not 0 <= shard.microbatch < len(microbatches):
+        raise ValueError(f"{where}: the replica has microbatches 0..{len(microbatches) - 1}")
+    rows = row_tokens(routing, microbatches[shard.microbatch])
+    if not 0 <= shard.row < len(rows):
+        raise ValueError(f"{where}: the microbatch has rows 0..{len(rows) - 1}")
+    cp = chain[0].cp
+    if shard.block_tokens < 1 or any(not 0 <= owner < cp for owner in shard.owners):
+        raise ValueError(
+            f"{where}: want blocks of >= 1 token and owners in 0..{cp - 1}, "
+            f"got {shard.block_tokens} tokens and owners {sorted(set(shard.owners))}"
+        )
+    num_blocks = -(-rows[shard.row] // shard.block_tokens)
+    if len(shard.owners) != num_blocks:
+        raise ValueError(
+            f"{where}: {rows[shard.row]} tokens are {num_blocks} blocks of {shard.block_tokens}, "
+            f"want as many owners, got {len(shard.owners)}"
+        )

@@ -1,17 +1,18 @@
 """From a plan to what machines need: transfer rows and their order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from workbench.data.sample import Item
-from workbench.graph.layer import Layer, TokenCount
+from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import Edge
 from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.lowered import Direction, Lowered, Route, Slice, Transfer
 from workbench.plan.order import issue_ticks
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import Holding, Routing
+from workbench.plan.token_owners import Run, feature_runs, held_runs
 from workbench.schedule.action import Action, Pass
 
 
@@ -49,7 +50,11 @@ def lower(plan: Plan) -> Lowered:
 
 @dataclass(frozen=True, slots=True)
 class _Boundary:
-    """A tensor that crosses from one stage to another for one pair of microbatches."""
+    """A tensor that crosses from one stage to another for one pair of microbatches.
+
+    `forward` are its tokens by context-parallel place of the producer, `backward` by that of the
+    consumer, whose gradient makes the way back; None where none does.
+    """
 
     edge: str
     producer: Stage
@@ -57,8 +62,8 @@ class _Boundary:
     source: Microbatch
     target: Microbatch
     after_layer: int
-    slices: tuple[Slice, ...]
-    carries_gradient: bool
+    forward: tuple[tuple[Slice, ...], ...]
+    backward: tuple[tuple[Slice, ...], ...] | None
 
 
 def _boundaries(routing: Routing) -> Iterator[_Boundary]:
@@ -68,10 +73,17 @@ def _boundaries(routing: Routing) -> Iterator[_Boundary]:
             carries = routing.flow(microbatch).carries[module]
             for producer, consumer in pairwise(chain):
                 after_layer = producer.layers[1] - 1
-                slices = _whole(routing, microbatch, after_layer)
+                parts = _inside(routing, microbatch, after_layer)
                 gradient = carries[after_layer] and routing.has_backward(consumer, microbatch)
                 yield _Boundary(
-                    module, producer, consumer, microbatch, microbatch, after_layer, slices, gradient
+                    module,
+                    producer,
+                    consumer,
+                    microbatch,
+                    microbatch,
+                    after_layer,
+                    parts,
+                    parts if gradient else None,
                 )
     for edge in plan.model.edges:
         yield from _edge_boundaries(routing, edge)
@@ -79,97 +91,132 @@ def _boundaries(routing: Routing) -> Iterator[_Boundary]:
 
 def _edge_boundaries(routing: Routing, edge: Edge) -> Iterator[_Boundary]:
     plan = routing.plan
+    count = plan.model.module(edge.source).layers[edge.after_layer].emits
     for replica in plan.replicas(edge.target):
         consumer = routing.boundary_stage(edge.target, replica, edge.before_layer)
         for target in plan.microbatches_of.get((edge.target, replica), ()):
-            for holding, slices in _sources(routing, edge, consumer, target).items():
+            features = feature_runs(routing, edge, target)
+            for holding, starts in _sources(routing, edge, consumer, target).items():
                 source = plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
                 producer = routing.boundary_stage(edge.source, holding.replica, edge.after_layer)
                 carries = routing.flow(source).carries[edge.source][edge.after_layer]
                 gradient = carries and routing.has_backward(consumer, target)
+                sent = held_runs(routing, source, count)
                 yield _Boundary(
-                    edge.name, producer, consumer, source, target, edge.after_layer, tuple(slices), gradient
+                    edge.name,
+                    producer,
+                    consumer,
+                    source,
+                    target,
+                    edge.after_layer,
+                    tuple(_sent(runs, starts) for runs in sent),
+                    _returned(features, _offsets(routing, source, count), starts) if gradient else None,
                 )
 
 
-def _whole(routing: Routing, microbatch: Microbatch, after_layer: int) -> tuple[Slice, ...]:
-    """Every item of a microbatch, at the same place on both sides."""
-    offsets = _offsets(routing, microbatch, after_layer)
-    return tuple(Slice(item, start, start, tokens) for item, (start, tokens) in offsets.items())
+def _inside(routing: Routing, microbatch: Microbatch, after_layer: int) -> tuple[tuple[Slice, ...], ...]:
+    """By context-parallel place, what a rank holds of every item: at the same place on both sides."""
+    count = routing.plan.model.module(microbatch.module).layers[after_layer].emits
+    parts = []
+    for runs in held_runs(routing, microbatch, count):
+        held: dict[Item, Slice] = {}
+        for run in runs:
+            so_far = held.get(run.item, Slice(run.item, run.start, run.start, 0))
+            held[run.item] = so_far._replace(num_tokens=so_far.num_tokens + run.num_tokens)
+        parts.append(tuple(held.values()))
+    return tuple(parts)
 
 
-def _offsets(routing: Routing, microbatch: Microbatch, after_layer: int) -> dict[Item, tuple[int, int]]:
-    """(start, tokens) of every item in the packed output of a layer."""
+def _sent(runs: Sequence[Run], starts: Mapping[Item, int]) -> tuple[Slice, ...]:
+    """What one producing rank holds of an edge's items, in the order in which the consumer needs them."""
+    held: dict[Item, list[Run]] = {}
+    for run in runs:
+        held.setdefault(run.item, []).append(run)
+    return tuple(
+        Slice(item, run.start, start + run.first, run.num_tokens)
+        for item, start in starts.items()
+        for run in held.get(item, ())
+    )
+
+
+def _returned(
+    features: Sequence[Sequence[Run]], offsets: Mapping[Item, int], starts: Mapping[Item, int]
+) -> tuple[tuple[Slice, ...], ...]:
+    """By context-parallel place of the consumer, the gradients of one producer's items."""
+    return tuple(
+        tuple(
+            Slice(run.item, run.start, offsets[run.item] + run.first, run.num_tokens)
+            for run in runs
+            if run.item in starts
+        )
+        for runs in features
+    )
+
+
+def _offsets(routing: Routing, microbatch: Microbatch, count: TokenCount) -> dict[Item, int]:
+    """Where every item starts in the whole packed tensor."""
     module = routing.plan.model.module(microbatch.module)
-    count = _emitted(module.layers, after_layer)
-    offsets, start = {}, 0
-    for item in microbatch.items:
-        tokens = routing.tokens(module, item, count)
-        offsets[item] = (start, tokens)
-        start += tokens
-    return offsets
+    tokens = [routing.tokens(module, item, count) for item in microbatch.items]
+    return dict(zip(microbatch.items, accumulate(tokens, initial=0), strict=False))
 
 
-def _emitted(layers: tuple[Layer, ...], after_layer: int) -> TokenCount:
-    return layers[after_layer].emits
-
-
-def _sources(routing: Routing, edge: Edge, consumer: Stage, target: Microbatch) -> dict[Holding, list[Slice]]:
-    """Where the items of an edge come from, in the order in which the consumer needs them."""
-    plan = routing.plan
-    found: dict[Holding, list[Slice]] = {}
-    offsets: dict[Holding, dict[Item, tuple[int, int]]] = {}
-    destination_start = 0
+def _sources(
+    routing: Routing, edge: Edge, consumer: Stage, target: Microbatch
+) -> dict[Holding, dict[Item, int]]:
+    """Where the items of an edge come from, and where each starts in the consumer's tensor of it."""
+    source = routing.plan.model.module(edge.source)
+    count = source.layers[edge.after_layer].emits
+    found: dict[Holding, dict[Item, int]] = {}
+    start = 0
     for item in routing.wanted(edge, target):
-        holding = routing.holding(edge, item, consumer)
-        if holding not in offsets:
-            source = plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
-            offsets[holding] = _offsets(routing, source, edge.after_layer)
-        start, tokens = offsets[holding][item]
-        found.setdefault(holding, []).append(Slice(item, start, destination_start, tokens))
-        destination_start += tokens
+        found.setdefault(routing.holding(edge, item, consumer), {})[item] = start
+        start += routing.tokens(source, item, count)
     return found
 
 
 def _rows(routing: Routing, boundary: _Boundary) -> Iterator[Transfer]:
-    """The rows of one boundary, forward and, where a gradient flows, its exact transpose."""
-    yield from _directed(routing.plan, boundary, Direction.FORWARD)
-    if boundary.carries_gradient:
-        yield from _directed(routing.plan, boundary, Direction.BACKWARD)
-
-
-def _directed(plan: Plan, boundary: _Boundary, direction: Direction) -> Iterator[Transfer]:
-    producer = Action(boundary.producer.id, Pass.F, boundary.source.index)
-    consumer = Action(boundary.consumer.id, Pass.F, boundary.target.index)
-    source, destination, slices = boundary.producer, boundary.consumer, boundary.slices
-    if direction is Direction.BACKWARD:
-        producer, consumer = (
-            _backward_action(plan, destination, boundary.target.index),
-            _backward_action(plan, source, boundary.source.index),
-        )
-        source, destination = destination, source
-        slices = tuple(Slice(s.item, s.destination_start, s.source_start, s.num_tokens) for s in slices)
-    num_tokens = sum(piece.num_tokens for piece in slices)
-    width = plan.model.module(boundary.producer.module).layers[boundary.after_layer].out_width
+    """The rows of one boundary, forward and, where a gradient flows, back."""
+    plan = routing.plan
+    producer, consumer = boundary.producer, boundary.consumer
+    there = (
+        Action(producer.id, Pass.F, boundary.source.index),
+        Action(consumer.id, Pass.F, boundary.target.index),
+    )
     draft = Transfer(
         row=-1,
         edge=boundary.edge,
-        direction=direction,
+        direction=Direction.FORWARD,
         route=Route.P2P,
-        producer=producer,
-        consumer=consumer,
+        producer=there[0],
+        consumer=there[1],
         source_rank=-1,
         destination_ranks=(),
-        slices=slices,
-        num_tokens=num_tokens,
-        width=width,
-        num_bytes=num_tokens * width * plan.settings.precision.num_bytes,
+        slices=(),
+        num_tokens=0,
+        width=plan.model.module(producer.module).layers[boundary.after_layer].out_width,
+        num_bytes=0,
     )
-    same_grid = (source.cp, source.tp) == (destination.cp, destination.tp)
-    if boundary.producer.module == boundary.consumer.module and same_grid:
-        yield from _rank_to_rank(draft, source, destination)
-    else:
-        yield from _leader_to_group(draft, source, destination)
+    route = _inside_module if producer.module == consumer.module else _between_modules
+    yield from route(producer, consumer, _sized(plan, draft, boundary.forward))
+    if boundary.backward is not None:
+        back = replace(
+            draft,
+            direction=Direction.BACKWARD,
+            producer=_backward_action(plan, consumer, boundary.target.index),
+            consumer=_backward_action(plan, producer, boundary.source.index),
+        )
+        yield from route(consumer, producer, _sized(plan, back, boundary.backward))
+
+
+def _sized(plan: Plan, draft: Transfer, parts: Sequence[tuple[Slice, ...]]) -> list[Transfer | None]:
+    """The draft once per part; None for one without tokens, which makes no row."""
+    found: list[Transfer | None] = []
+    for slices in parts:
+        num_tokens = sum(piece.num_tokens for piece in slices)
+        num_bytes = num_tokens * draft.width * plan.settings.precision.num_bytes
+        sized = replace(draft, slices=slices, num_tokens=num_tokens, num_bytes=num_bytes)
+        found.append(sized if num_tokens else None)
+    return found
 
 
 def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
@@ -178,31 +225,44 @@ def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
     return split if split in plan.program_actions else Action(stage.id, Pass.B, microbatch)
 
 
-def _rank_to_rank(draft: Transfer, source: Stage, destination: Stage) -> Iterator[Transfer]:
-    """Between stages of one module: each rank to the rank at its place in the grid."""
-    for from_rank, to_rank in zip(source.flat_ranks, destination.flat_ranks, strict=True):
-        shard = -(-draft.num_tokens // source.cp)
-        share = draft.num_bytes // draft.num_tokens * shard
-        yield replace(
-            draft,
-            source_rank=from_rank,
-            destination_ranks=(to_rank,),
-            num_tokens=shard,
-            num_bytes=share,
-            route=Route.LOCAL if from_rank == to_rank else Route.P2P,
-        )
+def _inside_module(source: Stage, destination: Stage, parts: Sequence[Transfer | None]) -> Iterator[Transfer]:
+    """Between stages of one module: each rank to the rank at its place in the grid, its tokens alone.
+
+    Where the tensor-parallel degree changes, a context-parallel place sends from its first
+    rank to the other's, which broadcasts to the rest of its place.
+    """
+    for row, from_ranks, to_ranks in zip(parts, source.ranks, destination.ranks, strict=True):
+        if row is None:
+            continue
+        if len(from_ranks) != len(to_ranks):
+            yield from _leader_to_group(row, from_ranks, to_ranks)
+            continue
+        for from_rank, to_rank in zip(from_ranks, to_ranks, strict=True):
+            yield _routed(row, from_rank, to_rank)
 
 
-def _leader_to_group(draft: Transfer, source: Stage, destination: Stage) -> Iterator[Transfer]:
-    """Between modules: leader to leader, then broadcast in the receiving tp x cp group.
+def _between_modules(
+    source: Stage, destination: Stage, parts: Sequence[Transfer | None]
+) -> Iterator[Transfer]:
+    """Between modules: every context-parallel place of the source sends what it holds to the
+    destination's leader, which broadcasts it in its whole tp x cp group; each rank there keeps
+    the tokens it owns. So a token crosses once, and a gradient is summed where it is used.
+    """
+    for row, from_ranks in zip(parts, source.ranks, strict=True):
+        if row is not None:
+            yield from _leader_to_group(row, from_ranks, destination.flat_ranks)
+
+
+def _leader_to_group(
+    draft: Transfer, from_ranks: Sequence[int], to_ranks: Sequence[int]
+) -> Iterator[Transfer]:
+    """Leader to leader, then broadcast to the others.
 
     The broadcast's `after` holds -2 until rows are numbered: the row just before it.
     """
-    leader, *others = destination.flat_ranks
-    if leader in source.flat_ranks:  # every rank of a stage holds its whole output
-        yield replace(draft, source_rank=leader, destination_ranks=(leader,), route=Route.LOCAL)
-    else:
-        yield replace(draft, source_rank=source.flat_ranks[0], destination_ranks=(leader,))
+    leader, *others = to_ranks
+    # Tensor-parallel ranks of one place hold the same output.
+    yield _routed(draft, leader if leader in from_ranks else from_ranks[0], leader)
     if others:
         yield replace(
             draft,
@@ -211,6 +271,11 @@ def _leader_to_group(draft: Transfer, source: Stage, destination: Stage) -> Iter
             route=Route.BROADCAST,
             after=_ROW_BEFORE,
         )
+
+
+def _routed(draft: Transfer, from_rank: int, to_rank: int) -> Transfer:
+    route = Route.LOCAL if from_rank == to_rank else Route.P2P
+    return replace(draft, source_rank=from_rank, destination_ranks=(to_rank,), route=route)
 
 
 _ROW_BEFORE = -2

@@ -155,6 +155,13 @@ class Plan:
         return {key: tuple(microbatches) for key, microbatches in found.items()}
 
     @cached_property
+    def token_shard(self) -> dict[tuple[str, int, int, int], TokenShard]:
+        """(module, replica, microbatch, row) -> owners of its tokens."""
+        return {
+            (shard.module, shard.replica, shard.microbatch, shard.row): shard for shard in self.token_shards
+        }
+
+    @cached_property
     def program(self) -> dict[int, tuple[Action, ...]]:
         """Actions by rank."""
         return {rank: program.actions for program in self.programs for rank in program.ranks}

@@ -1,0 +1,240 @@
+"""Context-parallel lowering: rows carry the tokens that ranks hold, and gradients come back once."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plans import WIDTH, cluster, finish, sample, two_encoders
+from workbench.graph.layer import TokenCount
+from workbench.plan.check import check
+from workbench.plan.deadlock import check_deadlock
+from workbench.plan.gradient_groups import gradient_groups
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Direction, Route, Slice
+from workbench.plan.plan import Plan, Stage, TokenShard
+from workbench.plan.routing import Routing
+from workbench.plan.token_owners import held_runs, owned_parts, row_shards, row_tokens
+
+BATCH = [sample(0), sample(1, images=0), sample(2, images=2, sounds=0), sample(3, images=0, sounds=0)]
+
+
+def cp_plan(cp: int = 2, encoder_cp: int = 1, batch=None, trainable: bool = True) -> Plan:
+    """Vision and audio on ranks of their own, then two LLM stages of cp ranks each."""
+    model = two_encoders(vision=(True,) * 2, audio=(True,) * 2, llm=(trainable,) * 4)
+    stages: list[Stage] = []
+    rank = 0
+    for module, layers, width in (
+        ("vision", (0, 2), encoder_cp),
+        ("audio", (0, 2), encoder_cp),
+        ("llm", (0, 2), cp),
+        ("llm", (2, 4), cp),
+    ):
+        ranks = tuple((rank + place,) for place in range(width))
+        stages.append(Stage(id=len(stages), module=module, replica=0, layers=layers, ranks=ranks))
+        rank += width
+    return finish(model, BATCH if batch is None else batch, stages)
+
+
+def shards_of(plan: Plan, draw: st.DrawFn, cp: int) -> tuple[TokenShard, ...]:
+    """Any owners at all, also ranks without a token."""
+    routing = Routing(plan)
+    shards = []
+    for microbatch in plan.microbatches:
+        if microbatch.module != "llm":
+            continue
+        for row, tokens in enumerate(row_tokens(routing, microbatch)):
+            block = draw(st.integers(1, 5))
+            owners = draw(
+                st.lists(st.integers(0, cp - 1), min_size=-(-tokens // block), max_size=-(-tokens // block))
+            )
+            shards.append(
+                TokenShard(
+                    module="llm",
+                    replica=0,
+                    microbatch=microbatch.index,
+                    row=row,
+                    block_tokens=block,
+                    owners=tuple(owners),
+                )
+            )
+    return tuple(shards)
+
+
+@st.composite
+def sharded(draw: st.DrawFn) -> Plan:
+    cp = draw(st.sampled_from([1, 2, 3, 4]))
+    plan = cp_plan(cp)
+    return replace(plan, token_shards=shards_of(plan, draw, cp))
+
+
+def owner_of(plan: Plan, microbatch: int, token: int) -> int:
+    """The definition: block by block, one row per LLM microbatch here."""
+    shard = plan.token_shard["llm", 0, microbatch, 0]
+    return shard.owners[token // shard.block_tokens]
+
+
+@given(sharded())
+def test_a_rank_sends_the_next_stage_exactly_its_tokens(plan: Plan) -> None:
+    check(plan)
+    lowered = lower(plan)
+    check_deadlock(lowered)
+    first, second = plan.stage[2], plan.stage[3]
+    rows = {(t.producer, t.source_rank): t for t in lowered.transfers if t.edge == "llm"}
+    for microbatch in plan.microbatches_of["llm", 0]:
+        tokens = plan.sample[microbatch.items[0].sample].num_tokens
+        owners = [owner_of(plan, microbatch.index, token) for token in range(tokens)]
+        for place in range(first.cp):
+            forward = [
+                t
+                for (a, r), t in rows.items()
+                if r == first.ranks[place][0] and a.microbatch == microbatch.index
+            ]
+            count = owners.count(place)
+            assert len(forward) == (count > 0)
+            for row in forward:
+                assert row.slices == (Slice(microbatch.items[0], 0, 0, count),)
+                assert (row.num_tokens, row.num_bytes) == (count, count * WIDTH * 4)
+                assert row.destination_ranks == second.ranks[place]
+
+
+@given(sharded())
+def test_feature_gradients_come_back_from_the_owner_of_every_token(plan: Plan) -> None:
+    """Forward the whole edge tensor reaches the leader; back each token comes once, from its owner."""
+    lowered = lower(plan)
+    leader, *others = plan.stage[2].flat_ranks
+    for edge, modality in (("vision>llm", "image"), ("audio>llm", "sound")):
+        for target in plan.microbatches_of["llm", 0]:
+            item = plan.sample[target.items[0].sample]
+            places, start = [], 0
+            for segment in item.segments:
+                if segment.modality == modality:
+                    places += range(start, start + segment.tokens_out)
+                start += segment.tokens_out
+            rows = [t for t in lowered.transfers if t.edge == edge]
+            there = [
+                t for t in rows if t.direction is Direction.FORWARD and t.consumer.microbatch == target.index
+            ]
+            assert sum(t.num_tokens for t in there if t.route is Route.P2P) == len(places)
+            assert all(t.destination_ranks == (leader,) for t in there if t.route is Route.P2P)
+            assert all(t.destination_ranks == tuple(others) for t in there if t.route is Route.BROADCAST)
+            back = [
+                t for t in rows if t.direction is Direction.BACKWARD and t.producer.microbatch == target.index
+            ]
+            owned = {
+                token: t.source_rank
+                for t in back
+                for s in t.slices
+                for token in range(s.source_start, s.source_start + s.num_tokens)
+            }
+            assert sum(t.num_tokens for t in back) == len(places)
+            assert owned == {
+                index: plan.stage[2].ranks[owner_of(plan, target.index, place)][0]
+                for index, place in enumerate(places)
+            }
+
+
+def test_backward_slices_lead_to_the_producers_tokens() -> None:
+    """Microbatch of two images: the second one's tokens start behind the first's."""
+    plan = cp_plan(2, batch=[sample(0, images=2, sounds=0)])
+    shard = TokenShard(module="llm", replica=0, microbatch=0, row=0, block_tokens=7, owners=(0, 1, 0))
+    rows = lower(replace(plan, token_shards=(shard,))).transfers
+    # 15 tokens: text 0-4, images 5-8 and 9-12, text 13-14; rank 2 owns 0-6 and 14, rank 3 owns 7-13.
+    back = {
+        t.source_rank: t.slices for t in rows if t.edge == "vision>llm" and t.direction is Direction.BACKWARD
+    }
+    first, second = (item for item in plan.microbatches[0].items)
+    assert back == {2: (Slice(first, 0, 0, 2),), 3: (Slice(first, 2, 2, 2), Slice(second, 4, 4, 4))}
+
+
+def test_without_shards_a_row_is_cut_zigzag() -> None:
+    plan = cp_plan(2, batch=[sample(0, images=0, sounds=0, text=6)])
+    llm = plan.microbatches_of["llm", 0][0]
+    (shard,) = row_shards(Routing(plan), llm)
+    assert (shard.block_tokens, shard.owners) == (2, (0, 1, 1, 0))
+    short = cp_plan(4, batch=[sample(0, images=0, sounds=0, text=1)])
+    (shard,) = row_shards(Routing(short), short.microbatches_of["llm", 0][0])
+    assert (shard.block_tokens, shard.owners) == (1, (0, 1, 2))  # rank 3 has none of the 3 tokens
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 3), min_size=1, max_size=9), st.data())
+def test_owned_parts_say_what_every_block_says(block: int, owners: list[int], data) -> None:
+    shard = TokenShard(module="m", replica=0, microbatch=0, row=0, block_tokens=block, owners=tuple(owners))
+    stop = data.draw(st.integers(0, block * len(owners)))
+    start = data.draw(st.integers(0, stop))
+    parts = list(owned_parts(shard, start, stop))
+    assert [o for o, a, b in parts for _ in range(a, b)] == [owners[t // block] for t in range(start, stop)]
+    assert all(one[0] != two[0] and one[2] == two[1] for one, two in pairwise(parts))
+
+
+def test_a_context_parallel_encoder_hands_over_what_each_rank_holds() -> None:
+    """Behind the layer that halves the tokens, a token belongs to the owner of its fraction of the item."""
+    plan = cp_plan(2, encoder_cp=2, batch=[sample(0, images=1, sounds=1)])
+    routing = Routing(plan)
+    vision = plan.microbatches_of["vision", 0][0]
+    shard = TokenShard(module="vision", replica=0, microbatch=0, row=0, block_tokens=3, owners=(0, 1, 0))
+    routing = Routing(replace(plan, token_shards=(shard,)))
+    inside = held_runs(routing, vision, TokenCount.IN)
+    behind = held_runs(routing, vision, TokenCount.OUT)
+    assert [sum(run.num_tokens for run in runs) for runs in inside] == [5, 3]
+    assert [[(run.first, run.num_tokens) for run in runs] for runs in behind] == [[(0, 2), (3, 1)], [(2, 1)]]
+    lowered = lower(replace(plan, token_shards=(shard,)))
+    check_deadlock(lowered)
+    rows = [t for t in lowered.transfers if t.edge == "vision>llm"]
+    there = [
+        (t.route, t.source_rank, t.destination_ranks, t.num_tokens)
+        for t in rows
+        if t.direction is Direction.FORWARD
+    ]
+    assert there == [
+        (Route.P2P, 0, (4,), 3),
+        (Route.BROADCAST, 4, (5,), 3),
+        (Route.P2P, 1, (4,), 1),
+        (Route.BROADCAST, 4, (5,), 1),
+    ]
+    assert all(lowered.transfers[t.after].row == t.row - 1 for t in rows if t.after is not None)
+
+
+def test_context_parallel_ranks_share_one_gradient_group() -> None:
+    groups = gradient_groups(cp_plan(2))
+    assert {group.ranks for group in groups if group.weights[0].module == "llm"} == {(2, 3), (4, 5)}
+
+
+def bad(plan: Plan, **changes: object) -> Plan:
+    shard = TokenShard(module="llm", replica=0, microbatch=0, row=0, block_tokens=7, owners=(0, 1))
+    return replace(plan, token_shards=(replace(shard, **changes),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"owners": (0, 1, 0)}, r"row 0: 14 tokens are 2 blocks of 7, want as many owners, got 3"),
+        ({"owners": (0,)}, r"14 tokens are 2 blocks of 7, want as many owners, got 1"),
+        ({"owners": (0, 2)}, r"owners in 0\.\.1, got 7 tokens and owners \[0, 2\]"),
+        ({"block_tokens": 0}, r"want blocks of >= 1 token .* got 0 tokens"),
+        ({"row": 1}, r"row 1: the microbatch has rows 0\.\.0"),
+        ({"microbatch": 4}, r"microbatch 4 row 0: the replica has microbatches 0\.\.3"),
+        ({"replica": 1}, r"token shard llm\[1\] microbatch 0 row 0: there is no such replica"),
+    ],
+)
+def test_shards_that_do_not_cover_a_row_are_refused(changes, message) -> None:
+    plan = cp_plan(2)
+    check(bad(plan))
+    with pytest.raises(ValueError, match=message):
+        check(bad(plan, **changes))
+
+
+def test_two_shards_of_one_row_are_refused() -> None:
+    plan = bad(cp_plan(2))
+    twice = replace(plan, token_shards=plan.token_shards * 2)
+    with pytest.raises(ValueError, match="the row has an owner for every token already"):
+        check(twice)
+
+
+def test_context_parallel_degree_must_not_change_inside_a_replica() -> None:
+    plan = cp_plan(2)
+    narrow = replace(plan.stages[3], ranks=((4,),))
+    with pytest.raises(ValueError, match="'llm' replica 0: cp must not change"):
+        check(replace(plan, stages=(*plan.stages[:3], narrow), cluster=cluster(8)))

@@ -1,0 +1,152 @@
+"""Who holds which tokens of a microbatch: places on context-parallel ranks, from token shards."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from workbench.data.sample import Item
+from workbench.graph.layer import TokenCount
+from workbench.graph.model_graph import TEXT, Edge
+from workbench.plan.plan import Microbatch, Plan, TokenShard
+from workbench.plan.routing import Routing
+
+
+class Run(NamedTuple):
+    """Consecutive tokens of one item that one rank holds.
+
+    Args:
+        item: whose.
+        first: the first of them, counted inside the item.
+        start: its place in the tensor that the run is about.
+        num_tokens: how many.
+    """
+
+    item: Item
+    first: int
+    start: int
+    num_tokens: int
+
+
+def row_tokens(routing: Routing, microbatch: Microbatch) -> tuple[int, ...]:
+    """Tokens of every row, as the blocks of the module see them (IN): what token shards cover."""
+    module = routing.plan.model.module(microbatch.module)
+    return tuple(sum(routing.tokens(module, item, TokenCount.IN) for item in row) for row in microbatch.rows)
+
+
+def row_shards(routing: Routing, microbatch: Microbatch) -> tuple[TokenShard, ...]:
+    """The owners of every row of a microbatch: the plan's, or zigzag where the plan has none."""
+    plan = routing.plan
+    cp = plan.chain[microbatch.module, microbatch.replica][0].cp
+    found = []
+    for row, num_tokens in enumerate(row_tokens(routing, microbatch)):
+        key = (microbatch.module, microbatch.replica, microbatch.index, row)
+        found.append(plan.token_shard.get(key) or zigzag(key, num_tokens, cp))
+    return tuple(found)
+
+
+def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int) -> TokenShard:
+    """2 cp equal blocks, the i-th and the i-th from the end on rank i; a short row lacks the last ones.
+
+    Args:
+        key: module, replica, microbatch and row.
+        num_tokens: of the row.
+        cp: ranks.
+    """
+    module, replica, microbatch, row = key
+    block_tokens = -(-num_tokens // (2 * cp))
+    blocks = range(-(-num_tokens // block_tokens))
+    return TokenShard(
+        module=module,
+        replica=replica,
+        microbatch=microbatch,
+        row=row,
+        block_tokens=block_tokens,
+        owners=tuple(min(block, 2 * cp - 1 - block) for block in blocks),
+    )
+
+
+def held_runs(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Run, ...], ...]:
+    """By context-parallel place, the runs that a rank there holds of the packed microbatch.
+
+    A rank keeps its tokens in ascending order, so what it holds of an item lies side by side in
+    its own tensor. Behind a layer that changes the number of tokens, a token belongs to the owner
+    of the one at the same fraction of the item.
+
+    Complexity: O(blocks + items).
+    """
+    plan = routing.plan
+    module = plan.model.module(microbatch.module)
+    cp = plan.chain[microbatch.module, microbatch.replica][0].cp
+    runs: list[list[Run]] = [[] for _ in range(cp)]
+    filled = [0] * cp
+    for row, shard in zip(microbatch.rows, row_shards(routing, microbatch), strict=True):
+        start = 0
+        for item in row:
+            tokens_in = routing.tokens(module, item, TokenCount.IN)
+            tokens = routing.tokens(module, item, count)
+            for owner, first, stop in owned_parts(shard, start, start + tokens_in):
+                here = [-(-(edge - start) * tokens // tokens_in) for edge in (first, stop)]
+                if here[0] < here[1]:
+                    runs[owner].append(Run(item, here[0], filled[owner], here[1] - here[0]))
+                    filled[owner] += here[1] - here[0]
+            start += tokens_in
+    return tuple(tuple(owned) for owned in runs)
+
+
+def owned_parts(shard: TokenShard, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(owner, start, stop) of the parts of [start, stop) of a row, neighbours of one owner as one."""
+    while start < stop:
+        block = start // shard.block_tokens
+        owner = shard.owners[block]
+        while block < len(shard.owners) and shard.owners[block] == owner:
+            block += 1
+        end = min(stop, block * shard.block_tokens)
+        yield owner, start, end
+        start = end
+
+
+def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[tuple[Run, ...], ...]:
+    """By context-parallel place of the target, the features whose gradient a rank there holds.
+
+    `start` counts in the whole tensor of the edge, which every rank of the target receives. A
+    feature that stands in the target's sequence belongs to the owner of that place; one that
+    does not (the context of a cross-attention) is read by every rank, and each holds a part of
+    the sum.
+
+    Complexity: O(blocks + segments).
+    """
+    plan = routing.plan
+    cp = plan.chain[microbatch.module, microbatch.replica][0].cp
+    source = plan.model.module(edge.source)
+    count = source.layers[edge.after_layer].emits
+    wanted = routing.wanted(edge, microbatch)
+    tokens = [routing.tokens(source, item, count) for item in wanted]
+    starts = dict(zip(wanted, accumulate(tokens, initial=0), strict=False))
+    whole = tuple(Run(item, 0, starts[item], n) for item, n in zip(wanted, tokens, strict=True))
+    places = _places(plan, edge, microbatch)
+    if cp == 1 or places is None:
+        return (whole,) * cp
+    shards = row_shards(routing, microbatch)
+    found: list[list[Run]] = [[] for _ in range(cp)]
+    for run in whole:
+        row, place = places[run.item]
+        for owner, first, stop in owned_parts(shards[row], place, place + run.num_tokens):
+            inside = first - place
+            found[owner].append(Run(run.item, inside, run.start + inside, stop - first))
+    return tuple(tuple(runs) for runs in found)
+
+
+def _places(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[int, int]] | None:
+    """Item of an edge -> (row, place in it) of its first token; None where features have no place."""
+    modality = plan.model.module(edge.source).modality
+    if plan.model.module(edge.target).modality != TEXT:
+        return None
+    found: dict[Item, tuple[int, int]] = {}
+    for row, items in enumerate(microbatch.rows):
+        place = 0
+        for item in items:
+            for segment in plan.sample[item.sample].segments:
+                if segment.modality == modality:
+                    found[Item(item.sample, segment.k)] = row, place
+                place += segment.tokens_out
+    return found
