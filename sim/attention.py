@@ -19,14 +19,7 @@ import numpy.typing as npt
 
 from sim.gpu import Floats, activity
 from sim.pieces import LaunchRun, Order, Pieces, Split, UnitTiming, cut, run_launch
-from workbench.cost.collectives import Collective
-from workbench.cost.hardware import Link
-from workbench.cost.model import ELEMENT_BYTES, CostModel
-from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work, attention_flop
 from workbench.graph.layer import Attention
-
-PARTIAL_BYTES = 4  # an unfinished result is kept in float32
-LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,83 +207,3 @@ class _Rank:
             free_s=free_s,
             release_s=release_s,
         )
-
-
-def gpu_of(
-    cost: CostModel,
-    operator: Attention,
-    *,
-    precision: str,
-    num_units: int,
-    tile: tuple[int, int] = (128, 128),
-) -> Gpu:
-    """A GPU that reaches the profile's attention rate when all of its units are busy.
-
-    A tile's time is its FLOP over the unit's share of the rate of a long causal launch;
-    a block also loads its queries and stores its output, a piece of a cut row writes its
-    unfinished float32 result and merging reads it back, at the unit's share of the memory
-    bandwidth; dependent kernels are the profile's shortest kernel apart.
-    """
-    block_q, block_k = tile
-    work = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
-    causal = Attention(
-        name=operator.name,
-        num_heads=operator.num_heads,
-        num_kv_heads=operator.num_kv_heads,
-        head_dim=operator.head_dim,
-        causal=True,
-    )
-    seconds, _ = cost.attention_s(causal, work, Grid(), precision)
-    rate = attention_flop(causal, work, Grid()) / seconds / num_units
-    unit_bytes_per_s = cost.profile.memory_bytes_per_s / num_units
-    row_bytes = block_q * operator.head_dim
-    partial_s = block_q * (operator.head_dim + 1) * PARTIAL_BYTES / unit_bytes_per_s
-    return Gpu(
-        num_units=num_units,
-        timing=UnitTiming(
-            tile_s=4.0 * operator.head_dim * block_q * block_k / rate,
-            block_s=2 * row_bytes * ELEMENT_BYTES[precision] / unit_bytes_per_s,
-            partial_s=partial_s,
-            merge_s=partial_s,
-            launch_s=cost.profile.kernel_floor_s,
-        ),
-    )
-
-
-def backward_gpu(cost: CostModel, forward: Gpu) -> Gpu:
-    """The same GPU in a backward: five products for two, at the profile's backward rate."""
-    timing = forward.timing
-    return Gpu(
-        num_units=forward.num_units,
-        timing=UnitTiming(
-            tile_s=timing.tile_s * ATTENTION_BACKWARD_FLOP / cost.profile.attention_backward_rate,
-            block_s=2 * timing.block_s,  # keys and values in, two gradients out
-            partial_s=2 * timing.partial_s,
-            merge_s=2 * timing.merge_s,
-            launch_s=timing.launch_s,
-        ),
-    )
-
-
-def gather_s(
-    cost: CostModel,
-    operator: Attention,
-    launches: Launches,
-    tokens_by_rank: Sequence[int],
-    *,
-    precision: str,
-    link: Link | None,
-) -> float:
-    """Seconds to gather the keys and values of one launch; shares are padded to the longest.
-
-    Raises:
-        ValueError: several ranks without a link.
-    """
-    num_ranks = len(tokens_by_rank)
-    if num_ranks == 1:
-        return 0.0
-    if link is None:
-        raise ValueError(f"gather over {num_ranks} ranks: want a link, got none")
-    padded = max(tokens_by_rank) * num_ranks
-    num_bytes = 2.0 * padded * launches.kv_heads * operator.head_dim * ELEMENT_BYTES[precision]
-    return cost.collectives.seconds(Collective.ALL_GATHER, num_bytes, num_ranks, link)

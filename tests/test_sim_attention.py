@@ -12,12 +12,10 @@ from sim.attention import (
     Kernel,
     Launches,
     Wires,
-    backward_gpu,
-    gather_s,
-    gpu_of,
     launches_of,
     simulate_attention,
 )
+from sim.attention_price import backward_gpu, gpu_of, wires_of
 from sim.gpu import (
     COMPUTE_UNITS,
     activity,
@@ -49,6 +47,13 @@ TIMING = UnitTiming(tile_s=1.0, block_s=0.5, partial_s=0.25, merge_s=0.25, launc
 SIMPLE = Kernel(order=Order.STATIC, split=Split.NONE)
 OPERATOR = Attention(name="attention", num_heads=32, num_kv_heads=8, head_dim=128, causal=True)
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Compile before hypothesis takes the time of a case."""
+    list_schedule([1.0], 1)
+
 
 durations = st.lists(st.integers(0, 8).map(float), max_size=24)
 units = st.integers(1, 5)
@@ -252,9 +257,10 @@ def test_launches_share_out_heads():
 def test_a_gather_is_padded_to_the_longest_share():
     cost = CostModel(ideal_profile())
     launches = launches_of(OPERATOR)
-    found = gather_s(cost, OPERATOR, launches, (100, 140), precision="bfloat16", link=LINK)
-    assert found == all_gather_s(2 * 280 * 128 * 2, 2, LINK)
-    assert gather_s(cost, OPERATOR, launches, (100,), precision="bfloat16", link=None) == 0.0
+    found = wires_of(cost, OPERATOR, launches, (100, 140), precision="bfloat16", link=LINK)
+    assert found.gather_s == all_gather_s(2 * 280 * 128 * 2, 2, LINK)
+    assert found.scatter_s == all_gather_s(2 * 280 * 128 * 4, 2, LINK)  # gradients in float32
+    assert wires_of(cost, OPERATOR, launches, (100,), precision="bfloat16", link=None) == Wires()
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,7 @@ def test_a_gather_is_padded_to_the_longest_share():
             id="ranks",
         ),
         pytest.param(
-            lambda: gather_s(
+            lambda: wires_of(
                 CostModel(ideal_profile()),
                 OPERATOR,
                 launches_of(OPERATOR),

@@ -1,0 +1,264 @@
+"""Attention times for `price`: masks, token shards and a kernel, simulated at a profile's rates.
+
+What a unit takes comes out of the profile: the rate of a long causal launch, the memory
+bandwidth, the link. Everything else is in `sim.attention`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.attention import Gpu, Kernel, Launches, Wires, launches_of, simulate_attention
+from sim.gpu import Floats, Ints, compute_units
+from sim.pieces import UnitTiming
+from workbench.cost.collectives import Collective
+from workbench.cost.hardware import Link
+from workbench.cost.model import ELEMENT_BYTES, CostModel
+from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work, attention_flop
+from workbench.graph.layer import Attention
+from workbench.graph.model_graph import TEXT
+from workbench.masks.bitfield import Bitfield
+from workbench.masks.builders import sample_bitfield
+from workbench.masks.tiles import PARTIAL, Tiles, classify
+from workbench.plan.attention import AttentionCall, AttentionTime
+from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.price import stage_link
+
+PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
+LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
+TILE = (128, 128)
+
+
+def weights(tiles: Tiles, partial_tile: float = 1.0) -> Floats:
+    """[nnz] work of each tile in full tiles; a partial one, which tests its mask, takes `partial_tile`."""
+    if partial_tile < 1:
+        raise ValueError(f"a partial tile takes at least as long as a full one, got {partial_tile}")
+    return np.where(tiles.kinds == PARTIAL, partial_tile, 1.0).astype(np.float64)
+
+
+def row_tiles(tiles: Tiles, *, num_slots: int = 1, partial_tile: float = 1.0) -> Floats:
+    """[rows, slots] work of every query block in each of `num_slots` equal ranges of key blocks."""
+    if num_slots < 1:
+        raise ValueError(f"slots of key positions: want >= 1, got {num_slots}")
+    row = _rows(tiles)
+    slot = tiles.columns.astype(np.int64) * num_slots // max(1, tiles.num_col_blocks)
+    found = _sums(row * num_slots + slot, weights(tiles, partial_tile), tiles.num_row_blocks * num_slots)
+    return found.reshape(tiles.num_row_blocks, num_slots)
+
+
+def column_tiles(tiles: Tiles, *, partial_tile: float = 1.0) -> Floats:
+    """[key blocks] work of the gradients of every block of keys and values."""
+    return _sums(tiles.columns.astype(np.int64), weights(tiles, partial_tile), tiles.num_col_blocks)
+
+
+def _sums(place: Ints, weight: Floats, length: int) -> Floats:
+    return np.bincount(place, weight, minlength=length).astype(np.float64)
+
+
+def _rows(tiles: Tiles) -> Ints:
+    return np.repeat(np.arange(tiles.num_row_blocks), np.diff(tiles.row_offsets))
+
+
+def owned_tokens(plan: Plan, stage: Stage, microbatch: Microbatch) -> tuple[Ints, ...] | None:
+    """Packed token indices of each context-parallel rank; None where some row has no shard.
+
+    Raises:
+        ValueError: a shard whose blocks do not cover its row.
+    """
+    shards = {
+        shard.row: shard
+        for shard in plan.token_shards
+        if (shard.module, shard.replica, shard.microbatch)
+        == (microbatch.module, microbatch.replica, microbatch.index)
+    }
+    lengths = [sum(plan.sample[item.sample].num_tokens for item in row) for row in microbatch.rows]
+    if stage.cp == 1:
+        return (np.arange(sum(lengths)),)
+    if set(shards) != set(range(len(lengths))):
+        return None
+    owner: list[Ints] = []
+    for row, length in enumerate(lengths):
+        shard = shards[row]
+        if (
+            not (len(shard.owners) - 1) * shard.block_tokens
+            < length
+            <= len(shard.owners) * shard.block_tokens
+        ):
+            raise ValueError(
+                f"token shard of {microbatch.module!r} microbatch {microbatch.index}, row {row}: "
+                f"{len(shard.owners)} blocks of {shard.block_tokens} do not cover {length} tokens"
+            )
+        owner.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), shard.block_tokens)[:length])
+    owners = np.concatenate(owner)
+    return tuple(np.flatnonzero(owners == rank) for rank in range(stage.cp))
+
+
+class SimulatedAttention:
+    """An `AttentionModel`: hand it to `price`.
+
+    Simulates self-attention of the LLM where it is known who owns which tokens (one rank, or
+    token shards for every row); gives None for everything else. Forwards go by blocks of
+    queries; backwards by blocks of keys, with a reduce-scatter of float32 gradients.
+
+    Args:
+        cost: rates, bandwidth and links.
+        kernel: order, split and streams of the launches.
+        num_units: compute units of a GPU; None: as `compute_units` knows the profile's device.
+        kv_heads_per_launch: heads whose keys and values are gathered together; None: all of
+            them without context parallelism, one with it.
+        num_slots: ranges of keys of a fixed split.
+        partial_tile: time of a partial tile over that of a full one.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel,
+        *,
+        kernel: Kernel | None = None,
+        num_units: int | None = None,
+        kv_heads_per_launch: int | None = None,
+        num_slots: int = 1,
+        partial_tile: float = 1.0,
+    ) -> None:
+        self._cost = cost
+        self._kernel = kernel or Kernel()
+        self._num_units = num_units or compute_units(cost.profile.device)
+        self._kv_heads, self._num_slots, self._partial_tile = kv_heads_per_launch, num_slots, partial_tile
+        self._plan: Plan | None = None
+        self._tiles: dict[tuple[object, ...], tuple[tuple[Tiles, ...], tuple[int, ...]] | None] = {}
+        self._known: dict[tuple[object, ...], AttentionTime | None] = {}
+
+    def __call__(self, call: AttentionCall) -> AttentionTime | None:
+        operator, stage, microbatch = call.operator, call.stage, call.microbatch
+        if call.plan.model.module(stage.module).modality != TEXT or operator.num_keys is not None:
+            return None
+        if call.plan is not self._plan:  # what is known is known of one plan
+            self._plan, self._tiles, self._known = call.plan, {}, {}
+        link = stage_link(call.plan.cluster, stage.flat_ranks)
+        shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
+        key = (microbatch.module, microbatch.replica, microbatch.index, stage.cp, stage.tp)
+        if (*key, shape, link) not in self._known:
+            if key not in self._tiles:
+                self._tiles[key] = _rank_tiles(call.plan, stage, microbatch)
+            found = self._tiles[key]
+            self._known[*key, shape, link] = None if found is None else self._time(call, *found, link)
+        return self._known[*key, shape, link]
+
+    def _time(
+        self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
+    ) -> AttentionTime:
+        operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
+        per_launch = self._kv_heads or (1 if stage.cp > 1 else operator.num_kv_heads // stage.tp)
+        launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
+        gpu = gpu_of(self._cost, operator, precision=precision, num_units=self._num_units)
+        wires = wires_of(self._cost, operator, launches, tokens, precision=precision, link=link)
+        rows = [row_tiles(one, num_slots=self._num_slots, partial_tile=self._partial_tile) for one in tiles]
+        columns = [column_tiles(one, partial_tile=self._partial_tile) for one in tiles]
+        forward = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), self._kernel)
+        backward = simulate_attention(columns, launches, backward_gpu(self._cost, gpu), wires, self._kernel)
+        reasons = {"attention simulated: tiles at the rate of a causal launch", "backward of attention"}
+        return AttentionTime(
+            forward_s=forward.makespan_s, backward_s=backward.makespan_s, unmeasured=frozenset(reasons)
+        )
+
+
+def _rank_tiles(
+    plan: Plan, stage: Stage, microbatch: Microbatch
+) -> tuple[tuple[Tiles, ...], tuple[int, ...]] | None:
+    """Tiles and number of tokens of every rank."""
+    owned = owned_tokens(plan, stage, microbatch)
+    if owned is None:
+        return None
+    keys = sample_bitfield([[plan.sample[item.sample] for item in row] for row in microbatch.rows])
+    return rank_tiles(keys, owned), tuple(len(tokens) for tokens in owned)
+
+
+def rank_tiles(keys: Bitfield, owned: Sequence[Ints]) -> tuple[Tiles, ...]:
+    """The tiles of each rank's queries, in ascending packed order, against all keys."""
+    return tuple(classify(keys.take(tokens), keys, *TILE) for tokens in owned)
+
+
+def gpu_of(
+    cost: CostModel,
+    operator: Attention,
+    *,
+    precision: str,
+    num_units: int,
+    tile: tuple[int, int] = (128, 128),
+) -> Gpu:
+    """A GPU that reaches the profile's attention rate when all of its units are busy.
+
+    A tile's time is its FLOP over the unit's share of the rate of a long causal launch;
+    a block also loads its queries and stores its output, a piece of a cut row writes its
+    unfinished float32 result and merging reads it back, at the unit's share of the memory
+    bandwidth; dependent kernels are the profile's shortest kernel apart.
+    """
+    block_q, block_k = tile
+    work = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
+    causal = Attention(
+        name=operator.name,
+        num_heads=operator.num_heads,
+        num_kv_heads=operator.num_kv_heads,
+        head_dim=operator.head_dim,
+        causal=True,
+    )
+    seconds, _ = cost.attention_s(causal, work, Grid(), precision)
+    rate = attention_flop(causal, work, Grid()) / seconds / num_units
+    unit_bytes_per_s = cost.profile.memory_bytes_per_s / num_units
+    row_bytes = block_q * operator.head_dim
+    partial_s = block_q * (operator.head_dim + 1) * PARTIAL_BYTES / unit_bytes_per_s
+    return Gpu(
+        num_units=num_units,
+        timing=UnitTiming(
+            tile_s=4.0 * operator.head_dim * block_q * block_k / rate,
+            block_s=2 * row_bytes * ELEMENT_BYTES[precision] / unit_bytes_per_s,
+            partial_s=partial_s,
+            merge_s=partial_s,
+            launch_s=cost.profile.kernel_floor_s,
+        ),
+    )
+
+
+def backward_gpu(cost: CostModel, forward: Gpu) -> Gpu:
+    """The same GPU in a backward: five products for two, at the profile's backward rate."""
+    timing = forward.timing
+    return Gpu(
+        num_units=forward.num_units,
+        timing=UnitTiming(
+            tile_s=timing.tile_s * ATTENTION_BACKWARD_FLOP / cost.profile.attention_backward_rate,
+            block_s=2 * timing.block_s,  # keys and values in, two gradients out
+            partial_s=2 * timing.partial_s,
+            merge_s=2 * timing.merge_s,
+            launch_s=timing.launch_s,
+        ),
+    )
+
+
+def wires_of(
+    cost: CostModel,
+    operator: Attention,
+    launches: Launches,
+    tokens_by_rank: Sequence[int],
+    *,
+    precision: str,
+    link: Link | None,
+) -> Wires:
+    """Gathering the keys and values of one launch and scattering their float32 gradients.
+
+    Shares are padded to the longest.
+
+
+    Raises:
+        ValueError: several ranks without a link.
+    """
+    num_ranks = len(tokens_by_rank)
+    if num_ranks == 1:
+        return Wires()
+    if link is None:
+        raise ValueError(f"gather over {num_ranks} ranks: want a link, got none")
+    elements = 2.0 * max(tokens_by_rank) * num_ranks * launches.kv_heads * operator.head_dim
+    seconds = cost.collectives.seconds
+    return Wires(
+        gather_s=seconds(Collective.ALL_GATHER, elements * ELEMENT_BYTES[precision], num_ranks, link),
+        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * PARTIAL_BYTES, num_ranks, link),
+    )
