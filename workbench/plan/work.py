@@ -1,26 +1,34 @@
 """What a microbatch works on: tokens and attention area of its packed rows."""
 
-from collections.abc import Callable
+from functools import cache
+
+import numpy as np
 
 from workbench.cost.roofline import RowWork, Work
-from workbench.data.sample import Item, Sample
+from workbench.data.sample import Item, Sample, Segment
 from workbench.graph.model_graph import TEXT, Module
+from workbench.masks.bitfield import Bitfield, concatenate
+from workbench.masks.builders import SAMPLE_MASKS, full, sample_bitfield
+from workbench.masks.tiles import area
 from workbench.plan.plan import Microbatch, Plan, TokenShard
-
-# Keys that query `position` of a sequence of `length` tokens sees.
-_KEYS: dict[str, Callable[[int, int], int]] = {
-    "causal": lambda position, length: position + 1,
-    "full": lambda position, length: length,
-}
-_AREA: dict[str, Callable[[int], int]] = {
-    "causal": lambda length: length * (length + 1) // 2,
-    "full": lambda length: length * length,
-}
 
 
 def attention_area(sample: Sample) -> int:
-    """Query-key pairs of one sample in the LLM; ValueError for a mask without a known area."""
-    return _AREA[_known_mask(sample)](sample.num_tokens)
+    """Query-key pairs of one sample in the LLM; ValueError for a mask without a pattern."""
+    length = sample.num_tokens
+    if sample.mask == "causal":
+        return length * (length + 1) // 2
+    if sample.mask == "full":
+        return length * length
+    if sample.mask not in SAMPLE_MASKS:
+        raise ValueError(f"sample {sample.id}: mask {sample.mask!r}: want one of {', '.join(SAMPLE_MASKS)}")
+    return _masked_area(sample.segments, sample.mask)
+
+
+@cache
+def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
+    field = sample_bitfield([[Sample(0, segments, mask)]])
+    return area(field, field)
 
 
 def work_of(plan: Plan, microbatch: Microbatch) -> Work:
@@ -31,7 +39,8 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     context-parallel rank with the most pairs, so that an even split of it is the slowest
     rank's work.
 
-    Complexity: O(items), plus O(tokens) where token shards are given.
+    Complexity: O(items) for causal and full masks; others, and token shards, go through the
+    tiles of the mask.
     """
     module = plan.model.module(microbatch.module)
     rows = [_row(plan, module, row) for row in microbatch.rows]
@@ -68,12 +77,6 @@ def _item(plan: Plan, module: Module, item: Item) -> tuple[int, int, int]:
     raise ValueError(f"sample {sample.id} has no {module.modality} item {item.k} for module {module.name!r}")
 
 
-def _known_mask(sample: Sample) -> str:
-    if sample.mask not in _AREA:
-        raise ValueError(f"sample {sample.id}: mask {sample.mask!r}: want one of {', '.join(_AREA)}")
-    return sample.mask
-
-
 def _is_of(shard: TokenShard, microbatch: Microbatch) -> bool:
     return (shard.module, shard.replica, shard.microbatch) == (
         microbatch.module,
@@ -86,19 +89,20 @@ def _shares(
     plan: Plan, module: Module, items: tuple[Item, ...], shard: TokenShard | None, num_owners: int
 ) -> list[tuple[float, float]]:
     """[owner] (tokens, pairs) of one row."""
-    keys: list[int] = []
-    for item in items:
-        length = _item(plan, module, item)[0]
-        mask = _known_mask(plan.sample[item.sample]) if module.modality == TEXT else "full"
-        keys += [_KEYS[mask](position, length) for position in range(length)]
     if shard is None:
-        return [(len(keys) / num_owners, sum(keys) / num_owners)] * num_owners
-    shares = [(0.0, 0.0)] * num_owners
-    for block, owner in enumerate(shard.owners):
-        owned = keys[block * shard.block_tokens : (block + 1) * shard.block_tokens]
-        tokens, pairs = shares[owner]
-        shares[owner] = (tokens + len(owned), pairs + sum(owned))
-    return shares
+        whole = _row(plan, module, items)
+        return [(whole.tokens_in / num_owners, whole.attention_area / num_owners)] * num_owners
+    field = _field(plan, module, items)
+    owners = np.repeat(np.asarray(shard.owners), shard.block_tokens)[: len(field)]
+    owned = [np.flatnonzero(owners == owner) for owner in range(num_owners)]
+    return [(float(len(tokens)), float(area(field.take(tokens), field))) for tokens in owned]
+
+
+def _field(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:
+    """Who sees whom in one row."""
+    if module.modality == TEXT:
+        return sample_bitfield([[plan.sample[item.sample] for item in items]])
+    return concatenate([full(_item(plan, module, item)[0]) for item in items])
 
 
 def _owned(row: RowWork, share: tuple[float, float], num_owners: int) -> RowWork:
