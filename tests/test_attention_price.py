@@ -1,0 +1,204 @@
+"""Attention's time given from outside: what `price` does with it, and what the simulation gives."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.attention import Kernel, Launches, Wires, simulate_attention
+from sim.attention_price import (
+    SimulatedAttention,
+    column_tiles,
+    gpu_of,
+    owned_tokens,
+    rank_tiles,
+    row_tiles,
+    weights,
+)
+from sim.pieces import Order, Split
+from tests.plans import finish
+from workbench.balance.tokens import contiguous, longest_first, zigzag
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
+from workbench.data.sample import Sample, Segment
+from workbench.graph.layer import Attention, Layer, LayerKind, Matmul
+from workbench.graph.model_graph import ModelGraph, Module
+from workbench.masks.bitfield import dense
+from workbench.masks.builders import causal, full, sample_bitfield
+from workbench.masks.tiles import classify, row_work
+from workbench.plan.attention import AttentionTime
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Stage, TokenShard
+from workbench.plan.price import price
+
+HEADS = Attention(name="attention", num_heads=4, num_kv_heads=2, head_dim=64, causal=True)
+BLOCK = 128
+LENGTH = 8 * BLOCK
+
+
+def linear(name: str) -> Matmul:
+    return Matmul(name=name, in_features=256, out_features=256)
+
+
+def llm(trainable: bool = True) -> ModelGraph:
+    layers = tuple(
+        Layer(
+            name=f"block.{index}",
+            kind=LayerKind.BLOCK,
+            operators=(linear("qkv"), HEADS, linear("out")),
+            out_width=256,
+            trainable=trainable,
+        )
+        for index in range(2)
+    )
+    return ModelGraph(name="llm", modules=(Module(name="llm", modality="text", layers=layers),), edges=())
+
+
+def plan_of(cp: int = 1, owners=None, *, mask: str = "causal") -> Plan:
+    segments = (Segment("text", 0, LENGTH - 256, LENGTH - 256), Segment("image", 0, 256, 256))
+    stage = Stage(id=0, module="llm", replica=0, layers=(0, 2), ranks=tuple((rank,) for rank in range(cp)))
+    plan = finish(llm(), [Sample(0, segments, mask)], [stage])
+    if owners is None:
+        return plan
+    shard = TokenShard(
+        module="llm", replica=0, microbatch=0, row=0, block_tokens=BLOCK, owners=tuple(map(int, owners))
+    )
+    return replace(plan, token_shards=(shard,))
+
+
+def cost_of(flop_per_s: float = 1e9) -> CostModel:
+    return CostModel(ideal_profile(flop_per_s=flop_per_s, bytes_per_s=1e9))
+
+
+def prices(plan: Plan, attention=None) -> dict[str, float]:
+    return {str(a): s for a, s in price(lower(plan), cost_of(), attention=attention).durations_s.items()}
+
+
+def test_without_an_answer_prices_are_those_of_the_cost_model():
+    plan = plan_of()
+    assert prices(plan, attention=lambda _: None) == prices(plan)
+
+
+def test_given_times_replace_those_of_the_cost_model():
+    """Two layers; the first layer's attention lies between its first weights and its output."""
+    plan = plan_of()
+    free = prices(plan, attention=lambda _: AttentionTime(forward_s=0.0, backward_s=0.0))
+    given = prices(plan, attention=lambda _: AttentionTime(forward_s=2.0, backward_s=5.0))
+    assert given["0F0"] - free["0F0"] == pytest.approx(2 * 2.0)
+    assert given["0B0"] - free["0B0"] == pytest.approx(2 * 5.0)
+    assert free["0F0"] < prices(plan)["0F0"]
+
+
+def test_reasons_reach_the_price():
+    time = AttentionTime(forward_s=0.0, backward_s=0.0, unmeasured=frozenset({"a guess"}))
+    assert "a guess" in price(lower(plan_of()), cost_of(), attention=lambda _: time).unmeasured
+
+
+def test_the_model_is_told_which_attention_it_prices():
+    plan = plan_of()
+    calls = []
+    prices(plan, attention=calls.append)
+    assert {call.operator for call in calls} == {HEADS}
+    assert {(call.stage.id, call.microbatch.index) for call in calls} == {(0, 0)}
+    assert all(call.plan is plan for call in calls)
+
+
+def test_negative_times_are_refused():
+    with pytest.raises(ValueError, match="attention: want times >= 0"):
+        AttentionTime(forward_s=-1.0, backward_s=0.0)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 4])
+def test_tiles_by_row_slot_and_column(num_slots):
+    """Of 8 x 8 causal tiles, row i has i + 1 and column j has 8 - j; partial ones are the diagonal."""
+    tiles = classify(causal(LENGTH), causal(LENGTH), BLOCK, BLOCK)
+    rows = row_tiles(tiles, num_slots=num_slots, partial_tile=1.5)
+    assert rows.shape == (8, num_slots)
+    assert rows.sum(axis=1).tolist() == [i + 1.5 for i in range(8)]
+    for row, slots in enumerate(rows):
+        width = 8 // num_slots
+        full_tiles = [min(max(row - slot * width, 0), width) for slot in range(num_slots)]
+        full_tiles[row // width] += 1.5
+        assert slots.tolist() == full_tiles
+    assert column_tiles(tiles).tolist() == [8 - j for j in range(8)]
+    assert weights(tiles).sum() == row_work(tiles).sum() == 36
+
+
+def test_ranks_own_the_tokens_of_their_blocks():
+    owners = (0, 1, 1, 0, 1, 0, 0, 1)
+    plan = plan_of(2, owners)
+    found = owned_tokens(plan, plan.stages[0], plan.microbatches[0])
+    assert [tokens.tolist() for tokens in found] == [
+        [t for t in range(LENGTH) if owners[t // BLOCK] == rank] for rank in range(2)
+    ]
+    nobody = plan_of(2)
+    assert owned_tokens(nobody, nobody.stages[0], nobody.microbatches[0]) is None
+    short = replace(plan, token_shards=(replace(plan.token_shards[0], owners=owners[:7]),))
+    with pytest.raises(ValueError, match="row 0: 7 blocks of 128 do not cover 1024 tokens"):
+        owned_tokens(short, short.stages[0], short.microbatches[0])
+
+
+@pytest.mark.parametrize("mask", ["causal", "full", "multimodal", "gemma"])
+def test_tiles_of_the_ranks_are_those_of_the_mask(mask):
+    plan = plan_of(mask=mask)
+    field = sample_bitfield([plan.batch])
+    owned = [
+        np.concatenate([np.arange(r * BLOCK, (r + 1) * BLOCK) for r in rows]) for rows in ([0, 3, 7], [5])
+    ]
+    for tokens, tiles in zip(owned, rank_tiles(field, owned), strict=True):
+        seen = dense(field.take(tokens), field).reshape(-1, BLOCK, LENGTH // BLOCK, BLOCK).any(axis=(1, 3))
+        assert row_tiles(tiles)[:, 0].tolist() == seen.sum(axis=1).tolist()
+        assert column_tiles(tiles).tolist() == seen.sum(axis=0).tolist()
+
+
+def test_a_stage_takes_what_its_slowest_rank_takes():
+    """Causal over two ranks: contiguous gives one of them 26 of 36 tiles, zigzag 18."""
+    cost = cost_of()
+    model = SimulatedAttention(cost, num_units=1, kernel=Kernel(order=Order.STATIC, split=Split.NONE))
+    work = np.arange(1, 9)
+    seconds = {}
+    for policy in (contiguous, zigzag, longest_first):
+        plan = plan_of(2, policy(work, 2))
+        seconds[policy] = (
+            prices(plan, model)["0F0"]
+            - prices(plan, lambda _: AttentionTime(forward_s=0, backward_s=0))["0F0"]
+        )
+    tile_s = gpu_of(cost, HEADS, precision="float32", num_units=1).timing.tile_s
+    # 4 heads, 2 layers; the gathers and the blocks' loads and stores come on top.
+    assert seconds[contiguous] == pytest.approx(26 * 4 * 2 * tile_s, rel=0.05)
+    assert seconds[zigzag] == pytest.approx(18 * 4 * 2 * tile_s, rel=0.05)
+    assert seconds[longest_first] == pytest.approx(seconds[zigzag], rel=1e-9)
+
+
+def test_without_shards_the_cost_model_prices_context_parallelism():
+    plan = plan_of(2)
+    assert prices(plan, SimulatedAttention(cost_of(), num_units=1)) == prices(plan)
+
+
+def test_one_rank_needs_no_shard_and_its_mask_counts():
+    model = SimulatedAttention(cost_of(), num_units=4)
+    by_mask = {mask: prices(plan_of(mask=mask), model)["0F0"] for mask in ("causal", "full")}
+    assert by_mask["full"] > by_mask["causal"]
+    cost = cost_of()
+    gpu = gpu_of(cost, HEADS, precision="float32", num_units=4)
+    (tiles,) = rank_tiles(full(LENGTH), [np.arange(LENGTH)])
+    alone = simulate_attention(
+        [row_tiles(tiles)], Launches(count=1, heads=4, kv_heads=2), gpu, Wires(), Kernel()
+    )
+    free = prices(plan_of(mask="full"), lambda _: AttentionTime(forward_s=0, backward_s=0))["0F0"]
+    assert by_mask["full"] - free == pytest.approx(2 * alone.makespan_s)
+
+
+def test_answers_hold_for_one_plan():
+    model = SimulatedAttention(cost_of(), num_units=1)
+    first = prices(plan_of(2, zigzag(np.ones(8), 2)), model)
+    prices(plan_of(2, (0,) * 7 + (1,)), model)
+    assert prices(plan_of(2, zigzag(np.ones(8), 2)), model) == first
+
+
+def test_a_partial_tile_is_no_cheaper_than_a_full_one():
+    tiles = classify(causal(LENGTH), causal(LENGTH), BLOCK, BLOCK)
+    with pytest.raises(ValueError, match="at least as long as a full one"):
+        weights(tiles, 0.5)
+    with pytest.raises(ValueError, match="slots of key positions: want >= 1, got 0"):
+        row_tiles(tiles, num_slots=0)
