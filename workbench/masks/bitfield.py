@@ -49,7 +49,7 @@ class Bitfield:
         segment: int32[T], the packed document it is part of; -1 is padding.
         position: int32[T], its place in the packed sequence, >= 0.
         first: int32[T], the lowest key position it sees, >= 0.
-        always: uint64[T], the groups it sees below `first` too (of those it may attend to).
+        always: uint64[T], the groups whose keys stay visible below `first`, if rules 1 to 3 let them.
 
     Raises:
         ValueError: lengths differ, an array is not one-dimensional or not integral, a bit above 60 is
