@@ -1,0 +1,125 @@
+"""Ring attention: keys and values travel round the ranks, block by block, while each computes.
+
+A baseline: after as many steps as ranks every query has seen every key. A step takes as long as
+its slowest rank, so what a mask leaves out saves nothing unless all ranks leave it out at once;
+blocks of which a rank sees nothing are not computed. In the backward the gradients of keys and
+values travel with them, and are home after the last step.
+
+Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers", Algorithm 1.
+Differs: any mask and any token lists, padded to the longest; the papers' are causal or full.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from runtime.attention_block import attend, attend_backward, merge, wide
+from runtime.context_group import ContextGroup, Pending
+from runtime.context_parallel import check_members
+from runtime.token_shares import TokenShares
+
+# Shape suffixes: T = own tokens, N = tokens of the longest list, H = query heads,
+# G = key/value heads, D = head width.
+
+
+@dataclass(frozen=True, slots=True)
+class RingAttention:
+    """Attention of one microbatch on one rank; shares and group as in `GatheredAttention`."""
+
+    shares: TokenShares
+    group: ContextGroup
+    _masks: dict[tuple[int, int | None], Tensor | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        check_members(self.shares, self.group)
+
+    def attend(
+        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
+        output: Tensor = _Ring.apply(q_HTD, k_GTD, v_GTD, _Call(self, window, scale))  # type: ignore[no-untyped-call]
+        return output
+
+    def block(self, step: int) -> int:
+        """Whose keys are here at a step: at first the own, then those of the member before."""
+        return (self.shares.member - step) % self.group.size
+
+    def mask(self, member: int, window: int | None, device: torch.device) -> Tensor | None:
+        """[T, keys of that member]; None where no own query sees any of them."""
+        key = member, window
+        if key not in self._masks:
+            visible = self.shares.visible(self.shares.own, self.shares.held[member], window)
+            self._masks[key] = torch.from_numpy(visible).to(device) if visible.any() else None
+        return self._masks[key]
+
+
+class _Call(NamedTuple):
+    attention: RingAttention
+    window: int | None
+    scale: float
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, call: _Call) -> Tensor:
+        ring, dtype = call.attention, wide(q_HTD.dtype)
+        y_HTD = q_HTD.new_zeros(q_HTD.shape, dtype=dtype)
+        lse_HT = y_HTD.new_full(y_HTD.shape[:2], float("-inf"))
+        here = _padded(torch.stack((k_GTD, v_GTD)), ring)
+        for step in range(ring.group.size):
+            moves: tuple[Pending, ...] = ()
+            following = here
+            if step + 1 < ring.group.size:
+                following = torch.empty_like(here)
+                moves = ring.group.pass_on(following, here)
+            member = ring.block(step)
+            mask = ring.mask(member, call.window, q_HTD.device)
+            if mask is not None:
+                k, v = here[:, :, : mask.shape[1]]
+                y_HTD, lse_HT = merge((y_HTD, lse_HT), attend(q_HTD, k, v, mask, call.scale))
+            for move in moves:
+                move.wait()
+            here = following
+        output = y_HTD.to(q_HTD.dtype)
+        ctx.save_for_backward(q_HTD, k_GTD, v_GTD, output, lse_HT)
+        ctx.call = call
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_HTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q_HTD, k_GTD, v_GTD, y_HTD, lse_HT = ctx.saved_tensors
+        call: _Call = ctx.call
+        ring = call.attention
+        here = _padded(torch.stack((k_GTD, v_GTD)), ring)
+        dq_HTD = torch.zeros_like(q_HTD, dtype=wide(q_HTD.dtype))
+        sums = torch.zeros_like(here, dtype=dq_HTD.dtype)  # of the block that is here
+        for step in range(ring.group.size):
+            moves: tuple[Pending, ...] = ()
+            following = here
+            if step + 1 < ring.group.size:
+                following = torch.empty_like(here)
+                moves = ring.group.pass_on(following, here)
+            mask = ring.mask(ring.block(step), call.window, q_HTD.device)
+            if mask is not None:
+                k, v = here[:, :, : mask.shape[1]]
+                dq, dk, dv = attend_backward(dy_HTD, (q_HTD, k, v, y_HTD, lse_HT), mask, call.scale)
+                dq_HTD += dq
+                sums[:, :, : mask.shape[1]] += torch.stack((dk, dv))
+            passed = torch.empty_like(sums)
+            for move in (*moves, *ring.group.pass_on(passed, sums)):
+                move.wait()
+            here, sums = following, passed
+        dk_GTD, dv_GTD = sums[:, :, : k_GTD.shape[1]].to(k_GTD.dtype)
+        return dq_HTD.to(q_HTD.dtype), dk_GTD, dv_GTD, None
+
+
+def _padded(keys_values: Tensor, ring: RingAttention) -> Tensor:
+    """[2, G, N, D]."""
+    missing = ring.shares.most_held - keys_values.shape[2]
+    return torch.nn.functional.pad(keys_values, (0, 0, 0, missing))

@@ -1,0 +1,182 @@
+"""Context-parallel attention: outputs and gradients of one process, for any owners and any mask."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.all_to_all_attention import AllToAllAttention
+from runtime.attention_block import attend, attend_backward, merge
+from runtime.context_group import ContextGroup
+from runtime.context_parallel import GatheredAttention
+from runtime.pool import Place, Pool
+from runtime.ring_attention import RingAttention
+from runtime.token_shares import TokenShares
+from workbench.masks.bitfield import Bitfield, concatenate, dense, padding
+from workbench.masks.builders import (
+    Mixture,
+    causal,
+    encoder_embedded,
+    encoder_prepended,
+    full,
+    multimodal_packed,
+)
+
+torch.set_num_threads(1)
+HEADS, KV_HEADS, WIDTH, LENGTH = 8, 4, 4, 50
+SCALE = 0.3
+SMALL = Mixture(shares=(0.3, 0.2), spans=(7, 4))
+MASKS = {
+    "causal": lambda: causal(LENGTH),
+    "full": lambda: full(LENGTH),
+    "ep": lambda: encoder_prepended(LENGTH, seed=1, mixture=SMALL),
+    "ee": lambda: encoder_embedded(LENGTH, seed=2, mixture=SMALL),
+    "mp": lambda: multimodal_packed(LENGTH, seed=3, documents=3, mixture=SMALL),
+    "padding": lambda: concatenate((causal(LENGTH - 6), padding(6))),
+}
+METHODS = {"gathered": GatheredAttention, "ring": RingAttention, "all-to-all": AllToAllAttention}
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # output, then of queries, keys and values
+
+
+def owners_of(name: str, ranks: int) -> np.ndarray:
+    """[LENGTH] owners of single tokens."""
+    token = np.arange(LENGTH)
+    chunk = token // -(-LENGTH // (2 * ranks))
+    return {
+        "contiguous": token * ranks // LENGTH,
+        "zigzag": np.minimum(chunk, 2 * ranks - 1 - chunk),
+        "stripe": token // 3 % ranks,
+        "random": np.random.default_rng(4).integers(0, ranks, LENGTH),
+        "lopsided": np.where(token < 40, ranks - 1, 1),  # others have nothing
+    }[name]
+
+
+def tensors(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values and the gradient of the output."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (
+        (HEADS, LENGTH, WIDTH),
+        (KV_HEADS, LENGTH, WIDTH),
+        (KV_HEADS, LENGTH, WIDTH),
+        (HEADS, LENGTH, WIDTH),
+    )
+    q, k, v, dy = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    return q, k, v, dy
+
+
+def one_process(mask: Bitfield, dtype: torch.dtype = torch.float64) -> Gradients:
+    q, k, v, dy = tensors(dtype)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    seen = torch.from_numpy(dense(mask, mask))
+    y = functional.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=seen, scale=SCALE, enable_gqa=True
+    )[0]
+    y.backward(dy)
+    return (y.detach(), *(leaf.grad for leaf in leaves))
+
+
+def on_ranks(place: Place, cases: list[tuple[str, str, str]], dtype: torch.dtype) -> list[Gradients]:
+    group = ContextGroup(tuple(range(place.size)), place.process, dist.group.WORLD)
+    return [run(group, *case, dtype) for case in cases]
+
+
+def run(group: ContextGroup, method: str, owners: str, mask: str, dtype: torch.dtype) -> Gradients:
+    """What this rank has of output and gradients."""
+    owner_of = owners_of(owners, group.size)
+    owned = tuple(np.flatnonzero(owner_of == member) for member in range(group.size))
+    shares = TokenShares(mask=MASKS[mask](), owned=owned, member=group.member)
+    q, k, v, dy = (shares.own_of(x.transpose(0, 1), 0.0).transpose(0, 1) for x in tensors(dtype))
+    leaves = [x.contiguous().requires_grad_() for x in (q, k, v)]
+    y = METHODS[method](shares, group).attend(*leaves, scale=SCALE)
+    y.backward(dy)
+    kept = len(owned[group.member])  # nothing of a padding token
+    return tuple(x.detach()[:, :kept] for x in (y, *(leaf.grad for leaf in leaves)))
+
+
+def assembled(parts: list[Gradients], owners: str) -> Gradients:
+    owner_of = owners_of(owners, len(parts))
+    order = np.argsort(np.concatenate([np.flatnonzero(owner_of == member) for member in range(len(parts))]))
+    return tuple(torch.cat(pieces, 1)[:, order] for pieces in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_and_gradients_are_those_of_one_process(method: str, ranks: int, pool: Pool) -> None:
+    owners = ["contiguous", "zigzag", "stripe", "random", "lopsided"]
+    cases = [(method, who, mask) for who, mask in product(owners, MASKS)]
+    results = pool.run(on_ranks, ranks, cases, torch.float64)
+    expected = {mask: one_process(build()) for mask, build in MASKS.items()}
+    for index, (_, who, mask) in enumerate(cases):
+        whole = assembled([result[index] for result in results], who)
+        for name, ours, theirs in zip(("y", "dq", "dk", "dv"), whole, expected[mask], strict=True):
+            error = (ours - theirs).norm() / theirs.norm()
+            assert error <= 1e-13, f"{name} with {who} owners and mask {mask}"
+
+
+def test_bfloat16_sums_in_float32(pool: Pool) -> None:
+    """Error against float64 at most twice that of the same type in one process."""
+    cases = [("gathered", "zigzag", "ee"), ("ring", "zigzag", "ee")]
+    results = pool.run(on_ranks, 2, cases, torch.bfloat16)
+    exact = one_process(MASKS["ee"]())
+    same_type = one_process(MASKS["ee"](), torch.bfloat16)
+    for index in range(len(cases)):
+        whole = assembled([result[index] for result in results], "zigzag")
+        for ours, theirs, truth in zip(whole, same_type, exact, strict=True):
+            assert ours.dtype is torch.bfloat16
+            assert (ours - truth).norm() <= 2 * (theirs - truth).norm()
+
+
+def test_a_query_without_a_key_gives_zero_and_finite_gradients() -> None:
+    q, k, v, dy = tensors(torch.float64)
+    mask = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    mask[3, 5] = True
+    y, lse = attend(q, k, v, mask, SCALE)
+    dq, dk, dv = attend_backward(dy, (q, k, v, y, lse), mask, SCALE)
+    assert y[:, 4].abs().max() == 0
+    assert torch.equal(y[0, 3], v[0, 5])
+    assert all(x.isfinite().all() for x in (dq, dk, dv))
+    assert dv[:, 6].abs().max() == 0
+
+
+def test_merging_halves_of_the_keys_is_attending_to_all() -> None:
+    q, k, v, _ = tensors(torch.float64)
+    mask = torch.from_numpy(dense(MASKS["ee"](), MASKS["ee"]()))
+    halves = [
+        attend(q, k[:, part], v[:, part], mask[:, part], SCALE) for part in (slice(20), slice(20, None))
+    ]
+    y, lse = merge(*halves)
+    whole_y, whole_lse = attend(q, k, v, mask, SCALE)
+    assert torch.allclose(y, whole_y, rtol=1e-12)
+    assert torch.allclose(lse, whole_lse, rtol=1e-12)
+
+
+def group_of(size: int, member: int = 0) -> ContextGroup:
+    return ContextGroup(tuple(range(size)), member, None)
+
+
+def test_bad_input_names_the_value() -> None:
+    owned = (np.arange(3), np.arange(3, 5))
+    with pytest.raises(ValueError, match=r"hold every one of the 6 tokens exactly once, got \[3, 2\] tokens"):
+        TokenShares(mask=causal(6), owned=owned)
+    with pytest.raises(ValueError, match=r"exactly once, got \[3, 3\] tokens, 4 different"):
+        TokenShares(mask=causal(6), owned=(np.arange(3), np.arange(1, 4)))
+    with pytest.raises(ValueError, match=r"member must be 0\.\.1, got 2"):
+        TokenShares(mask=causal(5), owned=owned, member=2)
+    shares = TokenShares(mask=causal(5), owned=owned)
+    with pytest.raises(ValueError, match="member 0 of 2 do not fit a group where this is member 1 of 3"):
+        GatheredAttention(shares, group_of(3, 1))
+    with pytest.raises(ValueError, match="chunks must be of >= 1 head, got 0"):
+        GatheredAttention(shares, group_of(2), chunk_heads=0)
+    q, k, v, _ = tensors(torch.float64)
+    with pytest.raises(ValueError, match="ranks must divide the 3 key/value heads, got 2 ranks"):
+        AllToAllAttention(shares, group_of(2)).attend(q, k[:3], v[:3], scale=SCALE)
+
+
+def test_windows_count_positions_up_to_the_querys_own() -> None:
+    shares = TokenShares(mask=causal(6), owned=(np.array([1, 4]), np.array([0, 2, 3, 5])))
+    seen = shares.visible(shares.own, np.arange(6), 2)
+    assert seen.astype(int).tolist() == [[1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0]]
