@@ -1,8 +1,13 @@
 """Fixtures that all tests share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+# Kernels run under Triton's interpreter where there is no GPU; read when anything first imports triton.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 from runtime.pool import Pool
 

@@ -1,0 +1,1 @@
+"""Triton kernels, each beside a plain PyTorch reference; they know nothing of plans and models."""

@@ -1,0 +1,1 @@
+"""Attention under a bitfield mask, skipping empty tiles."""

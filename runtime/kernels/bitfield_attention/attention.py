@@ -1,0 +1,252 @@
+"""Bitfield attention for autograd: what callers import."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from runtime.kernels.bitfield_attention.backward_keys import keys_gradient
+from runtime.kernels.bitfield_attention.backward_queries import queries_gradient, row_sums
+from runtime.kernels.bitfield_attention.forward import forward, forward_kernel
+from runtime.kernels.bitfield_attention.launch import Launch, LaunchShape, make_launch, resident_tasks
+from runtime.kernels.bitfield_attention.mask import KernelMask
+from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
+from runtime.kernels.bitfield_attention.tilings import Pass, Tiling, tiling
+
+# Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
+
+
+class Backward(Enum):
+    """How dQ is summed over key blocks."""
+
+    FUSED = "one pass over key blocks, dQ by float32 atomics"
+    DETERMINISTIC = "two passes, no atomics: the same bits in every run"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What changes speed and rounding, never meaning.
+
+    Args:
+        backward: how gradients are accumulated.
+        split: whether long lists are cut into pieces that run side by side.
+        tilings: overrides of the table of tilings, for tuning.
+    """
+
+    backward: Backward = Backward.FUSED
+    split: Split | FixedSplit = Split.WHERE_IT_PAYS
+    tilings: tuple[tuple[Pass, Tiling], ...] = ()
+
+
+DEFAULT = Options()
+
+
+def bitfield_attention(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    mask: KernelMask,
+    plan: KernelPlan,
+    *,
+    scale: float | None = None,
+    options: Options = DEFAULT,
+) -> Tensor:
+    """Softmax attention over the keys each query attends to; differentiable in q, k and v.
+
+    The mask holds for every row of the batch and every head. Query head h reads key/value head
+    h // (H // G). A query that attends to nothing gets zeros and gives no gradient.
+
+    Args:
+        q_BHQD, k_BGKD, v_BGKD: bf16, fp16 or fp32 with D of 64, 128 or 256, any strides but D's.
+        mask, plan: of the same queries and keys, on the same device.
+        scale: of the products, > 0; None is 1 / sqrt(D).
+
+    Returns:
+        [B, H, Q, D] in the dtype of q, laid out as [B, Q, H, D].
+
+    Raises:
+        ValueError: shapes that do not fit, an unsupported head width, dtype or device.
+    """
+    out, _ = attention_with_lse(q_BHQD, k_BGKD, v_BGKD, mask, plan, scale=scale, options=options)
+    return out
+
+
+def attention_with_lse(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    mask: KernelMask,
+    plan: KernelPlan,
+    *,
+    scale: float | None = None,
+    options: Options = DEFAULT,
+) -> tuple[Tensor, Tensor]:
+    """As `bitfield_attention`, with the natural-log sums [B, H, Q] float32, which carry no gradient."""
+    check_attention(q_BHQD, k_BGKD, v_BGKD, mask, plan)
+    scale = 1 / math.sqrt(q_BHQD.shape[-1]) if scale is None else scale
+    if scale <= 0:
+        raise ValueError(f"scale must be > 0, got {scale}")
+    out, lse = _Attention.apply(q_BHQD, k_BGKD, v_BGKD, mask, plan, scale, options)
+    return out, lse
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: KernelMask,
+        plan: KernelPlan,
+        scale: float,
+        options: Options,
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (_dense_rows(x) for x in (q, k, v))
+        out, lse = attention_forward(q, k, v, mask, plan, scale, options)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mask, ctx.plan, ctx.scale, ctx.options = mask, plan, scale, options
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        gradients = attention_backward(q, k, v, out, lse, do, ctx.mask, ctx.plan, ctx.scale, ctx.options)
+        return *gradients, None, None, None, None
+
+
+def attention_forward(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    mask: KernelMask,
+    plan: KernelPlan,
+    scale: float,
+    options: Options = DEFAULT,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sums outside autograd, for callers that order the passes themselves."""
+    tile = _tile(Pass.FORWARD, q_BHQD, plan, options)
+    launch = _row_launch(q_BHQD, plan, tile, options)
+    return forward(q_BHQD, k_BGKD, v_BGKD, mask, plan, launch, tile, scale)
+
+
+def attention_backward(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    out_BHQD: Tensor,
+    lse_BHQ: Tensor,
+    do_BHQD: Tensor,
+    mask: KernelMask,
+    plan: KernelPlan,
+    scale: float,
+    options: Options = DEFAULT,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV from what `attention_forward` returned."""
+    do_BHQD = _dense_rows(do_BHQD)
+    lse2, delta = row_sums(out_BHQD, do_BHQD, lse_BHQ)
+    inputs = (q_BHQD, k_BGKD, v_BGKD, do_BHQD, lse2, delta, mask, plan)
+    if options.backward is Backward.FUSED:
+        tile = _tile(Pass.FUSED, q_BHQD, plan, options)
+        dq32 = torch.zeros(q_BHQD.shape, dtype=torch.float32, device=q_BHQD.device)
+        columns = _column_launch(q_BHQD, k_BGKD, plan, tile, options)
+        dk, dv = keys_gradient(*inputs, columns, tile, scale, dq32)
+        return dq32.to(q_BHQD.dtype), dk, dv
+    tile = _tile(Pass.QUERIES, q_BHQD, plan, options)
+    dq = queries_gradient(*inputs, _row_launch(q_BHQD, plan, tile, options), tile, scale)
+    tile = _tile(Pass.KEYS, q_BHQD, plan, options)
+    columns = _column_launch(q_BHQD, k_BGKD, plan, tile, options)
+    dk, dv = keys_gradient(*inputs, columns, tile, scale, None)
+    return dq, dk, dv
+
+
+def check_attention(
+    q_BHQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask: KernelMask, plan: KernelPlan
+) -> None:
+    """Refuse what the kernels cannot do. There is no fallback.
+
+    Raises:
+        ValueError: naming the thing, the rule and the value.
+    """
+    if any(x.ndim != 4 for x in (q_BHQD, k_BGKD, v_BGKD)):
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q_BHQD, k_BGKD, v_BGKD))
+        raise ValueError(f"q, k, v: want [batch, heads, tokens, head dim], got {shapes}")
+    batch, heads, num_queries, width = q_BHQD.shape
+    kv_heads = k_BGKD.shape[1]
+    if k_BGKD.shape != v_BGKD.shape or k_BGKD.shape[0] != batch or k_BGKD.shape[3] != width:
+        raise ValueError(
+            f"k and v: want equal shapes with batch {batch} and head dim {width}, got "
+            f"{tuple(k_BGKD.shape)} and {tuple(v_BGKD.shape)}"
+        )
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"query heads: want a multiple of {kv_heads} key/value heads, got {heads}")
+    if not q_BHQD.dtype == k_BGKD.dtype == v_BGKD.dtype:
+        raise ValueError(f"q, k, v: want one dtype, got {q_BHQD.dtype}, {k_BGKD.dtype}, {v_BGKD.dtype}")
+    if not q_BHQD.device == k_BGKD.device == v_BGKD.device == mask.device:
+        raise ValueError(
+            f"q, k, v, mask: want one device, got {q_BHQD.device}, {k_BGKD.device}, "
+            f"{v_BGKD.device}, {mask.device}"
+        )
+    tokens = (num_queries, k_BGKD.shape[2])
+    for name, have in (
+        ("mask", (mask.num_queries, mask.num_keys)),
+        ("plan", (plan.num_queries, plan.num_keys)),
+    ):
+        if have != tokens:
+            raise ValueError(
+                f"{name}: made for {have[0]} queries and {have[1]} keys, "
+                f"q and k have {tokens[0]} and {tokens[1]}"
+            )
+    tiling(Pass.FORWARD, width, q_BHQD.dtype, q_BHQD.device, plan.block_q, plan.block_k)
+    interpreted = not isinstance(forward_kernel, triton.runtime.JITFunction)
+    if q_BHQD.device.type != "cuda" and not interpreted:
+        raise ValueError(f"device: Triton kernels want cuda, got {q_BHQD.device}; reference.py runs anywhere")
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """The kernels step through the last dim by one; every other stride is free."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _tile(which: Pass, q: Tensor, plan: KernelPlan, options: Options) -> Tiling:
+    for overridden, tile in options.tilings:
+        if overridden is which:
+            return tile
+    return tiling(which, q.shape[-1], q.dtype, q.device, plan.block_q, plan.block_k)
+
+
+def _row_launch(q: Tensor, plan: KernelPlan, tile: Tiling, options: Options) -> Launch:
+    num_heads = q.shape[0] * q.shape[1] * (plan.block_q // tile.block_m)
+    shape = LaunchShape(
+        by_column=False,
+        repeat=1,
+        num_heads=num_heads,
+        slots=resident_tasks(q.device, tile.num_warps),
+        split=options.split,
+    )
+    return _launch(plan, shape, q.device)
+
+
+def _column_launch(q: Tensor, k: Tensor, plan: KernelPlan, tile: Tiling, options: Options) -> Launch:
+    num_heads = k.shape[0] * k.shape[1] * (plan.block_k // tile.block_n)
+    shape = LaunchShape(
+        by_column=True,
+        repeat=q.shape[1] // k.shape[1],
+        num_heads=num_heads,
+        slots=resident_tasks(q.device, tile.num_warps),
+        split=options.split,
+    )
+    return _launch(plan, shape, q.device)
+
+
+def _launch(plan: KernelPlan, shape: LaunchShape, device: torch.device) -> Launch:
+    if shape not in plan.launches:
+        lists = plan.columns if shape.by_column else plan.rows
+        plan.launches[shape] = make_launch(lists.num_full, lists.num_partial, shape, device)
+    return plan.launches[shape]

@@ -1,0 +1,340 @@
+"""Triton backward pass by key blocks: dK and dV in registers, and dQ by atomics where asked.
+
+Works on the transposed scores [N, M], so that neither P nor dS is transposed for dV and dK. With
+dQ that is five products per tile (10 D FLOP per attended pair and head); float32 atomics make dQ
+depend on the order of arrival in its last bits. Without dQ the result is the same in every run.
+
+A task walks the list of its key block once for every query head of the group: entry i of the
+FULL part is tile i % n of head i // n. So one cut splits a long column and a wide group alike.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.bitfield_attention.combine import combine_sum
+from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.mask import KernelMask
+from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tilings import Tiling
+from runtime.kernels.bitfield_attention.tokens import (
+    attends,
+    key_fields,
+    query_fields,
+    task_and_head,
+)
+
+# Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
+# In kernels: M = BLOCK_M queries of one step, N = BLOCK_N keys.
+
+
+@triton.jit
+def _walk(
+    dk,
+    dv,
+    k,
+    v,
+    own,
+    position,
+    key_segment,
+    q_group,
+    do_group,
+    dq_group,
+    lse_group,
+    delta_group,
+    stride_qh,
+    stride_qm,
+    stride_doh,
+    stride_dom,
+    query_words,
+    query_limits,
+    others,
+    count,
+    begin,
+    end,
+    num_queries,
+    scale,
+    qk_scale,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    LIST_Q: tl.constexpr,
+    MASKED: tl.constexpr,
+    WITH_DQ: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Entries [begin, end) of the FULL or of the PARTIAL part, `count` tiles for each head."""
+    STEPS: tl.constexpr = LIST_Q // BLOCK_M
+    place = tl.arange(0, BLOCK_M)
+    width = tl.arange(0, D)
+    for step in range(begin * STEPS, end * STEPS):
+        entry = step // STEPS
+        head = (entry // count).to(tl.int64)
+        start = tl.load(others + entry % count) * LIST_Q + (step % STEPS) * BLOCK_M
+        rows = start + place
+        far = start.to(tl.int64)
+        q_tile = q_group + head * stride_qh + far * stride_qm + place[:, None] * stride_qm + width[None, :]
+        do_tile = do_group + head * stride_doh + far * stride_dom
+        do_tile += place[:, None] * stride_dom + width[None, :]
+        row = head * num_queries + rows
+        if MASKED:
+            inside = rows < num_queries
+            q = tl.load(q_tile, mask=inside[:, None], other=0.0)
+            do = tl.load(do_tile, mask=inside[:, None], other=0.0)
+            lse = tl.load(lse_group + row, mask=inside, other=float("inf"))
+            delta = tl.load(delta_group + row, mask=inside, other=0.0)
+        else:
+            q = tl.load(q_tile)
+            do = tl.load(do_tile)
+            lse = tl.load(lse_group + row)
+            delta = tl.load(delta_group + row)
+        score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        if MASKED:
+            allow, always, last, query_segment, first = query_fields(
+                query_words, query_limits, rows, inside, num_queries, HAS_WINDOW
+            )
+            seen = attends(
+                allow[None, :],
+                always[None, :],
+                last[None, :],
+                query_segment[None, :],
+                first[None, :],
+                own[:, None],
+                position[:, None],
+                key_segment[:, None],
+                HAS_WINDOW,
+                HAS_SEGMENTS,
+            )
+            score = tl.where(seen, score, float("-inf"))
+        p = tl.exp2(score * qk_scale - lse[None, :])
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = (p * (dp - delta[None, :])).to(q.dtype)
+        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+        if WITH_DQ:
+            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * scale
+            dq_tile = dq_group + row[:, None] * D + width[None, :]
+            if MASKED:
+                tl.atomic_add(dq_tile, dq, mask=inside[:, None], sem="relaxed")
+            else:
+                tl.atomic_add(dq_tile, dq, sem="relaxed")
+    return dk, dv
+
+
+@triton.jit
+def keys_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
+    part_dk_ptr,
+    part_dv_ptr,
+    query_words,
+    query_limits,
+    key_words,
+    key_places,
+    tasks,
+    offsets,
+    partial_start,
+    others,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kg,
+    stride_kn,
+    stride_vb,
+    stride_vg,
+    stride_vn,
+    stride_dob,
+    stride_doh,
+    stride_dom,
+    stride_dkb,
+    stride_dkg,
+    stride_dkn,
+    stride_dvb,
+    stride_dvg,
+    stride_dvn,
+    kv_heads,
+    batch_heads,
+    group,
+    num_queries,
+    num_keys,
+    num_tasks,
+    num_slots,
+    section,
+    scale,
+    qk_scale,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LIST_Q: tl.constexpr,
+    LIST_K: tl.constexpr,
+    WITH_DQ: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program: BLOCK_N keys of one task, of one key/value head."""
+    SUB: tl.constexpr = LIST_K // BLOCK_N
+    item, batch_head = task_and_head(num_tasks * SUB, batch_heads, section)
+    task, sub = item // SUB, item % SUB
+    block = tl.load(tasks + task)
+    begin = tl.load(tasks + num_tasks + task)
+    end = tl.load(tasks + 2 * num_tasks + task)
+    slot = tl.load(tasks + 3 * num_tasks + task)
+    offset = tl.load(offsets + block)
+    middle = tl.load(partial_start + block)
+    full_each = middle - offset
+    partial_each = tl.load(offsets + block + 1) - middle
+    num_full = full_each * group
+
+    local = sub * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = block * LIST_K + local
+    inside = columns < num_keys
+    width = tl.arange(0, D)
+    far = columns.to(tl.int64)[:, None]
+    batch = (batch_head // kv_heads).to(tl.int64)
+    head = (batch_head % kv_heads).to(tl.int64)
+    k_tile = k_ptr + batch * stride_kb + head * stride_kg + far * stride_kn + width[None, :]
+    v_tile = v_ptr + batch * stride_vb + head * stride_vg + far * stride_vn + width[None, :]
+    k = tl.load(k_tile, mask=inside[:, None], other=0.0)
+    v = tl.load(v_tile, mask=inside[:, None], other=0.0)
+    own, position, segment = key_fields(key_words, key_places, columns, inside, num_keys)
+    first_row = batch_head.to(tl.int64) * group * num_queries
+
+    dk = tl.zeros([BLOCK_N, D], tl.float32)
+    dv = tl.zeros([BLOCK_N, D], tl.float32)
+    for masked in tl.static_range(2):
+        dk, dv = _walk(
+            dk,
+            dv,
+            k,
+            v,
+            own,
+            position,
+            segment,
+            q_ptr + batch * stride_qb + head * group * stride_qh,
+            do_ptr + batch * stride_dob + head * group * stride_doh,
+            dq_ptr + first_row * D,
+            lse_ptr + first_row,
+            delta_ptr + first_row,
+            stride_qh,
+            stride_qm,
+            stride_doh,
+            stride_dom,
+            query_words,
+            query_limits,
+            others + (middle if masked else offset),
+            partial_each if masked else full_each,
+            (tl.maximum(begin, num_full) - num_full) if masked else begin,
+            (end - num_full) if masked else tl.minimum(end, num_full),
+            num_queries,
+            scale,
+            qk_scale,
+            D,
+            BLOCK_M,
+            LIST_Q,
+            masked == 1,
+            WITH_DQ,
+            HAS_WINDOW,
+            HAS_SEGMENTS,
+            PRECISION,
+        )
+
+    dk *= scale
+    if slot < 0:
+        dk_tile = dk_ptr + batch * stride_dkb + head * stride_dkg + far * stride_dkn + width[None, :]
+        dv_tile = dv_ptr + batch * stride_dvb + head * stride_dvg + far * stride_dvn + width[None, :]
+        tl.store(dk_tile, dk.to(dk_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(dv_tile, dv.to(dv_ptr.dtype.element_ty), mask=inside[:, None])
+    else:
+        row = (batch_head.to(tl.int64) * num_slots + slot) * LIST_K + local
+        tl.store(part_dk_ptr + row[:, None] * D + width[None, :], dk)
+        tl.store(part_dv_ptr + row[:, None] * D + width[None, :], dv)
+
+
+def keys_gradient(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    do_BHQD: Tensor,
+    lse2_BHQ: Tensor,
+    delta_BHQ: Tensor,
+    mask: KernelMask,
+    plan: KernelPlan,
+    launch: Launch,
+    tile: Tiling,
+    scale: float,
+    dq_BHQD: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """dK and dV [B, G, K, D]; adds to `dq_BHQD`, contiguous float32, if that is given."""
+    batch, heads, num_queries, width = q_BHQD.shape
+    kv_heads = k_BGKD.shape[1]
+    dk, dv = torch.empty_like(k_BGKD), torch.empty_like(v_BGKD)
+    slots = (batch * kv_heads, launch.num_slots, plan.block_k, width)
+    part_dk = torch.empty(slots, dtype=torch.float32, device=k_BGKD.device)
+    part_dv = torch.empty(slots, dtype=torch.float32, device=k_BGKD.device)
+    group = heads // kv_heads
+    head_bytes = 2 * group * num_queries * width * q_BHQD.element_size()
+    grid = (launch.num_tasks * (plan.block_k // tile.block_n) * batch * kv_heads,)
+    if not grid[0]:
+        return dk, dv
+    keys_kernel[grid](
+        q_BHQD,
+        k_BGKD,
+        v_BGKD,
+        do_BHQD,
+        lse2_BHQ,
+        delta_BHQ,
+        lse2_BHQ if dq_BHQD is None else dq_BHQD,
+        dk,
+        dv,
+        part_dk,
+        part_dv,
+        mask.query_words,
+        mask.query_limits,
+        mask.key_words,
+        mask.key_places,
+        launch.tasks,
+        plan.columns.offsets,
+        plan.columns.partial_start,
+        plan.columns.others,
+        *q_BHQD.stride()[:3],
+        *k_BGKD.stride()[:3],
+        *v_BGKD.stride()[:3],
+        *do_BHQD.stride()[:3],
+        *dk.stride()[:3],
+        *dv.stride()[:3],
+        kv_heads,
+        batch * kv_heads,
+        group,
+        num_queries,
+        plan.num_keys,
+        launch.num_tasks,
+        launch.num_slots,
+        section_heads(k_BGKD.device, head_bytes, 1, batch * kv_heads),
+        scale,
+        scale * 1.4426950408889634,
+        D=width,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        LIST_Q=plan.block_q,
+        LIST_K=plan.block_k,
+        WITH_DQ=dq_BHQD is not None,
+        HAS_WINDOW=mask.has_window,
+        HAS_SEGMENTS=mask.has_segments,
+        PRECISION="ieee",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    combine_sum(part_dk, launch, dk)
+    combine_sum(part_dv, launch, dv)
+    return dk, dv

@@ -1,0 +1,348 @@
+"""Triton backward pass by query blocks: what both backwards need first, and dQ without atomics."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.bitfield_attention.combine import combine_sum
+from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.mask import KernelMask
+from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tilings import Tiling
+from runtime.kernels.bitfield_attention.tokens import (
+    LOG2E,
+    attends,
+    key_fields,
+    query_fields,
+    task_and_head,
+)
+
+# Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
+# In kernels: M = BLOCK_M queries, N = BLOCK_N keys of one step.
+
+ROWS = 32
+
+
+@triton.jit
+def row_kernel(
+    out_ptr,
+    do_ptr,
+    lse_ptr,
+    lse2_ptr,
+    delta_ptr,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    stride_dob,
+    stride_doh,
+    stride_dom,
+    heads,
+    num_queries,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """delta = sum(out * dout) of every query, and its log-sum in base 2.
+
+    An empty row's -inf becomes +inf: then exp2(score - lse) is 0 and no kernel tests for it.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    batch_head = tl.program_id(1).to(tl.int64)
+    inside = rows < num_queries
+    width = tl.arange(0, D)
+    batch, head = batch_head // heads, batch_head % heads
+    far = rows.to(tl.int64)[:, None]
+    out_tile = out_ptr + batch * stride_ob + head * stride_oh + far * stride_om + width[None, :]
+    do_tile = do_ptr + batch * stride_dob + head * stride_doh + far * stride_dom + width[None, :]
+    out = tl.load(out_tile, mask=inside[:, None], other=0.0).to(tl.float32)
+    do = tl.load(do_tile, mask=inside[:, None], other=0.0).to(tl.float32)
+    row = batch_head * num_queries + rows
+    lse = tl.load(lse_ptr + row, mask=inside, other=0.0)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+    tl.store(delta_ptr + row, tl.sum(out * do, 1), mask=inside)
+    tl.store(lse2_ptr + row, lse, mask=inside)
+
+
+def row_sums(out_BHQD: Tensor, do_BHQD: Tensor, lse_BHQ: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-sums in base 2 (empty rows: +inf) and delta, both [B, H, Q] float32."""
+    batch, heads, num_queries, width = out_BHQD.shape
+    lse2, delta = torch.empty_like(lse_BHQ), torch.empty_like(lse_BHQ)
+    grid = (-(-num_queries // ROWS), batch * heads)
+    if grid[0] and grid[1]:
+        row_kernel[grid](
+            out_BHQD,
+            do_BHQD,
+            lse_BHQ,
+            lse2,
+            delta,
+            *out_BHQD.stride()[:3],
+            *do_BHQD.stride()[:3],
+            heads,
+            num_queries,
+            D=width,
+            ROWS=ROWS,
+        )
+    return lse2, delta
+
+
+@triton.jit
+def _walk(
+    dq,
+    q,
+    do,
+    lse,
+    delta,
+    allow,
+    always,
+    last,
+    query_segment,
+    first,
+    k_head,
+    v_head,
+    stride_kn,
+    stride_vn,
+    key_words,
+    key_places,
+    others,
+    begin,
+    end,
+    num_keys,
+    qk_scale,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LIST_K: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL."""
+    STEPS: tl.constexpr = LIST_K // BLOCK_N
+    place = tl.arange(0, BLOCK_N)
+    width = tl.arange(0, D)
+    for step in range(begin * STEPS, end * STEPS):
+        start = tl.load(others + step // STEPS) * LIST_K + (step % STEPS) * BLOCK_N
+        k_tile = k_head + start.to(tl.int64) * stride_kn + place[:, None] * stride_kn + width[None, :]
+        v_tile = v_head + start.to(tl.int64) * stride_vn + place[:, None] * stride_vn + width[None, :]
+        if MASKED:
+            columns = start + place
+            inside = columns < num_keys
+            k = tl.load(k_tile, mask=inside[:, None], other=0.0)
+            v = tl.load(v_tile, mask=inside[:, None], other=0.0)
+        else:
+            k = tl.load(k_tile)
+            v = tl.load(v_tile)
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if MASKED:
+            own, position, segment = key_fields(key_words, key_places, columns, inside, num_keys)
+            seen = attends(
+                allow[:, None],
+                always[:, None],
+                last[:, None],
+                query_segment[:, None],
+                first[:, None],
+                own[None, :],
+                position[None, :],
+                segment[None, :],
+                HAS_WINDOW,
+                HAS_SEGMENTS,
+            )
+            score = tl.where(seen, score, float("-inf"))
+        p = tl.exp2(score * qk_scale - lse[:, None])
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        ds = (p * (dp - delta[:, None])).to(k.dtype)
+        dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def queries_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    dq_ptr,
+    part_dq_ptr,
+    query_words,
+    query_limits,
+    key_words,
+    key_places,
+    tasks,
+    offsets,
+    partial_start,
+    others,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kg,
+    stride_kn,
+    stride_vb,
+    stride_vg,
+    stride_vn,
+    stride_dob,
+    stride_doh,
+    stride_dom,
+    stride_dqb,
+    stride_dqh,
+    stride_dqm,
+    heads,
+    batch_heads,
+    group,
+    num_queries,
+    num_keys,
+    num_tasks,
+    num_slots,
+    section,
+    scale,
+    qk_scale,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LIST_Q: tl.constexpr,
+    LIST_K: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program: BLOCK_M queries of one task, of one head."""
+    SUB: tl.constexpr = LIST_Q // BLOCK_M
+    item, batch_head = task_and_head(num_tasks * SUB, batch_heads, section)
+    task, sub = item // SUB, item % SUB
+    block = tl.load(tasks + task)
+    begin = tl.load(tasks + num_tasks + task)
+    end = tl.load(tasks + 2 * num_tasks + task)
+    slot = tl.load(tasks + 3 * num_tasks + task)
+    offset = tl.load(offsets + block)
+    num_full = tl.load(partial_start + block) - offset
+
+    local = sub * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = block * LIST_Q + local
+    inside = rows < num_queries
+    width = tl.arange(0, D)
+    far = rows.to(tl.int64)[:, None]
+    batch = (batch_head // heads).to(tl.int64)
+    head = (batch_head % heads).to(tl.int64)
+    q_tile = q_ptr + batch * stride_qb + head * stride_qh + far * stride_qm + width[None, :]
+    do_tile = do_ptr + batch * stride_dob + head * stride_doh + far * stride_dom + width[None, :]
+    q = tl.load(q_tile, mask=inside[:, None], other=0.0)
+    do = tl.load(do_tile, mask=inside[:, None], other=0.0)
+    row = batch_head.to(tl.int64) * num_queries + rows
+    lse = tl.load(lse_ptr + row, mask=inside, other=float("inf"))
+    delta = tl.load(delta_ptr + row, mask=inside, other=0.0)
+    allow, always, last, segment, first = query_fields(
+        query_words, query_limits, rows, inside, num_queries, HAS_WINDOW
+    )
+
+    dq = tl.zeros([BLOCK_M, D], tl.float32)
+    for masked in tl.static_range(2):
+        dq = _walk(
+            dq,
+            q,
+            do,
+            lse,
+            delta,
+            allow,
+            always,
+            last,
+            segment,
+            first,
+            k_ptr + batch * stride_kb + (head // group) * stride_kg,
+            v_ptr + batch * stride_vb + (head // group) * stride_vg,
+            stride_kn,
+            stride_vn,
+            key_words,
+            key_places,
+            others,
+            offset + (tl.maximum(begin, num_full) if masked else begin),
+            offset + (end if masked else tl.minimum(end, num_full)),
+            num_keys,
+            qk_scale,
+            D,
+            BLOCK_N,
+            LIST_K,
+            masked == 1,
+            HAS_WINDOW,
+            HAS_SEGMENTS,
+            PRECISION,
+        )
+
+    dq *= scale
+    if slot < 0:
+        dq_tile = dq_ptr + batch * stride_dqb + head * stride_dqh + far * stride_dqm + width[None, :]
+        tl.store(dq_tile, dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None])
+    else:
+        part_row = (batch_head.to(tl.int64) * num_slots + slot) * LIST_Q + local
+        tl.store(part_dq_ptr + part_row[:, None] * D + width[None, :], dq)
+
+
+def queries_gradient(
+    q_BHQD: Tensor,
+    k_BGKD: Tensor,
+    v_BGKD: Tensor,
+    do_BHQD: Tensor,
+    lse2_BHQ: Tensor,
+    delta_BHQ: Tensor,
+    mask: KernelMask,
+    plan: KernelPlan,
+    launch: Launch,
+    tile: Tiling,
+    scale: float,
+) -> Tensor:
+    """dQ [B, H, Q, D]: two more products per tile than the fused pass, the same bits in every run."""
+    batch, heads, num_queries, width = q_BHQD.shape
+    dq = torch.empty_like(q_BHQD)
+    slots = (batch * heads, launch.num_slots, plan.block_q, width)
+    part_dq = torch.empty(slots, dtype=torch.float32, device=q_BHQD.device)
+    group = heads // k_BGKD.shape[1]
+    head_bytes = 2 * plan.num_keys * width * k_BGKD.element_size()
+    grid = (launch.num_tasks * (plan.block_q // tile.block_m) * batch * heads,)
+    if not grid[0]:
+        return dq
+    queries_kernel[grid](
+        q_BHQD,
+        k_BGKD,
+        v_BGKD,
+        do_BHQD,
+        lse2_BHQ,
+        delta_BHQ,
+        dq,
+        part_dq,
+        mask.query_words,
+        mask.query_limits,
+        mask.key_words,
+        mask.key_places,
+        launch.tasks,
+        plan.rows.offsets,
+        plan.rows.partial_start,
+        plan.rows.others,
+        *q_BHQD.stride()[:3],
+        *k_BGKD.stride()[:3],
+        *v_BGKD.stride()[:3],
+        *do_BHQD.stride()[:3],
+        *dq.stride()[:3],
+        heads,
+        batch * heads,
+        group,
+        num_queries,
+        plan.num_keys,
+        launch.num_tasks,
+        launch.num_slots,
+        section_heads(q_BHQD.device, head_bytes, group, batch * heads),
+        scale,
+        scale * 1.4426950408889634,
+        D=width,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        LIST_Q=plan.block_q,
+        LIST_K=plan.block_k,
+        HAS_WINDOW=mask.has_window,
+        HAS_SEGMENTS=mask.has_segments,
+        PRECISION="ieee",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    combine_sum(part_dq, launch, dq)
+    return dq

@@ -1,0 +1,107 @@
+"""Kernel tile sizes per pass, head width and architecture, each with its reason. None is tuned yet."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+HEAD_DIMS = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Pass(Enum):
+    """The matrix kernels."""
+
+    FORWARD = "forward"
+    FUSED = "dK, dV and dQ by atomics"
+    KEYS = "dK and dV"
+    QUERIES = "dQ"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`block_m` queries by `block_n` keys at a time, and Triton's launch options."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+# Shared memory at bf16, the bound behind every row: forward and dQ hold the query tiles and
+# num_stages x (K, V); dK/dV holds K, V and num_stages x (Q, dO), plus P and dS.
+# Hopper and newer (227 KB): 8 warps are two warpgroups of 64 rows each. Width 128 starts from what
+# FlexAttention ships, (128, 64, 3 stages) forward; width 64 can afford square tiles; width 256
+# takes 128 x 64 at two stages (64 KB of Q + 2 x 64 KB), since 64 x 32 leaves wgmma half idle. The
+# backward takes keys wide and queries narrow, so that dK and dV are written once for more rows,
+# and 8 warps, so that two [N, D] float32 accumulators fit into registers.
+HOPPER = {
+    (Pass.FORWARD, 64): Tiling(128, 128, 4, 3),
+    (Pass.FORWARD, 128): Tiling(128, 64, 8, 3),
+    (Pass.FORWARD, 256): Tiling(128, 64, 8, 2),
+    (Pass.FUSED, 64): Tiling(64, 128, 8, 3),
+    (Pass.FUSED, 128): Tiling(64, 128, 8, 2),
+    (Pass.FUSED, 256): Tiling(32, 64, 8, 2),
+    (Pass.KEYS, 64): Tiling(64, 128, 8, 3),
+    (Pass.KEYS, 128): Tiling(64, 128, 8, 2),
+    (Pass.KEYS, 256): Tiling(64, 64, 8, 2),
+    (Pass.QUERIES, 64): Tiling(128, 64, 8, 3),
+    (Pass.QUERIES, 128): Tiling(128, 64, 8, 2),
+    (Pass.QUERIES, 256): Tiling(64, 64, 8, 2),
+}
+# A100 (163 KB), mma instead of wgmma: the same outlines, one size down where Hopper's would not fit.
+AMPERE = HOPPER | {
+    (Pass.FORWARD, 64): Tiling(128, 64, 4, 3),
+    (Pass.FORWARD, 256): Tiling(64, 64, 4, 2),
+    (Pass.FUSED, 128): Tiling(32, 128, 8, 2),
+    (Pass.KEYS, 128): Tiling(32, 128, 8, 2),
+    (Pass.FUSED, 256): Tiling(16, 64, 8, 1),
+    (Pass.KEYS, 256): Tiling(32, 64, 8, 1),
+    (Pass.QUERIES, 256): Tiling(64, 32, 8, 2),
+}
+# Ampere and Ada without the large L1 (99 KB): half the tiles of the A100, never more than two stages.
+SMALL = {
+    (which, width): Tiling(
+        min(tiling.block_m, 64 if width < 256 else 32),
+        min(tiling.block_n, 64 if width < 256 else 32),
+        4,
+        1 if width == 256 else 2,
+    )
+    for (which, width), tiling in AMPERE.items()
+}
+
+
+def tiling(
+    which: Pass, head_dim: int, dtype: torch.dtype, device: torch.device, block_q: int, block_k: int
+) -> Tiling:
+    """The row of the table for that device, never larger than the plan's tiles.
+
+    float32 takes half of both sides and one stage: twice the bytes, and exact products run
+    on the ordinary cores, so deep pipelines have nothing to hide. Off the GPU (Triton's interpreter)
+    Hopper's row stands in.
+
+    Raises:
+        ValueError: a head width that is none of 64, 128, 256, or another dtype, or a GPU older
+            than compute capability 8.0.
+    """
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head dim: want one of {HEAD_DIMS}, got {head_dim}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: want one of {', '.join(map(str, DTYPES))}, got {dtype}")
+    found = _table(device)[which, head_dim]
+    if dtype == torch.float32:
+        found = replace(
+            found, block_m=max(16, found.block_m // 2), block_n=max(16, found.block_n // 2), num_stages=1
+        )
+    return replace(found, block_m=min(found.block_m, block_q), block_n=min(found.block_n, block_k))
+
+
+def _table(device: torch.device) -> dict[tuple[Pass, int], Tiling]:
+    if device.type != "cuda":
+        return HOPPER
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        raise ValueError(f"compute capability: want 8.0 or newer, got {major}.{minor}")
+    if major >= 9 and (major, minor) < (12, 0):
+        return HOPPER
+    return AMPERE if (major, minor) == (8, 0) else SMALL
