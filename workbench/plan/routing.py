@@ -88,7 +88,11 @@ class Routing:
         if not any(need.any for need in needs):
             return False
         is_loss = self.plan.model.module(stage.module).modality == TEXT
-        return is_loss or (microbatch.module, microbatch.replica, microbatch.index) in self._read
+        return is_loss or self.is_read(microbatch)
+
+    def is_read(self, microbatch: Microbatch) -> bool:
+        """Whether some consumer reads this very copy."""
+        return (microbatch.module, microbatch.replica, microbatch.index) in self._read
 
     @cached_property
     def _holders(self) -> dict[tuple[str, Item], tuple[Holding, ...]]:

@@ -1,0 +1,74 @@
+"""Search: all strategies, judged by one simulator, best first, refusals with their reasons."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.engine import simulate
+from tests.test_strategies import CLUSTER, cost, job
+from workbench.plan.accept import accept
+from workbench.plan.flop import model_flop
+from workbench.plan.price import price
+from workbench.search.drive import Objective, search
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+
+PLANNERS = {
+    "cornstarch": cornstarch.plan,
+    "colocated": encoders_colocated.plan,
+    "replicated": encoders_replicated.plan,
+}
+
+
+def predict(plan):
+    lowered, _ = accept(plan)
+    prices = price(lowered, cost())
+    return simulate(lowered, prices.duration_s, step_s=prices.step_s)
+
+
+def test_best_first_by_either_objective():
+    open_job = replace(job(), layouts=(), max_ranks=6)
+    by_time = search(open_job, cost(), PLANNERS, predict)
+    assert [c.metrics.iteration_s for c in by_time] == sorted(c.metrics.iteration_s for c in by_time)
+    by_rank = search(open_job, cost(), PLANNERS, predict, objective=Objective.THROUGHPUT)
+    rates = [c.samples_per_s_per_rank for c in by_rank]
+    assert rates == sorted(rates, reverse=True)
+    assert {c.strategy for c in by_time} == set(PLANNERS)
+
+
+def test_refused_strategies_stand_last_with_their_reason():
+    notes: list[str] = []
+    unequal = job(2, 1, 2)  # colocated encoders must have equal stage counts
+    found = search(unequal, cost(), PLANNERS, predict, lambda done, total, note: notes.append(note))
+    assert found[-1].strategy == "colocated"
+    assert "same pp, tp and cp" in found[-1].refusal
+    assert notes[0] == ""
+    assert notes[1].startswith("best so far cornstarch")
+    with pytest.raises(ValueError, match="strategy colocated: "):
+        _ = found[-1].metrics
+
+
+def test_model_flop_does_not_depend_on_how_the_model_is_parallelised():
+    flops = {
+        planner(job(), cost()).strategy: model_flop(planner(job(), cost())) for planner in PLANNERS.values()
+    }
+    assert len(set(flops.values())) == 1
+
+
+def test_model_flop_of_a_trained_text_model_is_three_forwards():
+    """Chowdhery et al. 2022: 6 N per token without attention."""
+    plan = cornstarch.plan(replace(job(1, 1, 1, llm="all"), cluster=CLUSTER), cost())
+    text_only = replace(
+        plan,
+        stages=plan.chain["llm", 0],
+        microbatches=plan.microbatches_of["llm", 0],
+    )
+    layers = plan.model.module("llm").layers
+    matmul = sum(
+        o.in_features * o.out_features
+        for layer in layers
+        for o in layer.operators
+        if hasattr(o, "in_features")
+    )
+    tokens = sum(sample.num_tokens for sample in plan.batch)
+    assert model_flop(text_only) > 6 * matmul * tokens
+    assert model_flop(text_only) < 6 * matmul * tokens * 1.5

@@ -1,0 +1,54 @@
+"""Useful FLOP of a step: what the model needs, however it is parallelised."""
+
+from functools import cache
+
+from workbench.cost.roofline import Grid, Work, attention_flop, layer_flop
+from workbench.graph.frozen import Needs
+from workbench.graph.layer import Attention, Layer
+from workbench.graph.model_graph import TEXT
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.routing import Routing
+from workbench.plan.work import work_of
+
+
+WHOLE = Grid()  # the layer uncut
+
+
+def model_flop(plan: Plan) -> float:
+    """FLOP of one step without recompute: forwards, and the gradients that really run.
+
+    Source: Chowdhery et al. 2022, PaLM, appendix B (model FLOP utilisation).
+    Differs: gradients that a frozen model does not need are not counted, and copies of an
+    encoder that nobody reads are not useful.
+
+    Complexity: O(microbatches x layers), once per distinct shape.
+    """
+    routing = Routing(plan)
+    counted = cache(_layer_flop)
+    total = 0.0
+    for microbatch in plan.microbatches:
+        if not _is_useful(routing, microbatch):
+            continue
+        work = work_of(plan, microbatch)
+        layers = plan.model.module(microbatch.module).layers
+        needs = routing.flow(microbatch).needs[microbatch.module]
+        total += sum(counted(layer, work, need) for layer, need in zip(layers, needs, strict=True))
+    return total
+
+
+def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
+    is_loss = routing.plan.model.module(microbatch.module).modality == TEXT
+    return is_loss or routing.is_read(microbatch)
+
+
+def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
+    """Matmuls cost one forward more per gradient; attention two, whichever weights are trained.
+
+    The scores that a fused kernel computes again are recompute, not useful.
+    """
+    forward = layer_flop(layer, work)
+    attention = sum(attention_flop(o, work, WHOLE) for o in layer.operators if isinstance(o, Attention))
+    matmul = forward - attention
+    through = need.input_grad or need.weight_grad
+    backward = matmul * (need.input_grad + need.weight_grad) + through * attention * 2
+    return forward + backward

@@ -1,0 +1,1 @@
+"""Finds the fastest plan that fits."""

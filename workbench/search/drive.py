@@ -1,0 +1,92 @@
+"""Tries every strategy on a job and ranks the plans."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.metrics import StepMetrics, step_metrics
+from workbench.plan.plan import Plan
+from workbench.strategies.stage_counts import Progress
+from workbench.trace import Trace
+
+Planner = Callable[[Job, CostModel, Progress], Plan]
+
+
+class Objective(StrEnum):
+    """What is best: the shortest step, or most samples per second and rank."""
+
+    ITERATION = "iteration"
+    THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What became of one strategy: a plan with its figures, or the reason why there is none."""
+
+    strategy: str
+    plan: Plan | None = None
+    trace: Trace | None = None
+    refusal: str = ""
+
+    @property
+    def metrics(self) -> StepMetrics:
+        """ValueError for a strategy without a plan."""
+        if self.trace is None:
+            raise ValueError(f"strategy {self.strategy}: {self.refusal}")
+        return step_metrics(self.trace)
+
+    @property
+    def samples_per_s_per_rank(self) -> float:
+        """Throughput; 0 without a plan."""
+        if self.plan is None or self.trace is None:
+            return 0.0
+        return len(self.plan.batch) / self.trace.iteration_s / len(self.plan.ranks)
+
+
+def search(
+    job: Job,
+    cost: CostModel,
+    planners: Mapping[str, Planner],
+    predict: Callable[[Plan], Trace],
+    progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+    objective: Objective = Objective.ITERATION,
+) -> tuple[Candidate, ...]:
+    """Every strategy's plan, best first; strategies without a plan stand last, with the reason.
+
+    Each strategy searches the stage counts that the job leaves open by its own belief; the
+    plans are then judged by one simulator. Ties keep the order of `planners`.
+
+    Args:
+        predict: simulates a plan after every check; ValueError where it is refused.
+        progress: called with (strategies done, strategies, what is best so far).
+    """
+    found: list[Candidate] = []
+    for name, planner in planners.items():
+        best = min((c for c in found if c.trace is not None), key=_key(objective), default=None)
+        note = "" if best is None else f"best so far {best.strategy}, {best.metrics.iteration_s:.3f} s"
+        progress(len(found), len(planners), note)
+        found.append(_candidate(name, job, cost, planner, predict))
+    return tuple(sorted(found, key=_key(objective)))
+
+
+def _candidate(
+    name: str, job: Job, cost: CostModel, planner: Planner, predict: Callable[[Plan], Trace]
+) -> Candidate:
+    try:
+        plan = planner(job, cost, lambda done, total, best_s: None)
+        return Candidate(strategy=name, plan=plan, trace=predict(plan))
+    except ValueError as error:
+        return Candidate(strategy=name, refusal=str(error))
+
+
+def _key(objective: Objective) -> Callable[[Candidate], float]:
+    def key(candidate: Candidate) -> float:
+        if candidate.trace is None:
+            return float("inf")
+        if objective is Objective.THROUGHPUT:
+            return -candidate.samples_per_s_per_rank
+        return candidate.trace.iteration_s
+
+    return key
