@@ -6,6 +6,7 @@ import pytest
 
 from sim.engine import simulate
 from tests.test_strategies import CLUSTER, cost, job
+from workbench.graph.trainable import Trainable
 from workbench.plan.accept import accept
 from workbench.plan.flop import model_flop
 from workbench.plan.price import price
@@ -56,7 +57,7 @@ def test_model_flop_does_not_depend_on_how_the_model_is_parallelised():
 
 def test_model_flop_of_a_trained_text_model_is_three_forwards():
     """Chowdhery et al. 2022: 6 N per token without attention."""
-    plan = cornstarch.plan(replace(job(1, 1, 1, llm="all"), cluster=CLUSTER), cost())
+    plan = cornstarch.plan(replace(job(1, 1, 1, llm=Trainable.ALL), cluster=CLUSTER), cost())
     text_only = replace(
         plan,
         stages=plan.chain["llm", 0],

@@ -10,7 +10,6 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing
 from workbench.plan.work import work_of
 
-
 WHOLE = Grid()  # the layer uncut
 
 
