@@ -116,6 +116,7 @@ def run_lowered(
             data,
             build,
             timeout_s=settings.timeout_s * (1 + steps),
+            wait_s=settings.timeout_s,
             where=lambda process, position: place_in_program(lowered, process, position),
         )
     return result_of(lowered, reports, settings)

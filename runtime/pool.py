@@ -10,6 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.context import ForkContext, ForkProcess
@@ -25,6 +26,8 @@ from runtime.failure import Failure, WorldFailed, death_of, failure_of, root_cau
 GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0
 NOTHING_DONE = -1
+LEAVE = b"leave"
+LONGEST_WAIT_S = 3600.0  # of one call of the system, which counts in milliseconds of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class _Order:
     size: int
     store: str
     cores: frozenset[int]
-    timeout_s: float
+    wait_s: float
 
 
 @dataclass(slots=True)
@@ -68,8 +71,11 @@ class Pool:
 
     Workers are forked from this process, which has imported torch already, so a world is
     ready in tens of milliseconds. Each job gets a process group of its own and leaves none
-    behind. When a process fails, those that do not come back by themselves are killed, and
-    forked anew for the next job.
+    behind. A process that has succeeded stays in the group until all have answered: one that
+    left would close the connections of those that are still joining, or still waiting in a
+    collective that is over. When a process fails, it leaves at once, which ends the others.
+    All that failed or did not answer are ended and forked anew for the next job: torch numbers
+    its groups, and in a process that could not join, the numbers no longer fit the others'.
     """
 
     num_workers: int
@@ -104,6 +110,7 @@ class Pool:
         size: int,
         *args: Any,
         timeout_s: float = 60.0,
+        wait_s: float | None = None,
         where: Callable[[int, int], str] = lambda process, position: f"process {process}",
     ) -> list[Any]:
         """Run `job(place, *args)` on `size` processes; results in process order.
@@ -113,7 +120,8 @@ class Pool:
         Args:
             job: a function that pickles by name; so must its arguments and results.
             size: processes.
-            timeout_s: for the whole job; also bounds every collective inside it.
+            timeout_s: for the whole job.
+            wait_s: for every collective inside it; None: as long as the job.
             where: names a process and the position it reported, for error messages.
 
         Raises:
@@ -124,23 +132,30 @@ class Pool:
             raise ValueError(f"the pool has {self.num_workers} workers, the job wants {size}")
         self._fork_missing(size)
         self._num_jobs += 1
-        store = str(Path(self._folder.name) / f"store{self._num_jobs}")
-        cores = cores_of(size)
-        for process in range(size):
-            self._positions[process] = NOTHING_DONE
-            order = _Order(
-                job=job,
-                args=args,
-                process=process,
-                size=size,
-                store=store,
-                cores=cores[process],
-                timeout_s=timeout_s,
-            )
-            self._workers[process].pipe.send_bytes(pickle.dumps(order))
-        results, failures, missing = self._collect(size, time.monotonic() + timeout_s)
-        Path(store).unlink(missing_ok=True)
-        for process in missing:
+        store = Path(self._folder.name) / f"store{self._num_jobs}"
+        wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
+        try:
+            for process, cores in enumerate(cores_of(size)):
+                self._positions[process] = NOTHING_DONE
+                order = _Order(
+                    job=job,
+                    args=args,
+                    process=process,
+                    size=size,
+                    store=str(store),
+                    cores=cores,
+                    wait_s=wait_s,
+                )
+                self._workers[process].pipe.send_bytes(pickle.dumps(order))
+            results, failures, missing = self._collect(size, time.monotonic() + timeout_s)
+        except BaseException:  # interrupted: what the workers still send must not meet the next job
+            for process in range(size):
+                self._end(process)
+            raise
+        for process in results:
+            self._let_go(process)
+        store.unlink(missing_ok=True)
+        for process in (*missing, *(failure.process for failure in failures)):
             self._end(process)
         if not failures and not missing:
             return [results[process] for process in range(size)]
@@ -186,8 +201,9 @@ class Pool:
         failures: list[Failure] = []
         open_pipes = {self._workers[process].pipe: process for process in range(size)}
         while open_pipes:
-            ready = mpc.wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left_s = deadline - time.monotonic()
+            ready = mpc.wait(list(open_pipes), timeout=min(max(0.0, left_s), LONGEST_WAIT_S))
+            if not ready and left_s <= LONGEST_WAIT_S:
                 break
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
@@ -211,6 +227,11 @@ class Pool:
             self._end(process)
             return death_of(process, -signal.SIGKILL if code is None else code)
 
+    def _let_go(self, process: int) -> None:
+        """Let a process that has succeeded leave its world: all others have answered, or never will."""
+        with suppress(BrokenPipeError):  # it is dead by now; the next job forks it anew
+            self._workers[process].pipe.send_bytes(LEAVE)
+
     def _explain(
         self,
         failures: Sequence[Failure],
@@ -229,13 +250,17 @@ class Pool:
         echoes = [f.describe("") for f in failures if f.is_echo and f.process != cause.process]
         if echoes:
             message += f"; then {echoes[0]}"
+        if cause.kind is not None and missing:
+            message += f"; no answer from {', '.join(where(i, self.position(i)) for i in missing)}"
         error = WorldFailed(message, cause)
         if cause.trace:
             error.add_note(f"on process {cause.process}:\n{cause.trace}")
         return error
 
     def _end(self, process: int) -> None:
-        worker = self._workers.pop(process)
+        worker = self._workers.pop(process, None)
+        if worker is None:
+            return
         if worker.process.is_alive():
             worker.process.kill()
         worker.process.join(JOIN_S)
@@ -257,37 +282,53 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what the parent had imported is not looked through again by every collection
     parent = os.getppid()
-    while True:
-        while not pipe.poll(1.0):
-            if os.getppid() != parent:
-                return
+    while (message := _receive(pipe, parent)) is not None:
         try:
-            order = pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            return
+            order = pickle.loads(message)
         except Exception as error:
             pipe.send_bytes(pickle.dumps(failure_of(process, error)))
-            continue
-        pipe.send_bytes(_do(order, positions))
+            return
+        try:
+            result = _do(order, positions)
+        except Exception as error:
+            failure = failure_of(process, error)  # its time is before those of the failures it causes
+            _leave()
+            pipe.send_bytes(pickle.dumps(failure))
+            return
+        pipe.send_bytes(result)
+        _receive(pipe, parent)  # LEAVE
+        _leave()
+
+
+def _receive(pipe: mpc.Connection, parent: int) -> bytes | None:
+    """The parent's next message; None when the parent is gone."""
+    while not pipe.poll(1.0):
+        if os.getppid() != parent:
+            return None
+    try:
+        return pipe.recv_bytes()
+    except EOFError:
+        return None
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _do(order: _Order, positions: Any) -> bytes:
+    """Join the order's world and do its job; the pickled result. The world is left by the caller."""
+
     def report(position: int) -> None:
         positions[order.process] = position
 
     if order.cores:
         os.sched_setaffinity(0, order.cores)
-    try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{order.store}",
-            rank=order.process,
-            world_size=order.size,
-            timeout=timedelta(seconds=order.timeout_s),
-        )
-        return pickle.dumps(order.job(Place(order.process, order.size, report), *order.args))
-    except Exception as error:
-        return pickle.dumps(failure_of(order.process, error))
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{order.store}",
+        rank=order.process,
+        world_size=order.size,
+        timeout=timedelta(seconds=order.wait_s),
+    )
+    return pickle.dumps(order.job(Place(order.process, order.size, report), *order.args))

@@ -34,6 +34,11 @@ TORCH_TYPE = {
 }
 
 
+MOST_STEPS = 1_000_000
+MOST_THREADS = 1024
+S_PER_DAY = 86_400.0
+
+
 class Collect(Enum):
     """What a run brings back besides times and losses."""
 
@@ -80,11 +85,16 @@ class RunSettings:
     collect: Collect = Collect.NOTHING
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup", 0), ("repetitions", 1), ("threads", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if self.timeout_s <= 0:
-            raise ValueError(f"timeout must be > 0 s, got {self.timeout_s}")
+        for name, least, most in (
+            ("steps", 1, MOST_STEPS),
+            ("warmup", 0, MOST_STEPS),
+            ("repetitions", 1, MOST_STEPS),
+            ("threads", 1, MOST_THREADS),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be {least} to {most:,}, got {getattr(self, name):,}")
+        if not 0 < self.timeout_s <= S_PER_DAY:
+            raise ValueError(f"timeout must be > 0 s and at most a day, got {self.timeout_s}")
 
     def dtype(self, plan: Plan) -> torch.dtype:
         return TORCH_TYPE[self.precision or plan.settings.precision]

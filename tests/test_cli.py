@@ -226,7 +226,7 @@ def test_no_profile_for_the_device(plan: Path):
 
 
 def test_run_needs_a_repetition(plan: Path):
-    words = "repetitions must be >= 1, got 0"
+    words = "repetitions must be 1 to 1,000,000, got 0"
     refuse("run", plan, "--local", "--repetitions", 0, words=words, folder=plan.parent)
 
 

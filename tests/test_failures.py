@@ -57,6 +57,25 @@ def refuse(place: Place, text: str) -> None:
     dist.barrier()
 
 
+def leave_unequally(place: Place) -> int:
+    """One process needs nobody and is done before the others have joined."""
+    if place.process != 0:
+        time.sleep(0.01 * place.process)
+    return place.process
+
+
+def wait_long(place: Place) -> None:
+    place.report(5)
+    time.sleep(60)
+
+
+def freeze(place: Place, victim: int) -> None:
+    place.report(9)
+    if place.process == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
 def assert_works(pool: Pool) -> None:
     assert pool.run(echo, 3, 5) == [(0, 15), (1, 15), (2, 15)]
 
@@ -95,6 +114,35 @@ def test_bad_input_stays_a_value_error(fragile: Pool) -> None:
 def test_too_many_processes_are_refused(fragile: Pool) -> None:
     with pytest.raises(ValueError, match="has 4 workers, the job wants 5"):
         fragile.run(echo, 5, 1)
+
+
+def test_nobody_leaves_before_all_are_done(fragile: Pool) -> None:
+    """Whoever left early would cut off the others, who are still joining."""
+    for _ in range(20):
+        assert fragile.run(leave_unequally, 4, timeout_s=30.0) == [0, 1, 2, 3]
+
+
+def test_frozen_process_is_named_when_the_others_have_waited_long_enough(fragile: Pool) -> None:
+    start_s = time.perf_counter()
+    with pytest.raises(WorldFailed, match="no answer from worker 2 at 9"):
+        fragile.run(
+            freeze, 3, 2, timeout_s=600.0, wait_s=3.0, where=lambda process, at: f"worker {process} at {at}"
+        )
+    assert time.perf_counter() - start_s < LIMIT_S
+    assert_works(fragile)
+
+
+def test_an_interrupted_job_leaves_nothing_for_the_next_one(fragile: Pool) -> None:
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        fragile.run(wait_long, 2)
+    timer.join()
+    assert_works(fragile)
+
+
+def test_a_deadline_beyond_what_the_system_can_wait_for(fragile: Pool) -> None:
+    assert fragile.run(echo, 2, 1, timeout_s=1e10, wait_s=60.0) == [(0, 2), (1, 2)]
 
 
 def test_closing_ends_all_workers() -> None:

@@ -95,7 +95,7 @@ def test_other_seed_other_loss(plan: Plan, pool: Pool) -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="steps must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="steps must be 1 to 1,000,000, got 0"):
         RunSettings(steps=0)
     with pytest.raises(ValueError, match="timeout must be > 0 s"):
         RunSettings(timeout_s=0.0)
