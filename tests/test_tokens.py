@@ -203,7 +203,7 @@ def test_integer_programme_is_the_brute_force_optimum(work, num_ranks):
 def test_exchanges_never_hurt_and_end_where_none_helps(exchange, data, work, num_ranks):
     anywhere = st.lists(st.integers(0, num_ranks - 1), min_size=len(work), max_size=len(work))
     start = data.draw(anywhere)
-    found = exchanged(work, start, num_ranks, exchange).tolist()
+    found = exchanged(work, start, num_ranks, exchange, tolerance=0).tolist()
     heaviest = max(oracle.loads_of(work, found, num_ranks))
     assert heaviest <= max(oracle.loads_of(work, start, num_ranks))
     may_move = exchange is Exchange.MOVE_OR_SWAP
@@ -218,7 +218,7 @@ def test_one_step_makes_the_best_exchange(data, work, num_ranks):
     start = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=len(work), max_size=len(work)))
     loads = oracle.loads_of(work, start, num_ranks)
     heavy = loads.index(max(loads))
-    found = exchanged(work, start, num_ranks, Exchange.MOVE_OR_SWAP, most_steps=1).tolist()
+    found = exchanged(work, start, num_ranks, Exchange.MOVE_OR_SWAP, tolerance=0, most_steps=1).tolist()
     changed = {owner for pair in zip(start, found, strict=True) if pair[0] != pair[1] for owner in pair}
     after = oracle.loads_of(work, found, num_ranks)
     if changed:
@@ -227,6 +227,12 @@ def test_one_step_makes_the_best_exchange(data, work, num_ranks):
         assert max(after[rank] for rank in changed) == best
     else:
         assert found == start
+
+
+def test_even_enough_is_left_alone():
+    work, start = [100, 1, 98, 1], [0, 0, 1, 1]  # 101 and 99 for a mean of 100
+    assert exchanged(work, start, 2, Exchange.SWAP, tolerance=0.01).tolist() == start
+    assert exchanged(work, start, 2, Exchange.MOVE_OR_SWAP, tolerance=0.009).tolist() == [0, 1, 1, 1]
 
 
 # Costs and what is made of them
@@ -291,3 +297,5 @@ def test_bad_costs_are_refused():
         tokens.block_sizes(0, 128)
     with pytest.raises(ValueError, match="most_steps must be >= 0"):
         exchanged([1], [0], 1, Exchange.SWAP, most_steps=-1)
+    with pytest.raises(ValueError, match="tolerance must be >= 0"):
+        exchanged([1], [0], 1, Exchange.SWAP, tolerance=-1)

@@ -14,6 +14,8 @@ from workbench.balance.tokens import (
 )
 from workbench.balance.tokens_compiled import compiled, descending_order
 
+EVEN_ENOUGH = 0.001
+
 
 class Exchange(Enum):
     """What two ranks may do: hand a block over as well as swap two, or swap only (counts stay)."""
@@ -23,7 +25,7 @@ class Exchange(Enum):
 
 
 def longest_first_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
-    """`longest_first`, then `exchanged` until nothing helps: never worse, and as deterministic.
+    """`longest_first`, then `exchanged` where that is not even: never worse, and as deterministic.
 
     Arguments and errors: `longest_first`.
     """
@@ -31,7 +33,7 @@ def longest_first_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def equal_counts_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
-    """`longest_first_equal_counts`, then swaps until nothing helps; numbers of blocks stay equal.
+    """`longest_first_equal_counts`, then swaps where that is not even; numbers of blocks stay equal.
 
     Arguments and errors: `longest_first`.
     """
@@ -39,39 +41,53 @@ def equal_counts_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def exchanged(
-    work: ArrayLike, owners: ArrayLike, num_ranks: int, exchange: Exchange, *, most_steps: int = 1000
+    work: ArrayLike,
+    owners: ArrayLike,
+    num_ranks: int,
+    exchange: Exchange,
+    *,
+    tolerance: float = EVEN_ENOUGH,
+    most_steps: int = 1000,
 ) -> Owners:
     """Owners after steps that each lighten the heaviest rank as much as one exchange can.
 
     A step takes the heaviest rank (the lowest of equals) and looks at every block of it against every
     block of every other rank; of the exchanges that leave the heavier of the two ranks lightest, the
-    first is made. It stops when the heaviest rank is even, when no exchange lightens it, or after
-    `most_steps`. Finn and Horowitz 1979, "A linear time approximation algorithm for multiprocessor
-    scheduling", BIT 19, exchange between the heaviest and the lightest rank only.
+    first is made. It stops when the heaviest rank is even up to the tolerance, when no exchange lightens
+    it, or after `most_steps`. Finn and Horowitz 1979, "A linear time approximation algorithm for
+    multiprocessor scheduling", BIT 19, exchange between the heaviest and the lightest rank only.
 
     Args:
         work: [B] work of each block, finite and >= 0.
         owners: [B] where to start.
         num_ranks: G.
         exchange: whether a block may also be handed over.
+        tolerance: a heaviest rank of (1 + tolerance) times the mean is even enough; at 0, only the mean,
+            rounded up to a whole unit, is.
         most_steps: limit on the number of steps.
 
     Returns:
         int32 [B] owners; the heaviest rank is at most as heavy as before.
 
     Raises:
-        ValueError: errors of `checked_owners` and of `longest_first`; a negative number of steps.
+        ValueError: errors of `checked_owners` and of `longest_first`; a negative tolerance or number
+            of steps.
 
     Complexity: O(G B_heaviest + B) per step.
     """
     if most_steps < 0:
         raise ValueError(f"most_steps must be >= 0, got {most_steps}")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance must be >= 0, got {tolerance}")
     units = whole_units(work, num_ranks)
     found = checked_owners(owners, units.size, num_ranks)
     loads = np.zeros(num_ranks, np.int64)
     np.add.at(loads, found, units)
-    num_blanks = 1 if exchange is Exchange.MOVE_OR_SWAP else 0
-    _exchange(units, found, loads, descending_order(units), num_blanks, most_steps)
+    total = int(units.sum())
+    even = max(-(-total // num_ranks), int(total / num_ranks * (1 + min(tolerance, num_ranks))))
+    if loads.max() > even:
+        num_blanks = 1 if exchange is Exchange.MOVE_OR_SWAP else 0
+        _exchange(units, found, loads, descending_order(units), even, (num_blanks, most_steps))
     return found
 
 
@@ -81,18 +97,21 @@ def _exchange(
     owners: NDArray[np.int32],
     loads: NDArray[np.int64],
     order: NDArray[np.int32],
-    num_blanks: int,
-    most_steps: int,
+    even: int,
+    limits: tuple[int, int],
 ) -> None:
-    """Change owners and loads in place; with one blank per rank, a block may be given for nothing."""
+    """Change owners and loads in place, in `limits[1]` steps at most.
+
+    With `limits[0]` blanks per rank, 0 or 1, a block may be given for nothing.
+    """
+    num_blanks, most_steps = limits
     num_ranks = loads.size
-    total = loads.sum()
     starts = np.empty(num_ranks + 1, np.int64)
     blocks = np.empty(work.size, np.int32)  # rank by rank, heaviest first
     for _ in range(most_steps):
         heavy = np.argmax(loads)
-        if (loads[heavy] - 1) * num_ranks < total:
-            return  # even, in whole units
+        if loads[heavy] <= even:
+            return
         _group(owners, order, starts, blocks)
         best, give, take, other = loads[heavy], -1, -1, -1
         for rank in range(num_ranks):
