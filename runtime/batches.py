@@ -1,20 +1,34 @@
 """What a stage is fed with: pixels, mel frames, tokens and targets of one microbatch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.adapters.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
+from runtime.adapters.attention import positions
 from runtime.adapters.choose import adapter_of
 from runtime.adapters.decoder import DecoderAdapter
+from runtime.context_group import ContextGroup
+from runtime.context_parallel import GatheredAttention
 from runtime.initialise import generator_of
+from runtime.masked_attention import MaskedAttention
+from runtime.token_shares import TokenShares
 from workbench.data.sample import Item, Sample, Segment
+from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT, Edge
+from workbench.masks.builders import sample_bitfield
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.routing import Routing
+from workbench.plan.token_owners import held_runs
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge.
+
+CAUSAL = "causal"
 
 
 class DataSource(Protocol):
@@ -54,18 +68,30 @@ def microbatch_data(
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    context: ContextGroup | None = None,
 ) -> MicrobatchData:
     """Everything the stage reads for that microbatch, apart from activations and features.
 
     Raw inputs go to an encoder's first stage, tokens to the LLM's first, targets to its last.
     Call it before the clock starts: it draws or loads the data.
 
+    Args:
+        plan, stage, microbatch: what is run where.
+        source: of raw data and tokens.
+        dtype: of raw data.
+        device: where everything is put.
+        context: the ranks that share the stage's tokens; None: this rank holds all of them.
+
     Raises:
-        ValueError: a segment that no edge brings to the LLM, or of a size its encoder cannot take.
+        ValueError: a segment that no edge brings to the LLM, or of a size its encoder cannot take;
+            a context group where the stage has none, or none where it has.
     """
     module = plan.model.module(stage.module)
+    if (1 if context is None else context.size) != stage.cp:
+        raise ValueError(f"stage {stage.id} wants a context group of {stage.cp} ranks, got {context}")
     if module.modality == TEXT:
-        return _llm_data(plan, stage, microbatch, source, device)
+        data = _llm_data(plan, stage, microbatch, source)
+        return _on_device(_shared(plan, stage, microbatch, data, context), device)
     found = [_segment(plan.sample[item.sample], module.modality, item) for item in microbatch.items]
     raw: tuple[Tensor, ...] = ()
     if stage.layers[0] == 0:
@@ -95,9 +121,8 @@ def _segment(sample: Sample, modality: str, item: Item) -> Segment:
     raise ValueError(f"sample {sample.id} has no segment {modality}[{item.k}]")
 
 
-def _llm_data(
-    plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource, device: torch.device | str
-) -> MicrobatchData:
+def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
+    """Of all tokens of the microbatch, on the CPU."""
     samples = [plan.sample[item.sample] for item in microbatch.items]
     edges = plan.model.edges_into(stage.module)
     _check_served(plan, samples, edges)
@@ -108,8 +133,7 @@ def _llm_data(
         adapter = adapter_of(plan.model.module(stage.module))
         assert isinstance(adapter, DecoderAdapter), "the text module is a language model"
         ids_T = torch.cat([_ids(sample, source, adapter.vocab_size) for sample in samples])
-        labels_T = _labels(ids_T, lengths).to(device)
-        ids_T = ids_T.to(device)
+        labels_T = _labels(ids_T, lengths)
     entering = [edge for edge in edges if stage.layers[0] <= edge.before_layer < stage.layers[1]]
     placed = {edge.name: _placed(plan, edge, samples) for edge in entering}
     return MicrobatchData(
@@ -118,8 +142,68 @@ def _llm_data(
         tokens_out=lengths,
         input_ids=ids_T if stage.layers[0] == 0 else None,
         labels=labels_T if stage.layers[1] == num_layers else None,
-        placed={name: place_E.to(device) for name, place_E in placed.items() if len(place_E)},
+        placed={name: place_E for name, place_E in placed.items() if len(place_E)},
     )
+
+
+def _shared(
+    plan: Plan, stage: Stage, microbatch: Microbatch, data: MicrobatchData, context: ContextGroup | None
+) -> MicrobatchData:
+    """The tokens of this rank, and an attention that knows the samples' masks."""
+    samples = [plan.sample[item.sample] for item in microbatch.items]
+    if context is None:
+        if all(sample.mask == CAUSAL for sample in samples):
+            return data
+        everything = np.arange(sum(data.tokens_in))
+        return replace(
+            data, attention=MaskedAttention(TokenShares(sample_bitfield([samples]), (everything,)))
+        )
+    shares = token_shares(plan, stage, microbatch, context)
+    kept = {name: np.flatnonzero(np.isin(place_E, shares.own)) for name, place_E in data.placed.items()}
+    carries = Routing(plan).flow(microbatch).carries[stage.module]
+    return replace(
+        data,
+        attention=GatheredAttention(shares, context),
+        position_ids=shares.own_of(positions(data.tokens_in, "cpu"), 0),
+        input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
+        labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
+        placed={
+            name: torch.from_numpy(np.searchsorted(shares.own, data.placed[name][index]))
+            for name, index in kept.items()
+        },
+        chosen={name: torch.from_numpy(index) for name, index in kept.items()},
+        carries_from=carries.index(True) if True in carries else None,
+    )
+
+
+def token_shares(plan: Plan, stage: Stage, microbatch: Microbatch, context: ContextGroup) -> TokenShares:
+    """Which tokens of an LLM microbatch each rank of the group holds, and their mask."""
+    module = plan.model.module(stage.module)
+    routing = Routing(plan)
+    tokens = [routing.tokens(module, item, TokenCount.IN) for item in microbatch.items]
+    starts = dict(zip(microbatch.items, accumulate(tokens, initial=0), strict=False))
+    nothing = np.zeros(0, np.int64)
+    by_place = [
+        np.concatenate(
+            [nothing, *(starts[r.item] + np.arange(r.first, r.first + r.num_tokens) for r in runs)]
+        )
+        for runs in held_runs(routing, microbatch, TokenCount.IN)
+    ]
+    place_of = {rank: place for place, ranks in enumerate(stage.ranks) for rank in ranks}
+    return TokenShares(
+        mask=sample_bitfield([[plan.sample[item.sample] for item in row] for row in microbatch.rows]),
+        owned=tuple(by_place[place_of[rank]] for rank in context.ranks),
+        member=context.member,
+    )
+
+
+def _on_device(data: MicrobatchData, device: torch.device | str) -> MicrobatchData:
+    def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+    single = {"input_ids": data.input_ids, "labels": data.labels, "position_ids": data.position_ids}
+    there = {name: None if tensor is None else tensor.to(device) for name, tensor in single.items()}
+    return replace(data, placed=moved(data.placed), chosen=moved(data.chosen), **there)
 
 
 def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) -> None:

@@ -97,7 +97,11 @@ class Executor:
             Pass.REDUCE_GRAD: self._reduce,
             Pass.STEP: self._step,
         }
-        self._next_rows = _receives_ahead(self.program, lowered)
+        self._inputs = rows_by_action(
+            lowered.inputs, lambda row: rank in lowered.transfers[row].destination_ranks
+        )
+        self._outputs = rows_by_action(lowered.outputs, lambda row: _sends(lowered.transfers[row], rank))
+        self._next_rows = _receives_ahead(self.program, lowered, self._inputs)
         self._check()
 
     def _check(self) -> None:
@@ -108,10 +112,11 @@ class Executor:
                     f"{', '.join(self._do)} (simulate this plan instead)"
                 )
         for stage in self._stages():
-            if stage.cp * stage.tp > 1:
+            is_llm = self.lowered.plan.model.module(stage.module).modality == TEXT
+            if stage.tp > 1 or (stage.cp > 1 and not is_llm):
                 raise ValueError(
-                    f"stage {stage.id} is cut over {stage.cp} x {stage.tp} ranks (cp x tp); "
-                    "the executor runs stages of one rank (simulate this plan instead)"
+                    f"stage {stage.id} is cut over {stage.cp} x {stage.tp} ranks (cp x tp); the executor "
+                    "runs tp = 1, and cp > 1 in the language model alone (simulate this plan instead)"
                 )
 
     def _stages(self) -> Iterator[Stage]:
@@ -176,7 +181,7 @@ class Executor:
             pieces = [piece for edge in arrived for piece in arrived[edge]]
             gradient = accumulate(sorted(pieces, key=lambda piece: piece[0].row), output)
         torch.autograd.backward([output], [gradient])
-        for number in self.lowered.outputs.get(action, ()):
+        for number in self._outputs.get(action, ()):
             leaf = kept.leaves[self.lowered.transfers[number].edge]
             assert leaf.grad is not None
             self._wires.give(number, leaf.grad)
@@ -209,17 +214,17 @@ class Executor:
     def _take(self, action: Action) -> Arrived:
         """The rows an action waits for, by edge. Waiting ends here: the caller's span starts after it."""
         arrived: Arrived = {}
-        for number in self.lowered.inputs.get(action, ()):
+        for number in self._inputs.get(action, ()):
             row, packed_TD = self._wires.take(number, action)
             arrived.setdefault(row.edge, []).append((row, packed_TD))
         return arrived
 
     def _give(self, action: Action, output_TD: Tensor) -> None:
-        for number in self.lowered.outputs.get(action, ()):
+        for number in self._outputs.get(action, ()):
             self._wires.give(number, output_TD)
 
     def _edges_that_want_gradients(self, backward: Action) -> frozenset[str]:
-        rows = (self.lowered.transfers[number] for number in self.lowered.outputs.get(backward, ()))
+        rows = (self.lowered.transfers[number] for number in self._outputs.get(backward, ()))
         return frozenset(row.edge for row in rows if row.direction is Direction.BACKWARD)
 
     def _is_loss(self, stage: Stage) -> bool:
@@ -241,14 +246,25 @@ class Executor:
             self._recorder.hold(time.perf_counter(), held_bytes)
 
 
-def _receives_ahead(program: Sequence[Action], lowered: Lowered) -> tuple[tuple[int, ...], ...]:
+Rows = dict[Action, tuple[int, ...]]
+
+
+def rows_by_action(rows: Rows, is_mine: Callable[[int], bool]) -> Rows:
+    """Those rows of every action that concern one rank."""
+    return {action: tuple(filter(is_mine, numbers)) for action, numbers in rows.items()}
+
+
+def _sends(row: Transfer, rank: int) -> bool:
+    """Whether the rank hands the row over when its producer ends; a broadcast follows an arrival."""
+    return row.source_rank == rank and row.route is not Route.BROADCAST
+
+
+def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:
     """For every position and the end, the rows of the first pass from there on that receives anything."""
     ahead: list[tuple[int, ...]] = [()]
     for action in reversed(program):
         rows = tuple(
-            number
-            for number in lowered.inputs.get(action, ())
-            if lowered.transfers[number].route is Route.P2P
+            number for number in inputs.get(action, ()) if lowered.transfers[number].route is not Route.LOCAL
         )
         ahead.append(rows if action.kind in COMPUTE and rows else ahead[-1])
     return tuple(reversed(ahead))

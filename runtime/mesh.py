@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from workbench.plan.lowered import Lowered, Route
+from runtime.context_group import ContextGroup
+from workbench.plan.lowered import Lowered, Route, Transfer
+from workbench.plan.plan import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +22,17 @@ class Mesh:
         ranks: all ranks that take part, ascending.
         device: where tensors live.
         reduction: ranks of a gradient group -> its process group, where this rank is in it.
-        pair: (source, destination) -> process group of that direction; empty on gloo, where
+        pair: (route, source, destination) -> process group of these rows; empty on gloo, where
             rows match by tag and need no order.
+        context: ranks of a context-parallel stage, ascending -> the process group of its attention.
     """
 
     rank: int
     ranks: tuple[int, ...]
     device: torch.device
     reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
-    pair: dict[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
+    pair: dict[tuple[Route, int, int], dist.ProcessGroup] = field(default_factory=dict)
+    context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def process_of(self, rank: int) -> int:
         """Global process index of a rank of the plan."""
@@ -39,9 +43,16 @@ class Mesh:
         """All other ranks."""
         return tuple(rank for rank in self.ranks if rank != self.rank)
 
-    def pair_group(self, source_rank: int, destination_rank: int) -> dist.ProcessGroup | None:
-        """The group that carries rows of that direction; None is the world."""
-        return self.pair.get((source_rank, destination_rank))
+    def pair_group(self, row: Transfer, destination_rank: int) -> dist.ProcessGroup | None:
+        """The group that carries the row to that rank; None is the world."""
+        return self.pair.get((row.route, row.source_rank, destination_rank))
+
+    def context_group(self, stage: Stage) -> ContextGroup | None:
+        """The ranks that share the stage's tokens, as this one sees them; None where it is alone."""
+        if stage.cp == 1:
+            return None
+        ranks = tuple(sorted(stage.flat_ranks))
+        return ContextGroup(ranks, self.rank, self.context[ranks])
 
 
 def local_device() -> torch.device:
@@ -58,6 +69,8 @@ def build_mesh(lowered: Lowered, device: torch.device) -> Mesh:
 
     NCCL orders operations per communicator and ignores tags, so each direction of each pair
     gets a communicator of its own: a send never stands before a receive that it waits for.
+    Broadcasts have theirs apart from other rows, because their sender posts them in the order
+    in which it needs them itself. So does the attention of a context-parallel stage.
     Differs: opposite rows of a pair therefore need no batching into one group.
 
     Raises:
@@ -73,19 +86,25 @@ def build_mesh(lowered: Lowered, device: torch.device) -> Mesh:
         if rank in members:
             reduction[members] = group
             _warm_up(group, device)
+    context = {}
+    for members in dict.fromkeys(tuple(sorted(s.flat_ranks)) for s in lowered.plan.stages if s.cp > 1):
+        group = dist.new_group([ranks.index(member) for member in members])
+        if rank in members:
+            context[members] = group
+            _warm_up(group, device)
     pair = {}
     if device.type == "cuda":
-        for source, destination in _directed_pairs(lowered):
+        for route, source, destination in _directed_pairs(lowered):
             group = dist.new_group([ranks.index(source), ranks.index(destination)])
             if rank in (source, destination):
-                pair[source, destination] = group
+                pair[route, source, destination] = group
                 _warm_up(group, device)
-    return Mesh(rank=rank, ranks=ranks, device=device, reduction=reduction, pair=pair)
+    return Mesh(rank=rank, ranks=ranks, device=device, reduction=reduction, pair=pair, context=context)
 
 
-def _directed_pairs(lowered: Lowered) -> list[tuple[int, int]]:
-    rows = [row for row in lowered.transfers if row.route is Route.P2P]
-    return sorted({(row.source_rank, row.destination_rank) for row in rows})
+def _directed_pairs(lowered: Lowered) -> list[tuple[Route, int, int]]:
+    rows = [row for row in lowered.transfers if row.route is not Route.LOCAL]
+    return sorted({(row.route, row.source_rank, rank) for row in rows for rank in row.destination_ranks})
 
 
 def _warm_up(group: dist.ProcessGroup, device: torch.device) -> None:

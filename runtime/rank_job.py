@@ -271,7 +271,13 @@ def _feed(
             stage = plan.stage[stage_id]
             microbatch = plan.microbatches_of[stage.module, stage.replica][index]
             feed[stage_id, index] = microbatch_data(
-                plan, stage, microbatch, source, dtype=dtype, device=mesh.device
+                plan,
+                stage,
+                microbatch,
+                source,
+                dtype=dtype,
+                device=mesh.device,
+                context=mesh.context_group(stage),
             )
     return feed
 

@@ -74,11 +74,16 @@ class StageModule(nn.Module):
                 raise ValueError(f"stage {self.stage.id}: features of edge {edge.name} are {have}")
         parameter = next(self.parameters())
         context = self.adapter.context(inputs.data, parameter.device, parameter.dtype)
+        first = self.stage.layers[0]
         hidden = inputs.hidden
-        for index, layer in enumerate(self.layers, start=self.stage.layers[0]):
+        if hidden is None and first > 0:  # a member without tokens: one of padding
+            width = self.module.layers[first - 1].out_width
+            hidden = parameter.new_zeros((1, width))
+        hidden = _carrying(hidden, first - 1, inputs.data)
+        for index, layer in enumerate(self.layers, start=first):
             entering = {e.name: e for e in self.edges if e.before_layer == index}
-            features = {name: inputs.features[name] for name in entering if name in inputs.features}
-            hidden = self._run(layer, index, hidden, features, context)
+            features = {name: _own(inputs, name) for name in entering if name in inputs.features}
+            hidden = _carrying(self._run(layer, index, hidden, features, context), index, inputs.data)
         assert hidden is not None, "a stage has at least one layer"
         return hidden
 
@@ -136,6 +141,30 @@ class StageModule(nn.Module):
         return {name: weight.detach() for name, weight in owned if name not in self.adapter.aliases}
 
 
+def _own(inputs: StageInput, edge: str) -> Tensor:
+    """The features that stand among this rank's tokens."""
+    features_ED = inputs.features[edge]
+    chosen = inputs.data.chosen.get(edge)
+    return features_ED if chosen is None else features_ED.index_select(0, chosen)
+
+
+def _carrying(hidden: Tensor | None, layer: int, data: MicrobatchData) -> Tensor | None:
+    """The output of a layer, on the gradient's path where it is on that of any member.
+
+    A member may hold no token that asks for a gradient, but its attention's backward is a
+    collective that the others wait for, and its queries look at their tokens.
+    """
+    if (
+        hidden is None
+        or data.carries_from is None
+        or layer < data.carries_from
+        or hidden.requires_grad
+        or not torch.is_grad_enabled()
+    ):
+        return hidden
+    return hidden.detach().requires_grad_()
+
+
 def _named(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """(Hugging Face name, parameter) of one layer, in registration order."""
     assert isinstance(layer, StageLayer)
@@ -182,14 +211,18 @@ def build_stage_module(
 
     Raises:
         ValueError: the module cannot run (no adapter, other layer count), the stage is split over
-            tensor- or context-parallel ranks, an edge does not go from last layer into the LLM,
-            or the weights folder lacks a tensor or has one of another shape.
+            tensor-parallel ranks, an encoder over context-parallel ones, an edge does not go from
+            last layer into the LLM, or the weights folder lacks a tensor or has one of another shape.
     """
     module = plan.model.module(stage.module)
-    if stage.tp * stage.cp > 1:
+    if stage.tp > 1:
         raise ValueError(
-            f"stage {stage.id}: stage modules hold whole weights, want tp = cp = 1, "
-            f"got tp {stage.tp}, cp {stage.cp}"
+            f"stage {stage.id}: stage modules hold whole weights, want tp = 1, got tp {stage.tp}"
+        )
+    if stage.cp > 1 and module.modality != TEXT:
+        raise ValueError(
+            f"stage {stage.id}: only the language model shares a sequence, want cp = 1 for "
+            f"{module.name!r}, got {stage.cp}"
         )
     adapter = adapter_of(module)
     _check_ties(adapter)

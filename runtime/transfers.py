@@ -81,6 +81,9 @@ class Wires:
     sends earlier. So a transfer overlaps with the action before its consumer, and a rank holds
     receive buffers of two actions rather than of a whole step. Sends are posted at once and
     never waited for by the program: a thread waits for them and drops their buffers.
+
+    A broadcast is a message from the leader to each of the others, sent when the leader takes the
+    row that it follows; so leader and receivers both go through broadcasts in program order.
     """
 
     def __init__(
@@ -94,21 +97,32 @@ class Wires:
         self._local: dict[int, Tensor] = {}
         self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
         self._unposted: dict[int, deque[Transfer]] = {}
+        self._broadcasts: dict[int, Transfer] = {}  # not posted yet
+        self._followers: dict[int, list[Transfer]] = {}
+        for row in self._rows:
+            if row.after is not None and row.source_rank == mesh.rank:
+                self._followers.setdefault(row.after, []).append(row)
         self._porter = Porter(self._timeout, recorder)
 
     def start_step(self) -> None:
         """Line up the rows that this rank will receive; nothing is left over from the step before."""
         assert not self._local
         assert not self._posted
-        self._unposted = {}
+        self._unposted, self._broadcasts = {}, {}
         for row in self._rows:
-            if row.route is Route.P2P and row.destination_rank == self._mesh.rank:
+            if self._mesh.rank not in row.destination_ranks:
+                continue
+            if row.route is Route.BROADCAST:
+                self._broadcasts[row.row] = row
+            elif row.route is Route.P2P:
                 self._unposted.setdefault(row.source_rank, deque()).append(row)
 
     def post(self, rows: Iterable[int]) -> None:
         """Allocate and post the receives of these rows, and what their senders send before them."""
         for number in rows:
             wanted = self._rows[number]
+            if number in self._broadcasts:
+                self._receive(self._broadcasts.pop(number))
             if wanted.route is not Route.P2P:
                 continue
             unposted = self._unposted.get(wanted.source_rank, ())
@@ -123,7 +137,9 @@ class Wires:
         """
         row = self._rows[number]
         if row.route is Route.LOCAL:
-            return row, self._local.pop(number)
+            packed_TD = self._local.pop(number)
+            self._pass_on(number, packed_TD)
+            return row, packed_TD
         work, buffer_TD = self._posted.pop(number)
         try:
             wait(work, self._timeout, self._mesh.device)
@@ -131,6 +147,7 @@ class Wires:
             message = f"rank {self._mesh.rank} before {action}: {describe(row)} from rank {row.source_rank}"
             raise RankError(f"{message}: {first_line(error)}", peers=(row.source_rank,)) from error
         self._recorder.arrived(number, time.perf_counter())
+        self._pass_on(number, buffer_TD)
         return row, buffer_TD
 
     def give(self, number: int, source_TD: Tensor) -> None:
@@ -140,22 +157,28 @@ class Wires:
         if row.route is Route.LOCAL:
             self._local[number] = packed_TD
             return
-        self._recorder.sent(number, time.perf_counter())
+        self._send(row, packed_TD)
+
+    def _pass_on(self, number: int, packed_TD: Tensor) -> None:
+        """Broadcast what has arrived, where the plan says so."""
+        for row in self._followers.get(number, ()):
+            self._send(row, packed_TD)
+
+    def _send(self, row: Transfer, packed_TD: Tensor) -> None:
+        self._recorder.sent(row.row, time.perf_counter())
         packed_TD = packed_TD.contiguous()
-        work = dist.isend(
-            packed_TD,
-            self._mesh.process_of(row.destination_rank),
-            group=self._mesh.pair_group(row.source_rank, row.destination_rank),
-            tag=number,
-        )
-        if work is None:
-            raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
-        self._porter.carry(row, work, packed_TD)
+        for rank in row.destination_ranks:
+            group = self._mesh.pair_group(row, rank)
+            work = dist.isend(packed_TD, self._mesh.process_of(rank), group=group, tag=row.row)
+            if work is None:
+                raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
+            self._porter.carry(row, work, packed_TD)
 
     def finish_step(self) -> None:
         """Wait for the sends that are still out, and check that every row was used."""
         self._porter.wait_until_idle(self._mesh.rank)
-        left = [*self._local, *self._posted, *(row.row for rows in self._unposted.values() for row in rows)]
+        unposted = (row.row for rows in self._unposted.values() for row in rows)
+        left = [*self._local, *self._posted, *self._broadcasts, *unposted]
         if left:
             raise RankError(f"rank {self._mesh.rank}: {describe(self._rows[left[0]])} was never consumed")
 
@@ -168,7 +191,7 @@ class Wires:
         work = dist.irecv(
             buffer_TD,
             self._mesh.process_of(row.source_rank),
-            group=self._mesh.pair_group(row.source_rank, row.destination_rank),
+            group=self._mesh.pair_group(row, self._mesh.rank),
             tag=row.row,
         )
         if work is None:

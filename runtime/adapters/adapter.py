@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
-from runtime.adapters.attention import PACKED_SDPA, Packing, pack, register_packed_sdpa
+from runtime.adapters.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
 from runtime.initialise import Fill, constant, normal
 from workbench.data.sample import Item, Segment
 from workbench.graph.model_graph import Module
@@ -29,6 +29,13 @@ class MicrobatchData:
         input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
         labels: [T] targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
         placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.
+        attention: of the LLM's tokens; None: items one after the other, each causal in itself.
+        position_ids: [T] place of every token in its item; None: as `tokens_in` says.
+        chosen: edge name -> which of its features are placed; absent: all of them.
+        carries_from: first layer whose output carries a gradient on some context-parallel rank;
+            None: none does, or there is only one rank.
+
+    Where context-parallel ranks share the microbatch, tensors are of this rank's tokens alone.
     """
 
     items: tuple[Item, ...]
@@ -38,6 +45,10 @@ class MicrobatchData:
     input_ids: Tensor | None = None
     labels: Tensor | None = None
     placed: Mapping[str, Tensor] = field(default_factory=dict)
+    attention: Attends | None = None
+    position_ids: Tensor | None = None
+    chosen: Mapping[str, Tensor] = field(default_factory=dict)
+    carries_from: int | None = None
 
 
 PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up
@@ -49,7 +60,7 @@ class Context:
     """What all layers of a stage share during one forward pass."""
 
     data: MicrobatchData
-    packing: Packing
+    packing: Packing | Attends
     rotary: tuple[Tensor, Tensor] | None = None
 
 

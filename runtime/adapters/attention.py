@@ -1,7 +1,8 @@
-"""Attention over packed items: one `scaled_dot_product_attention` per item length, no padding, no mask."""
+"""Attention as transformers' layers call it: over packed items without a mask, or under one of our own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,16 @@ class Packing:
     restore: Tensor | None
 
 
+class Attends(Protocol):
+    """Attention that knows its own mask, and on which ranks the keys are."""
+
+    def attend(
+        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None
+    ) -> Tensor:
+        """[H, T, D] for G heads of keys and values; `window`: of how many tokens, None for any."""
+        ...
+
+
 def pack(lengths: Sequence[int], device: torch.device | str) -> Packing:
     """Group items by length. Groups are in order of first appearance, so the result is determined.
 
@@ -66,7 +77,7 @@ def packed_sdpa(
     query_1HTD: Tensor,
     key_1HTD: Tensor,
     value_1HTD: Tensor,
-    attention_mask: Packing,
+    attention_mask: Packing | Attends,
     *,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -75,11 +86,18 @@ def packed_sdpa(
 ) -> tuple[Tensor, None]:
     """Attention inside each item alone; the signature is that of transformers' attention functions.
 
+    Whatever travels as the mask decides: a `Packing` is done here, anything else does it itself.
     Dropout is off: a forward pass draws no random numbers.
 
     Returns:
         [1, T, H, D] and None (no attention weights).
     """
+    if not isinstance(attention_mask, Packing):
+        scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
+        y_HTD = attention_mask.attend(
+            query_1HTD[0], key_1HTD[0], value_1HTD[0], scale=scale, window=sliding_window
+        )
+        return y_HTD.transpose(0, 1)[None], None
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     outputs = []
     for group in attention_mask.groups:

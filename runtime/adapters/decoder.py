@@ -215,6 +215,6 @@ class DecoderAdapter(Adapter):
         return DecoderBlock(self.config, self.family, index - 1)
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        ids_1T = positions(data.tokens_in, device)[None]
-        rotary = self._rotary(torch.empty(0, dtype=dtype, device=device), ids_1T)
-        return Context(data=data, packing=pack(data.tokens_in, device), rotary=rotary)
+        ids_T = positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
+        rotary = self._rotary(torch.empty(0, dtype=dtype, device=device), ids_T[None])
+        return Context(data=data, packing=data.attention or pack(data.tokens_in, device), rotary=rotary)
