@@ -3,6 +3,7 @@
 import os
 
 from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample, Segment
 from workbench.graph.hf_config import module_from_config
 from workbench.graph.model_graph import ModelGraph, connect
@@ -98,5 +99,5 @@ def demo_job(mix: str, cluster: Cluster, counts: dict[str, int] | None = None) -
         cluster=cluster,
         batch=demo_batch(),
         layouts=tuple(ModuleLayout(module=module, pp=pp) for module, pp in (counts or {}).items()),
-        settings=Settings(precision=Precision.FLOAT32),
+        settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
     )

@@ -1,60 +1,84 @@
-"""Counts the bytes that wait for a backward, by watching what autograd saves."""
+"""Counts the bytes of every tensor that lives on a rank during a step."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-Key = tuple[int, int]  # stage, microbatch
+
+class Height(NamedTuple):
+    """The most bytes held at once, and when (seconds, the machine's monotonic clock)."""
+
+    time_s: float
+    num_bytes: int
 
 
-class Activations:
-    """Storages kept alive by the forwards whose backward is still to come.
+class Allocations(TorchDispatchMode):
+    """Bytes of weights and of all storages made while this mode was entered, until they die.
 
-    A storage counts once, however many tensors and microbatches share it; weights do not
-    count. Watching costs a Python call for every saved tensor, so a watched step is not a
-    timed one.
+    Every operator of forward, backward and optimizer passes through here, and so do the buffers
+    of messages; a storage counts once, from the operator that makes it until its last tensor is
+    gone, on whichever thread that happens. Not seen: scratch memory inside one operator, what
+    the transport holds, and a step's data, which is made before the step. Watching costs a
+    Python call for every operator, so a watched step is not a timed one.
+
+    Args:
+        weights: exist already and stay.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
-        self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
-        self._held: dict[Key, dict[int, int]] = {}
+        super().__init__()
+        self.num_bytes = sum({w.untyped_storage().data_ptr(): w.nbytes for w in weights}.values())
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._lock = threading.RLock()
+        self._height = Height(time.perf_counter(), self.num_bytes)
 
-    def watching(self, key: Key) -> AbstractContextManager[object]:
-        """Everything that autograd saves inside belongs to that forward."""
-        held = self._held.setdefault(key, {})
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        given = dict(kwargs or {})
+        result = func(*args, **given)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if made:
+            old = {_place(leaf) for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)}
+            for tensor in made:
+                if _place(tensor) not in old:
+                    self._note(tensor.untyped_storage())
+        return result
 
-        def note(tensor: Tensor) -> Tensor:
-            self._note(held, tensor)
-            return tensor.detach()  # the tensor itself, if it is an output, would keep its own graph alive
+    def take_height(self) -> Height:
+        """The height since this was asked last, and start anew from what is held now."""
+        with self._lock:
+            height = self._height
+            self._height = Height(time.perf_counter(), self.num_bytes)
+        return height
 
-        return torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        place, size = storage._cdata, storage.nbytes()
+        with self._lock:
+            if place in self._alive:
+                return
+            self._alive[place] = weakref.ref(storage, lambda _: self._forget(place, size))
+            self.num_bytes += size
+            if self.num_bytes > self._height.num_bytes:
+                self._height = Height(time.perf_counter(), self.num_bytes)
 
-    def hold(self, key: Key, tensors: Iterable[Tensor]) -> None:
-        """The executor itself keeps these until the backward."""
-        for tensor in tensors:
-            self._note(self._held.setdefault(key, {}), tensor)
-
-    def release(self, key: Key) -> None:
-        """The backward is done."""
-        self._held.pop(key, None)
-
-    @property
-    def num_bytes(self) -> int:
-        """Held now."""
-        merged = {place: size for held in self._held.values() for place, size in held.items()}
-        return sum(merged.values())
-
-    def _note(self, held: dict[int, int], tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._weights:
-            held[storage.data_ptr()] = storage.nbytes()
+    def _forget(self, place: int, size: int) -> None:
+        with self._lock:
+            if self._alive.pop(place, None) is not None:
+                self.num_bytes -= size
 
 
-def state_bytes(optimizer: torch.optim.Optimizer | None, weights: Iterable[Tensor]) -> int:
-    """Weights, the gradients that exist now, and the optimizer's state."""
-    held = list(weights)
-    total = sum(weight.nbytes + (0 if weight.grad is None else weight.grad.nbytes) for weight in held)
-    states = [] if optimizer is None else list(optimizer.state.values())
-    return total + sum(value.nbytes for state in states for value in state.values() if torch.is_tensor(value))
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from runtime.activations import Activations, state_bytes
+from runtime.activations import Allocations
 from runtime.adapters.adapter import MicrobatchData
 from runtime.failure import RankError
 from runtime.gradients import Gradients
@@ -56,7 +55,7 @@ class Executor:
         loss_scale: 1 / number of predicted tokens of the global batch.
         progress: called with the position in the program before each action.
         on_gradients: called in STEP when gradients are whole and not yet clipped.
-        weights: of this rank, to count memory; None: memory is not watched.
+        memory: counts what this rank holds; None: memory is not watched.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Executor:
         loss_scale: float,
         progress: Callable[[int], None] = lambda position: None,
         on_gradients: Callable[[], None] = lambda: None,
-        weights: Sequence[Tensor] | None = None,
+        memory: Allocations | None = None,
     ) -> None:
         self.lowered = lowered
         self.rank = rank
@@ -85,8 +84,7 @@ class Executor:
         self._loss_scale = loss_scale
         self._progress = progress
         self._on_gradients = on_gradients
-        self._weights = () if weights is None else tuple(weights)
-        self._activations = None if weights is None else Activations(weights)
+        self._memory = memory
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._has_backward = {
             (action.stage, action.microbatch) for action in self.program if action.kind is Pass.B
@@ -154,15 +152,13 @@ class Executor:
         leaves = {
             edge: join(pieces).detach().requires_grad_(edge in wanted) for edge, pieces in arrived.items()
         }
-        with torch.set_grad_enabled(key in self._has_backward), self._watching(key):
+        with torch.set_grad_enabled(key in self._has_backward):
             output = self._run(stage, key, leaves)
         if self._is_loss(stage):
             self._recorder.loss_sum += float(output.detach()) * self._loss_scale
         self._give(action, output.detach())
         if key in self._has_backward:
             self._kept[key] = _Kept(leaves, output)
-            if self._activations is not None:
-                self._activations.hold(key, (*leaves.values(), output))
         self._end(Lane.COMPUTE, action, start_s)
 
     def _run(self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]) -> Tensor:
@@ -185,9 +181,6 @@ class Executor:
             leaf = kept.leaves[self.lowered.transfers[number].edge]
             assert leaf.grad is not None
             self._wires.give(number, leaf.grad)
-        self._sample_memory()
-        if self._activations is not None:
-            self._activations.release(key)
         del kept, output
         self._end(Lane.COMPUTE, action, start_s)
 
@@ -237,26 +230,10 @@ class Executor:
         self._recorder.span(lane, action, start_s, time.perf_counter())
         self._sample_memory()
 
-    def _watching(self, key: tuple[int, int]) -> AbstractContextManager[object]:
-        return nullcontext() if self._activations is None else self._activations.watching(key)
-
     def _sample_memory(self) -> None:
-        if self._activations is not None:
-            held_bytes = self._activations.num_bytes + state_bytes(self._adamw, self._weights)
-            self._recorder.hold(time.perf_counter(), held_bytes)
-
-
-Rows = dict[Action, tuple[int, ...]]
-
-
-def rows_by_action(rows: Rows, is_mine: Callable[[int], bool]) -> Rows:
-    """Those rows of every action that concern one rank."""
-    return {action: tuple(filter(is_mine, numbers)) for action, numbers in rows.items()}
-
-
-def _sends(row: Transfer, rank: int) -> bool:
-    """Whether the rank hands the row over when its producer ends; a broadcast follows an arrival."""
-    return row.source_rank == rank and row.route is not Route.BROADCAST
+        if self._memory is not None:
+            self._recorder.hold(*self._memory.take_height())
+            self._recorder.hold(time.perf_counter(), self._memory.num_bytes)
 
 
 def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.activations import Allocations
 from runtime.adapters.adapter import MicrobatchData
 from runtime.batches import DataSource, count_targets, microbatch_data
 from runtime.executor import Executor
@@ -192,6 +194,8 @@ class _Rank:
             recorder=self._recorder,
             timeout_s=settings.timeout_s,
         )
+        watched = settings.collect is Collect.MEMORY
+        self._memory = Allocations([p for _, p in self._named()]) if watched else None
         self._executor = Executor(
             lowered,
             mesh.rank,
@@ -204,7 +208,7 @@ class _Rank:
             loss_scale=1.0 / count_all_targets(plan),
             progress=report,
             on_gradients=self._copy_gradients,
-            weights=[p for _, p in self._named()] if settings.collect is Collect.MEMORY else None,
+            memory=self._memory,
         )
         self.collects = False
         self._gradients: dict[tuple[str, str], Tensor] = {}
@@ -221,7 +225,8 @@ class _Rank:
                 message = f"rank {self._mesh.rank} at the start of step {step}: {first_line(error)}"
                 raise RankError(message, peers=self._mesh.peers) from error
             self._recorder.start_step(time.perf_counter())
-            self._executor.run_step()
+            with nullcontext() if self._memory is None else self._memory:
+                self._executor.run_step()
         finally:
             gc.enable()
         notes = self._recorder.notes()

@@ -90,10 +90,14 @@ def llama_plan(
 
 
 def test_llama_8b_holds_16_bytes_a_parameter():
-    """8,030,261,248 parameters (Dubey et al. 2024): 14.96 GiB of weights, 119.7 GiB with AdamW."""
+    """8,030,261,248 parameters (Dubey et al. 2024): 14.96 GiB of weights, 119.7 GiB with AdamW.
+
+    All but the gradients is there from the start.
+    """
     plan = llama_plan()
     table = memory_table(lower(plan))
-    assert sum(table.static_bytes.values()) == 16 * 8_030_261_248
+    assert sum(table.static_bytes.values()) == 14 * 8_030_261_248
+    assert sum(sum(static_holders(plan, rank).values()) for rank in plan.ranks) == 16 * 8_030_261_248
     weights = sum(static_holders(plan, rank)["parameters of llm"] for rank in plan.ranks)
     assert weights == 2 * 8_030_261_248
     frozen = memory_table(lower(llama_plan(frozen=True)))
@@ -144,26 +148,32 @@ def test_actions_of_the_table_stand_in_the_programs():
 
 
 def test_peak_of_a_pipeline_is_its_microbatches_in_flight():
-    """llm stage 3 runs two forwards before its first backward, stage 4 one."""
+    """llm stage 3 runs two forwards before its first backward, stage 4 one; h is one hidden tensor."""
     plan = toy_plan(llm=(True,) * 4, samples=4)
     lowered = lower(plan)
     peaks, table = peak_bytes(lowered, memory_table(lowered)), memory_table(lowered)
-    tokens, element = 14, 4
-    saved = 2 * tokens * WIDTH * element  # one matmul input a layer
-    transient = 2 * tokens * WIDTH * element  # one layer's input and output
-    received = tokens * WIDTH * element
-    assert peaks[4] == table.static_bytes[4] + saved + transient + received
-    # Stage 3 receives 4 image and 3 sound tokens; in its backward, the gradient of its output.
-    backward = 2 * saved + transient + received
-    forward = 2 * saved + transient + 7 * WIDTH * element
-    assert peaks[3] == table.static_bytes[3] + max(forward, backward)
+    h = 14 * WIDTH * 4
+    saved = 2 * h  # one matmul input a layer, of which the first is the stage's input
+    transient = 2 * h  # one layer's input and output
+    gradients = 2 * WIDTH * WIDTH * 4
+    # Its own gradients, one microbatch, the buffer of the next one's input, and the gradient it
+    # sent for the one before: stage 3 proves that it came with the forward after next.
+    assert peaks[4] == table.static_bytes[4] + gradients + saved + transient + 2 * h
+    # Stage 3 keeps outputs of two microbatches, has the gradient it received and the buffer of the
+    # next one, and sent gradients of 4 image and 3 sound tokens that nobody will answer.
+    sent = 7 * WIDTH * 4
+    assert peaks[3] == table.static_bytes[3] + gradients + 2 * (saved + h) + transient + 2 * h + sent
 
 
-def test_a_frozen_stage_with_nothing_upstream_keeps_nothing():
+def test_a_frozen_stage_with_nothing_upstream_keeps_nothing_but_its_output():
+    """Nothing ever tells it that its output was received, so that it is counted to the end."""
     plan = toy_plan()
-    table = memory_table(lower(plan))
-    forward = parse_action("0F0")
-    assert table.acquired_bytes[0, forward] == table.released_bytes[0, forward]
+    lowered = lower(plan)
+    table = memory_table(lowered)
+    first, last = parse_action("0F0"), plan.program[0][-1]
+    kept = table.acquired_bytes[0, first] - table.released_bytes[0, first]
+    assert kept == 8 * WIDTH * 4
+    assert table.released_bytes[0, last] == 3 * kept
 
 
 def test_recompute_keeps_inputs_of_layers_only():
@@ -171,7 +181,8 @@ def test_recompute_keeps_inputs_of_layers_only():
         settings = Settings(modules=(ModuleSettings(module="llm", recompute=recompute),))
         table = memory_table(lower(llama_plan(settings=settings)))
         forward = parse_action("0F0")
-        return table.acquired_bytes[0, forward] - table.released_bytes[0, forward]
+        output = 512 * 4096 * 2
+        return table.acquired_bytes[0, forward] - table.released_bytes[0, forward] - output
 
     # 16 blocks of the first stage; the embedding's input are indices.
     assert kept(Recompute.FULL) == 16 * 512 * 4096 * 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.cost.hardware import Cluster
+from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
@@ -80,20 +81,24 @@ def load_job(path: str | Path) -> Job:
 def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
     """The job that a checked file describes; `folder` is where its relative paths start."""
     model = model_of(spec.name, spec.model, folder=folder)
+    profile_path = folder / spec.profile
+    profile = str(profile_path) if profile_path.is_file() else spec.profile
+    cluster = cluster_of(spec.name, spec.cluster, profile=profile)
+    is_local = any(node.num_cores is not None for node in cluster.nodes)
+    automatic = Kernels.EAGER if is_local else Kernels.FUSED
     settings = Settings(
         precision=Precision(spec.precision),
+        kernels=automatic if spec.kernels == "auto" else Kernels(spec.kernels),
         modules=tuple(
             ModuleSettings(module=name, recompute=Recompute(layout.recompute))
             for name, layout in spec.layouts.items()
             if layout.recompute != "none"
         ),
     )
-    profile_path = folder / spec.profile
-    profile = str(profile_path) if profile_path.is_file() else spec.profile
     return Job(
         name=spec.name,
         model=model,
-        cluster=cluster_of(spec.name, spec.cluster, profile=profile),
+        cluster=cluster,
         batch=batch_of(spec.batch, model),
         microbatch_samples=spec.batch.microbatch_samples,
         replicas=spec.batch.replicas,

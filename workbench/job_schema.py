@@ -148,7 +148,7 @@ class LayoutSpec(Strict):
 
 
 class JobSpec(Strict):
-    """A whole job.yaml."""
+    """A whole job.yaml; `kernels` auto: eager on processes of this machine, fused on GPUs."""
 
     name: Annotated[str, Field(min_length=1)]
     model: ModelSpec
@@ -157,6 +157,7 @@ class JobSpec(Strict):
     layouts: dict[str, LayoutSpec] = {}
     max_ranks: Count | None = None
     precision: Literal["float64", "float32", "bfloat16"] = "bfloat16"
+    kernels: Literal["auto", "fused", "eager"] = "auto"
     profile: Annotated[str, Field(min_length=1)]
 
 
@@ -208,7 +209,7 @@ def _one_line(error: ValidationError) -> str:
     """An unknown key first (it explains a missing one), else the first complaint."""
     errors = error.errors()
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
-    place = [str(part) for part in first["loc"]]
+    place = [str(part) if str(part).isprintable() else repr(part) for part in first["loc"]]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
         known = _known_keys(place[:-1])

@@ -1,8 +1,19 @@
 """Bytes one layer holds on one rank: weights, optimizer state, and what it keeps for its backward."""
 
+from dataclasses import replace
+from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
+from workbench.cost.eager_memory import (
+    Kept,
+    Setting,
+    eager_accumulating_working,
+    eager_backward_working,
+    eager_forward_working,
+    eager_kept,
+    shared_bytes,
+)
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
@@ -12,6 +23,66 @@ INDEX_BYTES = 8
 
 # Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
 LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "scale")
+
+
+class Kernels(StrEnum):
+    """What computes a layer, which decides what it keeps for its backward.
+
+    FUSED: one kernel per norm, activation and attention, each keeping what its formula needs:
+    training systems on GPUs. EAGER: transformers' modules as they stand, one PyTorch operator
+    after the other, each keeping what autograd asks of it: this workbench's runtime.
+    """
+
+    FUSED = "fused"
+    EAGER = "eager"
+
+
+class LayerBytes(NamedTuple):
+    """What one layer of a stage needs over one microbatch, on one rank.
+
+    Args:
+        kept: from its forward to its backward.
+        shared: kept once for all layers of a stage.
+        forward: alive inside its forward, besides what is kept.
+        backward: alive inside its backward, besides what is kept and what it was given.
+        accumulating: the same where gradients of an earlier microbatch are there to be added to.
+    """
+
+    kept: Kept
+    shared: int
+    forward: int
+    backward: int
+    accumulating: int
+
+
+def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> LayerBytes:
+    """The account of one layer under either kind of kernels.
+
+    Complexity: O(operators).
+    """
+    if kernels is Kernels.EAGER:
+        return LayerBytes(
+            eager_kept(layer, needs, setting),
+            shared_bytes(layer, needs, setting),
+            eager_forward_working(layer, needs, setting),
+            eager_backward_working(layer, needs, setting),
+            eager_accumulating_working(layer, needs, setting),
+        )
+    _, grid, size, _ = setting
+    saved = saved_bytes(layer, needs, setting.work, grid, size)
+    working = working_bytes(layer, setting.work, grid, size)
+    backward = working if needs.any else 0
+    kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
+    return LayerBytes(kept, 0, working, backward, backward)
+
+
+def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
+    """The part of the saved bytes that is the layer's own input: what its first operator keeps."""
+    first = layer.operators[:1]
+    if layer.kind is LayerKind.EMBED or not first or isinstance(first[0], Attention | Lookup):
+        return 0
+    alone = replace(layer, operators=first)
+    return saved_bytes(alone, needs, setting.work, setting.grid, setting.element_bytes)
 
 
 class StateBytes(NamedTuple):

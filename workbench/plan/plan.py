@@ -5,6 +5,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from workbench.cost.hardware import Cluster
+from workbench.cost.memory import Kernels
 from workbench.data.sample import Item, Sample
 from workbench.graph.model_graph import ModelGraph
 from workbench.schedule.action import Action
@@ -103,7 +104,10 @@ class ModuleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """How layers are computed: `kernels` decides what they keep for their backward."""
+
     precision: Precision = Precision.BFLOAT16
+    kernels: Kernels = Kernels.FUSED
     modules: tuple[ModuleSettings, ...] = ()
 
     def of(self, module: str) -> ModuleSettings:

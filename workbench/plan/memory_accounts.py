@@ -1,0 +1,276 @@
+"""Who takes how much memory at which action, and gives it back at which: the lines of the account."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from functools import cached_property
+
+from workbench.cost.memory import Kernels
+from workbench.plan.lowered import Lowered, Route, Slice, Transfer
+from workbench.plan.plan import Microbatch, Stage
+from workbench.plan.routing import Routing
+from workbench.plan.stage_memory import GRADIENTS, Sizes, StateKind, elements_of, state_of
+from workbench.schedule.action import COMPUTE, STEP, Action, Pass
+
+BACKWARDS = (Pass.B, Pass.I, Pass.W)
+
+
+class Accounts:
+    """Collects what every action takes (at its start) and gives back (at its end) on every rank."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self._lowered, self._plan = lowered, lowered.plan
+        self._sizes = Sizes(self._plan, Routing(self._plan))
+        self.acquired: Counter[tuple[int, Action]] = Counter()
+        self.released: Counter[tuple[int, Action]] = Counter()
+        self.gradients: dict[tuple[int, Action], Counter[StateKind]] = {}
+
+    def add_rank(self, rank: int) -> None:
+        """Everything of one rank."""
+        program = self._plan.program.get(rank, ())
+        if program:
+            _RankAccount(self, self._lowered, rank, self._sizes).fill()
+
+    @cached_property
+    def place(self) -> dict[tuple[int, Action], int]:
+        """(rank, action) -> position in the rank's program."""
+        return {
+            (rank, action): position
+            for rank, program in self._plan.program.items()
+            for position, action in enumerate(program)
+        }
+
+    @cached_property
+    def backwards(self) -> dict[tuple[int | None, int | None], list[Action]]:
+        """(stage, microbatch) -> its backward passes, in program order."""
+        found: dict[tuple[int | None, int | None], list[Action]] = {}
+        for action in self._plan.program_actions:
+            if action.kind in BACKWARDS:
+                found.setdefault((action.stage, action.microbatch), []).append(action)
+        return found
+
+    @cached_property
+    def rows_between(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """(producer's rank, consumer's rank) -> (place of producer, place of consumer), sorted."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for row in self._lowered.transfers:
+            for rank in row.destination_ranks:
+                if rank != row.source_rank:
+                    pair = self.place[row.source_rank, row.producer], self.place[rank, row.consumer]
+                    found.setdefault((row.source_rank, rank), []).append(pair)
+        return {pair: sorted(rows) for pair, rows in found.items()}
+
+
+class _RankAccount:
+    """One rank's lines. Positions are places in its program."""
+
+    def __init__(self, accounts: Accounts, lowered: Lowered, rank: int, sizes: Sizes) -> None:
+        self._accounts, self._lowered, self._plan = accounts, lowered, lowered.plan
+        self._rank, self._sizes = rank, sizes
+        self._program = self._plan.program[rank]
+        self._last = len(self._program) - 1
+        self._begun: set[int] = set()  # stages whose gradients exist
+
+    def fill(self) -> None:
+        self._add_receive_buffers()
+        self._add_gradients()
+        for position, action in enumerate(self._program):
+            if action.kind is Pass.F:
+                self._add_forward(position, action)
+            elif action.kind in BACKWARDS:
+                self._add_backward(position, action)
+            elif action.kind is Pass.REDUCE_GRAD:
+                self._add_bucket(position, action)
+            elif action == STEP:
+                self._hold(position, position, self._step_working())
+
+    def _hold(self, first: int, last: int, num_bytes: int) -> None:
+        """Taken at the start of one action, given back at the end of the same or a later one."""
+        if num_bytes and first <= last:
+            self._accounts.acquired[self._rank, self._program[first]] += num_bytes
+            self._accounts.released[self._rank, self._program[last]] += num_bytes
+
+    def _place(self, action: Action) -> int:
+        return self._accounts.place[self._rank, action]
+
+    def _add_forward(self, position: int, action: Action) -> None:
+        stage, microbatch = self._of(action)
+        backwards = self._accounts.backwards.get((action.stage, action.microbatch), [])
+        size = self._sizes.of(stage, microbatch, keeps=bool(backwards))
+        end = self._place(backwards[-1]) if backwards else position
+        self._hold(position, position, size.forward)
+        held, passed_on = self._input_bytes(action)
+        self._hold(position, end, held)
+        kept = size.kept
+        if held or passed_on:
+            kept -= min(size.input_kept, held + passed_on)
+        self._hold(position, end, kept)
+        self._hold(position, max(end, self._output_end(position, action)), size.output)
+
+    def _input_bytes(self, action: Action) -> tuple[int, int]:
+        """(bytes of the inputs' own tensors, bytes that a producer on this rank holds for them)."""
+        held = passed_on = 0
+        by_edge: dict[str, list[Transfer]] = {}
+        for row in self._inputs(action):
+            by_edge.setdefault(row.edge, []).append(row)
+        for rows in by_edge.values():
+            num_bytes = sum(row.num_bytes for row in rows)
+            if _is_whole(rows) and rows[0].route is Route.LOCAL and _is_view(rows[0]):
+                passed_on += num_bytes
+            else:
+                held += num_bytes
+                if not _is_whole(rows):  # joined: the rows live beside the joined tensor
+                    away = sum(row.num_bytes for row in rows if row.route is not Route.LOCAL)
+                    self._hold(self._place(action), self._place(action), away)
+        return held, passed_on
+
+    def _output_end(self, position: int, action: Action) -> int:
+        """Position up to which consumers or sends keep the output's storage."""
+        end = position
+        for row in self._outputs(action):
+            if row.route is Route.LOCAL:
+                end = max(end, self._local_end(row))
+                if not _is_view(row):
+                    self._hold(position, self._place(row.consumer), row.num_bytes)
+            elif _is_view(row):
+                end = max(end, self._sent_end(row))
+            else:
+                self._hold(position, self._sent_end(row), row.num_bytes)
+        return end
+
+    def _local_end(self, row: Transfer) -> int:
+        """A consumer on this rank reads the very storage, until its backward where it has one."""
+        consumer = row.consumer
+        backwards = self._accounts.backwards.get((consumer.stage, consumer.microbatch), [])
+        whole = _is_whole([r for r in self._inputs(consumer) if r.edge == row.edge])
+        if consumer.kind is Pass.F and backwards and whole and _is_view(row):
+            return self._place(backwards[-1])
+        return self._place(consumer)
+
+    def _sent_end(self, row: Transfer) -> int:
+        """The last action before one that proves the row received, else the last of the program.
+
+        A consumer that has started had taken the row; any row that comes back from that rank,
+        made then or later, tells this rank so.
+        """
+        end = self._place(row.producer)
+        for rank in row.destination_ranks:
+            if rank == self._rank:
+                continue
+            taken = self._accounts.place[rank, row.consumer]
+            answers = [
+                consumer
+                for producer, consumer in self._accounts.rows_between.get((rank, self._rank), ())
+                if producer >= taken
+            ]
+            end = max(end, min(answers, default=self._last + 1) - 1)
+        return min(end, self._last)
+
+    def _add_backward(self, position: int, action: Action) -> None:
+        stage, microbatch = self._of(action)
+        size = self._sizes.of(stage, microbatch, keeps=True)
+        is_first = stage.id not in self._begun
+        self._begun.add(stage.id)
+        self._hold(position, position, size.backward if is_first else size.accumulating)
+        rows = list(self._inputs(action))
+        received = sum(row.num_bytes for row in rows if row.route is not Route.LOCAL)
+        whole = len(rows) == 1 and _is_whole(rows)
+        self._hold(position, position, received + (0 if whole or not rows else size.output))
+        for row in self._outputs(action):
+            if row.route is Route.LOCAL:
+                self._hold(position + 1, self._place(row.consumer), row.num_bytes)
+            else:
+                self._hold(position + 1, self._sent_end(row), row.num_bytes)
+
+    def _add_bucket(self, position: int, action: Action) -> None:
+        """A reduction's copy of the gradients, until STEP makes it the gradients themselves."""
+        size = self._plan.settings.precision.num_bytes
+        groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
+        elements = sum(group.num_elements for group in groups if self._rank in group.ranks)
+        self._hold(position, max(position, self._last - 1), elements * size)
+
+    def _add_gradients(self) -> None:
+        """Gradients exist from a stage's first backward, reduction or STEP to the end of the step."""
+        for stage, kind, num_bytes in state_of(self._plan, self._rank):
+            if kind.part == GRADIENTS:
+                first = self._first_gradient[stage.id]
+                self._hold(first, self._last, num_bytes)
+                key = self._rank, self._program[first]
+                self._accounts.gradients.setdefault(key, Counter())[kind] += num_bytes
+
+    @cached_property
+    def _first_gradient(self) -> dict[int, int]:
+        first = {stage.id: self._last for stage in self._plan.stages}
+        for position, action in reversed(list(enumerate(self._program))):
+            if action.stage is not None and action.kind in (*BACKWARDS, Pass.REDUCE_GRAD):
+                first[action.stage] = position
+        return first
+
+    def _step_working(self) -> int:
+        """AdamW's two temporaries of the largest trained parameter; a fused one has none."""
+        if self._plan.settings.kernels is Kernels.FUSED:
+            return 0
+        sizes = [
+            elements_of(parameter, stage) * self._plan.settings.precision.num_bytes
+            for stage in self._plan.stages
+            if self._rank in stage.flat_ranks
+            for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]
+            if layer.trainable
+            for parameter in layer.parameters()
+        ]
+        return 2 * round(max(sizes, default=0))
+
+    def _add_receive_buffers(self) -> None:
+        """Buffers wait for their rows from when they are posted until their consumer starts.
+
+        Posted are, while an action runs, the rows of the next pass that receives any, and
+        before each of them whatever the same sender sends earlier.
+        """
+        unposted: dict[int, deque[Transfer]] = {}
+        for row in self._lowered.transfers:
+            if row.route is Route.P2P and row.destination_rank == self._rank:
+                unposted.setdefault(row.source_rank, deque()).append(row)
+        posting = 0
+        for position, action in enumerate(self._program):
+            rows = [row for row in self._inputs(action) if row.route is Route.P2P]
+            if action.kind not in COMPUTE or not rows:
+                continue
+            for wanted in rows:
+                waiting = unposted.get(wanted.source_rank, deque())
+                while waiting and waiting[0].row <= wanted.row:
+                    row = waiting.popleft()
+                    self._hold(posting, self._place(row.consumer) - 1, row.num_bytes)
+            posting = position
+
+    def _inputs(self, action: Action) -> Iterator[Transfer]:
+        for number in self._lowered.inputs.get(action, ()):
+            row = self._lowered.transfers[number]
+            if self._rank in row.destination_ranks:
+                yield row
+
+    def _outputs(self, action: Action) -> Iterator[Transfer]:
+        for number in self._lowered.outputs.get(action, ()):
+            row = self._lowered.transfers[number]
+            if row.source_rank == self._rank:
+                yield row
+
+    def _of(self, action: Action) -> tuple[Stage, Microbatch]:
+        assert action.stage is not None
+        assert action.microbatch is not None
+        stage = self._plan.stage[action.stage]
+        return stage, self._plan.microbatches_of[stage.module, stage.replica][action.microbatch]
+
+
+def _is_view(row: Transfer) -> bool:
+    """Whether the row's tokens lie side by side in its producer's tensor, so that nothing is copied."""
+    return _side_by_side([piece.source_start for piece in row.slices], row.slices)
+
+
+def _is_whole(rows: list[Transfer]) -> bool:
+    """Whether one row brings all of a tensor, in order."""
+    starts = [piece.destination_start for piece in rows[0].slices]
+    return len(rows) == 1 and starts[0] == 0 and _side_by_side(starts, rows[0].slices)
+
+
+def _side_by_side(starts: list[int], slices: tuple[Slice, ...]) -> bool:
+    ends = [start + piece.num_tokens for start, piece in zip(starts, slices, strict=True)]
+    return ends[:-1] == starts[1:]

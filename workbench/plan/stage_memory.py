@@ -1,0 +1,171 @@
+"""Bytes of one stage on one rank: the state of its weights, and what a microbatch needs in it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from workbench.cost.eager_memory import Setting
+from workbench.cost.memory import LayerBytes, layer_bytes, state_bytes
+from workbench.cost.roofline import Grid
+from workbench.graph.frozen import Needs
+from workbench.graph.layer import Layer, Parameter, Shard, TokenCount
+from workbench.graph.model_graph import TEXT
+from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
+from workbench.plan.routing import Routing
+from workbench.plan.work import work_of
+
+
+class StateKind(NamedTuple):
+    """Which part of a parameter's state, of which module; printed `optimizer of llm`."""
+
+    part: str
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.part} of {self.module}"
+
+
+GRADIENTS = "gradients"
+
+# What each level of sharding cuts (Rajbhandari et al. 2020, "ZeRO": stages 1, 2 and 3).
+_SHARDED = {
+    "parameters": (Sharding.PARAMETERS,),
+    GRADIENTS: (Sharding.GRADIENTS, Sharding.PARAMETERS),
+    "optimizer": (Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+}
+
+
+def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
+    """(stage, part, bytes) of every parameter on a rank; a tied weight belongs to its first stage.
+
+    Complexity: O(parameters of the rank's stages).
+    """
+    seen: set[tuple[str, str]] = set()
+    for stage in plan.stages:
+        if rank not in stage.flat_ranks:
+            continue
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            for parameter in layer.parameters():
+                if (stage.module, parameter.name) not in seen:
+                    seen.add((stage.module, parameter.name))
+                    yield from _parameter_state(plan, stage, layer, parameter)
+
+
+def _parameter_state(
+    plan: Plan, stage: Stage, layer: Layer, parameter: Parameter
+) -> Iterator[tuple[Stage, StateKind, int]]:
+    settings = plan.settings.of(stage.module)
+    size = state_bytes(plan.settings.precision.num_bytes)
+    elements = elements_of(parameter, stage)
+    # Parts of a sharded state: its holders over the copies that are kept.
+    parts = max(1, len(plan.replicas(stage.module)) * stage.cp // settings.instances)
+    wanted = {"parameters": size.weight}
+    if layer.trainable:
+        wanted |= {GRADIENTS: size.gradient, "optimizer": size.optimizer}
+    for part, num_bytes in wanted.items():
+        cut = parts if settings.sharding in _SHARDED[part] else 1
+        yield stage, StateKind(part, stage.module), ceil(elements * num_bytes / cut)
+
+
+def elements_of(parameter: Parameter, stage: Stage) -> float:
+    """Elements of a parameter on one rank of the stage."""
+    return parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else stage.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of one stage over one microbatch on one rank, as `memory_table` says.
+
+    Args:
+        kept: from the forward to the last backward, without the stage's input and output.
+        input_kept: of what the layers keep, the part that is the stage's input itself.
+        output: the stage's output tensor.
+        forward, backward, accumulating: on top of what is kept; see `LayerBytes`.
+    """
+
+    kept: int
+    input_kept: int
+    output: int
+    forward: int
+    backward: int
+    accumulating: int
+
+
+class Sizes:
+    """Bytes of stages over microbatches; equal ones are computed once."""
+
+    def __init__(self, plan: Plan, routing: Routing) -> None:
+        self._plan, self._routing = plan, routing
+        self._known: dict[tuple[object, ...], StageBytes] = {}
+
+    def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
+        """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
+        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        if not keeps:
+            needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
+        setting = self._setting(stage, microbatch)
+        key = (stage.module, stage.layers, needs, setting)
+        if key not in self._known:
+            self._known[key] = self._sum(stage, needs, setting)
+        return self._known[key]
+
+    def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
+        module = self._plan.model.module(stage.module)
+        lengths = {self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items}
+        grid = Grid(stage.tp, stage.cp)
+        size = self._plan.settings.precision.num_bytes
+        return Setting(work_of(self._plan, microbatch), grid, size, len(lengths) > 1)
+
+    def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes:
+        plan = self._plan
+        module = plan.model.module(stage.module)
+        layers = module.layers[slice(*stage.layers)]
+        each = [
+            layer_bytes(layer, need, setting, plan.settings.kernels)
+            for layer, need in zip(layers, needs, strict=True)
+        ]
+        is_loss = module.modality == TEXT and stage.layers[1] == len(module.layers)
+        output = 0 if is_loss else self._emitted(layers[-1], setting)
+        if plan.settings.of(stage.module).recompute is Recompute.NONE:
+            kept = [layer.kept.num_bytes for layer in each]
+            again = [0] * len(each)
+            shared = max(layer.shared for layer in each)
+        else:
+            entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
+            kept = [num if need.any else 0 for num, need in zip(entering, needs, strict=True)]
+            again = [layer.kept.num_bytes + layer.shared for layer in each]
+            shared = 0
+        input_kept = each[0].kept.input_bytes if not any(again) else kept[0]
+        return _stage_bytes(each, kept, again, (shared, input_kept, output))
+
+    def _emitted(self, layer: Layer, setting: Setting) -> int:
+        tokens = setting.work.tokens(layer.emits) / setting.grid.cp
+        return round(tokens * layer.out_width * setting.element_bytes)
+
+    def _entering(self, stage: Stage, index: int, setting: Setting) -> int:
+        """Bytes of a layer's input; a module's first layer reads indices or pixels, which are not counted."""
+        layers = self._plan.model.module(stage.module).layers
+        return 0 if index == 0 else self._emitted(layers[index - 1], setting)
+
+
+def _stage_bytes(
+    each: list[LayerBytes], kept: list[int], again: list[int], edges: tuple[int, int, int]
+) -> StageBytes:
+    """Peaks over the layers: a forward has kept what lies before, a backward gave back what lies behind.
+
+    `again` is what a layer's recomputation keeps until its own backward is done.
+    """
+    shared, input_kept, output = edges
+    total = sum(kept)
+    until = 0
+    forward = backward = accumulating = total
+    for layer, num_bytes, repeated in zip(each, kept, again, strict=True):
+        until += num_bytes
+        forward = max(forward, until + layer.forward)
+        if layer.backward:
+            backward = max(backward, until + repeated + layer.backward)
+            accumulating = max(accumulating, until + repeated + layer.accumulating)
+    return StageBytes(
+        total + shared, input_kept, output, forward - total, backward - total, accumulating - total
+    )
