@@ -236,6 +236,19 @@ class Executor:
             self._recorder.hold(time.perf_counter(), self._memory.num_bytes)
 
 
+Rows = dict[Action, tuple[int, ...]]
+
+
+def rows_by_action(rows: Rows, is_mine: Callable[[int], bool]) -> Rows:
+    """Those rows of every action that concern one rank."""
+    return {action: tuple(filter(is_mine, numbers)) for action, numbers in rows.items()}
+
+
+def _sends(row: Transfer, rank: int) -> bool:
+    """Whether the rank hands the row over when its producer ends; a broadcast follows an arrival."""
+    return row.source_rank == rank and row.route is not Route.BROADCAST
+
+
 def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:
     """For every position and the end, the rows of the first pass from there on that receives anything."""
     ahead: list[tuple[int, ...]] = [()]
