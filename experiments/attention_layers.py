@@ -1,7 +1,7 @@
 """One attention layer on the papers' testbed: masks, owners of tokens, kernels, and their times."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,8 +97,8 @@ class Testbed:
         rows = row_tiles(mask.tiles, num_slots=num_slots)
         launches = launches_of(operator, tp=setting.tp, kv_heads_per_launch=setting.kv_heads_per_launch)
         gpu = gpu_of(self.cost, operator, precision=PRECISION, num_units=self._num_units)
-        if setting.rate_share != 1.0:
-            gpu = gpu.slower(1.0 / setting.rate_share)
+        slow = gpu.timing.tile_s / setting.rate_share
+        gpu = replace(gpu, timing=replace(gpu.timing, tile_s=slow))
         wires = self._wires(mask, owners, operator, setting)
         tiles = [rows[owners == rank] for rank in range(setting.num_ranks)]
         return simulate_attention(tiles, launches, gpu, Wires(gather_s=wires.gather_s), kernel)

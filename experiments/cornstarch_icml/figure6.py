@@ -1,0 +1,100 @@
+"""Figure 6: share of busy compute units over one attention layer, four policies, the large LLM.
+
+Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, section 5.4, Figure 6.
+Setup:   as Table 3, LLM-L, 64k tokens; a line per GPU.
+Given:   as Table 3: starts and ends of all blocks on the 84 units of each of 8 GPUs.
+Differs: the plot has no numbers, so only what the text says of it is checked: a dip at the end of every head
+         where rows are whole, hardly any where they are cut; GPUs that run dry early unless tokens are
+         balanced across them. A unit that merges counts as busy.
+Ours:    simulated on one CPU core, about 1 s.
+Run:     python -m experiments.cornstarch_icml.figure6
+"""
+
+from collections.abc import Mapping
+from statistics import fmean
+
+import numpy as np
+
+from experiments import paper
+from experiments.attention_policies import FOUR, MAIN, llm_of, run_policy, testbed
+from experiments.evidence import Evidence, outcome_of
+from experiments.modelled import A40
+from experiments.paper import Outcome
+from sim.attention import AttentionRun
+
+LLM = "LLM-L"
+NUM_TOKENS = 65536
+NUM_BINS = 200
+DIP = 0.5  # share of busy units
+FEW = 0.05  # of a launch
+SPREAD = 1.05  # busiest GPU over the mean
+
+
+def busiest(run: AttentionRun) -> int:
+    """The rank with the most work."""
+    return max(range(len(run.launches)), key=lambda rank: run.busy_share[rank])
+
+
+def tail_share(run: AttentionRun) -> float:
+    """Part of each launch of the busiest GPU in which less than half of its units are busy; mean."""
+    rank = busiest(run)
+    shares = []
+    for launch in run.launches[rank]:
+        edges = np.linspace(launch.blocks.first_s, launch.end_s, NUM_BINS + 1)
+        shares.append(float((run.activity(rank, edges) < DIP).mean()))
+    return fmean(shares)
+
+
+def work_spread(run: AttentionRun) -> float:
+    """Busiest GPU over the mean."""
+    return max(run.busy_share) / fmean(run.busy_share)
+
+
+def claims(evidence: Evidence, tails: Mapping[str, float], spreads: Mapping[str, float]) -> None:
+    """What section 5.4 says of the four panels."""
+    for policy in ("causal_cp", "inter_gpu_only"):
+        text = f"{policy}: a dip ends every head (ours {tails[policy]:.0%} of a head below half);"
+        evidence.claim(text, tails[policy] > FEW)
+    for policy in ("intra_gpu_only", "cornstarch"):
+        text = f"{policy}: dips are gone (ours {tails[policy]:.0%} of a head below half);"
+        evidence.claim(text, tails[policy] <= FEW)
+    for policy in ("causal_cp", "intra_gpu_only"):
+        text = f"{policy}: some GPUs run dry early (busiest {spreads[policy]:.2f} of the mean);"
+        evidence.claim(text, spreads[policy] > SPREAD)
+    for policy in ("inter_gpu_only", "cornstarch"):
+        text = f"{policy}: GPUs have the same work (busiest {spreads[policy]:.2f} of the mean);"
+        evidence.claim(text, spreads[policy] <= SPREAD)
+
+
+def evidence() -> Evidence:
+    """Activity of every GPU over time, dips and spread."""
+    found = Evidence()
+    bed, llm = testbed(), llm_of(LLM)
+    runs = {policy: run_policy(bed, llm, NUM_TOKENS, MAIN, policy) for policy in FOUR}
+    tails = {policy: tail_share(run) for policy, run in runs.items()}
+    spreads = {policy: work_spread(run) for policy, run in runs.items()}
+    for policy, run in runs.items():
+        found.ours[f"modelled/{policy}/seconds_ms"] = 1e3 * run.makespan_s
+        found.ours[f"modelled/{policy}/dip_share"] = tails[policy]
+        found.ours[f"modelled/{policy}/busiest_over_mean"] = spreads[policy]
+        found.ours[f"modelled/{policy}/activity"] = fmean(run.busy_share)
+    claims(found, tails, spreads)
+    highest = max(runs, key=lambda policy: fmean(runs[policy].busy_share))
+    found.claim(f"activity is highest with both balances (ours: {highest});", highest == "cornstarch")
+    found.notes.append(
+        "mean activity: " + ", ".join(f"{policy} {fmean(run.busy_share):.2f}" for policy, run in runs.items())
+    )
+    return found
+
+
+def run() -> Outcome:
+    """All evidence of the figure."""
+    return outcome_of("cornstarch_icml/figure6", [evidence()], profile=A40)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
