@@ -92,14 +92,14 @@ def _shares(
     if shard is None:
         whole = _row(plan, module, items)
         return [(whole.tokens_in / num_owners, whole.attention_area / num_owners)] * num_owners
-    field = _field(plan, module, items)
+    field = row_mask(plan, module, items)
     owners = np.repeat(np.asarray(shard.owners), shard.block_tokens)[: len(field)]
     owned = [np.flatnonzero(owners == owner) for owner in range(num_owners)]
     return [(float(len(tokens)), float(area(field.take(tokens), field))) for tokens in owned]
 
 
-def _field(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:
-    """Who sees whom in one row."""
+def row_mask(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:
+    """Who sees whom among the IN tokens of one row."""
     if module.modality == TEXT:
         return sample_bitfield([[plan.sample[item.sample] for item in items]])
     return concatenate([full(_item(plan, module, item)[0]) for item in items])

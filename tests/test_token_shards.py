@@ -1,0 +1,134 @@
+"""Token shards of a plan: every block of every row owned, checked, and priced as even as the policy is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.plans import finish, two_encoders
+from workbench.balance import tokens
+from workbench.balance.tokens_exchange import longest_first_exchanged
+from workbench.data.sample import Sample, Segment
+from workbench.masks.bitfield import dense
+from workbench.plan.check import check
+from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.token_shards import Scope, token_shards
+from workbench.plan.work import row_mask, work_of
+
+
+def sample(index: int, text: int, images: int = 1, mask: str = "multimodal") -> Sample:
+    segments = [Segment("image", k, 80, 40) for k in range(images)] + [Segment("sound", 0, 30, 15)]
+    return Sample(index, (Segment("text", 0, text, text), *segments, Segment("text", 1, text, text)), mask)
+
+
+def cp_plan(batch, cp: int, encoder_cp: int = 1) -> Plan:
+    stages = []
+    rank = 0
+    for module, layers, width in (("vision", 3, encoder_cp), ("audio", 2, 1), ("llm", 4, cp)):
+        ranks = tuple((rank + place,) for place in range(width))
+        stages.append(Stage(id=len(stages), module=module, replica=0, layers=(0, layers), ranks=ranks))
+        rank += width
+    return finish(two_encoders(), batch, stages)
+
+
+def packed(plan: Plan) -> Plan:
+    """All samples of the LLM in one microbatch, a row each; nothing else changed."""
+    items = [item for m in plan.microbatches if m.module == "llm" for item in m.items]
+    rows = tuple((item,) for item in items)
+    others = tuple(m for m in plan.microbatches if m.module != "llm")
+    return replace(
+        plan, microbatches=(*others, Microbatch(module="llm", replica=0, index=0, rows=rows)), programs=()
+    )
+
+
+def pairs_of_slowest(plan: Plan, shards) -> int:
+    """Query-key pairs as the price sees them: cp times the slowest rank's."""
+    sharded = replace(plan, token_shards=shards)
+    work = [work_of(sharded, m) for m in plan.microbatches if m.module == "llm"]
+    return sum(row.attention_area for each in work for row in each.rows)
+
+
+BATCH = [sample(0, 100), sample(1, 37, images=2), sample(2, 61, images=0)]
+
+
+@pytest.mark.parametrize("policy", [longest_first_exchanged, tokens.zigzag, tokens.sorted_round_robin])
+@pytest.mark.parametrize("scope", Scope)
+def test_every_block_of_every_row_has_an_owner(policy, scope):
+    plan = cp_plan(BATCH, cp=4)
+    shards = token_shards(plan, "llm", policy, block_tokens=16, scope=scope)
+    assert [(s.module, s.microbatch, s.row) for s in shards] == [("llm", m, 0) for m in range(len(BATCH))]
+    for shard, each in zip(shards, BATCH, strict=True):
+        assert len(shard.owners) == -(-each.num_tokens // 16)
+    check(replace(plan, token_shards=shards))
+    assert shards == token_shards(plan, "llm", policy, block_tokens=16, scope=scope)
+
+
+def test_work_is_the_tiles_of_the_mask():
+    """The owners are the policy's on tiles counted from the dense mask, the sample being one row."""
+    plan = cp_plan(BATCH[:1], cp=3)
+    (shard,) = token_shards(plan, "llm", tokens.longest_first, block_tokens=32)
+    mask = row_mask(plan, plan.model.module("llm"), plan.microbatches_of["llm", 0][0].rows[0])
+    attends = dense(mask, mask)
+    cuts = range(0, len(mask), 32)
+    tiles = [sum(bool(attends[q : q + 32, k : k + 32].any()) for k in cuts) for q in cuts]
+    assert list(shard.owners) == tokens.longest_first(tiles, 3).tolist()
+
+
+def test_balanced_shards_price_lower_than_positions():
+    plan = cp_plan([sample(0, 700, images=8)], cp=4)
+    balanced = pairs_of_slowest(plan, token_shards(plan, "llm", longest_first_exchanged, block_tokens=8))
+    by_position = pairs_of_slowest(plan, token_shards(plan, "llm", tokens.contiguous, block_tokens=8))
+    whole = pairs_of_slowest(plan, ())
+    assert whole <= balanced < 1.05 * whole < by_position
+
+
+def test_rows_of_a_microbatch_are_evened_out_together():
+    """Short rows that no rank can share evenly add up to an even microbatch."""
+    plan = packed(cp_plan([sample(index, 20 + 7 * index, mask="causal") for index in range(6)], cp=4))
+    together, alone = (
+        pairs_of_slowest(
+            plan, token_shards(plan, "llm", longest_first_exchanged, block_tokens=32, scope=scope)
+        )
+        for scope in (Scope.MICROBATCH, Scope.ROW)
+    )
+    assert together < alone
+
+
+def test_cost_per_token_evens_out_tokens():
+    plan = cp_plan([sample(0, 700, mask="causal")], cp=4)
+    num_tokens = plan.batch[0].num_tokens
+
+    def most_tokens(per_token: float) -> int:
+        (shard,) = token_shards(plan, "llm", longest_first_exchanged, block_tokens=64, per_token=per_token)
+        owned = np.repeat(shard.owners, shard.block_tokens)[:num_tokens]
+        return int(np.bincount(owned).max())
+
+    assert most_tokens(1e9) <= -(-num_tokens // 64 // 4) * 64 + 64
+    assert most_tokens(1e9) <= most_tokens(0.0)
+
+
+def test_encoder_rows_are_cut_at_their_in_count():
+    plan = cp_plan(BATCH[:2], cp=1, encoder_cp=2)
+    shards = token_shards(plan, "vision", tokens.longest_first, block_tokens=16)
+    assert [len(shard.owners) for shard in shards] == [80 // 16] * 3
+    assert token_shards(plan, "llm", tokens.longest_first) == ()
+    check(replace(plan, token_shards=shards))
+
+
+def test_short_rows_get_smaller_blocks():
+    plan = cp_plan([Sample(0, (Segment("text", 0, 20, 20),)), Sample(1, (Segment("text", 0, 1, 1),))], cp=4)
+    shards = token_shards(plan, "llm", tokens.longest_first)
+    assert [(s.block_tokens, len(s.owners)) for s in shards] == [(4, 5), (1, 1)]
+    assert set(shards[0].owners) == {0, 1, 2, 3}
+
+
+def test_bad_input_is_refused():
+    plan = cp_plan(BATCH, cp=2)
+    with pytest.raises(ValueError, match="power of two, got 100: try 64"):
+        token_shards(plan, "llm", tokens.longest_first, block_tokens=100)
+    with pytest.raises(ValueError, match="power of two, got 0: try 1"):
+        token_shards(plan, "llm", tokens.longest_first, block_tokens=0)
+    with pytest.raises(ValueError, match="nose"):
+        token_shards(plan, "nose", tokens.longest_first)
+    with pytest.raises(ValueError, match="per_token must be finite"):
+        token_shards(plan, "llm", tokens.longest_first, per_token=-1.0)

@@ -1,0 +1,113 @@
+"""Token shards of a plan: every row of a module cut into blocks, and a policy that says who owns them."""
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.balance.tokens import Policy, with_token_cost
+from workbench.graph.model_graph import Module
+from workbench.masks.tiles import classify_runs, row_work
+from workbench.plan.plan import Microbatch, Plan, TokenShard
+from workbench.plan.work import row_mask
+
+
+class Scope(Enum):
+    """What a policy evens out at once.
+
+    Rows of a microbatch run in one launch, so its rows together are what has to be even; policies by
+    position, such as zigzag, mean the positions of one sequence.
+    """
+
+    ROW = "every row by itself"
+    MICROBATCH = "the rows of a microbatch together"
+
+
+def token_shards(
+    plan: Plan,
+    module: str,
+    policy: Policy,
+    *,
+    block_tokens: int = 128,
+    per_token: float = 0.0,
+    scope: Scope = Scope.MICROBATCH,
+) -> tuple[TokenShard, ...]:
+    """The owners of all blocks of a module, for `dataclasses.replace(plan, token_shards=...)`.
+
+    The work of a block is the query-key pairs of its non-empty square tiles, classified exactly from
+    the row's mask, plus what its tokens cost outside attention. A row too short to give every rank a
+    block of that size is cut into blocks of the next smaller power of two that does.
+
+    Args:
+        plan: stages and microbatches; its own token shards are not looked at.
+        module: whose rows.
+        policy: one of `workbench.balance.tokens` or `tokens_exchange`.
+        block_tokens: tokens of a block, a power of two; the last block of a row may be shorter.
+        per_token: pairs that the work of a token outside attention is worth.
+        scope: what is evened out at once.
+
+    Returns:
+        one shard per row of every microbatch of the replicas with more than one context-parallel
+        rank, in the order of the plan's microbatches; nothing where there is no such replica.
+
+    Raises:
+        ValueError: no such module, a block that is no power of two, or what the policy refuses.
+
+    Complexity: that of the tiles and of the policy.
+    """
+    if block_tokens < 1 or block_tokens & (block_tokens - 1):
+        nearest = 1 << max(block_tokens, 1).bit_length() - 1
+        raise ValueError(f"block_tokens must be a power of two, got {block_tokens}: try {nearest}")
+    found: list[TokenShard] = []
+    of_module = plan.model.module(module)
+    for microbatch in plan.microbatches:
+        if microbatch.module != module:
+            continue
+        num_ranks = plan.chain[module, microbatch.replica][0].cp
+        if num_ranks == 1:
+            continue
+        rows = _row_costs(plan, of_module, microbatch, (block_tokens, num_ranks), per_token)
+        owners = _owners([cost for _, cost in rows], num_ranks, policy, scope)
+        found += [
+            TokenShard(
+                module=module,
+                replica=microbatch.replica,
+                microbatch=microbatch.index,
+                row=row,
+                block_tokens=block,
+                owners=owned,
+            )
+            for row, ((block, _), owned) in enumerate(zip(rows, owners, strict=True))
+        ]
+    return tuple(found)
+
+
+def _row_costs(
+    plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[int, int], per_token: float
+) -> list[tuple[int, NDArray[np.float64]]]:
+    """[row] tokens of a block and the cost of every block; `cut` is the block asked for and the ranks."""
+    found = []
+    for items in microbatch.rows:
+        mask = row_mask(plan, module, items)
+        block = _block(len(mask), *cut)
+        pairs = row_work(classify_runs(mask, mask, block, block)) * block**2
+        cost = with_token_cost(pairs, num_tokens=len(mask), block_tokens=block, per_token=per_token)
+        found.append((block, cost))
+    return found
+
+
+def _block(num_tokens: int, largest: int, num_ranks: int) -> int:
+    block = largest
+    while block > 1 and block * (num_ranks - 1) >= num_tokens:
+        block //= 2
+    return block
+
+
+def _owners(
+    costs: list[NDArray[np.float64]], num_ranks: int, policy: Policy, scope: Scope
+) -> list[tuple[int, ...]]:
+    if scope is Scope.ROW:
+        return [tuple(policy(cost, num_ranks).tolist()) for cost in costs]
+    together = policy(np.concatenate(costs), num_ranks)
+    ends = np.cumsum([len(cost) for cost in costs])
+    return [tuple(owned.tolist()) for owned in np.split(together, ends[:-1])]
