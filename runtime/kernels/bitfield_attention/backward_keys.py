@@ -334,6 +334,7 @@ def keys_gradient(
         PRECISION="ieee",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        enable_fp_fusion=True,
     )
     combine_sum(part_dk, launch, dk)
     combine_sum(part_dv, launch, dv)

@@ -81,6 +81,7 @@ def row_sums(out_BHQD: Tensor, do_BHQD: Tensor, lse_BHQ: Tensor) -> tuple[Tensor
             num_queries,
             D=width,
             ROWS=ROWS,
+            enable_fp_fusion=True,
         )
     return lse2, delta
 
@@ -343,6 +344,7 @@ def queries_gradient(
         PRECISION="ieee",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        enable_fp_fusion=True,
     )
     combine_sum(part_dq, launch, dq)
     return dq

@@ -114,6 +114,7 @@ def combine_softmax(
         D=width,
         LIST=length,
         ROWS=ROWS,
+        enable_fp_fusion=True,
     )
 
 
@@ -134,4 +135,5 @@ def combine_sum(part: Tensor, launch: Launch, out_BHTD: Tensor) -> None:
         D=width,
         LIST=length,
         ROWS=ROWS,
+        enable_fp_fusion=True,
     )

@@ -285,6 +285,7 @@ def forward(
         PRECISION="ieee",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        enable_fp_fusion=True,
     )
     combine_softmax(part_out, part_lse, launch, out, lse)
     return out, lse
