@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.mask_strategies import CASES, bitfields, packed_case
 from workbench.masks import builders
-from workbench.masks.bitfield import Bitfield, dense, padding
-from workbench.masks.builders import Mixture
+from workbench.masks.bitfield import Bitfield, concatenate, dense, padding
+from workbench.masks.builders import Groups, Mixture, Run
 from workbench.masks.tiles import FULL, PARTIAL, Tiles, area, classify, classify_runs, row_areas, row_work
 
 BLOCKS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128])
@@ -101,10 +101,10 @@ def test_runs_are_the_tiles_in_as_few_pieces_as_possible(queries, keys, block_q,
     tiles = runs.tiles()
     assert row_work(runs).tolist() == row_work(tiles).tolist() == np.diff(tiles.row_offsets).tolist()
     assert runs.num_tiles == tiles.num_tiles
-    assert (runs.firsts < runs.ends).all()
+    assert (runs.runs["first"] < runs.runs["end"]).all()
     for row in range(runs.num_row_blocks):
-        at = slice(runs.row_offsets[row], runs.row_offsets[row + 1])
-        gaps, kinds = runs.firsts[at][1:] - runs.ends[at][:-1], runs.kinds[at]
+        of_row = runs.runs[runs.row_offsets[row] : runs.row_offsets[row + 1]]
+        gaps, kinds = of_row["first"][1:] - of_row["end"][:-1], of_row["kind"]
         assert ((gaps > 0) | ((gaps == 0) & (kinds[1:] != kinds[:-1]))).all()
 
 
@@ -116,13 +116,26 @@ def test_closed_forms(length: int):
     assert area(whole, whole) == length**2
     runs = classify_runs(diagonal, diagonal)
     assert row_work(runs).tolist() == list(range(1, blocks + 1))
-    assert len(classify_runs(whole, whole).kinds) == blocks
+    assert len(classify_runs(whole, whole).runs) == blocks
 
 
 def test_area_of_a_window_in_closed_form():
     length, window = 2**20, 1000
     field = builders.sliding_window(length, window)
     assert area(field, field) == window * (window + 1) // 2 + (length - window) * window
+
+
+@pytest.mark.parametrize("groups", Groups)
+def test_rows_that_repeat_an_earlier_one_are_as_walked(groups: Groups):
+    """Blocks of one encoder, apart and of different sizes, in documents that reuse its bits."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        runs = [Run(int(rng.integers(0, 3)), int(rng.integers(1, 60))) for _ in range(30)]
+        field = concatenate([builders.multimodal(part, groups) for part in (runs[:20], runs[20:])])
+        shuffled = field.take(rng.permutation(len(field)))
+        assert agrees(field, field, 8, 8)
+        assert agrees(field, shuffled, 16, 4)
+        assert agrees(shuffled, field, 1, 16)
 
 
 def test_no_tokens_and_nothing_but_padding():

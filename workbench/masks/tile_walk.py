@@ -17,8 +17,9 @@ from numba import njit
 CACHE = os.access(Path(__file__).parent, os.W_OK)
 NONE, PARTIAL, ALL, OPEN = 0, 1, 2, 3
 FANOUT = 4
+NUM_REMEMBERED = 8
 
-RUN = np.dtype([("first", np.int32), ("end", np.int32), ("kind", np.int32)], align=True)
+RUN = np.dtype([("first", np.int32), ("end", np.int32), ("kind", np.uint8)], align=True)
 Records = npt.NDArray[Any]
 Places = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
@@ -29,60 +30,116 @@ Keys = tuple[Records, Offsets, Places, Records, Offsets]  # the fields of KeyBlo
 @njit(cache=CACHE)  # type: ignore[untyped-decorator]
 def runs_of(queries: Queries, keys: Keys) -> tuple[Offsets, Records]:
     """int64[row blocks + 1] and RUN[n]: [first, end) key blocks of one kind, per row, ascending."""
-    pieces, offsets = queries[0], queries[1]
-    levels = keys[4]
-    num_rows, num_columns = len(offsets) - 1, levels[1]
-    runs = np.empty(4 * num_rows + 16, RUN)
+    offsets, lowest = queries[1], _root(keys).position_min
+    num_rows = len(offsets) - 1
+    runs = np.empty(64 * num_rows + 16, RUN)  # pages that are not written cost nothing
     row_offsets = np.zeros(num_rows + 1, np.int64)
-    count, top = 0, len(levels) - 2
+    remembered = np.full(NUM_REMEMBERED, -1, np.int64)
+    count = 0
     for row in range(num_rows):
-        column, level, width = 0, top, FANOUT**top
-        while column < num_columns:
-            node = keys[3][levels[level] + column // width]
-            kind = _row_of_node(pieces, offsets[row], offsets[row + 1], node)
-            if kind == OPEN and level > 0:
-                level, width = level - 1, width // FANOUT
-                continue
-            if kind == OPEN:
-                kind = _tile(queries, keys, row, column)
-            end = min(column + width, num_columns)
-            if kind != NONE:
-                if count == len(runs):
-                    runs = _grown(runs)
-                count = _append(runs, row_offsets[row], count, (column, end, kind))
-            column = end
-            while level < top and column % (width * FANOUT) == 0:
-                level, width = level + 1, width * FANOUT
+        twin = -1
+        if offsets[row + 1] == offsets[row] + 1:
+            twin = _twin(queries[0], offsets[row], remembered, lowest)
+        if twin < 0:
+            runs, count = _walk_row(queries, keys, row, runs, count)
+        else:  # walking would find the runs of the remembered row again
+            like = np.searchsorted(offsets, twin)
+            start, end = row_offsets[like], row_offsets[like + 1]
+            while count + end - start > len(runs):
+                runs = _grown(runs)
+            runs[count : count + end - start] = runs[start:end]
+            count += end - start
         row_offsets[row + 1] = count
-    return row_offsets, runs[:count].copy()
+    return row_offsets, runs[:count]
+
+
+@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+def _walk_row(queries: Queries, keys: Keys, row: int, runs: Records, count: int) -> tuple[Records, int]:
+    """Append the runs of one block of queries; the runs, moved where they had to grow, and their number."""
+    pieces, offsets, levels = queries[0], queries[1], keys[4]
+    row_start, num_columns, top = count, levels[1], len(levels) - 2
+    column, level, width = 0, top, FANOUT**top
+    while column < num_columns:
+        node = keys[3][levels[level] + column // width]
+        kind = _row_of_node(pieces, offsets[row], offsets[row + 1], node)
+        if kind == OPEN and level > 0:
+            level, width = level - 1, width // FANOUT
+            continue
+        if kind == OPEN:
+            kind = _tile(queries, keys, row, column)
+        end = min(column + width, num_columns)
+        if kind != NONE:
+            if count == len(runs):
+                runs = _grown(runs)
+            count = _append(runs, row_start, count, (column, end, kind))
+        column = end
+        while level < top and column % (width * FANOUT) == 0:
+            level, width = level + 1, width * FANOUT
+    return runs, count
 
 
 @njit(cache=CACHE)  # type: ignore[untyped-decorator]
 def areas_of(queries: Queries, keys: Keys) -> Offsets:
     """int64[row blocks]: attended pairs."""
-    pieces, offsets = queries[0], queries[1]
-    levels = keys[4]
-    num_rows, num_columns = len(offsets) - 1, levels[1]
+    pieces, offsets, lowest = queries[0], queries[1], _root(keys).position_min
+    num_rows = len(offsets) - 1
     areas = np.zeros(num_rows, np.int64)
-    top = len(levels) - 2
+    pairs = np.zeros(len(pieces), np.int64)
+    remembered = np.full(NUM_REMEMBERED, -1, np.int64)
     for row in range(num_rows):
         for index in range(offsets[row], offsets[row + 1]):
-            piece = pieces[index]
-            column, level, width = 0, top, FANOUT**top
-            while column < num_columns:
-                node = keys[3][levels[level] + column // width]
-                seen = _sight(piece, node)
-                if seen == OPEN and level > 0:
-                    level, width = level - 1, width // FANOUT
-                    continue
-                if seen == ALL:
-                    areas[row] += (piece.end - piece.start) * (node.end - node.start)
-                elif seen == OPEN:
-                    areas[row] += _pairs_in_block(queries, keys, index, column)
-                column = min(column + width, num_columns)
-                while level < top and column % (width * FANOUT) == 0:
-                    level, width = level + 1, width * FANOUT
+            twin = _twin(pieces, index, remembered, lowest)
+            if twin < 0:
+                pairs[index] = _pairs_of_piece(queries, keys, index)
+            else:  # every query of both sees the same keys
+                each = pairs[twin] // (pieces[twin].end - pieces[twin].start)
+                pairs[index] = each * (pieces[index].end - pieces[index].start)
+            areas[row] += pairs[index]
     return areas
+
+
+@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+def _pairs_of_piece(queries: Queries, keys: Keys, index: int) -> int:
+    """Attended pairs of one piece of queries and all keys."""
+    piece, levels, pairs = queries[0][index], keys[4], 0
+    num_columns, top = levels[1], len(levels) - 2
+    column, level, width = 0, top, FANOUT**top
+    while column < num_columns:
+        node = keys[3][levels[level] + column // width]
+        seen = _sight(piece, node)
+        if seen == OPEN and level > 0:
+            level, width = level - 1, width // FANOUT
+            continue
+        if seen == ALL:
+            pairs += (piece.end - piece.start) * (node.end - node.start)
+        elif seen == OPEN:
+            pairs += _pairs_in_block(queries, keys, index, column)
+        column = min(column + width, num_columns)
+        while level < top and column % (width * FANOUT) == 0:
+            level, width = level + 1, width * FANOUT
+    return pairs
+
+
+@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+def _root(keys: Keys) -> Any:
+    return keys[3][len(keys[3]) - 1]
+
+
+@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+def _twin(pieces: Records, index: int, remembered: Offsets, lowest: int) -> int:
+    """A remembered piece that sees exactly what this one sees, or -1, and this one is remembered.
+
+    Only where places play no part: neither a diagonal nor a window above the lowest key.
+    """
+    piece = pieces[index]
+    if piece.causal != 0 or piece.first_max > lowest:
+        return -1
+    for other in remembered:
+        if other >= 0 and pieces[other].word == piece.word and pieces[other].segment == piece.segment:
+            return int(other)
+    remembered[1:] = remembered[:-1].copy()
+    remembered[0] = index
+    return -1
 
 
 @njit(cache=CACHE)  # type: ignore[untyped-decorator]

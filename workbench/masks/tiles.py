@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.pieces import key_blocks, query_blocks
-from workbench.masks.tile_walk import RUN, Keys, Queries, areas_of, expanded, runs_of, transpose
+from workbench.masks.tile_walk import RUN, Keys, Queries, Records, areas_of, expanded, runs_of, transpose
 
 PARTIAL = 1
 FULL = 2
@@ -66,18 +66,15 @@ class TileRuns:
 
     Args:
         row_offsets: int64[num_row_blocks + 1], the runs of row block i are [offsets[i], offsets[i + 1]).
-        firsts: int32[num_runs], the first block of keys of every run, ascending within a row.
-        ends: int32[num_runs], one past its last block of keys.
-        kinds: uint8[num_runs], PARTIAL (1) or FULL (2).
+        runs: RUN[num_runs], the `first` block of keys, the `end` past its last one, the `kind`, PARTIAL (1)
+            or FULL (2); ascending within a row, neighbours of one kind merged.
         block_q: queries of a block.
         block_k: keys of a block.
         num_col_blocks: blocks of keys.
     """
 
     row_offsets: Counts
-    firsts: npt.NDArray[np.int32]
-    ends: npt.NDArray[np.int32]
-    kinds: npt.NDArray[np.uint8]
+    runs: Records
     block_q: int
     block_k: int
     num_col_blocks: int
@@ -88,15 +85,13 @@ class TileRuns:
 
     @property
     def num_tiles(self) -> int:
-        return int(np.sum(self.ends.astype(np.int64) - self.firsts))
+        return int(np.sum(self.runs["end"] - self.runs["first"], dtype=np.int64))
 
     def tiles(self) -> Tiles:
         """One entry per tile: 5 bytes each."""
         columns, kinds = np.empty(self.num_tiles, np.int32), np.empty(self.num_tiles, np.uint8)
-        runs = np.empty(len(self.firsts), RUN)
-        runs["first"], runs["end"], runs["kind"] = self.firsts, self.ends, self.kinds
         return Tiles(
-            row_offsets=expanded(self.row_offsets, runs, columns, kinds),
+            row_offsets=expanded(self.row_offsets, self.runs, columns, kinds),
             columns=columns,
             kinds=kinds,
             block_q=self.block_q,
@@ -131,9 +126,7 @@ def classify_runs(queries: Bitfield, keys: Bitfield, block_q: int = 128, block_k
         row_offsets, runs = np.zeros(_num_blocks(queries, block_q) + 1, np.int64), np.empty(0, RUN)
     return TileRuns(
         row_offsets=row_offsets,
-        firsts=runs["first"].copy(),
-        ends=runs["end"].copy(),
-        kinds=runs["kind"].astype(np.uint8),
+        runs=runs,
         block_q=block_q,
         block_k=block_k,
         num_col_blocks=_num_blocks(keys, block_k),
@@ -144,7 +137,8 @@ def row_work(tiles: Tiles | TileRuns) -> Counts:
     """int64[num_row_blocks]: tiles to compute in every row."""
     if isinstance(tiles, Tiles):
         return np.diff(tiles.row_offsets)
-    sums = np.concatenate([[0], np.cumsum(tiles.ends.astype(np.int64) - tiles.firsts)])
+    sizes = tiles.runs["end"] - tiles.runs["first"]
+    sums = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     work: Counts = np.diff(sums[tiles.row_offsets])
     return work
 
