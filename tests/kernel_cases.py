@@ -23,10 +23,10 @@ def random_fields(num_tokens: int, seed: int, *, bits: int = 3, segments: int = 
     position = torch.arange(num_tokens, dtype=torch.int32)
     segment = (position * segments // num_tokens).to(torch.int32)
     segment[draw(0, 23, num_tokens) == 0] = -1
-    own = torch.ones_like(kind) << (kind * 17 % 64)
+    own = torch.ones_like(kind) << (kind * 17 % 61)
     everything = 0
     for bit in range(bits):
-        everything |= 1 << (bit * 17 % 64)
+        everything |= 1 << (bit * 17 % 61)
     allow = torch.where(kind == 0, everything, own)
     allow[draw(0, 19, num_tokens) == 0] = 0
     first = (position - 40).clamp(min=0) * (kind == 0)

@@ -1,7 +1,5 @@
 """Bitfield attention against the dense reference: forward, log-sums and gradients."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,41 +8,47 @@ from runtime.kernels.bitfield_attention.attention import (
     Backward,
     Options,
     attention_with_lse,
+    bitfield_attention,
 )
-from runtime.kernels.bitfield_attention.mask import TokenFields, kernel_mask
-from runtime.kernels.bitfield_attention.plan import make_plan
+from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
+from runtime.kernels.bitfield_attention.plan import make_plan, plan_of_tiles
 from runtime.kernels.bitfield_attention.reference import attends
-from runtime.kernels.bitfield_attention.tasks import FixedSplit
+from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
+from runtime.kernels.bitfield_attention.tiles import summary_tiles
+from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
 from tests.interpreter import DEVICE, INTERPRETED, poison_memory, round_like_hardware
 from tests.kernel_cases import (
     Tensors,
     assert_close_as_torch,
+    plain_fields,
     random_fields,
     tensors,
 )
 
 FUSED, DETERMINISTIC = Options(), Options(backward=Backward.DETERMINISTIC)
+SPLIT = Options(backward=Backward.DETERMINISTIC, split=FixedSplit(1))
 BLOCK = 32
+TOKENS = 51
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """NaN where nothing was written, and one thread."""
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN where nothing was written; bfloat16 as it is on a GPU."""
     if INTERPRETED:
         round_like_hardware(monkeypatch)
     poison_memory(monkeypatch)
-    return
+
+
+def on_device(fields: TokenFields) -> TokenFields:
+    return TokenFields(*(getattr(fields, name).to(DEVICE) for name in TokenFields.__slots__))
 
 
 def run(
-    data: Tensors, queries: TokenFields, keys: TokenFields, options: Options, block_k: int = BLOCK
+    data: Tensors, queries: TokenFields, keys: TokenFields, options: Options, block: int = BLOCK
 ) -> dict[str, Tensor]:
     """Output, log-sums and gradients of the kernels."""
-    queries, keys = (
-        TokenFields(*(getattr(f, name).to(DEVICE) for name in TokenFields.__slots__)) for f in (queries, keys)
-    )
-    mask = kernel_mask(queries, keys)
-    plan = make_plan(mask, block_q=BLOCK, block_k=block_k)
+    mask = kernel_mask(on_device(queries), on_device(keys))
+    plan = make_plan(mask, block_q=block, block_k=block)
     q, k, v = (x.detach().to(DEVICE).requires_grad_() for x in (data.q, data.k, data.v))
     out, lse = attention_with_lse(q, k, v, mask, plan, options=options)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), data.do.to(DEVICE))
@@ -56,15 +60,166 @@ def run(
     "options",
     [
         pytest.param(FUSED, id="fused"),
-        pytest.param(DETERMINISTIC, id="deterministic"),
         pytest.param(Options(split=FixedSplit(1)), id="fused-split"),
-        pytest.param(Options(backward=Backward.DETERMINISTIC, split=FixedSplit(1)), id="deterministic-split"),
+        pytest.param(DETERMINISTIC, id="deterministic"),
+        pytest.param(SPLIT, id="deterministic-split"),
     ],
 )
 def test_error_is_at_most_twice_that_of_torch(dtype: torch.dtype, options: Options):
     """Packed segments, runs, causal text, windows, sinks, padding and blind rows; an odd length; GQA."""
-    fields = random_fields(75, seed=1)
+    fields = random_fields(TOKENS, seed=1)
     attends_QK = attends(fields, fields)
     assert (~attends_QK.any(1)).any(), "the case has empty rows"
-    data = tensors(75, 75, heads=4, kv_heads=2, dtype=dtype)
+    data = tensors(TOKENS, TOKENS, dtype=dtype)
     assert_close_as_torch(run(data, fields, fields, options), data, attends_QK)
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_wide_heads(head_dim: int):
+    fields = random_fields(TOKENS, seed=2)
+    data = tensors(TOKENS, TOKENS, head_dim=head_dim, heads=1, dtype=torch.bfloat16)
+    assert_close_as_torch(run(data, fields, fields, FUSED), data, attends(fields, fields))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_masks(seed: int):
+    """Other words (beyond 32 bits), several segments, lengths around a block."""
+    num_tokens = (33, 32, 47, 5)[seed]
+    fields = random_fields(num_tokens, seed=10 + seed, bits=(40, 2, 3, 1)[seed], segments=1 + seed % 3)
+    data = tensors(num_tokens, num_tokens, heads=1, seed=seed)
+    options = (FUSED, DETERMINISTIC)[seed % 2]
+    assert_close_as_torch(run(data, fields, fields, options), data, attends(fields, fields))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_full_and_edge_tiles(causal: bool):
+    """Plain masks: FULL tiles without a mask test, and the ragged edge of a full mask."""
+    fields = plain_fields(70, causal=causal)
+    data = tensors(70, 70, heads=1)
+    assert_close_as_torch(run(data, fields, fields, FUSED), data, attends(fields, fields))
+
+
+def test_tiles_smaller_than_the_lists_blocks():
+    """Sub-tiles in both directions, rectangular, batch 2, a group of 3."""
+    fields = random_fields(40, seed=4)
+    overridden = tuple((which, Tiling(16, 16, 4, 1)) for which in Pass)
+    data = tensors(40, 40, heads=3, batch=2)
+    ours = run(data, fields, fields, Options(tilings=overridden))
+    assert_close_as_torch(ours, data, attends(fields, fields))
+
+
+def test_order_of_tokens_means_nothing():
+    """A rank holds some tokens, in any order: rows and gradients are those of the whole, moved."""
+    fields = random_fields(TOKENS, seed=5)
+    data = tensors(TOKENS, TOKENS)
+    mine, theirs = (torch.randperm(TOKENS, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    mine = mine[:20]
+    part = Tensors(data.q[:, :, mine], data.k[:, :, theirs], data.v[:, :, theirs], data.do[:, :, mine])
+    queries, keys = fields.take(mine), fields.take(theirs)
+    attends_QK = attends(fields, fields)[mine][:, theirs]
+    assert_close_as_torch(run(part, queries, keys, FUSED), part, attends_QK)
+
+
+def test_deterministic_mode_repeats_its_bits():
+    fields = random_fields(TOKENS, seed=6)
+    data = tensors(TOKENS, TOKENS, dtype=torch.bfloat16)
+    first, second = (run(data, fields, fields, SPLIT) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_no_keys_at_all():
+    """Nobody attends to anything: zeros everywhere, and -inf log-sums."""
+    fields = plain_fields(20, causal=True)
+    blind = TokenFields(
+        fields.allow * 0, *(getattr(fields, name) for name in TokenFields.__slots__ if name != "allow")
+    )
+    result = run(tensors(20, 20, heads=1), blind, blind, FUSED)
+    assert torch.isneginf(result.pop("lse")).all()
+    assert not any(value.any() for value in result.values())
+
+
+def test_any_strides_but_that_of_the_width():
+    """Inputs and an expanded gradient are read where they lie."""
+    fields = plain_fields(20, causal=True)
+    data = tensors(20, 20, heads=1)
+    mask = kernel_mask(on_device(fields), on_device(fields))
+    plan = make_plan(mask, block_q=BLOCK, block_k=BLOCK)
+    q, k, v = (x.to(DEVICE) for x in (data.q, data.k, data.v))
+    results = []
+    for form in (lambda x: x.contiguous(), lambda x: x.mT.contiguous().mT):
+        inputs = [form(x).detach().requires_grad_() for x in (q, k, v)]
+        out = bitfield_attention(*inputs, mask, plan, options=DETERMINISTIC)
+        results.append((out, *torch.autograd.grad(out.sum(), inputs)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_summary_tiles_never_lose_or_overstate(seed: int):
+    """Every attended pair lies in a listed tile, and FULL tiles hold nothing else."""
+    fields = random_fields(120, seed=seed, bits=2 + seed % 4, segments=1 + seed % 3)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(seed)) if seed % 2 else slice(None)
+    queries = fields.take(torch.arange(120)[order])
+    seen = attends(queries, fields)
+    offsets, columns, kinds = summary_tiles(kernel_mask(queries, fields), 16, 32)
+    listed = torch.zeros(8, 4, dtype=torch.int64)
+    rows = torch.repeat_interleave(torch.arange(8), offsets.diff())
+    listed[rows, columns.long()] = kinds.long()
+    padded = torch.nn.functional.pad(seen, (0, 8, 0, 8))
+    tiles = padded.view(8, 16, 4, 32)
+    real = torch.nn.functional.pad(torch.ones_like(seen), (0, 8, 0, 8)).view(8, 16, 4, 32)
+    assert not (tiles.any(3).any(1) & (listed == 0)).any()
+    assert not ((tiles != real).any(3).any(1) & (listed == 2)).any()
+
+
+def small_mask(num_tokens: int = 20) -> KernelMask:
+    fields = on_device(plain_fields(num_tokens, causal=True))
+    return kernel_mask(fields, fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": 80}, r"head dim: want one of \(64, 128, 256\), got 80"),
+        ({"dtype": torch.float64}, "dtype: want one of .*, got torch.float64"),
+        ({"heads": 3, "kv_heads": 2}, "query heads: want a multiple of 2 key/value heads, got 3"),
+        ({"num_queries": 19}, "mask: made for 20 queries and 20 keys, q and k have 19 and 20"),
+    ],
+)
+def test_refusals_name_the_value(change: dict[str, object], message: str):
+    mask = small_mask()
+    data = tensors(**{"num_queries": 20, "num_keys": 20, **change})
+    q, k, v = (x.to(DEVICE) for x in (data.q, data.k, data.v))
+    with pytest.raises(ValueError, match=message):
+        bitfield_attention(q, k, v, mask, make_plan(mask))
+
+
+@pytest.mark.parametrize("block", [8, 48, 0])
+def test_blocks_are_powers_of_two(block: int):
+    with pytest.raises(ValueError, match=f"block_k: want a power of two of at least 16, got {block}"):
+        make_plan(small_mask(), block_k=block)
+
+
+def test_tiles_are_checked():
+    mask = small_mask()
+    good = [torch.tensor([0, 1]), torch.tensor([0], dtype=torch.int32), torch.tensor([2], dtype=torch.uint8)]
+    plan_of_tiles(mask, *good, block_q=32, block_k=32)
+    for at, bad, message in (
+        (0, torch.tensor([0, 1, 1]), "row_offsets: want 2 for 1 query blocks"),
+        (0, torch.tensor([0, 2]), "ascending from 0 to 1"),
+        (1, torch.tensor([1]), "columns: want 0 to 0, got 1 to 1"),
+        (2, torch.tensor([3], dtype=torch.uint8), "kinds: want 1"),
+    ):
+        tiles = list(good)
+        tiles[at] = bad
+        with pytest.raises(ValueError, match=message):
+            plan_of_tiles(mask, *(x.to("cpu") for x in tiles), block_q=32, block_k=32)
+
+
+def test_split_never_and_where_it_pays_agree_off_the_gpu():
+    """One task at a time: splitting cannot pay, so nothing is split."""
+    fields = plain_fields(70, causal=True)
+    data = tensors(70, 70, heads=1)
+    one, other = (run(data, fields, fields, Options(split=split))["out"] for split in Split)
+    assert torch.equal(one, other)

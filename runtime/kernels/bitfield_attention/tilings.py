@@ -71,6 +71,9 @@ SMALL = {
     )
     for (which, width), tiling in AMPERE.items()
 }
+# Exact float32 products run on the ordinary cores, unrolled: larger tiles spill hundreds of registers
+# a thread, and there is no pipeline to fill.
+FLOAT32 = {64: Tiling(32, 32, 8, 1), 128: Tiling(16, 16, 8, 1), 256: Tiling(16, 16, 8, 1)}
 
 
 def tiling(
@@ -78,9 +81,7 @@ def tiling(
 ) -> Tiling:
     """The row of the table for that device, never larger than the plan's tiles.
 
-    float32 takes half of both sides and one stage: twice the bytes, and exact products run
-    on the ordinary cores, so deep pipelines have nothing to hide. Off the GPU (Triton's interpreter)
-    Hopper's row stands in.
+    Off the GPU (Triton's interpreter) Hopper's rows stand in.
 
     Raises:
         ValueError: a head width that is none of 64, 128, 256, or another dtype, or a GPU older
@@ -90,11 +91,8 @@ def tiling(
         raise ValueError(f"head dim: want one of {HEAD_DIMS}, got {head_dim}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype: want one of {', '.join(map(str, DTYPES))}, got {dtype}")
-    found = _table(device)[which, head_dim]
-    if dtype == torch.float32:
-        found = replace(
-            found, block_m=max(16, found.block_m // 2), block_n=max(16, found.block_n // 2), num_stages=1
-        )
+    table = _table(device)
+    found = FLOAT32[head_dim] if dtype == torch.float32 else table[which, head_dim]
     return replace(found, block_m=min(found.block_m, block_q), block_n=min(found.block_n, block_k))
 
 
