@@ -14,7 +14,7 @@ from workbench.balance.tokens import (
 )
 from workbench.balance.tokens_compiled import compiled, descending_order
 
-EVEN_ENOUGH = 0.001
+EVEN_ENOUGH = 1e-4
 
 
 class Exchange(Enum):
