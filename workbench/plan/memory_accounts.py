@@ -53,9 +53,11 @@ class Accounts:
         """(producer's rank, consumer's rank) -> (place of producer, place of consumer), sorted."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for row in self._lowered.transfers:
+            # A leader broadcasts what it has received when it comes to the consumer itself.
+            sent_at = row.consumer if row.route is Route.BROADCAST else row.producer
             for rank in row.destination_ranks:
                 if rank != row.source_rank:
-                    pair = self.place[row.source_rank, row.producer], self.place[rank, row.consumer]
+                    pair = self.place[row.source_rank, sent_at], self.place[rank, row.consumer]
                     found.setdefault((row.source_rank, rank), []).append(pair)
         return {pair: sorted(rows) for pair, rows in found.items()}
 
@@ -223,7 +225,7 @@ class _RankAccount:
         """Buffers wait for their rows from when they are posted until their consumer starts.
 
         Posted are, while an action runs, the rows of the next pass that receives any, and
-        before each of them whatever the same sender sends earlier.
+        before each of them whatever the same sender sends earlier (but for broadcasts).
         """
         unposted: dict[int, deque[Transfer]] = {}
         for row in self._lowered.transfers:
@@ -231,10 +233,13 @@ class _RankAccount:
                 unposted.setdefault(row.source_rank, deque()).append(row)
         posting = 0
         for position, action in enumerate(self._program):
-            rows = [row for row in self._inputs(action) if row.route is Route.P2P]
+            rows = [row for row in self._inputs(action) if row.route is not Route.LOCAL]
             if action.kind not in COMPUTE or not rows:
                 continue
             for wanted in rows:
+                if wanted.route is Route.BROADCAST:
+                    self._hold(posting, self._place(action) - 1, wanted.num_bytes)
+                    continue
                 waiting = unposted.get(wanted.source_rank, deque())
                 while waiting and waiting[0].row <= wanted.row:
                     row = waiting.popleft()
