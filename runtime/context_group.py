@@ -6,6 +6,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.failure import RankError
+from runtime.mesh import Mesh
+from runtime.transfers import first_line
+from workbench.plan.plan import Stage
 
 # torch 2.13 renamed these two.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -63,6 +66,14 @@ class ContextGroup:
         return Pending(self, first, "passing blocks on"), Pending(self, last, "passing blocks on")
 
 
+def context_group(mesh: Mesh, stage: Stage) -> ContextGroup | None:
+    """The ranks that share the stage's tokens, as this one sees them; None where it is alone."""
+    if stage.cp == 1:
+        return None
+    ranks = tuple(sorted(stage.flat_ranks))
+    return ContextGroup(ranks, mesh.rank, mesh.context[ranks])
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A started collective. On a GPU, waiting lets the current stream wait, not the host."""
@@ -79,5 +90,5 @@ class Pending:
             self.work.wait()
         except RuntimeError as error:
             peers = tuple(rank for rank in self.group.ranks if rank != self.group.rank)
-            message = f"rank {self.group.rank} {self.what} with ranks {list(peers)}: {error}"
+            message = f"rank {self.group.rank} {self.what} with ranks {list(peers)}: {first_line(error)}"
             raise RankError(message, peers=peers) from error

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from runtime.context_group import ContextGroup
 from workbench.plan.lowered import Lowered, Route, Transfer
-from workbench.plan.plan import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +44,6 @@ class Mesh:
     def pair_group(self, row: Transfer, destination_rank: int) -> dist.ProcessGroup | None:
         """The group that carries the row to that rank; None is the world."""
         return self.pair.get((row.route, row.source_rank, destination_rank))
-
-    def context_group(self, stage: Stage) -> ContextGroup | None:
-        """The ranks that share the stage's tokens, as this one sees them; None where it is alone."""
-        if stage.cp == 1:
-            return None
-        ranks = tuple(sorted(stage.flat_ranks))
-        return ContextGroup(ranks, self.rank, self.context[ranks])
 
 
 def local_device() -> torch.device:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from runtime.activations import Allocations
 from runtime.adapters.adapter import MicrobatchData
 from runtime.batches import DataSource, count_targets, microbatch_data
+from runtime.context_group import context_group
 from runtime.executor import Executor
 from runtime.failure import RankError
 from runtime.gradients import Gradients
@@ -282,7 +283,7 @@ def _feed(
                 source,
                 dtype=dtype,
                 device=mesh.device,
-                context=mesh.context_group(stage),
+                context=context_group(mesh, stage),
             )
     return feed
 

@@ -1,5 +1,7 @@
 """Context-parallel attention: outputs and gradients of one process, for any owners and any mask."""
 
+import time
+from datetime import timedelta
 from itertools import product
 
 import numpy as np
@@ -13,6 +15,7 @@ from runtime.all_to_all_attention import AllToAllAttention
 from runtime.attention_block import attend, attend_backward, merge
 from runtime.context_group import ContextGroup
 from runtime.context_parallel import GatheredAttention
+from runtime.failure import RankError
 from runtime.pool import Place, Pool
 from runtime.ring_attention import RingAttention
 from runtime.token_shares import TokenShares
@@ -152,6 +155,87 @@ def test_merging_halves_of_the_keys_is_attending_to_all() -> None:
     whole_y, whole_lse = attend(q, k, v, mask, SCALE)
     assert torch.allclose(y, whole_y, rtol=1e-12)
     assert torch.allclose(lse, whole_lse, rtol=1e-12)
+
+
+class Late:
+    """Of a group of one: a collective that moves nothing until it is waited for, or all at once."""
+
+    def __init__(self, log: list[str], *, at_once: bool) -> None:
+        self.log, self.at_once = log, at_once
+        self.size, self.member, self.ranks, self.rank = 1, 0, (0,), 0
+
+    def gather(self, gathered: Tensor, own: Tensor) -> "Late.Move":
+        return self._start("gather", gathered, own)
+
+    def scatter(self, own: Tensor, parts: Tensor) -> "Late.Move":
+        return self._start("scatter", own, parts)
+
+    def _start(self, name: str, into: Tensor, source: Tensor) -> "Late.Move":
+        self.log.append(name)
+        into.fill_(float("nan"))
+        move = Late.Move(self.log, name, into, source)
+        if self.at_once:
+            into.copy_(source)
+        return move
+
+    class Move:
+        def __init__(self, log: list[str], name: str, into: Tensor, source: Tensor) -> None:
+            self.log, self.name, self.into, self.source = log, name, into, source
+
+        def wait(self) -> None:
+            self.log.append(f"wait {self.name}")
+            self.into.copy_(self.source)
+
+
+def late(*, at_once: bool) -> tuple[Gradients, list[str]]:
+    log: list[str] = []
+    shares = TokenShares(mask=causal(LENGTH), owned=(np.arange(LENGTH),))
+    q, k, v, dy = tensors(torch.float64)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    y = GatheredAttention(shares, Late(log, at_once=at_once)).attend(*leaves, scale=SCALE)
+    y.backward(dy)
+    return (y.detach(), *(leaf.grad for leaf in leaves)), log
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_nothing_is_read_before_its_wait_nor_overwritten_before_it_is_sent(at_once: bool) -> None:
+    """A message that is read when it is started, or only when it is waited for: the same result."""
+    ours, _ = late(at_once=at_once)
+    for mine, theirs in zip(ours, one_process(causal(LENGTH)), strict=True):
+        assert (mine - theirs).norm() <= 1e-13 * theirs.norm()
+
+
+def test_the_next_chunk_travels_while_this_one_is_computed() -> None:
+    _, log = late(at_once=False)
+    forward, backward = log[: 2 * KV_HEADS], log[2 * KV_HEADS :]
+    assert forward == ["gather", *["gather", "wait gather"] * (KV_HEADS - 1), "wait gather"]
+    gathers = [move for move in backward if "gather" in move]
+    assert gathers == forward
+    under_way = 0
+    for move in backward:
+        under_way += {"scatter": 1, "wait scatter": -1}.get(move, 0)
+        assert under_way <= 2
+    first = backward.index("scatter")
+    assert backward[first:].index("wait scatter") > backward[first:].index("wait gather")
+
+
+def absent_member(place: Place) -> str:
+    process_group = dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
+    if place.process == 1:
+        time.sleep(0.8)
+        return ""
+    group = ContextGroup((4, 6), 4, process_group)
+    try:
+        group.gather(torch.zeros(2), torch.zeros(1)).wait()
+    except RankError as error:
+        return f"{error} {error.peers}"
+    return "arrived"
+
+
+def test_a_member_that_does_not_come_is_named(pool: Pool) -> None:
+    message = pool.run(absent_member, 2)[0]
+    assert message.startswith("rank 4 gathering keys and values with ranks [6]: ")
+    assert message.endswith("(6,)")
 
 
 def group_of(size: int, member: int = 0) -> ContextGroup:

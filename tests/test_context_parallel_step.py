@@ -2,30 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from runtime.pool import Pool
-from tests.plans import finish
-from tests.test_parity import assert_same, mixed
+from sim.engine import simulate
+from tests.plans import cluster, finish
+from tests.test_parity import assert_parity, assert_same, execute, mixed
+from tests.tiny_valm import tiny_batch
+from workbench.balance.tokens import Policy, contiguous, longest_first, random_blocks, stripe, zigzag
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import ModelGraph
+from workbench.job import Job, ModuleLayout
+from workbench.plan.accept import accept
 from workbench.plan.build import with_programs
-from workbench.plan.plan import (
-    Microbatch,
-    ModuleSettings,
-    Plan,
-    Precision,
-    Recompute,
-    Settings,
-    Stage,
-    TokenShard,
-)
-from workbench.plan.routing import Routing
-from workbench.plan.token_owners import row_tokens
+from workbench.plan.check import check
+from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.token_shards import Scope, token_shards
+from workbench.schedule.action import COMPUTE, Action
+from workbench.strategies import cornstarch
+from workbench.trace import Trace
 
 BLOCK = 2
-CP, NARROW = "cp", "narrow"
 
 
 def prepended(index: int, mask: str) -> Sample:
@@ -102,56 +103,37 @@ def plan_of(mix: str, batch: str, *, cp: int = 2, llm: Sequence[int] = (3, 3)) -
     return with_programs(replace(plan, microbatches=(*others, *packed), programs=()))
 
 
+DISTRIBUTIONS: dict[str, Policy] = {
+    "contiguous": contiguous,
+    "zigzag": zigzag,
+    "stripe": stripe,
+    "random": partial(random_blocks, seed=5),
+    "lpt": longest_first,
+}
+
+
 def with_owners(plan: Plan, distribution: str) -> Plan:
-    """Explicit owners of every row of the LLM; `lpt` deals the longest causal blocks first."""
-    cp = plan.stages[-1].cp
-    shards = []
-    for microbatch in plan.microbatches_of["llm", 0]:
-        for row, tokens in enumerate(row_tokens(Routing(plan), microbatch)):
-            owners = owners_of(distribution, -(-tokens // BLOCK), cp)
-            shards.append(
-                TokenShard(
-                    module="llm",
-                    replica=0,
-                    microbatch=microbatch.index,
-                    row=row,
-                    block_tokens=BLOCK,
-                    owners=owners,
-                )
-            )
-    return replace(plan, token_shards=tuple(shards))
-
-
-def owners_of(distribution: str, blocks: int, cp: int) -> tuple[int, ...]:
-    if distribution == "contiguous":
-        return tuple(block * cp // blocks for block in range(blocks))
-    if distribution == "stripe":
-        return tuple(block % cp for block in range(blocks))
-    if distribution == "random":
-        return tuple(block * 7919 // 13 % cp for block in range(blocks))
-    loads, owners = [0] * cp, [0] * blocks
-    for block in reversed(range(blocks)):
-        owners[block] = loads.index(min(loads))
-        loads[owners[block]] += block + 1
-    return tuple(owners)
-
-
-DISTRIBUTIONS = ["zigzag", "contiguous", "stripe", "random", "lpt"]
+    """Explicit owners of every row of the LLM, in blocks of two tokens."""
+    policy = DISTRIBUTIONS[distribution]
+    shards = token_shards(plan, "llm", policy, block_tokens=BLOCK, scope=Scope.ROW)
+    sharded = replace(plan, token_shards=shards)
+    check(sharded)
+    return sharded
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("batch", ["causal", "ep", "ee", "mp"])
 def test_two_ranks_in_a_pipeline_of_two_stages(batch: str, distribution: str, pool: Pool) -> None:
-    plan = plan_of("projectors-and-llm", batch)
-    if distribution != "zigzag":  # which is what a plan without shards means
-        plan = with_owners(plan, distribution)
-    assert_same(plan, pool)
+    assert_same(with_owners(plan_of("projectors-and-llm", batch), distribution), pool)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_four_ranks(distribution: str, pool: Pool) -> None:
-    plan = plan_of("everything", "mp", cp=4, llm=(6,))
-    assert_same(plan if distribution == "zigzag" else with_owners(plan, distribution), pool)
+    assert_same(with_owners(plan_of("everything", "mp", cp=4, llm=(6,)), distribution), pool)
+
+
+def test_without_token_shards_rows_are_cut_zigzag(pool: Pool) -> None:
+    assert_same(plan_of("everything", "causal"), pool)
 
 
 @pytest.mark.parametrize("mix", ["projectors", "encoders", "llm", "vision-frozen"])
@@ -174,3 +156,53 @@ def test_recompute_gathers_again(pool: Pool) -> None:
 def test_masks_without_context_parallelism(pool: Pool) -> None:
     for batch in ("ep", "mp", "full"):
         assert_same(plan_of("projectors-and-llm", batch, cp=1), pool)
+
+
+def test_two_replicas_of_two_ranks_with_a_tied_weight_and_clipping(pool: Pool) -> None:
+    """One gradient group over replicas, ranks and both ends of the model; each weight once in the norm."""
+    stages: list[Stage] = []
+    for replica, first in enumerate((0, 4)):
+        grid = ((first + 3,), (first + 2,))
+        for module, layers, ranks in (
+            ("vision", (0, 5), ((first,),)),
+            ("audio", (0, 4), ((first + 1,),)),
+            ("llm", (0, 3), grid),
+            ("llm", (3, 6), grid),
+        ):
+            stages.append(Stage(id=len(stages), module=module, replica=replica, layers=layers, ranks=ranks))
+    batch = (*BATCHES["causal"], embedded(3, "multimodal"))
+    plan = finish(mixed("everything", tied=True), batch, stages, replicas=2)
+    result, reference = execute(plan, pool, clip_norm=0.01)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def test_a_strategy_with_a_context_parallel_language_model(pool: Pool) -> None:
+    """Planned, checked, simulated and executed: the same order everywhere, and one process's step."""
+    layouts = (
+        ModuleLayout(module="vision", pp=1),
+        ModuleLayout(module="audio", pp=1),
+        ModuleLayout(module="llm", pp=2, cp=2),
+    )
+    job = Job(
+        name="cp",
+        model=mixed("projectors-and-llm"),
+        cluster=cluster(8),
+        batch=tiny_batch(),
+        microbatch_samples=2,
+        replicas=1,
+        layouts=layouts,
+        settings=Settings(precision=Precision.FLOAT32),
+        profile="A40",
+    )
+    plan = cornstarch.plan(job, CostModel(load_profile("A40")))
+    assert {stage.cp for stage in plan.stages if stage.module == "llm"} == {2}
+    lowered, _ = accept(plan)
+    trace = simulate(lowered, lambda action: 1.0)
+    result, reference = execute(plan, pool)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+    for rank in plan.ranks:
+        assert computed(trace, rank) == computed(result.traces[0], rank)
+
+
+def computed(trace: Trace, rank: int) -> list[Action]:
+    return [action for action in trace.order(rank) if action.kind in COMPUTE]
