@@ -214,7 +214,7 @@ def test_exchanges_never_hurt_and_end_where_none_helps(exchange, data, work, num
 
 
 @given(data=st.data(), work=works, num_ranks=st.integers(2, 5))
-def test_one_step_makes_the_best_exchange(data, work, num_ranks):
+def test_one_step_makes_the_best_exchange_or_one_that_is_even(data, work, num_ranks):
     start = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=len(work), max_size=len(work)))
     loads = oracle.loads_of(work, start, num_ranks)
     heavy = loads.index(max(loads))
@@ -224,7 +224,7 @@ def test_one_step_makes_the_best_exchange(data, work, num_ranks):
     if changed:
         best = oracle.best_exchange(work, start, num_ranks, may_move=True)
         assert heavy in changed
-        assert max(after[rank] for rank in changed) == best
+        assert max(after[rank] for rank in changed) <= max(best, -(-sum(work) // num_ranks))
     else:
         assert found == start
 

@@ -52,10 +52,11 @@ def exchanged(
     """Owners after steps that each lighten the heaviest rank as much as one exchange can.
 
     A step takes the heaviest rank (the lowest of equals) and looks at every block of it against every
-    block of every other rank; of the exchanges that leave the heavier of the two ranks lightest, the
-    first is made. It stops when the heaviest rank is even up to the tolerance, when no exchange lightens
-    it, or after `most_steps`. Finn and Horowitz 1979, "A linear time approximation algorithm for
-    multiprocessor scheduling", BIT 19, exchange between the heaviest and the lightest rank only.
+    block of every other rank, from the lightest rank on. It makes the exchange that leaves the heavier
+    of the two lightest, the first of equals, and looks no further than a rank with which both become
+    even. It stops when the heaviest rank is even up to the tolerance, when no exchange lightens it, or
+    after `most_steps`. Finn and Horowitz 1979, "A linear time approximation algorithm for multiprocessor
+    scheduling", BIT 19, exchange between the heaviest and the lightest rank only.
 
     Args:
         work: [B] work of each block, finite and >= 0.
@@ -105,8 +106,7 @@ def _exchange(
     With `limits[0]` blanks per rank, 0 or 1, a block may be given for nothing.
     """
     num_blanks, most_steps = limits
-    num_ranks = loads.size
-    starts = np.empty(num_ranks + 1, np.int64)
+    starts = np.empty(loads.size + 1, np.int64)
     blocks = np.empty(work.size, np.int32)  # rank by rank, heaviest first
     for _ in range(most_steps):
         heavy = np.argmax(loads)
@@ -114,9 +114,9 @@ def _exchange(
             return
         _group(owners, order, starts, blocks)
         best, give, take, other = loads[heavy], -1, -1, -1
-        for rank in range(num_ranks):
-            if rank == heavy or loads[rank] >= best:
-                continue
+        for rank in np.argsort(loads, kind="mergesort"):
+            if loads[heavy] + loads[rank] >= 2 * best or best <= even:
+                break  # not even halving what both have would be better, here or with heavier ranks
             ours = blocks[starts[heavy] : starts[heavy + 1]]
             theirs = blocks[starts[rank] : starts[rank + 1]]
             heavier, our_block, their_block = _best_pair(
