@@ -3,7 +3,8 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,19 +14,26 @@ import torch
 import torch.distributed as dist
 
 from runtime.batches import DataSource, SyntheticSource
+from runtime.dataset import FolderSource
 from runtime.failure import RankError
 from runtime.pool import Place, Pool
 from runtime.rank_job import Build, Collect, RankReport, RankState, RunSettings, run_rank
 from runtime.stage_module import build_stage_module
 from runtime.timing import Spread, assemble, iteration_spread, median_trace
+from runtime.weights import exporting, refuse_taken
+from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
+from workbench.whole_file import check_writable
 
 BAD_INPUT = 2  # exit code
+ECHO_GRACE_S = 5.0  # how long a rank that lost a peer leaves it to torchrun to find out which died
+
+Progress = Callable[[int, int, float], None]  # (steps done, of how many, loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +72,11 @@ def run_local(
     threads: int = 1,
     timeout_s: float = 60.0,
     weights: Path | None = None,
+    export: Path | None = None,
     source: DataSource | None = None,
     collect: Collect = Collect.NOTHING,
     pool: Pool | None = None,
+    progress: Progress | None = None,
 ) -> RunResult:
     """Run a plan on processes of this machine, one per rank; see `run_lowered`."""
     settings = RunSettings(
@@ -78,9 +88,10 @@ def run_local(
         threads=threads,
         timeout_s=timeout_s,
         weights=weights,
+        export=export,
         collect=collect,
     )
-    return run_lowered(lower(plan), settings, source=source, pool=pool)
+    return run_lowered(lower(plan), settings, source=source, pool=pool, progress=progress)
 
 
 def run_lowered(
@@ -90,6 +101,7 @@ def run_lowered(
     source: DataSource | None = None,
     pool: Pool | None = None,
     build: Build = build_stage_module,
+    progress: Progress | None = None,
 ) -> RunResult:
     """Run a lowered plan on gloo processes, each with one torch thread unless told otherwise.
 
@@ -99,15 +111,20 @@ def run_lowered(
         source: data; None: synthetic, from the seed.
         pool: workers to use; None: forked for this run and ended after it.
         build: how stages become modules.
+        progress: called with (steps done, of how many, the loss) after every step, warm-up included.
 
     Raises:
-        ValueError: the plan, the weights or the data were refused.
+        ValueError: the plan, the weights, the data or the folder to export to were refused.
         WorldFailed: a rank died or raised; every rank has been ended, the message names the cause.
     """
     ranks = lowered.plan.ranks
     data = source or SyntheticSource(settings.seed)
     steps = settings.repetitions * (settings.warmup + settings.steps)
-    with Pool(len(ranks)) if pool is None else nullcontext(pool) as workers:
+    heard = None if progress is None else _Losses(len(ranks), steps, progress)
+    with (
+        exporting(settings.export, lowered.plan.model),
+        Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
+    ):
         reports = workers.run(
             run_rank,
             len(ranks),
@@ -118,8 +135,24 @@ def run_lowered(
             timeout_s=settings.timeout_s * (1 + steps),
             wait_s=settings.timeout_s,
             where=lambda process, position: place_in_program(lowered, process, position),
+            heard=heard,
         )
     return result_of(lowered, reports, settings)
+
+
+class _Losses:
+    """Adds up what the ranks tell of each step, and passes on the sum when all have told."""
+
+    def __init__(self, num_ranks: int, num_steps: int, progress: Progress) -> None:
+        self._parts: list[list[float]] = [[] for _ in range(num_ranks)]
+        self._num_steps = num_steps
+        self._progress = progress
+
+    def __call__(self, process: int, part: float) -> None:
+        self._parts[process].append(part)
+        done = len(self._parts[process])
+        if min(map(len, self._parts)) == done:
+            self._progress(done, self._num_steps, sum(parts[done - 1] for parts in self._parts))
 
 
 def place_in_program(lowered: Lowered, process: int, position: int) -> str:
@@ -162,7 +195,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{missing[0]} is not set: start me with torchrun, "
                 "e.g. torchrun --nproc-per-node 4 -m runtime.launch plan.json"
             )
-        lowered = lower(read_plan(options.plan))
+        lowered, _ = accept(read_plan(options.plan))
+        source = SyntheticSource(options.seed) if options.data is None else FolderSource(options.data)
+        if options.trace is not None:
+            check_writable(options.trace)
+        if options.export is not None:
+            refuse_taken(options.export)
         settings = RunSettings(
             steps=options.steps,
             warmup=options.warmup,
@@ -170,31 +208,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
             precision=options.precision,
             timeout_s=options.timeout,
             weights=options.weights,
+            export=options.export,
         )
-        result = _run_under_torchrun(lowered, settings)
+        result = _run_under_torchrun(lowered, settings, source)
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.flush()
+        if isinstance(error, RankError) and error.peers:
+            time.sleep(ECHO_GRACE_S)  # torchrun names the process that ends first as the cause
         return BAD_INPUT
     if result is not None:
+        for step, loss in enumerate(result.losses, 1):
+            timed = "" if step > settings.warmup else " (warm-up)"
+            sys.stdout.write(f"step {step}{timed}: loss {loss:.6f}\n")
         sys.stdout.write(f"loss {result.losses[-1]:.6f}, iteration {result.spread.median_s:.6f} s\n")
     return 0
 
 
-def _run_under_torchrun(lowered: Lowered, settings: RunSettings) -> RunResult | None:
-    """This process's rank; the result on the first one. Objects always travel by gloo."""
+def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSource) -> RunResult | None:
+    """This process's rank; the result on the first one. Objects always travel by gloo.
+
+    When it fails, the connections stay open until this process ends: see `main`.
+    """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
-    try:
-        place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
-        report = run_rank(place, lowered, settings, SyntheticSource(settings.seed))
-        reports: list[RankReport | None] = [None] * place.size
-        dist.all_gather_object(reports, report)
-        complete = [found for found in reports if found is not None]
-        return result_of(lowered, complete, settings) if place.process == 0 else None
-    finally:
-        dist.destroy_process_group()
+    place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
+    if place.process == 0:
+        sys.stderr.write(f"running {settings.warmup + settings.steps} steps on {place.size} ranks\n")
+    reports: list[RankReport | None] = [None] * place.size
+    with exporting(settings.export if place.process == 0 else None, lowered.plan.model):
+        dist.all_gather_object(reports, run_rank(place, lowered, settings, source))
+    complete = [found for found in reports if found is not None]
+    dist.destroy_process_group()
+    return result_of(lowered, complete, settings) if place.process == 0 else None
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -207,6 +255,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", type=Precision, default=None, choices=list(Precision))
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds, of any single wait")
     parser.add_argument("--weights", type=Path, help="folder with one Hugging Face folder per module")
+    parser.add_argument("--export", type=Path, help="new folder for the trained weights, likewise")
+    parser.add_argument("--data", type=Path, help="data folder; default: random data")
     return parser.parse_args(arguments)
 
 

@@ -38,11 +38,13 @@ class Place:
         process: index of this process in the job's world.
         size: of the world.
         report: tells the parent how far this process is, a position in whatever the job counts.
+        tell: sends the parent something to hear at once; dropped where it does not listen.
     """
 
     process: int
     size: int
     report: Callable[[int], None]
+    tell: Callable[[object], None] = lambda news: None
 
 
 Job = Callable[..., Any]  # (place, *args) -> picklable result; itself picklable
@@ -54,6 +56,13 @@ class _Worker:
     pipe: mpc.Connection
 
 
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What a job tells while it runs."""
+
+    content: object
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
     job: Job
@@ -63,6 +72,7 @@ class _Order:
     store: str
     cores: frozenset[int]
     wait_s: float
+    is_heard: bool
 
 
 @dataclass(slots=True)
@@ -112,6 +122,7 @@ class Pool:
         timeout_s: float = 60.0,
         wait_s: float | None = None,
         where: Callable[[int, int], str] = lambda process, position: f"process {process}",
+        heard: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """Run `job(place, *args)` on `size` processes; results in process order.
 
@@ -123,6 +134,7 @@ class Pool:
             timeout_s: for the whole job.
             wait_s: for every collective inside it; None: as long as the job.
             where: names a process and the position it reported, for error messages.
+            heard: called with a process and what it tells, as it comes. None: nobody listens.
 
         Raises:
             ValueError: the pool is too small, or every failing process refused its input.
@@ -145,9 +157,10 @@ class Pool:
                     store=str(store),
                     cores=cores,
                     wait_s=wait_s,
+                    is_heard=heard is not None,
                 )
                 self._workers[process].pipe.send_bytes(pickle.dumps(order))
-            results, failures, missing = self._collect(size, time.monotonic() + timeout_s)
+            results, failures, missing = self._collect(size, time.monotonic() + timeout_s, heard)
         except BaseException:  # interrupted: what the workers still send must not meet the next job
             for process in range(size):
                 self._end(process)
@@ -195,7 +208,9 @@ class Pool:
         there.close()
         return _Worker(child, here)
 
-    def _collect(self, size: int, deadline: float) -> tuple[dict[int, Any], list[Failure], list[int]]:
+    def _collect(
+        self, size: int, deadline: float, heard: Callable[[int, Any], None] | None
+    ) -> tuple[dict[int, Any], list[Failure], list[int]]:
         """Results and failures until all have answered, time is up or the grace is over."""
         results: dict[int, Any] = {}
         failures: list[Failure] = []
@@ -207,8 +222,13 @@ class Pool:
                 break
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
-                process = open_pipes.pop(pipe)
+                process = open_pipes[pipe]
                 answer = self._answer(process)
+                if isinstance(answer, _News):
+                    if heard is not None:
+                        heard(process, answer.content)
+                    continue
+                del open_pipes[pipe]
                 if isinstance(answer, Failure):
                     if not failures:
                         deadline = min(deadline, time.monotonic() + GRACE_S)
@@ -289,7 +309,7 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
             pipe.send_bytes(pickle.dumps(failure_of(process, error)))
             return
         try:
-            result = _do(order, positions)
+            result = _do(order, positions, pipe)
         except Exception as error:
             failure = failure_of(process, error)  # its time is before those of the failures it causes
             _leave()
@@ -316,11 +336,15 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _do(order: _Order, positions: Any) -> bytes:
+def _do(order: _Order, positions: Any, pipe: mpc.Connection) -> bytes:
     """Join the order's world and do its job; the pickled result. The world is left by the caller."""
 
     def report(position: int) -> None:
         positions[order.process] = position
+
+    def tell(news: object) -> None:
+        if order.is_heard:
+            pipe.send_bytes(pickle.dumps(_News(news)))
 
     if order.cores:
         os.sched_setaffinity(0, order.cores)
@@ -331,4 +355,4 @@ def _do(order: _Order, positions: Any) -> bytes:
         world_size=order.size,
         timeout=timedelta(seconds=order.wait_s),
     )
-    return pickle.dumps(order.job(Place(order.process, order.size, report), *order.args))
+    return pickle.dumps(order.job(Place(order.process, order.size, report, tell), *order.args))

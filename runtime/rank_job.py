@@ -26,6 +26,7 @@ from runtime.pool import Place
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.timing import Notes, Recorder, check_order
 from runtime.transfers import Wires, first_line
+from runtime.weights import write_part
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision, Stage
 from workbench.schedule.action import Action, Pass
@@ -74,6 +75,8 @@ class RunSettings:
         threads: of torch, per rank.
         timeout_s: of any single wait.
         weights: a folder to read weights from; None: random from the seed.
+        export: a folder for the weights after the last step of the first repetition, written by
+            the ranks as parts (`runtime.weights.exporting` makes it of them); None: not written.
     """
 
     steps: int = 1
@@ -84,6 +87,7 @@ class RunSettings:
     threads: int = 1
     timeout_s: float = 60.0
     weights: Path | None = None
+    export: Path | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     collect: Collect = Collect.NOTHING
 
@@ -138,7 +142,10 @@ def run_rank(
     source: DataSource,
     build: Build = build_stage_module,
 ) -> RankReport:
-    """Run this process's rank of the plan. The process group exists already."""
+    """Run this process's rank of the plan. The process group exists already.
+
+    After every step it tells its part of the loss.
+    """
     torch.set_num_threads(settings.threads)
     mesh = build_mesh(lowered, local_device() if dist.get_backend() != "gloo" else torch.device("cpu"))
     losses: list[float] = []
@@ -154,6 +161,9 @@ def run_rank(
                 losses.append(noted.loss_sum)
             if step >= settings.warmup:
                 notes.append(noted)
+            place.tell(noted.loss_sum)
+        if repetition == 0 and settings.export is not None:
+            rank.write_weights(settings.export)
         state = state or rank.state()
         rank.close()
     return RankReport(rank=mesh.rank, losses=tuple(losses), notes=tuple(notes), state=state)
@@ -240,6 +250,13 @@ class _Rank:
             return None
         weights = {key: parameter.detach().cpu().clone() for key, parameter in self._named()}
         return RankState(rank=self._mesh.rank, gradients=self._gradients, weights=weights)
+
+    def write_weights(self, folder: Path) -> None:
+        """This rank's part of an export: stages of replica 0, each by its first rank."""
+        for module in self._modules.values():
+            stage = module.stage
+            if stage.replica == 0 and stage.flat_ranks[0] == self._mesh.rank:
+                write_part(folder, stage.module, stage.layers[0], module.owned_weights())
 
     def close(self) -> None:
         self._wires.close()

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -101,7 +102,9 @@ def write_part(target: Path, module: str, first_layer: int, weights: Mapping[str
     path = folder / f"stage-{first_layer:05d}.safetensors"
     held = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     unfinished = path.with_suffix(".tmp")
+    path.touch()
     save_file(held, unfinished, metadata={"format": "pt"})
+    unfinished.chmod(path.stat().st_mode)  # safetensors gives its files to their owner alone
     unfinished.replace(path)
 
 
@@ -109,9 +112,9 @@ def finish_export(target: Path, model: ModelGraph) -> None:
     """Turn the parts into Hugging Face folders, one per module; `target` appears at once or not at all.
 
     Raises:
-        ValueError: `target` exists, or the parts do not hold every weight of the model once.
+        ValueError: `target` holds something, or the parts do not hold every weight of the model once.
     """
-    _refuse_existing(target)
+    refuse_taken(target)
     placed = [(module, *_placed(part_folder(target) / module.name, module)) for module in model.modules]
     for module, parts, names in placed:
         _finish_module(part_folder(target) / module.name, module, parts, names)
@@ -119,14 +122,42 @@ def finish_export(target: Path, model: ModelGraph) -> None:
 
 
 def start_export(target: Path) -> None:
-    """Refuse a folder that exists, and drop parts that an interrupted export left. One process calls it."""
-    _refuse_existing(target)
+    """Refuse a folder that holds something, and drop parts that an interrupted export left.
+
+    One process calls it, before the others write. The folder for the parts is made here, so that
+    a place where nothing can be written is refused before the work and not after it.
+    """
+    refuse_taken(target)
     if part_folder(target).exists():
         shutil.rmtree(part_folder(target))
+    part_folder(target).mkdir(parents=True)
 
 
-def _refuse_existing(target: Path) -> None:
-    if target.exists():
+@contextmanager
+def exporting(target: Path | None, model: ModelGraph) -> Iterator[None]:
+    """Around the work that writes the parts: refuses before it, finishes after it.
+
+    When the work fails its parts are dropped; None: nothing is exported.
+    """
+    if target is None:
+        yield
+        return
+    start_export(target)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(part_folder(target), ignore_errors=True)
+        raise
+    finish_export(target, model)
+
+
+def refuse_taken(target: Path) -> None:
+    """ValueError unless `target` can be made by a rename: it is new, or an empty folder."""
+    if target.is_dir() and not target.is_symlink() and not any(target.iterdir()):
+        if target.is_mount():
+            raise ValueError(f"export folder {target} is a mount point; give a new folder inside it")
+        return
+    if target.is_symlink() or target.exists():
         raise ValueError(f"export folder {target} exists already; give a new one")
 
 

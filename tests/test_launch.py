@@ -198,12 +198,16 @@ def torchrun(num_processes: int, *arguments: str) -> "subprocess.CompletedProces
 def test_torchrun_runs_the_same_plan(tmp_path: Path, pool: Pool) -> None:
     plan = llm_on_two_ranks()
     write_plan(plan, tmp_path / "plan.json")
-    done = torchrun(2, str(tmp_path / "plan.json"), "--trace", str(tmp_path / "run.json"), "--seed", "3")
+    files = ("--trace", str(tmp_path / "run.json"), "--export", str(tmp_path / "out"))
+    done = torchrun(2, str(tmp_path / "plan.json"), *files, "--seed", "3")
     assert done.returncode == 0, done.stderr
     trace = read_trace(tmp_path / "run.json")
-    here = run_local(plan, seed=3, pool=pool)
+    here = run_local(plan, seed=3, export=tmp_path / "here", pool=pool)
     assert trace.plan_hash == plan_hash(plan)
     assert trace.loss == here.losses[0]
+    assert f"step 1: loss {here.losses[0]:.6f}\n" in done.stdout
+    for path in (tmp_path / "here" / "llm").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / "llm" / path.name).read_bytes()
     assert [trace.order(rank) for rank in plan.ranks] == [here.trace.order(rank) for rank in plan.ranks]
 
 

@@ -28,17 +28,19 @@ from workbench.report.tables import (
     comparison_table,
     demo_table,
     fits_table,
+    losses_text,
     metrics_table,
     milliseconds,
     plan_table,
     rank_runs,
+    step_names,
     titled,
     unmeasured_text,
 )
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
-from workbench.whole_file import write_text
+from workbench.whole_file import check_writable, write_text
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -87,6 +89,7 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
+    check_writable(output)
     wanted = load_job(job)
     facts = load_profile(profile or wanted.profile)
     if data is not None:
@@ -132,6 +135,8 @@ def simulate_command(
     as_json: Json = False,
 ) -> None:
     """Predict what one step of a plan takes."""
+    if trace is not None:
+        check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
     facts = load_profile(profile) if profile else _profile_of(found)
@@ -151,15 +156,19 @@ def run_command(
         bool, typer.Option("--local", help="run its ranks as processes of this machine")
     ] = False,
     trace: Annotated[Path | None, typer.Option(help="trace file to write; one per repetition")] = None,
-    repetitions: Annotated[int, typer.Option(help="timed steps, each from fresh weights")] = 1,
-    warmup: Annotated[int, typer.Option(help="untimed steps before each timed one")] = 1,
+    steps: Annotated[int, typer.Option(help="timed steps, one after the other")] = 1,
+    repetitions: Annotated[int, typer.Option(help="how often, each time from fresh weights")] = 1,
+    warmup: Annotated[int, typer.Option(help="untimed steps before the timed ones")] = 1,
     seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
     weights: Annotated[Path | None, typer.Option(help="folder with a Hugging Face folder per module")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="new folder for the trained weights, as --weights reads them")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="data folder; default: random data")] = None,
     timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Run one step of a plan for real."""
+    """Run steps of a plan for real."""
     if not local:
         raise ValueError(
             "run: want --local; on a cluster start torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
@@ -170,24 +179,35 @@ def run_command(
     found = read_plan(plan)
     accept(found)
     source = FolderSource(data) if data is not None else None
-    with ticking(f"running on {len(found.ranks)} ranks", None, quiet=as_json):
+    if trace is not None:
+        check_writable(trace)
+    with ticking(f"running on {len(found.ranks)} ranks", None, quiet=as_json) as ticker:
         result = run_local(
             found,
+            steps=steps,
             repetitions=repetitions,
             warmup=warmup,
             seed=seed,
             weights=weights,
+            export=export,
             timeout_s=timeout,
             source=source,
+            progress=lambda done, total, loss: ticker.at(done, total, f"loss {loss:.6f}"),
         )
     files = repetition_paths(trace, len(result.traces)) if trace else ()
     for path, executed in zip(files, result.traces, strict=False):
         _write(executed, path)
     if as_json:
-        emit_json(executed_record(found, result.traces, files))
+        emit_json(executed_record(found, result.traces, files) | {"losses": list(result.losses)})
     else:
-        named = [(f"repetition {index}", trace) for index, trace in enumerate(result.traces, 1)]
-        show(metrics_table(found, named), *(f"written to {path}" for path in files))
+        names = step_names(steps=steps, warmup=warmup, repetitions=repetitions)
+        named = list(zip(names, result.traces, strict=True))
+        written = (*files, *((export,) if export is not None else ()))
+        show(
+            metrics_table(found, named),
+            losses_text(result.losses, warmup),
+            *(f"written to {path}" for path in written),
+        )
 
 
 @app.command("compare")
@@ -226,6 +246,9 @@ def calibrate_command(
     from runtime.microbench import BenchSettings, measure
     from runtime.pool import Pool
 
+    for place in (output, rows):
+        if place is not None:
+            check_writable(place)
     plans = [_any_plan(job) for job in ([load_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
     output.parent.mkdir(parents=True, exist_ok=True)

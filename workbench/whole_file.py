@@ -4,6 +4,19 @@ import os
 from pathlib import Path
 
 
+def check_writable(path: Path) -> None:
+    """Refuse early what could not be written after long work. Nothing is made.
+
+    Raises:
+        ValueError: the path is a folder, or lies in something that is none or may not be written to.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path}: want a file to write, this is a folder")
+    above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{path}: cannot be written, {above} is no folder that I may write to")
+
+
 def write_text(text: str, path: Path) -> None:
     """Write a file whole or not at all: beside its name first, then renamed.
 

@@ -98,6 +98,23 @@ def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
     return table
 
 
+def step_names(*, steps: int, warmup: int, repetitions: int) -> list[str]:
+    """What to call the timed steps: optimizer steps count from 1, those of the warm-up included."""
+    by_step = [f"step {warmup + index}" for index in range(1, steps + 1)]
+    if repetitions == 1:
+        return by_step
+    return [f"repetition {number}, {name}" for number in range(1, repetitions + 1) for name in by_step]
+
+
+def losses_text(losses: Sequence[float], warmup: int) -> str:
+    """The loss of every optimizer step, in order."""
+    told = [
+        f"{index}{' (warm-up)' if index <= warmup else ''}: {loss:.6f}"
+        for index, loss in enumerate(losses, 1)
+    ]
+    return f"loss by step  {'   '.join(told)}"
+
+
 def titled(title: str, headers: Sequence[str]) -> Table:
     """An empty table in the one style of all commands; numbers stand to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)

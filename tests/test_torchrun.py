@@ -1,0 +1,69 @@
+"""A rank killed under torchrun ends all of them, and is named as the cause."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.plans import disjoint_plan
+from tests.tiny_valm import tiny_batch, tiny_valm
+from workbench.plan.codec import write_plan
+
+LIMIT_S = 30.0
+CUTS = {"vision": (5,), "audio": (4,), "llm": (3, 3)}
+
+
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    """Four ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    return subprocess.Popen(
+        [*command, "-m", "runtime.launch", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def process_of(rank: int, launcher: int) -> int:
+    """Process id of a rank, by the environment that its launcher gave it."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            environment = (path / "environ").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        if parent == launcher and f"RANK={rank}".encode() in environment:
+            return int(path.name)
+    raise AssertionError(f"launcher {launcher} has no rank {rank}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="finds the ranks by /proc")
+def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
+    write_plan(disjoint_plan(tiny_valm(), tiny_batch(), CUTS), tmp_path / "plan.json")
+    files = ("--trace", tmp_path / "run.json", "--export", tmp_path / "out")
+    with start(tmp_path / "plan.json", "--steps", 100_000, *files) as launcher:
+        assert launcher.stderr is not None
+        told = ""
+        while "running 100000 steps on 4 ranks" not in told:
+            line = launcher.stderr.readline()
+            assert line, told
+            told += line
+        time.sleep(1.5)  # some hundred steps
+        ranks = [process_of(rank, launcher.pid) for rank in range(4)]
+        os.kill(ranks[3], signal.SIGKILL)
+        killed = time.monotonic()
+        _, told = launcher.communicate(timeout=60)
+    assert time.monotonic() - killed < LIMIT_S
+    assert launcher.returncode != 0
+    cause = told[told.index("Root Cause") :]
+    assert "rank      : 3" in cause
+    assert "Signal 9 (SIGKILL)" in cause
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not (tmp_path / "run.json").exists()
+    assert not (tmp_path / "out").exists()
