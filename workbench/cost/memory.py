@@ -93,13 +93,14 @@ class StateBytes(NamedTuple):
     optimizer: int
 
 
-def state_bytes(element_bytes: int) -> StateBytes:
+def state_bytes(element_bytes: int, kernels: Kernels = Kernels.FUSED) -> StateBytes:
     """Weight, gradient and AdamW state per trainable parameter; a frozen one has its weight only.
 
-    2-byte weights have a float32 master copy and two float32 moments (Rajbhandari et al.
-    2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width.
+    FUSED: 2-byte weights have a float32 master copy and two float32 moments (Rajbhandari et al.
+    2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width. EAGER: two
+    moments of the weight's own width, as torch's AdamW keeps them.
     """
-    if element_bytes < FLOAT32_BYTES:
+    if kernels is Kernels.FUSED and element_bytes < FLOAT32_BYTES:
         return StateBytes(element_bytes, element_bytes, 3 * FLOAT32_BYTES)
     return StateBytes(element_bytes, element_bytes, 2 * element_bytes)
 

@@ -70,7 +70,6 @@ class _RankAccount:
         self._rank, self._sizes = rank, sizes
         self._program = self._plan.program[rank]
         self._last = len(self._program) - 1
-        self._begun: set[int] = set()  # stages whose gradients exist
 
     def fill(self) -> None:
         self._add_receive_buffers()
@@ -170,9 +169,8 @@ class _RankAccount:
     def _add_backward(self, position: int, action: Action) -> None:
         stage, microbatch = self._of(action)
         size = self._sizes.of(stage, microbatch, keeps=True)
-        is_first = stage.id not in self._begun
-        self._begun.add(stage.id)
-        self._hold(position, position, size.backward if is_first else size.accumulating)
+        is_first = position == self._first_backward[stage.id]
+        self._hold(position, position, size.first if is_first else size.accumulating)
         rows = list(self._inputs(action))
         received = sum(row.num_bytes for row in rows if row.route is not Route.LOCAL)
         whole = len(rows) == 1 and _is_whole(rows)
@@ -184,28 +182,34 @@ class _RankAccount:
                 self._hold(position + 1, self._sent_end(row), row.num_bytes)
 
     def _add_bucket(self, position: int, action: Action) -> None:
-        """A reduction's copy of the gradients, until STEP makes it the gradients themselves."""
+        """A reduction's copy of the gradients, until STEP makes it the gradients themselves.
+
+        Where no backward made any, zeros stand in for those of one group at a time.
+        """
         size = self._plan.settings.precision.num_bytes
         groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
-        elements = sum(group.num_elements for group in groups if self._rank in group.ranks)
-        self._hold(position, max(position, self._last - 1), elements * size)
+        elements = [group.num_elements for group in groups if self._rank in group.ranks]
+        self._hold(position, max(position, self._last - 1), sum(elements) * size)
+        if action.stage not in self._first_backward:
+            self._hold(position, position, max(elements, default=0) * size)
 
     def _add_gradients(self) -> None:
-        """Gradients exist from a stage's first backward, reduction or STEP to the end of the step."""
+        """Gradients exist from a stage's first backward, else from STEP, to the end of the step.
+
+        What the first backward itself holds of them is part of its working set.
+        """
         for stage, kind, num_bytes in state_of(self._plan, self._rank):
             if kind.part == GRADIENTS:
-                first = self._first_gradient[stage.id]
+                first = self._first_backward.get(stage.id, self._last - 1) + 1
                 self._hold(first, self._last, num_bytes)
                 key = self._rank, self._program[first]
                 self._accounts.gradients.setdefault(key, Counter())[kind] += num_bytes
 
     @cached_property
-    def _first_gradient(self) -> dict[int, int]:
-        first = {stage.id: self._last for stage in self._plan.stages}
-        for position, action in reversed(list(enumerate(self._program))):
-            if action.stage is not None and action.kind in (*BACKWARDS, Pass.REDUCE_GRAD):
-                first[action.stage] = position
-        return first
+    def _first_backward(self) -> dict[int | None, int]:
+        """Stage -> position of its first backward pass."""
+        backwards = [pair for pair in enumerate(self._program) if pair[1].kind in BACKWARDS]
+        return {action.stage: position for position, action in reversed(backwards)}
 
     def _step_working(self) -> int:
         """AdamW's two temporaries of the largest trained parameter; a fused one has none."""

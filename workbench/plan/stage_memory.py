@@ -56,7 +56,7 @@ def _parameter_state(
     plan: Plan, stage: Stage, layer: Layer, parameter: Parameter
 ) -> Iterator[tuple[Stage, StateKind, int]]:
     settings = plan.settings.of(stage.module)
-    size = state_bytes(plan.settings.precision.num_bytes)
+    size = state_bytes(plan.settings.precision.num_bytes, plan.settings.kernels)
     elements = elements_of(parameter, stage)
     # Parts of a sharded state: its holders over the copies that are kept.
     parts = max(1, len(plan.replicas(stage.module)) * stage.cp // settings.instances)
@@ -81,15 +81,17 @@ class StageBytes:
         kept: from the forward to the last backward, without the stage's input and output.
         input_kept: of what the layers keep, the part that is the stage's input itself.
         output: the stage's output tensor.
-        forward, backward, accumulating: on top of what is kept; see `LayerBytes`.
+        forward, accumulating: on top of what is kept; see `LayerBytes`.
+        first: the same for the stage's first backward, which gives kept tensors back layer by
+            layer and makes the weights' gradients at the same pace; these are part of it.
     """
 
     kept: int
     input_kept: int
     output: int
     forward: int
-    backward: int
     accumulating: int
+    first: int
 
 
 class Sizes:
@@ -137,7 +139,13 @@ class Sizes:
             again = [layer.kept.num_bytes + layer.shared for layer in each]
             shared = 0
         input_kept = each[0].kept.input_bytes if not any(again) else kept[0]
-        return _stage_bytes(each, kept, again, (shared, input_kept, output))
+        gradients = [
+            sum(round(elements_of(p, stage) * setting.element_bytes) for p in layer.parameters())
+            if need.weight_grad
+            else 0
+            for layer, need in zip(layers, needs, strict=True)
+        ]
+        return _stage_bytes(each, (kept, again, gradients), (shared, input_kept, output))
 
     def _emitted(self, layer: Layer, setting: Setting) -> int:
         tokens = setting.work.tokens(layer.emits) / setting.grid.cp
@@ -150,22 +158,25 @@ class Sizes:
 
 
 def _stage_bytes(
-    each: list[LayerBytes], kept: list[int], again: list[int], edges: tuple[int, int, int]
+    each: list[LayerBytes],
+    lists: tuple[list[int], list[int], list[int]],
+    edges: tuple[int, int, int],
 ) -> StageBytes:
     """Peaks over the layers: a forward has kept what lies before, a backward gave back what lies behind.
 
-    `again` is what a layer's recomputation keeps until its own backward is done.
+    Lists, by layer: what it keeps, what its recomputation keeps until its own backward is done,
+    its weights' gradients. Edges: shared, input and output bytes of the stage.
     """
     shared, input_kept, output = edges
-    total = sum(kept)
-    until = 0
-    forward = backward = accumulating = total
-    for layer, num_bytes, repeated in zip(each, kept, again, strict=True):
-        until += num_bytes
+    total, until, behind = sum(lists[0]), 0, sum(lists[2])
+    forward = accumulating = first = total
+    for layer, kept, again, gradient in zip(each, *lists, strict=True):
+        until += kept
         forward = max(forward, until + layer.forward)
         if layer.backward:
-            backward = max(backward, until + repeated + layer.backward)
-            accumulating = max(accumulating, until + repeated + layer.accumulating)
+            accumulating = max(accumulating, until + again + layer.accumulating)
+            first = max(first, until + again + layer.backward + behind)
+        behind -= gradient
     return StageBytes(
-        total + shared, input_kept, output, forward - total, backward - total, accumulating - total
+        total + shared, input_kept, output, forward - total, accumulating - total, first - total
     )

@@ -1,0 +1,1 @@
+"""The workbench against itself: what it predicts beside what its runtime does."""

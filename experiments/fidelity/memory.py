@@ -1,0 +1,187 @@
+"""Predicted peak memory of every rank beside the measured one.
+
+Setup:   gloo ranks on this machine; the demo's model on a small batch and the tiny model of
+         examples/tiny.yaml, under every strategy and several mixes of frozen and trained
+         modules, and with recompute, larger microbatches, two replicas and other precisions.
+Ours:    the peak of `workbench.plan.memory`'s account, written down before the run; measured is
+         the second step, every storage counted as it is made and dropped.
+Run:     python -m experiments.fidelity.memory [--json]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
+from runtime.launch import run_local
+from runtime.pool import Pool
+from runtime.rank_job import Collect
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
+from workbench.graph.model_graph import TEXT
+from workbench.graph.trainable import Trainable, with_trainable
+from workbench.job import Job, ModuleLayout, load_job
+from workbench.metrics import peak_bytes
+from workbench.plan.accept import accept
+from workbench.plan.memory import peak_bytes as planned_peak_bytes
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.units import MIB
+
+STRATEGIES: tuple[Callable[[Job, CostModel], Plan], ...] = (
+    cornstarch.plan,
+    cornstarch.plan_frozen_unaware,
+    encoders_colocated.plan,
+    encoders_replicated.plan,
+)
+TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
+DEMO_SAMPLES = 3
+TINY_MIXES = {  # what of the encoders is trained, and what of the LLM
+    "projectors": (Trainable.PROJECTOR, Trainable.NONE),
+    "projectors+llm": (Trainable.PROJECTOR, Trainable.ALL),
+    "all": (Trainable.ALL, Trainable.ALL),
+}
+GOAL_MEAN = 0.03
+STEP_OF_INTEREST = 1  # the optimizer's state exists from the second step on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One rank of one plan; `error` is predicted / measured - 1."""
+
+    plan: str
+    rank: int
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Over all ranks of all plans; `mean_error` has its sign, `num_exceeded` measured above predicted."""
+
+    mean_abs_error: float
+    mean_error: float
+    worst_abs_error: float
+    num_exceeded: int
+    num_plans: int
+    num_ranks: int
+
+
+def cases() -> Iterator[tuple[str, Plan]]:
+    """Name and plan, all on at most `NUM_RANKS` ranks."""
+    cost = CostModel(ideal_profile())
+    cluster = local_cluster(Link(name="any", bytes_per_s=1e9, latency_s=1e-4), 2**40)
+    for mix in MIXES:
+        job = demo_job(mix, cluster)
+        job = replace(job, batch=job.batch[:DEMO_SAMPLES])
+        yield from _under_every_strategy(f"demo {mix}", job, cost)
+    for mix in TINY_MIXES:
+        yield from _under_every_strategy(f"tiny {mix}", tiny_job(mix), cost)
+    for name, job, strategy in variants():
+        yield f"tiny {name}", strategy(job, cost)
+
+
+def tiny_job(mix: str) -> Job:
+    """The tour's job, trained another way."""
+    job = load_job(TINY)
+    encoders, llm = TINY_MIXES[mix]
+    modules = tuple(
+        with_trainable(module, llm if module.modality == TEXT else encoders) for module in job.model.modules
+    )
+    return replace(job, model=replace(job.model, modules=modules))
+
+
+def variants() -> Iterator[tuple[str, Job, Callable[[Job, CostModel], Plan]]]:
+    """Settings that change what is kept, one at a time."""
+    job = tiny_job("all")
+    names = [module.name for module in job.model.modules]
+    recomputed = tuple(ModuleSettings(module=name, recompute=Recompute.FULL) for name in names)
+    yield (
+        "all, recompute",
+        replace(job, settings=replace(job.settings, modules=recomputed)),
+        cornstarch.plan,
+    )
+    yield "all, microbatches of 2", replace(job, microbatch_samples=2), cornstarch.plan
+    two = (*(ModuleLayout(module=name, pp=1) for name in names[:-1]), ModuleLayout(module=names[-1], pp=2))
+    yield "all, 2 replicas", replace(job, replicas=2, layouts=two), encoders_replicated.plan
+    for precision in (Precision.FLOAT64, Precision.BFLOAT16):
+        settings = replace(job.settings, precision=precision)
+        yield f"all, {precision.value}", replace(job, settings=settings), cornstarch.plan
+
+
+def _under_every_strategy(name: str, job: Job, cost: CostModel) -> Iterator[tuple[str, Plan]]:
+    """Strategies that come to the same stages and programs are one case."""
+    seen: list[tuple[object, ...]] = []
+    for strategy in STRATEGIES:
+        plan = strategy(job, cost)
+        if (plan.stages, plan.programs) not in seen:
+            seen.append((plan.stages, plan.programs))
+            yield f"{name}, {plan.strategy}", plan
+
+
+def measure(name: str, plan: Plan, pool: Pool) -> tuple[Row, ...]:
+    """Predict, then run two steps and take the second's peaks."""
+    predicted = planned_peak_bytes(*accept(plan))
+    result = run_local(plan, steps=1, warmup=STEP_OF_INTEREST, collect=Collect.MEMORY, pool=pool)
+    measured = peak_bytes(result.trace)
+    return tuple(
+        Row(plan=name, rank=rank, predicted_bytes=predicted[rank], measured_bytes=measured[rank])
+        for rank in plan.ranks
+    )
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    errors = [row.error for row in rows]
+    return Summary(
+        mean_abs_error=statistics.fmean(abs(error) for error in errors),
+        mean_error=statistics.fmean(errors),
+        worst_abs_error=max(abs(error) for error in errors),
+        num_exceeded=sum(error < 0 for error in errors),
+        num_plans=len({row.plan for row in rows}),
+        num_ranks=len(rows),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    started_s = time.perf_counter()
+    rows: list[Row] = []
+    print(f"{'plan':45s} rank  predicted   measured   error")
+    with Pool(NUM_RANKS) as pool:
+        for name, plan in cases():
+            for row in measure(name, plan, pool):
+                rows.append(row)
+                print(
+                    f"{row.plan:45s} {row.rank:4d} {row.predicted_bytes / MIB:7.2f} MiB "
+                    f"{row.measured_bytes / MIB:7.2f} MiB {row.error:+7.2%}"
+                )
+    summary = summarise(rows)
+    is_safe = summary.num_exceeded == 0
+    is_close = summary.mean_abs_error <= GOAL_MEAN
+    print(
+        f"{summary.num_plans} plans, {summary.num_ranks} ranks, {time.perf_counter() - started_s:.0f} s: "
+        f"mean error {summary.mean_error:+.2%}, absolute {summary.mean_abs_error:.2%}, "
+        f"worst {summary.worst_abs_error:.2%}"
+    )
+    print(f"claim: no rank needs more than predicted {'holds' if is_safe else 'FAILS'}")
+    print(f"claim: mean absolute error <= {GOAL_MEAN:.0%} {'holds' if is_close else 'FAILS'}")
+    if arguments.json:
+        listed = [asdict(row) | {"error": row.error} for row in rows]
+        print(json.dumps(asdict(summary) | {"rows": listed}))
+    return 0 if is_safe and is_close else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
