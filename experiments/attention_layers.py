@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.modelled import A40
-from sim.attention import AttentionRun, Kernel, Wires, launches_of, simulate_attention
+from sim.attention import AttentionRun, Gpu, Kernel, Wires, launches_of, simulate_attention
 from sim.attention_price import gpu_of, row_tiles, wires_of
 from sim.gpu import compute_units
 from sim.pieces import Order, Split
@@ -96,12 +96,15 @@ class Testbed:
         num_slots = max(1, mask.num_tokens // SPLIT_KEYS) if kernel.split is Split.FIXED else 1
         rows = row_tiles(mask.tiles, num_slots=num_slots)
         launches = launches_of(operator, tp=setting.tp, kv_heads_per_launch=setting.kv_heads_per_launch)
-        gpu = gpu_of(self.cost, operator, precision=PRECISION, num_units=self._num_units)
-        slow = gpu.timing.tile_s / setting.rate_share
-        gpu = replace(gpu, timing=replace(gpu.timing, tile_s=slow))
+        gpu = self.gpu(operator, setting.rate_share)
         wires = self._wires(mask, owners, operator, setting)
         tiles = [rows[owners == rank] for rank in range(setting.num_ranks)]
         return simulate_attention(tiles, launches, gpu, Wires(gather_s=wires.gather_s), kernel)
+
+    def gpu(self, operator: Attention, rate_share: float = 1.0) -> Gpu:
+        """An A40 whose kernel reaches that share of the profile's rate."""
+        gpu = gpu_of(self.cost, operator, precision=PRECISION, num_units=self._num_units)
+        return replace(gpu, timing=replace(gpu.timing, tile_s=gpu.timing.tile_s / rate_share))
 
     def _wires(self, mask: MaskTiles, owners: Owners, operator: Attention, setting: LayerSetting) -> Wires:
         whole = setting.num_ranks * setting.tp <= GPUS_PER_NODE

@@ -69,15 +69,6 @@ class Schedule:
         """Unit-seconds of work."""
         return float((self.end_s - self.start_s).sum())
 
-    def shifted(self, delay_s: float) -> "Schedule":
-        """The same schedule, later. O(N)."""
-        return Schedule(
-            unit=self.unit,
-            start_s=self.start_s + delay_s,
-            end_s=self.end_s + delay_s,
-            free_s=self.free_s + delay_s,
-        )
-
 
 def list_schedule(
     duration_s: npt.ArrayLike, num_units: int, *, free_s: npt.ArrayLike | None = None, release_s: float = 0.0
@@ -105,16 +96,17 @@ def list_schedule(
         raise ValueError(f"free_s: want one number for each of {num_units} units, got {free.shape}")
     ready = np.maximum(free, release_s)
     order = np.argsort(ready, kind="stable").astype(np.int64)  # sorted by (time, unit): a heap
-    unit, start_s, end_s = _dispatch(durations, ready[order], order)
-    np.maximum.at(free, unit, end_s)
+    unit, start_s, end_s = _dispatch(durations, ready[order], order, free)
     for array in (unit, start_s, end_s, free):
         array.flags.writeable = False
     return Schedule(unit=unit, start_s=start_s, end_s=end_s, free_s=free)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _dispatch(duration_s: Floats, heap_s: Floats, heap_unit: Ints) -> tuple[Ints, Floats, Floats]:
-    """Pop the first free unit, run, push it back; the heap orders by (time, unit)."""
+def _dispatch(
+    duration_s: Floats, heap_s: Floats, heap_unit: Ints, free_s: Floats
+) -> tuple[Ints, Floats, Floats]:
+    """Pop the first free unit, run, push it back; the heap orders by (time, unit). Updates `free_s`."""
     num_blocks, num_units = len(duration_s), len(heap_s)
     unit = np.empty(num_blocks, dtype=np.int64)
     start_s = np.empty(num_blocks)
@@ -124,7 +116,7 @@ def _dispatch(duration_s: Floats, heap_s: Floats, heap_unit: Ints) -> tuple[Ints
         unit[block] = chosen
         start_s[block] = heap_s[0]
         time = heap_s[0] + duration_s[block]
-        end_s[block] = time
+        end_s[block] = free_s[chosen] = time
         place = 0
         while True:
             child = 2 * place + 1

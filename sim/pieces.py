@@ -4,7 +4,7 @@ Shape letters: R = query blocks (rows) of the rank, S = slots of key positions, 
 one head, N = pieces of all heads of the launch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -145,11 +145,23 @@ def pieces_where_it_pays(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRun:
-    """One launch: the grid, and the merging kernel after it where rows are cut."""
+    """One launch: the grid, and the merging kernel after it where rows are cut.
+
+    Args:
+        blocks, merges: as scheduled; equal launches of one rank share them.
+        end_s: when the last block of both has ended.
+        delay_s: how much later than scheduled it all ran.
+    """
 
     blocks: Schedule
     merges: Schedule | None
     end_s: float
+    delay_s: float = 0.0
+
+    @property
+    def first_s(self) -> float:
+        """Start of the first block."""
+        return self.blocks.first_s + self.delay_s
 
     @property
     def busy_s(self) -> float:
@@ -160,17 +172,17 @@ class LaunchRun:
     def spans_s(self) -> tuple[Floats, Floats]:
         """Starts and ends of all blocks of both kernels."""
         parts = [self.blocks] if self.merges is None else [self.blocks, self.merges]
-        return np.concatenate([p.start_s for p in parts]), np.concatenate([p.end_s for p in parts])
+        start_s = np.concatenate([part.start_s for part in parts]) + self.delay_s
+        return start_s, np.concatenate([part.end_s for part in parts]) + self.delay_s
 
     @property
     def free_s(self) -> Floats:
         """[U] when each unit ends its last block."""
-        return (self.merges or self.blocks).free_s
+        return (self.merges or self.blocks).free_s + self.delay_s
 
     def shifted(self, delay_s: float) -> "LaunchRun":
-        """The same run, later."""
-        merges = None if self.merges is None else self.merges.shifted(delay_s)
-        return LaunchRun(blocks=self.blocks.shifted(delay_s), merges=merges, end_s=self.end_s + delay_s)
+        """The same run, later. O(1)."""
+        return replace(self, end_s=self.end_s + delay_s, delay_s=self.delay_s + delay_s)
 
 
 def run_launch(

@@ -40,7 +40,7 @@ def tail_share(run: AttentionRun) -> float:
     rank = busiest(run)
     shares = []
     for launch in run.launches[rank]:
-        edges = np.linspace(launch.blocks.first_s, launch.end_s, NUM_BINS + 1)
+        edges = np.linspace(launch.first_s, launch.end_s, NUM_BINS + 1)
         shares.append(float((run.activity(rank, edges) < DIP).mean()))
     return fmean(shares)
 

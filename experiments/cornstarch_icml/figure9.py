@@ -28,7 +28,7 @@ def dips(run: AttentionRun) -> tuple[float, float]:
     rank = busiest(run)
     edges = np.linspace(run.gathers_s[0][1], run.rank_s[rank], NUM_BINS + 1)
     low = run.activity(rank, edges) < DIP
-    before = edges[1:] <= run.launches[rank][-1].blocks.first_s
+    before = edges[1:] <= run.launches[rank][-1].first_s
     return float((low & before).mean()), float((low & ~before).mean())
 
 
