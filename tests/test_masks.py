@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.mask_strategies import CASES, Case, Rule, bitfields, flex_masks, packed_case, packed_rule
@@ -92,6 +92,7 @@ def test_a_seed_is_a_mask(name: str):
     assert not all(equal)
 
 
+@settings(deadline=None)
 @given(bitfields(min_length=1), st.data())
 def test_any_tokens_in_any_order_mask_as_before(field: Bitfield, data: st.DataObject):
     picks = st.lists(st.integers(0, len(field) - 1), max_size=40)
@@ -100,6 +101,7 @@ def test_any_tokens_in_any_order_mask_as_before(field: Bitfield, data: st.DataOb
     assert np.array_equal(picked, dense(field, field)[np.ix_(rows, columns)])
 
 
+@settings(deadline=None)
 @given(st.lists(bitfields(max_length=30), max_size=4))
 def test_packed_parts_do_not_see_each_other(parts: list[Bitfield]):
     packed = concatenate(parts)

@@ -13,6 +13,7 @@ from workbench.masks.bitfield import Bitfield, concatenate, dense, padding
 from workbench.masks.builders import Groups, Mixture, Run
 from workbench.masks.tiles import FULL, PARTIAL, Tiles, area, classify, classify_runs, row_areas, row_work
 
+# No deadlines: what calls first, compiles.
 BLOCKS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128])
 Kinds = dict[tuple[int, int], int]
 
@@ -46,13 +47,13 @@ def agrees(queries: Bitfield, keys: Bitfield, block_q: int, block_k: int) -> boo
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(bitfields(), bitfields(), BLOCKS, BLOCKS)
 def test_tiles_of_any_two_fields(queries: Bitfield, keys: Bitfield, block_q: int, block_k: int):
     assert agrees(queries, keys, block_q, block_k)
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(bitfields(min_length=1, max_length=300), BLOCKS, BLOCKS, st.randoms(use_true_random=False))
 def test_tiles_of_permuted_tokens_of_one_field(field: Bitfield, block_q: int, block_k: int, random):
     order = random.sample(range(len(field)), len(field))
@@ -79,6 +80,7 @@ def test_tiles_of_the_papers_masks_at_odd_lengths(build):
         assert agrees(field, field, 128, 64)
 
 
+@settings(deadline=None)
 @given(bitfields(), bitfields(), BLOCKS, BLOCKS)
 def test_columns_ascend_and_the_transpose_holds_the_same_tiles(queries, keys, block_q, block_k):
     tiles = classify(queries, keys, block_q, block_k)
@@ -95,6 +97,7 @@ def test_columns_ascend_and_the_transpose_holds_the_same_tiles(queries, keys, bl
         assert getattr(again, name).dtype == getattr(tiles, name).dtype
 
 
+@settings(deadline=None)
 @given(bitfields(), bitfields(), BLOCKS, BLOCKS)
 def test_runs_are_the_tiles_in_as_few_pieces_as_possible(queries, keys, block_q, block_k):
     runs = classify_runs(queries, keys, block_q, block_k)
