@@ -142,7 +142,7 @@ class PolicyTable:
         return shown[BASELINE] / shown[policy]
 
 
-def testbed() -> Testbed:
+def a40_testbed() -> Testbed:
     return Testbed(CostModel(load_profile(A40)))
 
 

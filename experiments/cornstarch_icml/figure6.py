@@ -16,7 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from experiments import paper
-from experiments.attention_policies import FOUR, MAIN, llm_of, run_policy, testbed
+from experiments.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome
@@ -69,7 +69,7 @@ def claims(evidence: Evidence, tails: Mapping[str, float], spreads: Mapping[str,
 def evidence() -> Evidence:
     """Activity of every GPU over time, dips and spread."""
     found = Evidence()
-    bed, llm = testbed(), llm_of(LLM)
+    bed, llm = a40_testbed(), llm_of(LLM)
     runs = {policy: run_policy(bed, llm, NUM_TOKENS, MAIN, policy) for policy in FOUR}
     tails = {policy: tail_share(run) for policy, run in runs.items()}
     spreads = {policy: work_spread(run) for policy, run in runs.items()}

@@ -10,7 +10,7 @@ Run:     python -m experiments.cornstarch_icml.figure8
 """
 
 from experiments import paper
-from experiments.attention_policies import FOUR, PolicyTable, policy_evidence, ratio_text, testbed
+from experiments.attention_policies import FOUR, PolicyTable, a40_testbed, policy_evidence, ratio_text
 from experiments.cornstarch_icml.table3 import LLMS, NO_GAIN
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
@@ -54,7 +54,7 @@ def length_evidence(tables: dict[str, PolicyTable]) -> Evidence:
 
 def run() -> Outcome:
     """All evidence of the figure."""
-    bed = testbed()
+    bed = a40_testbed()
     tables = {panel: PolicyTable(bed, num_tokens, FOUR) for panel, num_tokens in PANELS.items()}
     parts = [panel_evidence(panel, table) for panel, table in tables.items()]
     return outcome_of("cornstarch_icml/figure8", [*parts, length_evidence(tables)], profile=A40)

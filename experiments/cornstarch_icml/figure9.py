@@ -12,7 +12,7 @@ Run:     python -m experiments.cornstarch_icml.figure9
 import numpy as np
 
 from experiments import paper
-from experiments.attention_policies import MAIN, llm_of, run_policy, testbed
+from experiments.attention_policies import MAIN, a40_testbed, llm_of, run_policy
 from experiments.cornstarch_icml.figure6 import DIP, NUM_TOKENS, busiest
 from experiments.cornstarch_icml.table3 import LLMS
 from experiments.evidence import Evidence, outcome_of
@@ -35,7 +35,7 @@ def dips(run: AttentionRun) -> tuple[float, float]:
 def evidence() -> Evidence:
     """Dips inside and at the end of the layer, by LLM."""
     found = Evidence()
-    bed = testbed()
+    bed = a40_testbed()
     for llm in LLMS:
         module = llm_of(llm)
         inside, end = dips(run_policy(bed, module, NUM_TOKENS, MAIN, "inter_gpu_multistreams"))

@@ -14,7 +14,7 @@ Run:     python -m experiments.cornstarch_icml.table3
 """
 
 from experiments import paper
-from experiments.attention_policies import FOUR, PolicyTable, policy_evidence, ratio_text, testbed
+from experiments.attention_policies import FOUR, PolicyTable, a40_testbed, policy_evidence, ratio_text
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome, PaperNumber
@@ -76,7 +76,7 @@ def itself_evidence() -> Evidence:
 
 def run() -> Outcome:
     """All evidence of the table."""
-    table = PolicyTable(testbed(), NUM_TOKENS, FOUR)
+    table = PolicyTable(a40_testbed(), NUM_TOKENS, FOUR)
     own = policy_evidence("cornstarch_icml_table3", "Table 3", table)
     parts = [own, shape_evidence(table), claims_evidence(table), itself_evidence()]
     return outcome_of("cornstarch_icml/table3", parts, profile=A40)

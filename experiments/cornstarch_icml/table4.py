@@ -17,7 +17,7 @@ Run:     python -m experiments.cornstarch_icml.table4
 
 from experiments import paper
 from experiments.attention_dcp import layer_evidence, oddity_evidence
-from experiments.attention_policies import testbed
+from experiments.attention_policies import a40_testbed
 from experiments.evidence import outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome
@@ -27,7 +27,7 @@ PATTERN = "lambda"
 
 def run() -> Outcome:
     """All evidence of the table."""
-    bed = testbed()
+    bed = a40_testbed()
     table, where = "cornstarch_icml_table4", "Table 4"
     parts = [layer_evidence(bed, PATTERN, table, where), oddity_evidence(bed, PATTERN, table, where)]
     return outcome_of("cornstarch_icml/table4", parts, profile=A40)

@@ -27,7 +27,7 @@ from experiments.attention_dcp import (
     reads_of,
 )
 from experiments.attention_layers import PRECISION, Testbed, tiles_of
-from experiments.attention_policies import testbed
+from experiments.attention_policies import a40_testbed
 from experiments.cornstarch_models import llm_family
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
@@ -93,7 +93,7 @@ def planning_s(pattern: str, num_tokens: int) -> tuple[float, float]:
 def evidence() -> Evidence:
     """Iterations of both systems and what planning takes."""
     found = Evidence()
-    bed = testbed()
+    bed = a40_testbed()
     planning: list[tuple[float, float]] = []
     for row in printed_rows("cornstarch_icml_table5"):
         pattern, thousands, system = row["attention_pattern"], int(row["seq_len_k"]), row["system"]

@@ -12,7 +12,7 @@ Run:     python -m experiments.cornstarch_icml.table7
 """
 
 from experiments import paper
-from experiments.attention_policies import BASELINE, PolicyTable, policy_evidence, testbed
+from experiments.attention_policies import BASELINE, PolicyTable, a40_testbed, policy_evidence
 from experiments.cornstarch_icml.table3 import LLMS, NUM_TOKENS
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
@@ -33,7 +33,7 @@ def claims_evidence(table: PolicyTable) -> Evidence:
 
 def run() -> Outcome:
     """All evidence of the table."""
-    table = PolicyTable(testbed(), NUM_TOKENS, SHOWN)
+    table = PolicyTable(a40_testbed(), NUM_TOKENS, SHOWN)
     own = policy_evidence("cornstarch_icml_table7", "Table 7", table, scope="model")
     return outcome_of("cornstarch_icml/table7", [own, claims_evidence(table)], profile=A40)
 
