@@ -1,6 +1,7 @@
 """Bytes that transformers' own modules hold in PyTorch's eager mode, operator by operator."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.cost.roofline import Grid, Work, operator_tokens
@@ -154,15 +155,16 @@ class _Walk:
         return width / (self._setting.grid.tp if operator.shard is Shard.ROW else 1)
 
     def _is_kept(self, operator: Matmul) -> bool:
-        """An attention's output, unless it was copied; what neighbours share: query, key, value; gate, up."""
+        """An attention's output, unless it was copied; what neighbours share: query, key, value; gate, up.
+
+        An MLP right behind an output projection stands beside the attention and shares its norm.
+        """
         previous = self._previous
         if isinstance(previous, Attention):
             return not self._copies
-        return (
-            isinstance(previous, Matmul)
-            and operator.shard is Shard.COLUMN
-            and (previous.in_features, previous.shard) == (operator.in_features, operator.shard)
-        )
+        if not isinstance(previous, Matmul) or operator.shard is not Shard.COLUMN:
+            return False
+        return previous.shard is Shard.ROW or previous.in_features == operator.in_features
 
     def _pointwise(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
@@ -185,6 +187,7 @@ class _Walk:
                 return normalised
             if size == wide:
                 self._enter(operator, operator.width * size)
+            self.total += operator.width * wide  # the scale itself, where it is 1 + weight
             return operator.width * wide + vectors * wide + normalised
         if not (self._live or self._trained):
             return 0.0
@@ -197,8 +200,8 @@ class _Walk:
             self.input_bytes = self._setting.tokens(operator) * width
 
     def _fused_extra(self, attention: Attention) -> float:
-        """A value cut out of a fused projection keeps the query and key beside it."""
-        if isinstance(self._previous, Matmul) and self._previous.name == "qkv_proj":
+        """A value cut out of a fused projection keeps the query and key beside it, until gathered."""
+        if _is_fused(self._previous) and not self._setting.is_gathered:
             return (attention.num_heads + attention.num_kv_heads) * attention.head_dim
         return 0.0
 
@@ -209,13 +212,22 @@ def activation_tensors(operator: Pointwise) -> int:
     return ACTIVATION_TENSORS.get(name, max(ACTIVATION_TENSORS.values()))
 
 
+def _is_fused(operator: Operator | None) -> bool:
+    return isinstance(operator, Matmul) and operator.name == "qkv_proj"
+
+
 def _is_head_major(layer: Layer) -> bool:
     """Whether attention lays queries out by head, so that its output is copied on the way out.
 
-    transformers does so in Whisper, the one architecture whose queries have a bias and keys none.
+    In transformers: Whisper, the one architecture whose queries have a bias and keys none; Phi-3
+    (one projection) and Phi (attention beside the MLP), which put queries together of rotated
+    and other parts.
     """
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
-    return bias.get("q_proj", False) and not bias.get("k_proj", True)
+    is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
+    names = [operator.name for operator in layer.operators]
+    is_parallel = any(one == "o_proj" and other.startswith("mlp") for one, other in pairwise(names))
+    return is_whisper or is_parallel or any(_is_fused(operator) for operator in layer.operators)
 
 
 def eager_forward_working(layer: Layer, needs: Needs, setting: Setting) -> int:

@@ -1,0 +1,186 @@
+"""What eager layers keep for their backward: the account against what autograd saves."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.adapters.adapter import MicrobatchData, StageLayer
+from runtime.adapters.choose import adapter_of
+from workbench.cost.eager_memory import Setting, eager_kept, shared_bytes
+from workbench.cost.roofline import Grid, RowWork, Work
+from workbench.data.sample import Item
+from workbench.graph.frozen import Needs
+from workbench.graph.hf_config import module_from_config
+from workbench.graph.model_graph import Module
+from workbench.graph.module_layers import Projector
+from workbench.graph.trainable import Trainable
+
+WIDTH = 64
+DECODER = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 160,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "tie_word_embeddings": False,
+}
+VIT = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 4,
+}
+WHISPER = {
+    "model_type": "whisper",
+    "d_model": WIDTH,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 256,
+    "num_mel_bins": 20,
+    "max_source_positions": 64,
+}
+CONFIGS = {
+    "llama": DECODER | {"model_type": "llama"},
+    "qwen2": DECODER | {"model_type": "qwen2"},
+    "mistral": DECODER | {"model_type": "mistral"},
+    "gemma": DECODER | {"model_type": "gemma", "head_dim": 16},
+    "phi3": DECODER | {"model_type": "phi3", "pad_token_id": 0},
+    "phi": DECODER | {"model_type": "phi", "num_key_value_heads": 4, "hidden_act": "gelu_new"},
+    "siglip": VIT | {"model_type": "siglip_vision_model"},
+    "clip": VIT | {"model_type": "clip_vision_model"},
+    "whisper": WHISPER,
+}
+EMBED, BLOCK, LAST = 0, 1, 2
+NEEDS = {
+    "frozen, through": Needs(True, False),
+    "trained, first": Needs(False, True),
+    "trained, through": Needs(True, True),
+}
+LENGTHS = {"equal": (64, 64, 64), "unequal": (64, 48)}
+
+
+def module_of(name: str) -> Module:
+    config = CONFIGS[name]
+    if name in ("siglip", "clip", "whisper"):
+        modality = "audio" if name == "whisper" else "image"
+        return module_from_config(
+            config,
+            name=name,
+            modality=modality,
+            trainable=Trainable.ALL,
+            projector=Projector.MLP,
+            llm_width=96,
+        )
+    return module_from_config(config, name=name, modality="text", trainable=Trainable.ALL)
+
+
+def items_of(name: str, lengths: tuple[int, ...]) -> MicrobatchData:
+    """Items of those lengths, with what the first and last layer of the module reads."""
+    raw: tuple[Tensor, ...] = ()
+    tokens_in = lengths
+    if name == "whisper":
+        raw = tuple(torch.randn(20, 2 * length) for length in lengths)
+    elif name in ("siglip", "clip"):
+        raw = tuple(torch.randn(3, 4 * 8, 4 * length // 8) for length in lengths)
+        tokens_in = tuple(length + (name == "clip") for length in lengths)
+    tokens = torch.randint(1, 97, (sum(lengths),))
+    return MicrobatchData(
+        items=tuple(Item(index, 0) for index in range(len(lengths))),
+        tokens_in=tokens_in,
+        tokens_out=lengths,
+        raw=raw,
+        input_ids=tokens,
+        labels=tokens,
+    )
+
+
+def materialised(layer: StageLayer, dtype: torch.dtype, *, trained: bool) -> StageLayer:
+    for name, empty in list(layer.named_parameters()):
+        owner, _, attribute = name.rpartition(".")
+        value = torch.nn.Parameter((0.02 * torch.randn(empty.shape)).to(dtype), requires_grad=trained)
+        setattr(layer.get_submodule(owner), attribute, value)
+    return layer.eval()
+
+
+def saved_bytes(name: str, index: int, needs: Needs, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes of the storages that autograd saves in the forward of a real layer, weights aside."""
+    torch.manual_seed(0)
+    adapter, data = adapter_of(module_of(name)), items_of(name, lengths)
+    layer = materialised(adapter.build(index), dtype, trained=needs.weight_grad)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    data = replace(data, raw=tuple(raw.to(dtype) for raw in data.raw))
+    hidden = torch.randn(sum(data.tokens_in), WIDTH, dtype=dtype, requires_grad=needs.input_grad)
+    held: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            held[tensor.untyped_storage().data_ptr()] = tensor.detach()
+        return tensor.detach()
+
+    context = adapter.context(data, torch.device("cpu"), dtype)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        layer(None if index == EMBED else hidden, {}, context)
+    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+
+
+def accounted_bytes(name: str, index: int, needs: Needs, lengths: tuple[int, ...], size: int = 4) -> int:
+    data = items_of(name, lengths)
+    work = Work((RowWork(sum(data.tokens_in), sum(data.tokens_out), sum(n * n for n in data.tokens_in)),))
+    setting = Setting(work, Grid(), size, len(set(lengths)) > 1)
+    layer = module_of(name).layers[index]
+    return eager_kept(layer, needs, setting).num_bytes + shared_bytes(layer, needs, setting)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("needs", NEEDS.values(), ids=NEEDS)
+@pytest.mark.parametrize("index", [BLOCK, LAST])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_account_is_what_autograd_saves(name: str, index: int, needs: Needs, lengths: tuple[int, ...]):
+    """Blocks, projectors and heads: never less, and within 2 %."""
+    saved = saved_bytes(name, index, needs, lengths, torch.float32)
+    accounted = accounted_bytes(name, index, needs, lengths)
+    assert saved <= accounted <= 1.02 * saved
+
+
+@pytest.mark.parametrize("name", ["llama", "siglip", "clip", "whisper"])
+def test_account_of_first_layers(name: str):
+    """Trained: pixels, frames or indices. Frozen with nothing upstream: nothing."""
+    needs = NEEDS["trained, first"]
+    saved = saved_bytes(name, EMBED, needs, LENGTHS["equal"], torch.float32)
+    accounted = accounted_bytes(name, EMBED, needs, LENGTHS["equal"])
+    # Indices of two tables at most, 8 bytes each, on top.
+    assert saved <= accounted <= 1.02 * saved + 16 * 3 * 65
+    assert accounted_bytes(name, EMBED, Needs(False, False), LENGTHS["equal"]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "siglip", "whisper"])
+def test_account_in_other_precisions(name: str, dtype: torch.dtype):
+    for needs in NEEDS.values():
+        for index in (BLOCK, LAST):
+            saved = saved_bytes(name, index, needs, LENGTHS["equal"], dtype)
+            accounted = accounted_bytes(name, index, needs, LENGTHS["equal"], dtype.itemsize)
+            assert saved <= accounted <= 1.02 * saved
+
+
+def test_frozen_with_nothing_upstream_saves_nothing():
+    for name in CONFIGS:
+        nothing = Needs(False, False)
+        assert saved_bytes(name, BLOCK, nothing, LENGTHS["equal"], torch.float32) == 0
+        assert accounted_bytes(name, BLOCK, nothing, LENGTHS["equal"]) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "siglip"])
+def test_a_layers_own_input_is_named(name: str):
+    """It is what the layer before hands over: one hidden tensor, kept once."""
+    setting = Setting(Work((RowWork(128, 128, 128),)), Grid(), 4, is_gathered=False)
+    block = module_of(name).layers[BLOCK]
+    assert eager_kept(block, NEEDS["frozen, through"], setting).input_bytes == 128 * WIDTH * 4
+    # A trained RMS norm that gradients do not pass keeps what it made of its input, not the input.
+    first = eager_kept(block, NEEDS["trained, first"], setting).input_bytes
+    assert first == (0 if name == "llama" else 128 * WIDTH * 4)
