@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from runtime.attention_mask import AttentionMask
 from runtime.context_group import ContextGroup
 from runtime.context_parallel import check_members
+from runtime.masked_attention import MaskedAttention
 from runtime.token_shares import TokenShares
 
 # Shape suffixes: T = own tokens, S = tokens of all members, H = heads, M = members, D = head width.
@@ -24,10 +25,14 @@ from runtime.token_shares import TokenShares
 
 @dataclass(frozen=True, slots=True)
 class AllToAllAttention:
-    """Attention of one microbatch on one rank; shares and group as in `GatheredAttention`."""
+    """Attention of one microbatch on one rank; shares and group as in `GatheredAttention`.
+
+    `mask` is of the tokens that members hold, member after member: see `all_to_all_attention`.
+    """
 
     shares: TokenShares
     group: ContextGroup
+    mask: AttentionMask
 
     def __post_init__(self) -> None:
         check_members(self.shares, self.group)
@@ -46,17 +51,16 @@ class AllToAllAttention:
                 f"got {self.group.size} ranks"
             )
         q, k, v = (_apply(_ToHeads, x, self) for x in (q_HTD, k_GTD, v_GTD))
-        places = np.concatenate(self.shares.held)
-        mask_SS = torch.from_numpy(self.shares.visible(places, places, window)).to(q.device)
-        y = functional.scaled_dot_product_attention(
-            q[None],
-            k[None],
-            v[None],
-            attn_mask=mask_SS,
-            scale=scale,
-            enable_gqa=q.shape[0] != k.shape[0],
-        )
-        return _apply(_ToTokens, y[0], self)
+        y = MaskedAttention(self.mask).attend(q, k, v, scale=scale, window=window)
+        return _apply(_ToTokens, y, self)
+
+
+def all_to_all_attention(
+    shares: TokenShares, group: ContextGroup, device: torch.device | str
+) -> AllToAllAttention:
+    """Attention with the mask of all tokens, member after member."""
+    fields = shares.fields(np.concatenate(shares.held))
+    return AllToAllAttention(shares, group, AttentionMask(fields, fields, torch.device(device)))
 
 
 def _apply(function: type[torch.autograd.Function], x: Tensor, attention: AllToAllAttention) -> Tensor:

@@ -13,8 +13,9 @@ from runtime.adapters.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
 from runtime.adapters.attention import positions
 from runtime.adapters.choose import adapter_of
 from runtime.adapters.decoder import DecoderAdapter
+from runtime.attention_mask import AttentionMask
 from runtime.context_group import ContextGroup
-from runtime.context_parallel import GatheredAttention
+from runtime.context_parallel import gathered_attention
 from runtime.initialise import generator_of
 from runtime.masked_attention import MaskedAttention
 from runtime.token_shares import TokenShares
@@ -91,7 +92,7 @@ def microbatch_data(
         raise ValueError(f"stage {stage.id} wants a context group of {stage.cp} ranks, got {context}")
     if module.modality == TEXT:
         data = _llm_data(plan, stage, microbatch, source)
-        return _on_device(_shared(plan, stage, microbatch, data, context), device)
+        return _on_device(_shared(plan, stage, microbatch, data, context, device=device), device)
     found = [_segment(plan.sample[item.sample], module.modality, item) for item in microbatch.items]
     raw: tuple[Tensor, ...] = ()
     if stage.layers[0] == 0:
@@ -147,23 +148,29 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
 
 
 def _shared(
-    plan: Plan, stage: Stage, microbatch: Microbatch, data: MicrobatchData, context: ContextGroup | None
+    plan: Plan,
+    stage: Stage,
+    microbatch: Microbatch,
+    data: MicrobatchData,
+    context: ContextGroup | None,
+    *,
+    device: torch.device | str,
 ) -> MicrobatchData:
     """The tokens of this rank, and an attention that knows the samples' masks."""
     samples = [plan.sample[item.sample] for item in microbatch.items]
     if context is None:
         if all(sample.mask == CAUSAL for sample in samples):
             return data
-        everything = np.arange(sum(data.tokens_in))
-        return replace(
-            data, attention=MaskedAttention(TokenShares(sample_bitfield([samples]), (everything,)))
-        )
+        fields = sample_bitfield([samples])
+        mask = AttentionMask(fields, fields, torch.device(device))
+        mask.prepare()
+        return replace(data, attention=MaskedAttention(mask))
     shares = token_shares(plan, stage, microbatch, context)
     kept = {name: np.flatnonzero(np.isin(place_E, shares.own)) for name, place_E in data.placed.items()}
     carries = Routing(plan).flow(microbatch).carries[stage.module]
     return replace(
         data,
-        attention=GatheredAttention(shares, context),
+        attention=gathered_attention(shares, context, device),
         position_ids=shares.own_of(positions(data.tokens_in, "cpu"), 0),
         input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
         labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
@@ -201,9 +208,14 @@ def _on_device(data: MicrobatchData, device: torch.device | str) -> MicrobatchDa
     def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(device) for name, tensor in tensors.items()}
 
-    single = {"input_ids": data.input_ids, "labels": data.labels, "position_ids": data.position_ids}
-    there = {name: None if tensor is None else tensor.to(device) for name, tensor in single.items()}
-    return replace(data, placed=moved(data.placed), chosen=moved(data.chosen), **there)
+    return replace(
+        data,
+        placed=moved(data.placed),
+        chosen=moved(data.chosen),
+        input_ids=None if data.input_ids is None else data.input_ids.to(device),
+        labels=None if data.labels is None else data.labels.to(device),
+        position_ids=None if data.position_ids is None else data.position_ids.to(device),
+    )
 
 
 def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) -> None:

@@ -17,15 +17,17 @@ is masked out like any token that nobody sees.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from runtime.attention_block import attend, attend_backward, wide
+from runtime.attention_block import wide
+from runtime.attention_mask import AttentionMask
 from runtime.context_group import ContextGroup, Pending
+from runtime.masked_block import View, view_backward, view_forward
 from runtime.token_shares import TokenShares
 
 # Shape suffixes: T = own tokens, N = tokens of the longest list, M = members, S = M x N keys,
@@ -39,6 +41,7 @@ class GatheredAttention:
     Args:
         shares: who holds which tokens.
         group: the ranks, in the order of the shares.
+        mask: of the own tokens over everybody's, see `gathered_attention`.
         chunk_heads: heads of keys and values that travel together.
 
     Raises:
@@ -47,8 +50,8 @@ class GatheredAttention:
 
     shares: TokenShares
     group: ContextGroup
+    mask: AttentionMask
     chunk_heads: int = 1
-    _masks: dict[int | None, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_members(self.shares, self.group)
@@ -59,15 +62,19 @@ class GatheredAttention:
         self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
     ) -> Tensor:
         """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
-        mask_TS = self._mask(window, q_HTD.device)
-        output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, _Call(self, mask_TS, scale))  # type: ignore[no-untyped-call]
+        call = _Call(self, View(self.mask, window, scale))
+        output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, call)  # type: ignore[no-untyped-call]
         return output
 
-    def _mask(self, window: int | None, device: torch.device) -> Tensor:
-        if window not in self._masks:
-            visible = self.shares.visible(self.shares.own, self.shares.padded(), window)
-            self._masks[window] = torch.from_numpy(visible).to(device)
-        return self._masks[window]
+
+def gathered_attention(
+    shares: TokenShares, group: ContextGroup, device: torch.device | str
+) -> GatheredAttention:
+    """Attention with its mask made ahead of the first step."""
+    queries, keys = shares.fields(shares.own), shares.fields(shares.padded())
+    mask = AttentionMask(queries, keys, torch.device(device))
+    mask.prepare()
+    return GatheredAttention(shares, group, mask)
 
 
 def check_members(shares: TokenShares, group: ContextGroup) -> None:
@@ -81,8 +88,7 @@ def check_members(shares: TokenShares, group: ContextGroup) -> None:
 
 class _Call(NamedTuple):
     attention: GatheredAttention
-    mask: Tensor  # [T, S]
-    scale: float
+    view: View
 
 
 class _Chunk(NamedTuple):
@@ -100,7 +106,7 @@ class _Gathered(torch.autograd.Function):
         y_HTD = torch.empty_like(q_HTD)
         lse_HT = q_HTD.new_empty(q_HTD.shape[:2], dtype=wide(q_HTD.dtype))
         for chunk in _chunks(q_HTD, k_GTD, v_GTD, call.attention):
-            y, lse = attend(q_HTD[chunk.queries], chunk.keys, chunk.values, call.mask, call.scale)
+            y, lse = view_forward(q_HTD[chunk.queries], chunk.keys, chunk.values, call.view)
             y_HTD[chunk.queries], lse_HT[chunk.queries] = y, lse
         ctx.save_for_backward(q_HTD, k_GTD, v_GTD, y_HTD, lse_HT)
         ctx.call = call
@@ -116,7 +122,7 @@ class _Gathered(torch.autograd.Function):
         for chunk in _chunks(q_HTD, k_GTD, v_GTD, call.attention):
             heads = chunk.queries
             saved = (q_HTD[heads], chunk.keys, chunk.values, y_HTD[heads], lse_HT[heads])
-            dq_HTD[heads], dk, dv = attend_backward(dy_HTD[heads], saved, call.mask, call.scale)
+            dq_HTD[heads], dk, dv = view_backward(dy_HTD[heads], saved, call.view)
             sums.add(chunk.heads, dk, dv)
         dk_GTD, dv_GTD = sums.finish()
         return dq_HTD, dk_GTD, dv_GTD, None
@@ -161,6 +167,7 @@ class _Sums:
     def add(self, heads: slice, dk_CSD: Tensor, dv_CSD: Tensor) -> None:
         """Start summing a chunk's gradients of everybody's keys and values."""
         parts = torch.stack((dk_CSD, dv_CSD)).permute(2, 0, 1, 3).contiguous()  # [S, 2, C, D]
+        parts = parts.to(wide(parts.dtype))
         own = parts.new_empty((self._attention.shares.most_held, *parts.shape[1:]))
         pending = self._attention.group.scatter(own, parts)
         self._take()

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from runtime.attention_block import attend, attend_backward, merge, wide
+from runtime.attention_block import merge, wide
+from runtime.attention_mask import AttentionMask
 from runtime.context_group import ContextGroup, Pending
 from runtime.context_parallel import check_members
+from runtime.masked_block import View, is_empty, view_backward, view_forward
 from runtime.token_shares import TokenShares
 
 # Shape suffixes: T = own tokens, N = tokens of the longest list, H = query heads,
@@ -31,9 +33,8 @@ class RingAttention:
 
     shares: TokenShares
     group: ContextGroup
-    _masks: dict[tuple[int, int | None], Tensor | None] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    device: torch.device
+    _views: dict[int, AttentionMask | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_members(self.shares, self.group)
@@ -49,13 +50,14 @@ class RingAttention:
         """Whose keys are here at a step: at first the own, then those of the member before."""
         return (self.shares.member - step) % self.group.size
 
-    def mask(self, member: int, window: int | None, device: torch.device) -> Tensor | None:
-        """[T, keys of that member]; None where no own query sees any of them."""
-        key = member, window
-        if key not in self._masks:
-            visible = self.shares.visible(self.shares.own, self.shares.held[member], window)
-            self._masks[key] = torch.from_numpy(visible).to(device) if visible.any() else None
-        return self._masks[key]
+    def view(self, member: int, window: int | None, scale: float) -> View | None:
+        """Over the keys of that member; None where no own query sees any of them."""
+        if member not in self._views:
+            queries, keys = (self.shares.fields(x) for x in (self.shares.own, self.shares.held[member]))
+            made = AttentionMask(queries, keys, self.device)
+            self._views[member] = None if is_empty(made) else made
+        mask = self._views[member]
+        return None if mask is None else View(mask, window, scale)
 
 
 class _Call(NamedTuple):
@@ -77,11 +79,10 @@ class _Ring(torch.autograd.Function):
             if step + 1 < ring.group.size:
                 following = torch.empty_like(here)
                 moves = ring.group.pass_on(following, here)
-            member = ring.block(step)
-            mask = ring.mask(member, call.window, q_HTD.device)
-            if mask is not None:
-                k, v = here[:, :, : mask.shape[1]]
-                y_HTD, lse_HT = merge((y_HTD, lse_HT), attend(q_HTD, k, v, mask, call.scale))
+            view = ring.view(ring.block(step), call.window, call.scale)
+            if view is not None:
+                k, v = here[:, :, : len(view.mask.keys)]
+                y_HTD, lse_HT = merge((y_HTD, lse_HT), view_forward(q_HTD, k, v, view))
             for move in moves:
                 move.wait()
             here = following
@@ -105,12 +106,12 @@ class _Ring(torch.autograd.Function):
             if step + 1 < ring.group.size:
                 following = torch.empty_like(here)
                 moves = ring.group.pass_on(following, here)
-            mask = ring.mask(ring.block(step), call.window, q_HTD.device)
-            if mask is not None:
-                k, v = here[:, :, : mask.shape[1]]
-                dq, dk, dv = attend_backward(dy_HTD, (q_HTD, k, v, y_HTD, lse_HT), mask, call.scale)
+            view = ring.view(ring.block(step), call.window, call.scale)
+            if view is not None:
+                k, v = here[:, :, : len(view.mask.keys)]
+                dq, dk, dv = view_backward(dy_HTD, (q_HTD, k, v, y_HTD, lse_HT), view)
                 dq_HTD += dq
-                sums[:, :, : mask.shape[1]] += torch.stack((dk, dv))
+                sums[:, :, : len(view.mask.keys)] += torch.stack((dk, dv))
             passed = torch.empty_like(sums)
             for move in (*moves, *ring.group.pass_on(passed, sums)):
                 move.wait()

@@ -1,6 +1,6 @@
 """Which tokens of a packed microbatch each member of a context-parallel group holds, and their mask."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workbench.masks.bitfield import Bitfield, dense, padding
+from workbench.masks.bitfield import Bitfield, padding
 
 Places = npt.NDArray[np.int64]
 
@@ -32,7 +32,6 @@ class TokenShares:
     mask: Bitfield
     owned: tuple[Places, ...]
     member: int = 0
-    _windowed: dict[int | None, Bitfield] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         held = np.sort(np.concatenate(self.owned)) if self.owned else np.zeros(0, np.int64)
@@ -80,26 +79,12 @@ class TokenShares:
             row[: len(held)] = held
         return places.reshape(-1)
 
-    def visible(self, queries: Places, keys: Places, window: int | None = None) -> npt.NDArray[np.bool_]:
-        """[queries, keys]: which see which, by their places.
+    def fields(self, places: Places) -> Bitfield:
+        """The mask's fields of the tokens at these places; T stands for padding."""
+        return self._with_padding.take(places)
 
-        Args:
-            queries: T stands for padding.
-            keys: likewise.
-            window: where given, a query sees only the last `window` positions up to its own.
-        """
-        mask = self._with_window(window)
-        return dense(mask.take(queries), mask.take(keys))
-
-    def _with_window(self, window: int | None) -> Bitfield:
-        """The mask with a token of padding behind it."""
-        if window not in self._windowed:
-            arrays = dict(self.mask.arrays())
-            if window is not None:
-                lowest = self.mask.position - (window - 1)
-                arrays["first"] = np.maximum(self.mask.first, lowest)
-                arrays["always"] = np.zeros_like(self.mask.always)
-            extra = dict(padding(1).arrays())
-            joined = {name: np.concatenate([array, extra[name]]) for name, array in arrays.items()}
-            self._windowed[window] = Bitfield(**joined)
-        return self._windowed[window]
+    @cached_property
+    def _with_padding(self) -> Bitfield:
+        extra = dict(padding(1).arrays())
+        arrays = {name: np.concatenate([array, extra[name]]) for name, array in self.mask.arrays()}
+        return Bitfield(**arrays)

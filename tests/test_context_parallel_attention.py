@@ -1,6 +1,7 @@
 """Context-parallel attention: outputs and gradients of one process, for any owners and any mask."""
 
 import time
+from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 
@@ -11,14 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.all_to_all_attention import AllToAllAttention
+from runtime import masked_block
+from runtime.all_to_all_attention import all_to_all_attention
 from runtime.attention_block import attend, attend_backward, merge
 from runtime.context_group import ContextGroup
-from runtime.context_parallel import GatheredAttention
+from runtime.context_parallel import gathered_attention
 from runtime.failure import RankError
 from runtime.pool import Place, Pool
 from runtime.ring_attention import RingAttention
 from runtime.token_shares import TokenShares
+from tests.interpreter import INTERPRETED
 from workbench.masks.bitfield import Bitfield, concatenate, dense, padding
 from workbench.masks.builders import (
     Mixture,
@@ -41,7 +44,11 @@ MASKS = {
     "mp": lambda: multimodal_packed(LENGTH, seed=3, documents=3, mixture=SMALL),
     "padding": lambda: concatenate((causal(LENGTH - 6), padding(6))),
 }
-METHODS = {"gathered": GatheredAttention, "ring": RingAttention, "all-to-all": AllToAllAttention}
+METHODS = {
+    "gathered": gathered_attention,
+    "ring": lambda shares, group, device: RingAttention(shares, group, torch.device(device)),
+    "all-to-all": all_to_all_attention,
+}
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # output, then of queries, keys and values
 
 
@@ -94,7 +101,7 @@ def run(group: ContextGroup, method: str, owners: str, mask: str, dtype: torch.d
     shares = TokenShares(mask=MASKS[mask](), owned=owned, member=group.member)
     q, k, v, dy = (shares.own_of(x.transpose(0, 1), 0.0).transpose(0, 1) for x in tensors(dtype))
     leaves = [x.contiguous().requires_grad_() for x in (q, k, v)]
-    y = METHODS[method](shares, group).attend(*leaves, scale=SCALE)
+    y = METHODS[method](shares, group, "cpu").attend(*leaves, scale=SCALE)
     y.backward(dy)
     kept = len(owned[group.member])  # nothing of a padding token
     return tuple(x.detach()[:, :kept] for x in (y, *(leaf.grad for leaf in leaves)))
@@ -107,9 +114,11 @@ def assembled(parts: list[Gradients], owners: str) -> Gradients:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("owners", [("contiguous", "zigzag"), ("stripe", "random"), ("lopsided",)])
 @pytest.mark.parametrize("method", METHODS)
-def test_outputs_and_gradients_are_those_of_one_process(method: str, ranks: int, pool: Pool) -> None:
-    owners = ["contiguous", "zigzag", "stripe", "random", "lopsided"]
+def test_outputs_and_gradients_are_those_of_one_process(
+    method: str, owners: tuple[str, ...], ranks: int, pool: Pool
+) -> None:
     cases = [(method, who, mask) for who, mask in product(owners, MASKS)]
     results = pool.run(on_ranks, ranks, cases, torch.float64)
     expected = {mask: one_process(build()) for mask, build in MASKS.items()}
@@ -192,7 +201,7 @@ def late(*, at_once: bool) -> tuple[Gradients, list[str]]:
     shares = TokenShares(mask=causal(LENGTH), owned=(np.arange(LENGTH),))
     q, k, v, dy = tensors(torch.float64)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    y = GatheredAttention(shares, Late(log, at_once=at_once)).attend(*leaves, scale=SCALE)
+    y = gathered_attention(shares, Late(log, at_once=at_once), "cpu").attend(*leaves, scale=SCALE)
     y.backward(dy)
     return (y.detach(), *(leaf.grad for leaf in leaves)), log
 
@@ -252,15 +261,36 @@ def test_bad_input_names_the_value() -> None:
         TokenShares(mask=causal(5), owned=owned, member=2)
     shares = TokenShares(mask=causal(5), owned=owned)
     with pytest.raises(ValueError, match="member 0 of 2 do not fit a group where this is member 1 of 3"):
-        GatheredAttention(shares, group_of(3, 1))
+        gathered_attention(shares, group_of(3, 1), "cpu")
     with pytest.raises(ValueError, match="chunks must be of >= 1 head, got 0"):
-        GatheredAttention(shares, group_of(2), chunk_heads=0)
+        replace(gathered_attention(shares, group_of(2), "cpu"), chunk_heads=0)
     q, k, v, _ = tensors(torch.float64)
     with pytest.raises(ValueError, match="ranks must divide the 3 key/value heads, got 2 ranks"):
-        AllToAllAttention(shares, group_of(2)).attend(q, k[:3], v[:3], scale=SCALE)
+        all_to_all_attention(shares, group_of(2), "cpu").attend(q, k[:3], v[:3], scale=SCALE)
 
 
-def test_windows_count_positions_up_to_the_querys_own() -> None:
+def test_a_window_counts_positions_up_to_the_querys_own() -> None:
     shares = TokenShares(mask=causal(6), owned=(np.array([1, 4]), np.array([0, 2, 3, 5])))
-    seen = shares.visible(shares.own, np.arange(6), 2)
-    assert seen.astype(int).tolist() == [[1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0]]
+    seen = gathered_attention(shares, group_of(2), "cpu").mask.dense(2)
+    # Keys by member, padded: 1 4 - - | 0 2 3 5.
+    assert seen.int().tolist() == [[1, 0, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 1, 0]]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter is off where there is a GPU")
+def test_chunks_run_in_the_kernels_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward of permuted tokens, chunk by chunk, under Triton's interpreter."""
+    monkeypatch.setattr(masked_block, "uses_kernels", lambda device: True)
+    order = np.random.default_rng(0).permutation(LENGTH)
+    mask = MASKS["ee"]()
+    shares = TokenShares(mask=mask.take(order), owned=(np.arange(LENGTH),))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dy = (torch.randn((heads, LENGTH, 64), generator=generator) for heads in (4, 2, 2, 4))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    y = gathered_attention(shares, Late([], at_once=False), "cpu").attend(*leaves, scale=SCALE / 4)
+    y.backward(dy)
+    seen = torch.from_numpy(dense(mask, mask)[np.ix_(order, order)])
+    plain_y, lse = attend(q.detach(), k.detach(), v.detach(), seen, SCALE / 4)
+    saved = (q.detach(), k.detach(), v.detach(), plain_y, lse)
+    expected = (plain_y, *attend_backward(dy, saved, seen, SCALE / 4))
+    for ours, theirs in zip((y.detach(), *(leaf.grad for leaf in leaves)), expected, strict=True):
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
