@@ -17,19 +17,18 @@ from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
 from runtime.launch import run_local
 from runtime.microbench import BenchSettings, measure
 from runtime.pool import Pool
+from runtime.rank_job import Collect
 from sim.engine import simulate
 from workbench.calibrate.fit import fit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile, write_profile
-from workbench.plan.check import check
+from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, write_plan
-from workbench.plan.deadlock import check_deadlock
-from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
 from workbench.plan.price import price
+from workbench.plan.provenance import with_provenance
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
@@ -42,7 +41,7 @@ STRATEGIES = (
     encoders_replicated.plan,
 )
 ROUNDS = 2  # every plan runs in every round, so that drift of the machine shows as spread
-STEPS = 3  # timed steps of a plan in a round
+STEPS = 2  # timed steps of a plan in a round
 WARMUP = 1
 ONE_STAGE_EACH = {"vision": 1, "audio": 1, "llm": 1}
 
@@ -113,8 +112,9 @@ def run_demo(out: Path, progress: Progress = lambda done, total, what: None) -> 
         planned = plan_all(profile, progress)
         write_predictions(planned, out)
         executed = execute_all(planned, pool, progress)
-    for item, traces in zip(planned, executed, strict=True):
-        for index, trace in enumerate(traces):
+        watched = watch_all(planned, pool, progress)
+    for item, traces, more in zip(planned, executed, watched, strict=True):
+        for index, trace in enumerate((*traces, more)):
             write_trace(trace, out / f"{item.name}.{index}.run.json")
     result = summarise(planned, executed, profile)
     write_text(json.dumps(result.as_json(), indent=1) + "\n", out / "demo.json")
@@ -144,20 +144,22 @@ def plan_all(profile: Profile, progress: Progress) -> tuple[Planned, ...]:
             plan = strategy(demo_job(mix, cluster), cost)
             name = f"{plan.strategy}.{mix}"
             progress(len(found), len(MIXES) * len(STRATEGIES), f"planning {name}")
-            found.append(_predicted(name, mix, plan, cost))
+            found.append(predicted(name, mix, plan, cost))
     return tuple(found)
 
 
-def _predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
-    check(plan)
-    lowered = lower(plan)
-    check_deadlock(lowered)
-    memory = memory_table(lowered)
-    check_memory(lowered, memory)
+def predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
+    """The plan with its simulated trace; ValueError when it is refused."""
+    lowered, memory = accept(plan)
     prices = price(lowered, cost)
     simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
     return Planned(
-        name=name, mix=mix, plan=plan, plan_hash=plan_hash(plan), lowered=lowered, simulated=simulated
+        name=name,
+        mix=mix,
+        plan=plan,
+        plan_hash=plan_hash(plan),
+        lowered=lowered,
+        simulated=with_provenance(simulated, cost.profile.name, prices),
     )
 
 
@@ -179,6 +181,15 @@ def execute_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) ->
         progress(done, ROUNDS * len(planned), f"running {item.name}")
         traces[place] += run_local(item.plan, steps=STEPS, warmup=WARMUP, pool=pool).traces
     return [tuple(found) for found in traces]
+
+
+def watch_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) -> tuple[Trace, ...]:
+    """One more step of every plan with its memory watched, which makes it slower: it is not timed."""
+    found = []
+    for done, item in enumerate(planned):
+        progress(done, len(planned), f"watching the memory of {item.name}")
+        found.append(run_local(item.plan, warmup=WARMUP, collect=Collect.MEMORY, pool=pool).trace)
+    return tuple(found)
 
 
 def _rounds(planned: tuple[Planned, ...]) -> Iterator[tuple[int, Planned]]:
