@@ -95,13 +95,40 @@ def make_tasks(
     Complexity: O(L log L); where splitting is weighed, O(pieces heads log slots) for each of four cuts.
     """
     cost = cost or TaskCost()
-    if isinstance(split, FixedSplit):
-        pieces = np.maximum(1, -(-(num_full + num_partial) // split.num_tiles))
-    elif split is Split.NEVER:
-        pieces = np.ones(len(num_full), dtype=np.int64)
-    else:
-        pieces = _pieces_that_pay(num_full, num_partial, num_heads, num_slots, cost)
+    pieces = _pieces(num_full, num_partial, num_heads, num_slots, split, cost)
     return _table(num_full, num_partial, pieces, cost)
+
+
+def modelled_span(
+    num_full: np.ndarray,
+    num_partial: np.ndarray,
+    *,
+    num_heads: int,
+    num_slots: int,
+    split: Split | FixedSplit,
+    cost: TaskCost | None = None,
+) -> float:
+    """Time of that launch by list scheduling, in units of a FULL tile; arguments as for `make_tasks`."""
+    cost = cost or TaskCost()
+    pieces = _pieces(num_full, num_partial, num_heads, num_slots, split, cost)
+    length = cost.full * num_full + cost.partial * num_partial
+    return _makespan(length, pieces, num_heads, num_slots, cost)
+
+
+def _pieces(
+    num_full: np.ndarray,
+    num_partial: np.ndarray,
+    num_heads: int,
+    num_slots: int,
+    split: Split | FixedSplit,
+    cost: TaskCost,
+) -> np.ndarray:
+    """[L] into how many pieces each list is cut."""
+    if isinstance(split, FixedSplit):
+        return np.maximum(1, -(-(num_full + num_partial) // split.num_tiles))
+    if split is Split.NEVER:
+        return np.ones(len(num_full), dtype=np.int64)
+    return _pieces_that_pay(num_full, num_partial, num_heads, num_slots, cost)
 
 
 def _pieces_that_pay(

@@ -1,0 +1,186 @@
+"""Cells of the kernel benchmark: a mask, its tensors on a device, and who computes them how."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from runtime.attention_mask import plan_of, token_fields
+from runtime.kernels.bitfield_attention.attention import Backward, Options, bitfield_attention
+from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
+from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
+from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
+from workbench.balance.tokens import longest_first
+from workbench.masks.bitfield import Bitfield
+from workbench.masks.builders import causal, encoder_embedded, encoder_prepended, multimodal_packed
+from workbench.masks.tiles import area, classify, row_work
+
+BLOCK = 128
+PUBLISHED_SPLIT_TILES = 4096 // BLOCK  # keys of one subblock in the released code
+
+MASKS: dict[str, Callable[[int, int], Bitfield]] = {
+    "causal": lambda length, _: causal(length),
+    "EP": lambda length, seed: encoder_prepended(length, seed=seed),
+    "EE": lambda length, seed: encoder_embedded(length, seed=seed),
+    "MP": lambda length, seed: multimodal_packed(length, seed=seed),
+}
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Contender(Enum):
+    """Who computes a cell."""
+
+    OURS = "ours"
+    WHOLE = "ours, longest first, no split"
+    FIXED = "ours, fixed split"
+    PUBLISHED = "ours as published: 128 x 32 tiles, one stage, fixed split"
+    DETERMINISTIC = "ours, deterministic"
+    FLEX = "FlexAttention"
+    FLEX_TUNED = "FlexAttention, max-autotune"
+    FLASH = "SDPA flash, causal"
+    CUDNN = "SDPA cuDNN, causal"
+
+
+OPTIONS = {
+    Contender.OURS: Options(),
+    Contender.WHOLE: Options(split=Split.NEVER),
+    Contender.FIXED: Options(split=FixedSplit(PUBLISHED_SPLIT_TILES)),
+    Contender.PUBLISHED: Options(
+        split=FixedSplit(PUBLISHED_SPLIT_TILES),
+        tilings=tuple((which, Tiling(128, 32, 4, 1)) for which in Pass),
+    ),
+    Contender.DETERMINISTIC: Options(backward=Backward.DETERMINISTIC),
+}
+BACKENDS = {Contender.FLASH: SDPBackend.FLASH_ATTENTION, Contender.CUDNN: SDPBackend.CUDNN_ATTENTION}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One launch shape: all queries of a mask, or those of rank 0 of `ranks` under longest first."""
+
+    mask: str
+    length: int
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    ranks: int = 1
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        shape = f"{self.heads}:{self.kv_heads}x{self.head_dim}"
+        local = f"/cp{self.ranks}" if self.ranks > 1 else ""
+        return f"{self.mask}-{self.length // 1024}k-{shape}{local}#{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """A cell set up on a device: the same tensors for everyone.
+
+    `forward_flop` counts attended pairs exactly, 4 D per pair and head; a backward is 2.5 times that.
+    """
+
+    cell: Cell
+    mask: KernelMask
+    plan: KernelPlan
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    forward_flop: float
+
+
+def set_up(cell: Cell, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Stage:
+    """Mask, exact tiles and random tensors of a cell."""
+    keys = MASKS[cell.mask](cell.length, cell.seed)
+    queries = keys.take(_rank_tokens(keys, cell.ranks)) if cell.ranks > 1 else keys
+    mask = kernel_mask(token_fields(queries, device), token_fields(keys, device))
+    plan = plan_of(mask, classify(queries, keys, BLOCK, BLOCK))
+    generator = torch.Generator(device).manual_seed(cell.seed)
+
+    def normal(tokens: int, heads: int) -> Tensor:
+        x = torch.randn(1, tokens, heads, cell.head_dim, generator=generator, device=device)
+        return x.to(dtype).transpose(1, 2)
+
+    return Stage(
+        cell=cell,
+        mask=mask,
+        plan=plan,
+        q=normal(len(queries), cell.heads),
+        k=normal(len(keys), cell.kv_heads),
+        v=normal(len(keys), cell.kv_heads),
+        do=normal(len(queries), cell.heads),
+        forward_flop=4.0 * area(queries, keys) * cell.heads * cell.head_dim,
+    )
+
+
+def _rank_tokens(tokens: Bitfield, ranks: int) -> np.ndarray:
+    """Tokens of rank 0 when blocks go longest first to the lightest rank."""
+    owner = longest_first(row_work(classify(tokens, tokens, BLOCK, BLOCK)), ranks)
+    return np.flatnonzero(np.repeat(owner, BLOCK)[: len(tokens)] == 0)
+
+
+def attention_of(contender: Contender, stage: Stage) -> Attention:
+    """The contender's attention of that stage, its mask made ahead of time.
+
+    Raises:
+        ValueError: SDPA on a mask that is not causal over all its tokens.
+    """
+    if contender in OPTIONS:
+        options = OPTIONS[contender]
+        return lambda q, k, v: bitfield_attention(q, k, v, stage.mask, stage.plan, options=options)
+    if contender in BACKENDS:
+        if stage.cell.mask != "causal" or stage.cell.ranks > 1:
+            raise ValueError(f"{contender.value}: {stage.cell.name} is not the causal mask")
+        return lambda q, k, v: _causal(q, k, v, BACKENDS[contender])
+    return _flex(contender, stage)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> Tensor:
+    with sdpa_kernel(backend):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def _flex(contender: Contender, stage: Stage) -> Attention:
+    block_mask = flex_mask(stage.mask)
+    compiled: Any = flex_attention
+    if stage.q.is_cuda:
+        mode = "max-autotune-no-cudagraphs" if contender is Contender.FLEX_TUNED else None
+        compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
+    grouped = stage.cell.heads != stage.cell.kv_heads
+    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=grouped)
+
+
+def flex_mask(mask: KernelMask) -> BlockMask:
+    """FlexAttention's own block mask of the same predicate, on the same folded words."""
+    allow, always = mask.query_words
+    last, query_segment, first = mask.query_limits
+    own, (position, key_segment) = mask.key_words, mask.key_places
+
+    def sees(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen = ((allow[q] & own[k]) != 0) & (position[k] <= last[q])
+        if mask.has_segments:
+            seen = seen & (query_segment[q] == key_segment[k])
+        if mask.has_window:
+            seen = seen & ((position[k] >= first[q]) | ((always[q] & own[k]) != 0))
+        return seen
+
+    return create_block_mask(
+        sees,
+        B=None,
+        H=None,
+        Q_LEN=mask.num_queries,
+        KV_LEN=mask.num_keys,
+        device=mask.device,
+        BLOCK_SIZE=BLOCK,
+        _compile=mask.device.type == "cuda",
+    )
