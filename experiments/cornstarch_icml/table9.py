@@ -9,7 +9,7 @@ Differs: heads, the pattern's parameters, the kernel's rate and what DCP's GPUs 
          by the 4 GPUs of a node. DCP's search and its division into steps are simplified, see
          `workbench.balance.block_placement`.
          Printed times hardly depend on the pattern: at 256k Cornstarch's three masks besides causal take
-         0.84 to 1.00 of causal's, though blocks have a 100th of its pairs. And 32k takes longer than
+         0.84 to 1.00 of causal's, though blocks have a 200th of its pairs. And 32k takes longer than
          64k in all four tables. Neither follows from masks, tiles or messages.
 Ours:    simulated on one CPU core, about 5 s.
 Run:     python -m experiments.cornstarch_icml.table9
