@@ -95,27 +95,42 @@ def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
     """Hold one prediction against the repetitions of its execution.
 
     Durations of a kind or a stage are summed over all spans (lane time); the total is the
-    iteration time. Memory rows exist for ranks that every trace has samples of.
+    iteration time; both of the timed repetitions. Memory rows are of the watched ones, for
+    ranks that all of those have samples of.
 
     Raises:
         ValueError: no executed trace, a trace of the wrong executor or of another plan, or an
             executed trace that lacks passes.
     """
     _check(simulated, executed)
-    traces = (simulated, *executed)
+    times = timed(executed)
+    traces = (simulated, *times)
     rows = [
         *_span_rows(Group.KIND, traces, _kind_of, [kind.value for kind in Pass]),
         *_span_rows(Group.STAGE, traces, _stage_of, _stages(simulated)),
-        *_memory_rows(traces),
+        *_memory_rows((simulated, *watched(executed))),
         Row(
             group=Group.TOTAL,
             name="iteration",
             count=1,
             simulated=simulated.iteration_s,
-            executed=tuple(trace.iteration_s for trace in executed),
+            executed=tuple(trace.iteration_s for trace in times),
         ),
     ]
     return Comparison(plan_hash=simulated.plan_hash, rows=tuple(rows))
+
+
+def timed(executed: Sequence[Trace]) -> tuple[Trace, ...]:
+    """The repetitions whose times count: those without memory, as watching it slows a step down.
+
+    Where every one was watched, all of them.
+    """
+    return tuple(trace for trace in executed if not trace.memory) or tuple(executed)
+
+
+def watched(executed: Sequence[Trace]) -> tuple[Trace, ...]:
+    """The repetitions that have memory samples."""
+    return tuple(trace for trace in executed if trace.memory)
 
 
 def _kind_of(span: Span) -> str:
@@ -161,6 +176,8 @@ def _sums(trace: Trace, key: Callable[[Span], str | None]) -> dict[str, float]:
 
 
 def _memory_rows(traces: Sequence[Trace]) -> list[Row]:
+    if len(traces) < 2:
+        return []
     peaks = [_peaks(trace) for trace in traces]
     shared = sorted(set.intersection(*(set(of_trace) for of_trace in peaks)))
     return [

@@ -9,7 +9,7 @@ from string import Template
 
 from workbench.plan.plan import Plan
 from workbench.plan.provenance import unmeasured_costs
-from workbench.report.compare import Comparison, Group, compare
+from workbench.report.compare import Comparison, Group, compare, timed, watched
 from workbench.report.folder import Entry, Folder
 from workbench.report.plots import MOST_MEMORY_PLOTS, PlanTimes, accuracy_svg, memory_svg, ranking_svg
 from workbench.report.tables import (
@@ -49,7 +49,7 @@ def _times(entry: Entry) -> PlanTimes:
     return PlanTimes(
         label=entry.path.name.removesuffix(".json").removesuffix(".plan"),
         simulated_s=entry.simulated.iteration_s if entry.simulated else None,
-        executed_s=tuple(trace.iteration_s for trace in entry.executed),
+        executed_s=tuple(trace.iteration_s for trace in timed(entry.executed)),
     )
 
 
@@ -81,10 +81,10 @@ def _accuracy(entries: Sequence[Entry]) -> str:
 
 def _overview(entries: Sequence[Entry]) -> str:
     times = [_times(entry) for entry in entries]
-    timed = [plan for plan in times if plan.simulated_s is not None or plan.executed_s]  # the others are last
+    shown = [plan for plan in times if plan.simulated_s is not None or plan.executed_s]  # the others are last
     figures = []
-    if timed:
-        figures.append(("Iteration time per plan", ranking_svg(timed)))
+    if shown:
+        figures.append(("Iteration time per plan", ranking_svg(shown)))
     if any(plan.simulated_s is not None and plan.executed_s for plan in times):
         figures.append(("Predicted against executed; numbers as in the bars", accuracy_svg(times)))
     parts = [f"<figure><h3>{title}</h3>{svg}</figure>" for title, svg in figures]
@@ -133,9 +133,9 @@ def _cards(entry: Entry, comparison: Comparison | None) -> str:
 def _timelines(entry: Entry) -> str:
     traces = [("Simulated", entry.simulated)] if entry.simulated else []
     if entry.executed:
-        middle = _middle(entry.executed)
-        repetition = f"Executed, the run nearest the median of {len(entry.executed)}"
-        traces.append((repetition if len(entry.executed) > 1 else "Executed", middle))
+        times = timed(entry.executed)
+        repetition = f"Executed, the run nearest the median of {len(times)}"
+        traces.append((repetition if len(times) > 1 else "Executed", _middle(times)))
     if not traces:
         return "<p>Not simulated and not executed.</p>"
     scale_s = max(trace.iteration_s for _, trace in traces if trace)
@@ -161,14 +161,17 @@ def _middle(traces: Sequence[Trace]) -> Trace:
 
 
 def _memory(entry: Entry) -> str:
-    executed = _middle(entry.executed) if entry.executed else None
+    samples = watched(entry.executed)
+    executed = _middle(samples) if samples else None
     traces = [trace for trace in (entry.simulated, executed) if trace is not None]
     if not any(trace.memory for trace in traces):
         return ""
     rows = timeline_rows(entry.plan)
     note = f" (first {MOST_MEMORY_PLOTS} of {len(rows)} rows)" if len(rows) > MOST_MEMORY_PLOTS else ""
     svg = memory_svg(rows, entry.simulated, executed)
-    return f"<h3>Memory held{note}</h3><figure>{svg}</figure>"
+    slower = '<p class="faint">Watching memory slows the executed step down; it is not one of the timed.</p>'
+    beside = slower if samples and len(samples) < len(entry.executed) else ""
+    return f"<h3>Memory held{note}</h3><figure>{svg}</figure>{beside}"
 
 
 def _comparison(comparison: Comparison | None, plan: Plan) -> str:
