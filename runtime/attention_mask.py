@@ -82,9 +82,9 @@ class AttentionMask:
         window = self._effective(window)
         if window not in self._planned:
             queries = windowed(self.queries, window)
-            ours = token_fields(queries, self.device)
+            ours = token_fields(queries, "cpu")
             same = queries is self.keys
-            mask = kernel_mask(ours, ours if same else token_fields(self.keys, self.device))
+            mask = kernel_mask(ours, ours if same else token_fields(self.keys, "cpu")).to(self.device)
             tiles = classify(queries, self.keys, self.block, self.block)
             self._planned[window] = mask, plan_of(mask, tiles)
         return self._planned[window]

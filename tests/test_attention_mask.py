@@ -93,7 +93,7 @@ def folded(mask: object) -> torch.Tensor:
     return seen
 
 
-@pytest.mark.parametrize("bits", [3, 40, 61])
+@pytest.mark.parametrize("bits", [3, 32, 40, 61])
 def test_words_narrow_where_32_bits_do(bits: int):
     rng = np.random.default_rng(bits)
     used = rng.permutation(61)[:bits].astype(np.uint64)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 PADDING = -1
 EVERYTHING = torch.iinfo(torch.int32).max
-MOST_NARROW_BITS = 32
+NARROW_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,44 +92,67 @@ class KernelMask:
     def device(self) -> torch.device:
         return self.key_words.device
 
+    def to(self, device: torch.device | str) -> "KernelMask":
+        """The same mask on another device."""
+        tensors = (self.query_words, self.query_limits, self.key_words, self.key_places)
+        return KernelMask(*(x.to(device) for x in tensors), self.has_window, self.has_segments)
+
 
 def kernel_mask(queries: TokenFields, keys: TokenFields) -> KernelMask:
-    """Fold the fields of both sides. Reads three scalars back to the host, once per mask.
+    """Fold the fields of both sides. One read back to the host, once per mask.
 
     Raises:
         ValueError: the sides are on different devices.
     """
     if queries.allow.device != keys.allow.device:
         raise ValueError(f"queries are on {queries.allow.device}, keys on {keys.allow.device}")
-    real_Q, real_K = queries.segment >= 0, keys.segment >= 0
-    allow, always, own = _narrow(queries.allow * real_Q, queries.always * real_Q, keys.own * real_K)
-    real_segments = torch.cat([queries.segment[real_Q], keys.segment[real_K]])
+    allow_Q, always_Q = ((word * (queries.segment >= 0)) for word in (queries.allow, queries.always))
+    own_K = keys.own * (keys.segment >= 0)
+    used, has_window, has_segments = _facts(queries, keys, own_K)
+    words = [_narrow(word, used) for word in (allow_Q, always_Q, own_K)]
     last_Q = torch.where(queries.causal, queries.position, EVERYTHING)
     return KernelMask(
-        query_words=torch.stack([allow, always]),
+        query_words=torch.stack(words[:2]),
         query_limits=torch.stack([last_Q, queries.segment, queries.first]),
-        key_words=own,
+        key_words=words[2],
         key_places=torch.stack([keys.position, keys.segment]),
-        has_window=len(keys) > 0 and bool((queries.first > keys.position.min()).any()),
-        has_segments=len(real_segments) > 0 and bool(real_segments.min() != real_segments.max()),
+        has_window=bool(has_window),
+        has_segments=bool(has_segments),
     )
 
 
-def _narrow(allow_Q: Tensor, always_Q: Tensor, own_K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The words as int32 with unused bits squeezed out, where that is enough; else as they are.
+def _facts(queries: TokenFields, keys: TokenFields, own_K: Tensor) -> tuple[int, int, int]:
+    """The bits that some key owns, whether a `first` hides a key, whether segments differ."""
+    if not len(queries) or not len(keys):
+        return 0, 0, 0
+    segment = torch.cat([queries.segment, keys.segment])
+    lowest = torch.where(segment >= 0, segment, EVERYTHING).min()
+    facts = torch.stack(
+        [_any_bit(own_K), (queries.first > keys.position.min()).any(), segment.max() > lowest]
+    )
+    used, has_window, has_segments = facts.tolist()
+    return used, has_window, has_segments
 
-    A bit that no key owns decides nothing. Half the register traffic of int64 words.
+
+def _any_bit(word_T: Tensor) -> Tensor:
+    """The OR of all words, by halving."""
+    while len(word_T) > 1:
+        half = len(word_T) // 2
+        word_T = torch.cat([word_T[:half] | word_T[half : 2 * half], word_T[2 * half :]])
+    return word_T[0]
+
+
+def _narrow(word_T: Tensor, used: int) -> Tensor:
+    """int32 where that is enough, else as it is: half the registers of the mask test.
+
+    A bit that no key owns decides nothing, so at most 32 bits in use are squeezed together.
     """
-    places = torch.arange(64, device=own_K.device)
-    used = ((own_K[:, None] >> places) & 1).any(0).nonzero().squeeze(1).tolist()
-    if len(used) > MOST_NARROW_BITS:
-        return allow_Q, always_Q, own_K
-    return tuple(_squeeze(word, used) for word in (allow_Q, always_Q, own_K))  # type: ignore[return-value]
-
-
-def _squeeze(word_T: Tensor, used: list[int]) -> Tensor:
+    bits = [bit for bit in range(64) if used >> bit & 1]
+    if len(bits) > NARROW_BITS:
+        return word_T
+    if not bits or bits[-1] < NARROW_BITS:
+        return (word_T & used).to(torch.int32)
     squeezed = torch.zeros_like(word_T)
-    for place, bit in enumerate(used):
+    for place, bit in enumerate(bits):
         squeezed |= ((word_T >> bit) & 1) << place
-    low = squeezed & 0xFFFFFFFF  # two's complement: bit 31 becomes the sign
-    return torch.where(low >= 2**31, low - 2**32, low).to(torch.int32)
+    return squeezed.to(torch.int32)
