@@ -30,7 +30,9 @@ class Slice(NamedTuple):
     microbatch's rows. The tensor of an edge between modules, on the consumer's side, packs the
     items of that edge alone, in the order in which they stand in the consumer's rows.
     For a backward row `source_start` counts in the consumer's gradient tensor: rows are
-    exact transposes, so source and destination swap.
+    exact transposes, so source and destination swap. On a context-parallel rank both count in
+    the tensor that the rank holds: its own tokens in ascending order inside a module, but on the
+    receiving side of an edge between modules all tokens, of which it keeps its own.
     """
 
     item: Item
