@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-Count = Annotated[int, Field(ge=1, strict=True)]
-Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
+Items = Annotated[int, Field(ge=0, le=10_000, strict=True)]  # of one modality in one sample
+Positive = Annotated[float, Field(gt=0, le=1e15)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -43,7 +44,7 @@ class ModelSpec(Strict):
 
 class LinkSpec(Strict):
     gb_per_s: Positive
-    latency_us: Annotated[float, Field(ge=0)]
+    latency_us: Annotated[float, Field(ge=0, le=1e15)]
 
 
 class LocalSpec(Strict):
@@ -81,11 +82,11 @@ class ItemSpec(Strict):
     a clip longer than a window becomes several items) and `tokens` (in, out).
     """
 
-    each: Annotated[int, Field(ge=0, strict=True)] = 1
-    most: Count | None = None
+    each: Items = 1
+    most: Annotated[Items, Field(ge=1)] | None = None
     missing: Share = 0.0
     images: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)] | None = None
-    seconds: Positive | None = None
+    seconds: Annotated[Positive, Field(le=86_400)] | None = None
     tokens: tuple[Count, Count] | None = None
 
     @model_validator(mode="after")
@@ -125,7 +126,7 @@ class MixtureSpec(Strict):
 class BatchSpec(Strict):
     """The global batch, and how many samples a microbatch holds."""
 
-    samples: Count
+    samples: Annotated[Count, Field(le=100_000)]
     microbatch_samples: Count = 1
     replicas: Count = 1
     fixed: FixedSpec | None = None

@@ -12,7 +12,7 @@ def whole(config: Config, key: str, default: int | None = None) -> int:
     """A whole number >= 1; null counts as absent, and an absent one is the default."""
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, list | tuple) and len(set(value)) == 1:
+    if isinstance(value, list | tuple) and value and all(member == value[0] for member in value):
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{config['model_type']}: {key} must be a whole number >= 1, got {value!r}")

@@ -96,7 +96,7 @@ def _part_for(config: Config, modality: str) -> dict[str, Any]:
     if modality != TEXT and isinstance(part.get("vision_config"), dict):
         composite, part = part.get("model_type"), dict(part["vision_config"])
         part.setdefault("model_type", f"{composite}_vision_model")
-    part["model_type"] = _ALIASES.get(part.get("model_type"), part.get("model_type"))
+    part["model_type"] = _ALIASES.get(str(part.get("model_type")), part.get("model_type"))
     return part
 
 

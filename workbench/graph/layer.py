@@ -1,9 +1,11 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from math import prod
+
+LARGEST_SIZE = 10**9  # of a dim, a table or a count; far above any model's
 
 
 class TokenCount(StrEnum):
@@ -153,6 +155,18 @@ class Layer:
     emits: TokenCount = TokenCount.IN
     trainable: bool = True
     tied: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.out_width < 1:
+            raise ValueError(f"layer {self.name!r}: out_width must be >= 1, got {self.out_width}")
+        for operator in self.operators:
+            for size in fields(operator):
+                value = getattr(operator, size.name)
+                if isinstance(value, int | float) and not 0 <= value <= LARGEST_SIZE:
+                    raise ValueError(
+                        f"layer {self.name!r}, operator {operator.name!r}: {size.name} must be "
+                        f"0 to {LARGEST_SIZE:,}, got {value}"
+                    )
 
     def parameters(self) -> Iterator[Parameter]:
         """Its weights; tied ones under their shared name."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from workbench.graph.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
 from workbench.graph.transformer import Block, Norm, block_operators, norm, residual
 
+MOST_BLOCKS = 10_000
 SHARED_EMBEDDING = "embed_tokens.weight"
 
 
@@ -43,7 +44,9 @@ class Projection:
 
 
 def block_layers(block: Block, num: int) -> tuple[Layer, ...]:
-    """`num` equal blocks, named block.0, block.1, ..."""
+    """`num` equal blocks, named block.0, block.1, ...; ValueError for more than any model has."""
+    if num > MOST_BLOCKS:
+        raise ValueError(f"a module has at most {MOST_BLOCKS:,} blocks, got {num}")
     return unequal_block_layers((block,) * num)
 
 
@@ -109,6 +112,8 @@ def patch_embedding(
     patch_share = 1.0
     positions: tuple[Operator, ...] = ()
     if num_patches is not None:
+        if num_patches < 1:
+            raise ValueError("an image must be as large as a patch, or larger")
         num_tokens = num_patches + has_class_token
         patch_share = num_patches / num_tokens
         positions = learned_positions(num_tokens, width)

@@ -140,7 +140,7 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> object:
         rest = tuple(member for member in members if member is not NoneType)
         return decode(rest[0], data, where) if len(rest) == 1 else _decode_union(rest, data, where)
     by_name = {member.__name__: member for member in members}
-    if not isinstance(data, dict) or data.get(TYPE_KEY) not in by_name:
+    if not isinstance(data, dict) or str(data.get(TYPE_KEY)) not in by_name:
         raise ValueError(
             f"{where}: want an object with {TYPE_KEY!r} one of {sorted(by_name)}, got {data!r:.60}"
         )
