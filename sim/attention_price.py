@@ -15,14 +15,15 @@ from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Link
 from workbench.cost.model import ELEMENT_BYTES, CostModel
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work, attention_flop
-from workbench.graph.layer import Attention
-from workbench.graph.model_graph import TEXT
-from workbench.masks.bitfield import Bitfield
-from workbench.masks.builders import sample_bitfield
+from workbench.graph.layer import Attention, TokenCount
+from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.plan.attention import AttentionCall, AttentionTime
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch
 from workbench.plan.price import stage_link
+from workbench.plan.routing import Routing
+from workbench.plan.token_owners import row_shards, row_tokens
+from workbench.plan.work import row_mask
 
 PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
@@ -59,46 +60,33 @@ def _rows(tiles: Tiles) -> Ints:
     return np.repeat(np.arange(tiles.num_row_blocks), np.diff(tiles.row_offsets))
 
 
-def owned_tokens(plan: Plan, stage: Stage, microbatch: Microbatch) -> tuple[Ints, ...] | None:
-    """Packed token indices of each context-parallel rank; None where some row has no shard.
+def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[Ints, ...]:
+    """Packed token indices of each context-parallel rank: the plan's shards, or its zigzag without.
 
     Raises:
         ValueError: a shard whose blocks do not cover its row.
     """
-    shards = {
-        shard.row: shard
-        for shard in plan.token_shards
-        if (shard.module, shard.replica, shard.microbatch)
-        == (microbatch.module, microbatch.replica, microbatch.index)
-    }
-    lengths = [sum(plan.sample[item.sample].num_tokens for item in row) for row in microbatch.rows]
-    if stage.cp == 1:
-        return (np.arange(sum(lengths)),)
-    if set(shards) != set(range(len(lengths))):
-        return None
     owner: list[Ints] = []
-    for row, length in enumerate(lengths):
-        shard = shards[row]
-        if (
-            not (len(shard.owners) - 1) * shard.block_tokens
-            < length
-            <= len(shard.owners) * shard.block_tokens
-        ):
+    for length, shard in zip(row_tokens(routing, microbatch), row_shards(routing, microbatch), strict=True):
+        blocks, size = len(shard.owners), shard.block_tokens
+        if not (blocks - 1) * size < length <= blocks * size:
             raise ValueError(
-                f"token shard of {microbatch.module!r} microbatch {microbatch.index}, row {row}: "
-                f"{len(shard.owners)} blocks of {shard.block_tokens} do not cover {length} tokens"
+                f"token shard of {microbatch.module!r} microbatch {microbatch.index}, row {shard.row}: "
+                f"{blocks} blocks of {size} do not cover {length} tokens"
             )
-        owner.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), shard.block_tokens)[:length])
+        owner.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), size)[:length])
     owners = np.concatenate(owner)
-    return tuple(np.flatnonzero(owners == rank) for rank in range(stage.cp))
+    num_ranks = routing.plan.chain[microbatch.module, microbatch.replica][0].cp
+    return tuple(np.flatnonzero(owners == rank) for rank in range(num_ranks))
 
 
 class SimulatedAttention:
     """An `AttentionModel`: hand it to `price`.
 
-    Simulates self-attention of the LLM where it is known who owns which tokens (one rank, or
-    token shards for every row); gives None for everything else. Forwards go by blocks of
-    queries; backwards by blocks of keys, with a reduce-scatter of float32 gradients.
+    Simulates self-attention among the tokens that enter a module's blocks, by the mask of its
+    rows; gives None for everything else (cross-attention, attention on fewer tokens). Forwards
+    go by blocks of queries; backwards by blocks of keys, with a reduce-scatter of float32
+    gradients.
 
     Args:
         cost: rates, bandwidth and links.
@@ -124,25 +112,25 @@ class SimulatedAttention:
         self._kernel = kernel or Kernel()
         self._num_units = num_units or compute_units(cost.profile.device)
         self._kv_heads, self._num_slots, self._partial_tile = kv_heads_per_launch, num_slots, partial_tile
-        self._plan: Plan | None = None
-        self._tiles: dict[tuple[object, ...], tuple[tuple[Tiles, ...], tuple[int, ...]] | None] = {}
-        self._known: dict[tuple[object, ...], AttentionTime | None] = {}
+        self._routing: Routing | None = None
+        self._tiles: dict[tuple[object, ...], tuple[tuple[Tiles, ...], tuple[int, ...]]] = {}
+        self._known: dict[tuple[object, ...], AttentionTime] = {}
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
         operator, stage, microbatch = call.operator, call.stage, call.microbatch
-        if call.plan.model.module(stage.module).modality != TEXT or operator.num_keys is not None:
+        whole = operator.tokens is TokenCount.IN and operator.tokens_scale == 1.0
+        if operator.num_keys is not None or not whole:
             return None
-        if call.plan is not self._plan:  # what is known is known of one plan
-            self._plan, self._tiles, self._known = call.plan, {}, {}
+        if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
+            self._routing, self._tiles, self._known = Routing(call.plan), {}, {}
         link = stage_link(call.plan.cluster, stage.flat_ranks)
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
-        key = (microbatch.module, microbatch.replica, microbatch.index, stage.cp, stage.tp)
-        if (*key, shape, link) not in self._known:
+        key = (microbatch.module, microbatch.replica, microbatch.index)
+        if (*key, stage.tp, shape, link) not in self._known:
             if key not in self._tiles:
-                self._tiles[key] = _rank_tiles(call.plan, stage, microbatch)
-            found = self._tiles[key]
-            self._known[*key, shape, link] = None if found is None else self._time(call, *found, link)
-        return self._known[*key, shape, link]
+                self._tiles[key] = _rank_tiles(self._routing, microbatch)
+            self._known[*key, stage.tp, shape, link] = self._time(call, *self._tiles[key], link)
+        return self._known[*key, stage.tp, shape, link]
 
     def _time(
         self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
@@ -162,14 +150,11 @@ class SimulatedAttention:
         )
 
 
-def _rank_tiles(
-    plan: Plan, stage: Stage, microbatch: Microbatch
-) -> tuple[tuple[Tiles, ...], tuple[int, ...]] | None:
+def _rank_tiles(routing: Routing, microbatch: Microbatch) -> tuple[tuple[Tiles, ...], tuple[int, ...]]:
     """Tiles and number of tokens of every rank."""
-    owned = owned_tokens(plan, stage, microbatch)
-    if owned is None:
-        return None
-    keys = sample_bitfield([[plan.sample[item.sample] for item in row] for row in microbatch.rows])
+    owned = owned_tokens(routing, microbatch)
+    module = routing.plan.model.module(microbatch.module)
+    keys = concatenate([row_mask(routing.plan, module, row) for row in microbatch.rows])
     return rank_tiles(keys, owned), tuple(len(tokens) for tokens in owned)
 
 

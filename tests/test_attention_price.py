@@ -20,16 +20,17 @@ from tests.plans import finish
 from workbench.balance.tokens import contiguous, longest_first, zigzag
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.data.sample import Sample, Segment
-from workbench.graph.layer import Attention, Layer, LayerKind, Matmul
+from workbench.data.sample import Item, Sample, Segment
+from workbench.graph.layer import Attention, Layer, LayerKind, Matmul, TokenCount
 from workbench.graph.model_graph import ModelGraph, Module
 from workbench.masks.bitfield import dense
 from workbench.masks.builders import causal, full, sample_bitfield
 from workbench.masks.tiles import classify, row_work
-from workbench.plan.attention import AttentionTime
+from workbench.plan.attention import AttentionCall, AttentionTime
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Stage, TokenShard
+from workbench.plan.plan import Microbatch, Plan, Stage, TokenShard
 from workbench.plan.price import price
+from workbench.plan.routing import Routing
 
 HEADS = Attention(name="attention", num_heads=4, num_kv_heads=2, head_dim=64, causal=True)
 BLOCK = 128
@@ -127,15 +128,13 @@ def test_tiles_by_row_slot_and_column(num_slots):
 def test_ranks_own_the_tokens_of_their_blocks():
     owners = (0, 1, 1, 0, 1, 0, 0, 1)
     plan = plan_of(2, owners)
-    found = owned_tokens(plan, plan.stages[0], plan.microbatches[0])
+    found = owned_tokens(Routing(plan), plan.microbatches[0])
     assert [tokens.tolist() for tokens in found] == [
         [t for t in range(LENGTH) if owners[t // BLOCK] == rank] for rank in range(2)
     ]
-    nobody = plan_of(2)
-    assert owned_tokens(nobody, nobody.stages[0], nobody.microbatches[0]) is None
     short = replace(plan, token_shards=(replace(plan.token_shards[0], owners=owners[:7]),))
     with pytest.raises(ValueError, match="row 0: 7 blocks of 128 do not cover 1024 tokens"):
-        owned_tokens(short, short.stages[0], short.microbatches[0])
+        owned_tokens(Routing(short), short.microbatches[0])
 
 
 @pytest.mark.parametrize("mask", ["causal", "full", "multimodal", "gemma"])
@@ -170,9 +169,44 @@ def test_a_stage_takes_what_its_slowest_rank_takes():
     assert seconds[longest_first] == pytest.approx(seconds[zigzag], rel=1e-9)
 
 
-def test_without_shards_the_cost_model_prices_context_parallelism():
+def test_without_shards_the_plan_is_zigzag():
+    """1,024 tokens on 2 ranks: four runs of 256, the outer two on rank 0."""
     plan = plan_of(2)
-    assert prices(plan, SimulatedAttention(cost_of(), num_units=1)) == prices(plan)
+    found = owned_tokens(Routing(plan), plan.microbatches[0])
+    assert [tokens.tolist() for tokens in found] == [
+        [*range(256), *range(768, 1024)],
+        [*range(256, 768)],
+    ]
+    by_hand = plan_of(2, zigzag(np.ones(8), 2))
+    model = SimulatedAttention(cost_of(), num_units=1)
+    assert prices(plan, model) == prices(by_hand, model)
+
+
+def test_rows_of_a_microbatch_do_not_see_each_other():
+    """Two samples of one microbatch cost as much as two of their own, but for the shared launches."""
+    segments = (Segment("text", 0, LENGTH, LENGTH),)
+    plan = finish(llm(), [Sample(0, segments), Sample(1, segments)], plan_of().stages)
+    joint = Microbatch(module="llm", replica=0, index=0, rows=((Item(0, 0),), (Item(1, 0),)))
+    model = SimulatedAttention(cost_of(), num_units=1, kernel=Kernel(order=Order.STATIC, split=Split.NONE))
+
+    def time_of(microbatch: Microbatch) -> AttentionTime:
+        packed = replace(plan, microbatches=(microbatch,))
+        return model(AttentionCall(plan=packed, stage=plan.stages[0], microbatch=microbatch, operator=HEADS))
+
+    alone = time_of(replace(joint, rows=joint.rows[:1]))
+    both = time_of(joint)
+    assert both.forward_s == pytest.approx(2 * alone.forward_s)
+    assert both.backward_s == pytest.approx(2 * alone.backward_s)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(HEADS, num_keys=77), replace(HEADS, tokens_scale=0.25), replace(HEADS, tokens=TokenCount.OUT)],
+)
+def test_other_attentions_are_left_to_the_cost_model(other):
+    plan = plan_of()
+    call = AttentionCall(plan=plan, stage=plan.stages[0], microbatch=plan.microbatches[0], operator=other)
+    assert SimulatedAttention(cost_of(), num_units=1)(call) is None
 
 
 def test_one_rank_needs_no_shard_and_its_mask_counts():
