@@ -134,16 +134,20 @@ def test_empty_stages_have_the_shapes_of_real_ones(plan: Plan, pool: Pool) -> No
 def test_overheads_are_of_the_kinds_that_run(plan: Plan, pool: Pool) -> None:
     rows = time_executor(plan, pool, steps=2)
     assert [row.action for row in rows] == ["B", "F", "STEP"]
-    assert all(0 < row.seconds < 0.1 for row in rows)
+    step_s = run_lowered(lower(plan), RunSettings(), pool=pool, build=build_empty).trace.iteration_s
+    assert all(0 < row.seconds < max(0.1, step_s) for row in rows)  # a busy machine slows both
 
 
-def test_big_messages_take_longer(pool: Pool) -> None:
+def test_big_messages_move_more_bytes_a_second(pool: Pool) -> None:
+    """What a message costs at least stands beside what a byte costs, on however busy a machine."""
     messages = pool.run(time_messages, 2)[0]
     assert messages[-1].num_bytes > 1000 * messages[0].num_bytes
-    assert messages[-1].seconds > messages[0].seconds
+    assert all(row.seconds > 0 for row in messages)
+    assert messages[-1].num_bytes / messages[-1].seconds > messages[0].num_bytes / messages[0].seconds
     reductions = pool.run(time_reductions, 3)[0]
     assert {row.num_ranks for row in reductions} == {3}
-    assert reductions[-1].seconds > reductions[0].seconds
+    assert reductions[-1].num_bytes > 1000 * reductions[0].num_bytes
+    assert reductions[-1].num_bytes / reductions[-1].seconds > reductions[0].num_bytes / reductions[0].seconds
 
 
 def test_header_names_machine_and_software() -> None:
