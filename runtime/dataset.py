@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         made = make(chosen.folder, num_samples=chosen.samples, seed=chosen.seed, kinds=tuple(chosen.kinds))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return BAD_INPUT
     sys.stdout.write(

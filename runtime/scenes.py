@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 from runtime.mel import SAMPLE_HZ
 
 INDEX = "data.jsonl"
+MOST_SAMPLES = 1_000_000
 IMAGE_PX = 64
 COLOURS = {
     "red": (220, 40, 40),
@@ -54,8 +55,8 @@ def make(folder: Path, *, num_samples: int, seed: int, kinds: tuple[str, ...] = 
     """
     if folder.exists():
         raise ValueError(f"data folder {folder} exists already; give a new one")
-    if num_samples < 1:
-        raise ValueError(f"data set: want at least one sample, got {num_samples}")
+    if not 1 <= num_samples <= MOST_SAMPLES:
+        raise ValueError(f"data set: want 1 to {MOST_SAMPLES:,} samples, got {num_samples}")
     unknown = [kind for kind in kinds if kind not in ("image", "audio")]
     if unknown:
         raise ValueError(f"data set: kinds are image and audio, got {unknown[0]!r}")

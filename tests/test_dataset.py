@@ -193,3 +193,11 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
         read_records(tmp_path)
     with pytest.raises(ValueError, match="want more than 200 samples, got 200"):
         log_mel(torch.zeros(200), 8)
+
+
+def test_places_and_counts_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for folder, samples in ((tmp_path / "file" / "data", "1"), (tmp_path / "data", str(10**12))):
+        assert main(["make", str(folder), "--samples", samples]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
