@@ -240,3 +240,20 @@ def test_ranks_that_share_cores_share_memory():
     tight = lower(replace(plan, cluster=replace(plan.cluster, nodes=(node,))))
     with pytest.raises(ValueError, match=r"\(with the 4 others of its node\) does not fit"):
         check_memory(tight, memory_table(tight))
+
+
+def test_stages_of_several_ranks_have_an_account_on_each():
+    """Two ranks share every stage of the LLM by tensor parallelism: broadcasts, no rank left out."""
+    stages = [
+        Stage(id=0, module="vision", replica=0, layers=(0, 3), ranks=((0,),)),
+        Stage(id=1, module="audio", replica=0, layers=(0, 2), ranks=((1,),)),
+        Stage(id=2, module="llm", replica=0, layers=(0, 2), ranks=((2, 3),)),
+        Stage(id=3, module="llm", replica=0, layers=(2, 4), ranks=((4, 5),)),
+    ]
+    plan = finish(two_encoders(llm=(True,) * 4), [sample(i) for i in range(3)], stages)
+    lowered = lower(plan)
+    assert any(transfer.route is Route.BROADCAST for transfer in lowered.transfers)
+    peaks = peak_bytes(lowered, memory_table(lowered))
+    assert set(peaks) == set(plan.ranks)
+    assert min(peaks.values()) > 0
+    assert abs(peaks[2] - peaks[3]) < peaks[2] / 2
