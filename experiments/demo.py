@@ -159,7 +159,7 @@ def predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
         plan=plan,
         plan_hash=plan_hash(plan),
         lowered=lowered,
-        simulated=with_provenance(simulated, cost.profile.name, prices),
+        simulated=with_provenance(simulated, plan, cost.profile, prices),
     )
 
 

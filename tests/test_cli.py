@@ -156,6 +156,15 @@ def test_bad_jobs(job: Path, old: str, new: str, words: str):
     refuse("plan", job, "-o", job.with_name("plan.json"), words=words, folder=job.parent)
 
 
+def test_search_ranks_all_strategies_and_writes_the_best(job: Path, tmp_path: Path):
+    best = tmp_path / "best.json"
+    record = json.loads(accept("search", job, "-o", best, "--json").stdout.splitlines()[-1])
+    times = [found["iteration_s"] for found in record["candidates"]]
+    assert times == sorted(times)
+    assert {found["strategy"] for found in record["candidates"]} == set(Strategy)
+    assert plan_hash(read_plan(best)) == record["candidates"][0]["plan_hash"]
+
+
 def test_cyclic_model(job: Path):
     edges = "  edges: [[vision, audio], [audio, vision], [vision, llm]]\ncluster:"
     job.write_text(JOB.replace("cluster:", edges, 1))

@@ -12,8 +12,9 @@ from workbench.calibrate.fit import fit
 from workbench.console import OneLineErrors, emit_json, show, ticking
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.cost.profile import Profile, ideal_profile, known_profiles, load_profile, write_profile
+from workbench.cost.profile import Profile, ideal_profile, load_profile, write_profile
 from workbench.job import Job, load_job
+from workbench.matching import check_job, profile_for
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.lowered import Lowered
@@ -23,7 +24,7 @@ from workbench.plan.price import price
 from workbench.plan.provenance import unmeasured_costs, with_provenance
 from workbench.report.compare import compare
 from workbench.report.folder import read_folder, repetition_paths
-from workbench.report.records import executed_record, simulated_record
+from workbench.report.records import candidate_record, executed_record, simulated_record
 from workbench.report.tables import (
     comparison_table,
     demo_table,
@@ -33,10 +34,12 @@ from workbench.report.tables import (
     milliseconds,
     plan_table,
     rank_runs,
+    search_table,
     step_names,
     titled,
     unmeasured_text,
 )
+from workbench.search.drive import Objective, Planner, search
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
@@ -64,7 +67,7 @@ class Strategy(StrEnum):
     ENCODERS_REPLICATED = "encoders-replicated"
 
 
-PLANNERS = {
+PLANNERS: dict[str, Planner] = {
     Strategy.CORNSTARCH: cornstarch.plan,
     Strategy.CORNSTARCH_FROZEN_UNAWARE: cornstarch.plan_frozen_unaware,
     Strategy.ENCODERS_COLOCATED: encoders_colocated.plan,
@@ -108,6 +111,37 @@ def plan_command(
         show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
 
 
+@app.command("search")
+def search_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
+    objective: Annotated[Objective, typer.Option(help="what is best")] = Objective.ITERATION,
+    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a job with every strategy, simulate all plans and rank them."""
+    wanted = load_job(job)
+    facts = load_profile(profile or wanted.profile)
+    with ticking("searching", len(PLANNERS), quiet=as_json) as ticker:
+        found = search(
+            wanted,
+            CostModel(facts),
+            PLANNERS,
+            lambda plan: predict(*accept(plan), facts),
+            ticker.at,
+            objective,
+        )
+    if found[0].plan is None:
+        raise ValueError(f"no strategy has a plan for job {wanted.name!r}; {found[0].refusal}")
+    if output is not None:
+        write_plan(found[0].plan, output)
+    written = () if output is None else (f"best plan written to {output}",)
+    if as_json:
+        emit_json({"job": wanted.name, "candidates": [candidate_record(c) for c in found]})
+    else:
+        show(search_table(wanted.name, found), *written)
+
+
 @app.command("check")
 def check_command(
     plan: PlanFile,
@@ -116,7 +150,7 @@ def check_command(
     """Say whether a plan is sound, fits and cannot deadlock; show its stages and programs."""
     found = read_plan(plan)
     if job is not None:
-        _check_job(found, load_job(job), plan)
+        check_job(found, load_job(job), plan)
     accept(found)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
@@ -139,10 +173,10 @@ def simulate_command(
         check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
-    facts = load_profile(profile) if profile else _profile_of(found)
+    facts = load_profile(profile) if profile else profile_for(found)
     simulated = predict(lowered, memory, facts)
     if trace is not None:
-        _write(simulated, trace)
+        write_trace(simulated, trace)
     if as_json:
         emit_json(simulated_record(found, simulated))
     else:
@@ -196,7 +230,7 @@ def run_command(
         )
     files = repetition_paths(trace, len(result.traces)) if trace else ()
     for path, executed in zip(files, result.traces, strict=False):
-        _write(executed, path)
+        write_trace(executed, path)
     if as_json:
         emit_json(executed_record(found, result.traces, files) | {"losses": list(result.losses)})
     else:
@@ -333,7 +367,7 @@ def predict(lowered: Lowered, memory: MemoryTable, profile: Profile) -> Trace:
         trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
     except DeadlockError as error:
         raise ValueError(str(error)) from error
-    return with_provenance(trace, profile.name, prices)
+    return with_provenance(trace, lowered.plan, profile, prices)
 
 
 def _any_plan(job: Job) -> Plan:
@@ -358,37 +392,6 @@ def _on_data(job: Job, folder: Path) -> Job:
             f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(found)}"
         )
     return replace(job, batch=found[: len(job.batch)])
-
-
-def _profile_of(plan: Plan) -> Profile:
-    """The shipped profile of the cluster's device kind."""
-    device = plan.cluster.nodes[0].device
-    for name in known_profiles():
-        profile = load_profile(name)
-        if profile.device == device:
-            return profile
-    raise ValueError(
-        f"no shipped profile is of device {device!r}: name one with --profile "
-        f"(a file made by `workbench calibrate`, or one of {', '.join(known_profiles())})"
-    )
-
-
-def _check_job(plan: Plan, job: Job, path: Path) -> None:
-    for what, ours, theirs in (
-        ("model", plan.model, job.model),
-        ("cluster", plan.cluster, job.cluster),
-        ("batch", plan.batch, job.batch),
-    ):
-        if ours != theirs:
-            raise ValueError(
-                f"{path}: a plan for another {what} than job {job.name!r}: "
-                f"{getattr(ours, 'name', 'other samples')} against {getattr(theirs, 'name', 'its samples')}"
-            )
-
-
-def _write(trace: Trace, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_trace(trace, path)
 
 
 def main() -> None:

@@ -2,17 +2,31 @@
 
 from dataclasses import replace
 
+from workbench.cost.profile import Profile
+from workbench.plan.flop import model_flop
+from workbench.plan.plan import Plan
 from workbench.plan.price import Price
 from workbench.trace import Trace
 
 PROFILE = "profile"
 UNMEASURED = "unmeasured"
+MFU = "mfu"
 
 
-def with_provenance(trace: Trace, profile: str, prices: Price) -> Trace:
-    """The trace with the profile's name and one detail for every cost that was not measured."""
-    details = ((PROFILE, profile), *((UNMEASURED, name) for name in prices.unmeasured))
+def with_provenance(trace: Trace, plan: Plan, profile: Profile, prices: Price) -> Trace:
+    """The trace with the profile's name, its MFU and one detail for every cost that was not measured."""
+    details = [(PROFILE, profile.name)]
+    peak_flop_per_s = dict(profile.peak_flop_per_s).get(plan.settings.precision)
+    if peak_flop_per_s and trace.iteration_s > 0:
+        possible = trace.iteration_s * peak_flop_per_s * len(plan.ranks)
+        details.append((MFU, repr(model_flop(plan) / possible)))
+    details += [(UNMEASURED, name) for name in prices.unmeasured]
     return replace(trace, details=(*trace.details, *details))
+
+
+def utilisation(trace: Trace) -> float | None:
+    """Model FLOP utilisation of a predicted step, by the profile's peak; None where it is not known."""
+    return next((float(value) for name, value in trace.details if name == MFU), None)
 
 
 def unmeasured_costs(trace: Trace) -> tuple[str, ...]:

@@ -7,14 +7,24 @@ from typing import Any
 
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
-from workbench.plan.provenance import unmeasured_costs
+from workbench.plan.provenance import unmeasured_costs, utilisation
+from workbench.search.drive import Candidate
 from workbench.trace import Trace
 
 
 def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
     """Figures of a predicted step (seconds, bytes, fractions) and what was not measured."""
     header = {"plan_hash": trace.plan_hash, "strategy": plan.strategy}
-    return header | asdict(step_metrics(trace)) | {"unmeasured": list(unmeasured_costs(trace))}
+    figures = asdict(step_metrics(trace)) | {"mfu": utilisation(trace)}
+    return header | figures | {"unmeasured": list(unmeasured_costs(trace))}
+
+
+def candidate_record(candidate: Candidate) -> dict[str, Any]:
+    """One strategy of a search: its plan's figures, or why it has none."""
+    if candidate.plan is None or candidate.trace is None:
+        return {"strategy": candidate.strategy, "refusal": candidate.refusal}
+    rate = {"samples_per_s_per_rank": candidate.samples_per_s_per_rank, "ranks": len(candidate.plan.ranks)}
+    return simulated_record(candidate.plan, candidate.trace) | rate
 
 
 def executed_record(plan: Plan, traces: Sequence[Trace], files: Sequence[Path]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from rich.text import Text
 from workbench.cost.profile import Profile
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.provenance import utilisation
 from workbench.report.compare import Comparison, Group, Row
+from workbench.search.drive import Candidate
 from workbench.trace import Trace
 from workbench.units import gib, ms
 
@@ -83,13 +85,16 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
 def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
     """The figures of named traces of one plan, a line each."""
     title = f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks"
-    table = titled(title, ("", "iteration", "idle", "imbalance", "exposed comm.", "peak memory", "loss"))
+    table = titled(
+        title, ("", "iteration", "idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
+    )
     for name, trace in traces:
         figures = step_metrics(trace)
         table.add_row(
             name,
             milliseconds(figures.iteration_s),
             percent(figures.bubble_fraction, signed=False),
+            percent(utilisation(trace), signed=False),
             f"{figures.imbalance:.2f}",
             milliseconds(figures.exposed_communication_s),
             "-" if figures.peak_bytes is None else mebibytes(figures.peak_bytes),
@@ -113,6 +118,38 @@ def losses_text(losses: Sequence[float], warmup: int) -> str:
         for index, loss in enumerate(losses, 1)
     ]
     return f"loss by step  {'   '.join(told)}"
+
+
+def search_table(job: str, candidates: Sequence[Candidate]) -> Table:
+    """Strategies of a search, best first; one without a plan says why."""
+    headers = ("", "ranks", "stages", "iteration", "samples/s/rank", "MFU", "idle", "memory")
+    modules = next((", ".join(m.name for m in c.plan.model.modules) for c in candidates if c.plan), "")
+    table = titled(f"job {job}, best first; stages of {modules}", headers)
+    refused = []
+    for candidate in candidates:
+        if candidate.plan is None or candidate.trace is None:
+            refused.append(f"{candidate.strategy}: {candidate.refusal}")
+            continue
+        figures = candidate.metrics
+        table.add_row(
+            candidate.strategy,
+            str(len(candidate.plan.ranks)),
+            stage_counts(candidate.plan),
+            milliseconds(figures.iteration_s),
+            f"{candidate.samples_per_s_per_rank:.4g}",
+            percent(utilisation(candidate.trace), signed=False),
+            percent(figures.bubble_fraction, signed=False),
+            "-" if figures.peak_bytes is None else mebibytes(figures.peak_bytes),
+        )
+    table.caption = "\n".join(refused) or None
+    table.caption_justify = "left"
+    return table
+
+
+def stage_counts(plan: Plan) -> str:
+    """`1 + 1 + 10`: stages of the first replica of every module."""
+    replicas = {module.name: plan.replicas(module.name)[0] for module in plan.model.modules}
+    return " + ".join(str(len(plan.chain[name, replica])) for name, replica in replicas.items())
 
 
 def titled(title: str, headers: Sequence[str]) -> Table:

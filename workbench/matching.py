@@ -1,0 +1,34 @@
+"""Whether plan, job and profile belong together."""
+
+from pathlib import Path
+
+from workbench.cost.profile import Profile, known_profiles, load_profile
+from workbench.job import Job
+from workbench.plan.plan import Plan
+
+
+def profile_for(plan: Plan) -> Profile:
+    """The shipped profile of the cluster's device kind; ValueError where none is."""
+    device = plan.cluster.nodes[0].device
+    for name in known_profiles():
+        profile = load_profile(name)
+        if profile.device == device:
+            return profile
+    raise ValueError(
+        f"no shipped profile is of device {device!r}: name one with --profile "
+        f"(a file made by `workbench calibrate`, or one of {', '.join(known_profiles())})"
+    )
+
+
+def check_job(plan: Plan, job: Job, path: Path) -> None:
+    """Raise ValueError unless the plan in that file is for this job's model, cluster and batch."""
+    for what, ours, theirs in (
+        ("model", plan.model, job.model),
+        ("cluster", plan.cluster, job.cluster),
+        ("batch", plan.batch, job.batch),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{path}: a plan for another {what} than job {job.name!r}: "
+                f"{getattr(ours, 'name', 'other samples')} against {getattr(theirs, 'name', 'its samples')}"
+            )
