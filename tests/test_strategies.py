@@ -132,6 +132,21 @@ def test_replicated_encoders_stand_whole_on_every_llm_stage():
     assert len(vision & {a.stage for a in plan.program_actions if a.kind is Pass.B}) == 1
 
 
+def test_context_parallel_tokens_are_balanced_by_cornstarch_and_zigzag_elsewhere():
+    wide = replace(
+        job(),
+        layouts=(
+            ModuleLayout(module="vision", pp=1),
+            ModuleLayout(module="audio", pp=1),
+            ModuleLayout(module="llm", pp=2, cp=2),
+        ),
+    )
+    plan = cornstarch.plan(wide, cost())
+    assert {(s.module, s.microbatch) for s in plan.token_shards} == {("llm", index) for index in range(4)}
+    check_deadlock(lower(plan))
+    assert encoders_colocated.plan(wide, cost()).token_shards == ()
+
+
 def test_searched_counts_beat_or_equal_every_other_choice():
     open_job = replace(job(batch=tiny_batch((1,) * 4, (1,) * 4)), layouts=(), max_ranks=5)
     seen: list[float] = []

@@ -1,12 +1,17 @@
 """Cornstarch: every module on ranks of its own, stages balanced by forward plus backward.
 
 Source: Cornstarch v1 section 4.1 (modality parallelism) and 4.2, ICML section 3.1 and 4.1
-(frozen-status-aware partitioning, Eq. 1-6).
+(frozen-status-aware partitioning, Eq. 1-6); token distribution of v1 section 4.3.2.
 """
 
+from dataclasses import replace
+
+from workbench.balance.tokens_exchange import longest_first_exchanged
 from workbench.cost.model import CostModel
 from workbench.job import Job
+from workbench.plan.check import check
 from workbench.plan.plan import Plan
+from workbench.plan.token_shards import token_shards
 from workbench.strategies.assembly import disjoint_stages, draft_plan, layout_of
 from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.strategies.cut_candidates import CutCandidates
@@ -39,4 +44,22 @@ def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progre
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, disjoint_stages)
-    return fastest_counts(job, ranks_per_stage, candidates, progress)
+    return _with_balanced_tokens(fastest_counts(job, ranks_per_stage, candidates, progress))
+
+
+def _with_balanced_tokens(plan: Plan) -> Plan:
+    """Tokens of context-parallel modules dealt out by attention work, longest block first.
+
+    Source: Cornstarch v1 section 4.3.2, ICML section 3.2.1. The baselines keep zigzag.
+    Differs: exchanges after the longest-first pass make the ranks even, see `tokens_exchange`.
+    """
+    shards = [
+        shard
+        for module in plan.model.modules
+        for shard in token_shards(plan, module.name, longest_first_exchanged)
+    ]
+    if not shards:
+        return plan
+    sharded = replace(plan, token_shards=tuple(shards))
+    check(sharded)
+    return sharded
