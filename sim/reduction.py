@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
+from typing import Protocol
 
 from simpy.core import Environment
 
@@ -131,11 +132,16 @@ def priced_groups(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[
     return groups
 
 
-def groups_of(lowered: Lowered, rank: int, action: Action) -> list[int | None]:
-    """Groups that a rank reduces in a REDUCE_GRAD, in issue order; [None] where it has none there."""
-    groups = lowered.groups
-    mine = [index for index in lowered.reductions.get(action, ()) if rank in groups[index].ranks]
-    return [*mine] or [None]
+class HasRanks(Protocol):
+    """A gradient group, as far as membership goes."""
+
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+
+def groups_of(indices: Sequence[int], groups: Mapping[int, HasRanks], rank: int) -> list[int | None]:
+    """Groups that a rank reduces in a REDUCE_GRAD over `indices`; [None] where it has none there."""
+    return [index for index in indices if rank in groups[index].ranks] or [None]
 
 
 def _joined(
@@ -146,7 +152,7 @@ def _joined(
     duration_s: Mapping[Action, float],
 ) -> list[Group]:
     alone_s = 0.0 if action in lowered.reductions else duration_s[action]
-    indices = groups_of(lowered, rank, action)
+    indices = groups_of(lowered.reductions.get(action, ()), groups, rank)
     return [Group(None, (rank,), alone_s) if index is None else groups[index] for index in indices]
 
 

@@ -127,6 +127,7 @@ class _Graph:
         self.passes: dict[Action, int] = {}
         self.steps: dict[int, int] = {}
         self.groups: dict[int, int] = {}  # gradient group -> task
+        self._gradient_groups = {group.index: group for group in lowered.groups}
         self.alone: dict[int, Action] = {}  # task of a REDUCE_GRAD without groups on one rank
         self._num = 0
         self._edges: list[tuple[int, int]] = []
@@ -185,7 +186,8 @@ class _Graph:
                     self._edges.append((last_pass, step))
 
     def _groups(self, rank: int, action: Action) -> Iterator[int]:
-        for group in groups_of(self._lowered, rank, action):
+        indices = self._lowered.reductions.get(action, ())
+        for group in groups_of(indices, self._gradient_groups, rank):
             if group is None:
                 task = self._new()
                 self.alone[task] = action
