@@ -5,7 +5,7 @@ import json
 import sys
 import wave
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from runtime.mel import HOP, SAMPLE_HZ, log_mel
 from runtime.scenes import INDEX, make
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.job import Job
 
 # The byte vocabulary: a text is its UTF-8 bytes, so there is nothing to train or to download.
 NUM_BYTES = 256
@@ -132,6 +133,16 @@ def samples_of(folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
     """
     sizes = _Sizes(folder, model)
     return tuple(sizes.sample(record) for record in read_records(folder))
+
+
+def with_data(job: Job, folder: Path) -> Job:
+    """The job with the folder's first samples for its batch; ValueError where there are too few."""
+    found = samples_of(folder, job.model)
+    if len(found) < len(job.batch):
+        raise ValueError(
+            f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(found)}"
+        )
+    return replace(job, batch=found[: len(job.batch)])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.attention import Gpu, Kernel, Launches, Wires, launches_of, simulate_attention
-from sim.gpu import Floats, Ints, compute_units
+from sim.gpu import COMPUTE_UNITS, Floats, Ints, compute_units
 from sim.pieces import UnitTiming
 from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Link
@@ -19,7 +19,7 @@ from workbench.graph.layer import Attention, TokenCount
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.plan.attention import AttentionCall, AttentionTime
-from workbench.plan.plan import Microbatch
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.price import stage_link
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import row_shards, row_tokens
@@ -78,6 +78,17 @@ def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[Ints, ...]:
     owners = np.concatenate(owner)
     num_ranks = routing.plan.chain[microbatch.module, microbatch.replica][0].cp
     return tuple(np.flatnonzero(owners == rank) for rank in range(num_ranks))
+
+
+def attention_of(plan: Plan, cost: CostModel) -> "SimulatedAttention | None":
+    """What to hand to `price`: simulated attention where token shards decide it.
+
+    None without token shards, and on devices whose compute units nobody listed: there the
+    rates of whole kernels, or measured layers, are all there is.
+    """
+    if not plan.token_shards or cost.profile.device not in COMPUTE_UNITS:
+        return None
+    return SimulatedAttention(cost)
 
 
 class SimulatedAttention:

@@ -1,7 +1,6 @@
 """The commands. Names become objects here, and only here are simulator and runtime imported."""
 
 import json
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +95,9 @@ def plan_command(
     wanted = load_job(job)
     facts = load_profile(profile or wanted.profile)
     if data is not None:
-        wanted = _on_data(wanted, data)
+        from runtime.dataset import with_data
+
+        wanted = with_data(wanted, data)
     with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
 
         def progress(done: int, total: int, best_s: float) -> None:
@@ -356,13 +357,17 @@ def demo_command(
 def predict(lowered: Lowered, memory: MemoryTable, profile: Profile) -> Trace:
     """Simulate a plan with the prices of a profile; what was not measured stands in the details.
 
+    On a GPU, attention of token shards is simulated tile by tile.
+
     Raises:
         ValueError: a plan that the profile cannot price, or that deadlocks.
     """
+    from sim.attention_price import attention_of
     from sim.deadlock import DeadlockError
     from sim.engine import simulate
 
-    prices = price(lowered, CostModel(profile))
+    cost = CostModel(profile)
+    prices = price(lowered, cost, attention=attention_of(lowered.plan, cost))
     try:
         trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
     except DeadlockError as error:
@@ -380,18 +385,6 @@ def _demo_jobs() -> list[Job]:
 
     cluster = local_cluster(Link(name="not measured yet", bytes_per_s=1e9, latency_s=1e-4), 2**40)
     return [demo_job(mix, cluster, {"vision": 1, "audio": 1, "llm": 2}) for mix in MIXES]
-
-
-def _on_data(job: Job, folder: Path) -> Job:
-    """The job with the folder's first samples for its batch."""
-    from runtime.dataset import samples_of
-
-    found = samples_of(folder, job.model)
-    if len(found) < len(job.batch):
-        raise ValueError(
-            f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(found)}"
-        )
-    return replace(job, batch=found[: len(job.batch)])
 
 
 def main() -> None:
