@@ -61,6 +61,15 @@ class Accounts:
                     found.setdefault((row.source_rank, rank), []).append(pair)
         return {pair: sorted(rows) for pair, rows in found.items()}
 
+    @cached_property
+    def arriving(self) -> dict[int, list[Transfer]]:
+        """Rank -> rows that one sender sends it alone, in their order."""
+        found: dict[int, list[Transfer]] = {}
+        for row in self._lowered.transfers:
+            if row.route is Route.P2P:
+                found.setdefault(row.destination_rank, []).append(row)
+        return found
+
 
 class _RankAccount:
     """One rank's lines. Positions are places in its program."""
@@ -232,9 +241,8 @@ class _RankAccount:
         before each of them whatever the same sender sends earlier (but for broadcasts).
         """
         unposted: dict[int, deque[Transfer]] = {}
-        for row in self._lowered.transfers:
-            if row.route is Route.P2P and row.destination_rank == self._rank:
-                unposted.setdefault(row.source_rank, deque()).append(row)
+        for row in self._accounts.arriving.get(self._rank, ()):
+            unposted.setdefault(row.source_rank, deque()).append(row)
         posting = 0
         for position, action in enumerate(self._program):
             rows = [row for row in self._inputs(action) if row.route is not Route.LOCAL]
