@@ -1,6 +1,6 @@
 """The demo: calibrate this machine, plan with every strategy, predict, run for real, compare.
 
-Setup:   a vision + audio + language model of 60 M parameters, 8 samples, encoders frozen, with
+Setup:   a vision + audio + language model of 49 M parameters, 8 samples, encoders frozen, with
          the LLM frozen and trained; up to four gloo ranks on this machine's cores.
 Ours:    predictions are written, with the plans' hashes, before the first plan runs.
 Run:     workbench demo --out out
