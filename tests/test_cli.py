@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from runtime.scenes import make
-from workbench.cli import PLANNERS, Strategy, app
+from workbench.cli import app
+from workbench.commands.strategies import PLANNERS, Strategy
 from workbench.cost.profile import load_profile
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.report.compare import Group
@@ -314,7 +315,7 @@ def test_bugs_keep_their_traceback(plan: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(path: Path) -> None:
         raise TypeError("a bug")
 
-    monkeypatch.setattr("workbench.cli.read_plan", broken)
+    monkeypatch.setattr("workbench.commands.planning.read_plan", broken)
     assert isinstance(workbench("check", plan).exception, TypeError)
 
 

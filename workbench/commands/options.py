@@ -1,0 +1,9 @@
+"""Parameters that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PlanFile = Annotated[Path, typer.Argument(help="plan file", metavar="PLAN")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]

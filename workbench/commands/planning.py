@@ -1,0 +1,105 @@
+"""Commands that make and judge plans: plan, search, check."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.commands.options import Json, PlanFile
+from workbench.commands.prediction import predict
+from workbench.commands.strategies import PLANNERS, Strategy
+from workbench.console import emit_json, show, ticking
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job import load_job
+from workbench.matching import check_job
+from workbench.plan.accept import accept
+from workbench.plan.codec import plan_hash, read_plan, write_plan
+from workbench.report.records import candidate_record
+from workbench.report.tables import (
+    milliseconds,
+    plan_table,
+    rank_runs,
+    search_table,
+    titled,
+)
+from workbench.search.drive import Objective, search
+from workbench.whole_file import check_writable
+
+
+def plan_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
+    strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = Strategy.CORNSTARCH,
+    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a job into a plan."""
+    check_writable(output)
+    wanted = load_job(job)
+    facts = load_profile(profile or wanted.profile)
+    if data is not None:
+        from runtime.dataset import with_data
+
+        wanted = with_data(wanted, data)
+    with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
+
+        def progress(done: int, total: int, best_s: float) -> None:
+            ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
+
+        made = PLANNERS[strategy](wanted, CostModel(facts), progress)
+    accept(made)
+    write_plan(made, output)
+    if as_json:
+        emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
+    else:
+        show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
+
+
+def search_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
+    objective: Annotated[Objective, typer.Option(help="what is best")] = Objective.ITERATION,
+    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a job with every strategy, simulate all plans and rank them."""
+    wanted = load_job(job)
+    facts = load_profile(profile or wanted.profile)
+    with ticking("searching", len(PLANNERS), quiet=as_json) as ticker:
+        found = search(
+            wanted,
+            CostModel(facts),
+            PLANNERS,
+            lambda plan: predict(*accept(plan), facts),
+            ticker.at,
+            objective,
+        )
+    if found[0].plan is None:
+        raise ValueError(f"no strategy has a plan for job {wanted.name!r}; {found[0].refusal}")
+    if output is not None:
+        write_plan(found[0].plan, output)
+    written = () if output is None else (f"best plan written to {output}",)
+    if as_json:
+        emit_json({"job": wanted.name, "candidates": [candidate_record(c) for c in found]})
+    else:
+        show(search_table(wanted.name, found), *written)
+
+
+def check_command(
+    plan: PlanFile,
+    job: Annotated[Path | None, typer.Option(help="job file whose model and cluster it must be for")] = None,
+) -> None:
+    """Say whether a plan is sound, fits and cannot deadlock; show its stages and programs."""
+    found = read_plan(plan)
+    if job is not None:
+        check_job(found, load_job(job), plan)
+    accept(found)
+    programs = titled("programs", ("ranks",))
+    programs.add_column("actions", overflow="fold")
+    for program in found.programs:
+        programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
+    show(
+        plan_table(found), programs, f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
+    )

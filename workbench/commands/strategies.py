@@ -1,0 +1,25 @@
+"""Strategies by the names users type."""
+
+from enum import StrEnum
+
+from workbench.search.drive import Planner
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+
+
+class Strategy(StrEnum):
+    """Strategies by the names users type."""
+
+    CORNSTARCH = "cornstarch"
+    CORNSTARCH_FROZEN_UNAWARE = "cornstarch-frozen-unaware"
+    ENCODERS_COLOCATED = "encoders-colocated"
+    ENCODERS_COLOCATED_FROZEN_AWARE = "encoders-colocated-frozen-aware"
+    ENCODERS_REPLICATED = "encoders-replicated"
+
+
+PLANNERS: dict[str, Planner] = {
+    Strategy.CORNSTARCH: cornstarch.plan,
+    Strategy.CORNSTARCH_FROZEN_UNAWARE: cornstarch.plan_frozen_unaware,
+    Strategy.ENCODERS_COLOCATED: encoders_colocated.plan,
+    Strategy.ENCODERS_COLOCATED_FROZEN_AWARE: encoders_colocated.plan_frozen_aware,
+    Strategy.ENCODERS_REPLICATED: encoders_replicated.plan,
+}
