@@ -1,8 +1,10 @@
 """Who takes how much memory at which action, and gives it back at which: the lines of the account."""
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate
 
 from workbench.cost.memory import Kernels
 from workbench.plan.lowered import Lowered, Route, Slice, Transfer
@@ -49,8 +51,9 @@ class Accounts:
         return found
 
     @cached_property
-    def rows_between(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """(producer's rank, consumer's rank) -> (place of producer, place of consumer), sorted."""
+    def answers(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+        """(producer's rank, consumer's rank) -> places of the producers of rows between them,
+        ascending, and for each the earliest place of a consumer of its row or of a later one."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for row in self._lowered.transfers:
             # A leader broadcasts what it has received when it comes to the consumer itself.
@@ -59,7 +62,7 @@ class Accounts:
                 if rank != row.source_rank:
                     pair = self.place[row.source_rank, sent_at], self.place[rank, row.consumer]
                     found.setdefault((row.source_rank, rank), []).append(pair)
-        return {pair: sorted(rows) for pair, rows in found.items()}
+        return {pair: _earliest_after(sorted(rows)) for pair, rows in found.items()}
 
     @cached_property
     def arriving(self) -> dict[int, list[Transfer]]:
@@ -167,12 +170,9 @@ class _RankAccount:
             if rank == self._rank:
                 continue
             taken = self._accounts.place[rank, row.consumer]
-            answers = [
-                consumer
-                for producer, consumer in self._accounts.rows_between.get((rank, self._rank), ())
-                if producer >= taken
-            ]
-            end = max(end, min(answers, default=self._last + 1) - 1)
+            sent_at, answered_at = self._accounts.answers.get((rank, self._rank), ([], []))
+            first = bisect_left(sent_at, taken)
+            end = max(end, (answered_at[first] if first < len(answered_at) else self._last + 1) - 1)
         return min(end, self._last)
 
     def _add_backward(self, position: int, action: Action) -> None:
@@ -275,6 +275,11 @@ class _RankAccount:
         assert action.microbatch is not None
         stage = self._plan.stage[action.stage]
         return stage, self._plan.microbatches_of[stage.module, stage.replica][action.microbatch]
+
+
+def _earliest_after(rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    earliest = list(accumulate((consumer for _, consumer in reversed(rows)), min))
+    return [producer for producer, _ in rows], earliest[::-1]
 
 
 def _is_view(row: Transfer) -> bool:
