@@ -1,6 +1,9 @@
 """What a plan knows about machines: nodes, ranks, links. SI units only."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +41,33 @@ class Node:
             raise ValueError(f"node of {self.device}: want >= 1 rank and > 0 bytes, got {self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes of consecutively numbered ranks; `intra` joins ranks of a node, `inter` nodes."""
+    """Nodes of consecutively numbered ranks; `intra` joins ranks of a node, `inter` nodes.
+
+    No `slots`: where every node's ranks end is cached on the instance.
+    """
 
     name: str
     nodes: tuple[Node, ...]
     intra: Link
     inter: Link
 
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(accumulate(node.num_ranks for node in self.nodes))
+
     @property
     def num_ranks(self) -> int:
-        return sum(node.num_ranks for node in self.nodes)
+        return self._ends[-1] if self._ends else 0
 
     def node_of(self, rank: int) -> int:
-        """Index of the rank's node; ValueError for a rank that is not there."""
-        first = 0
-        for index, node in enumerate(self.nodes):
-            if first <= rank < first + node.num_ranks:
-                return index
-            first += node.num_ranks
-        raise ValueError(f"rank {rank} is not there: cluster {self.name!r} has ranks 0..{first - 1}")
+        """Index of the rank's node, O(log nodes); ValueError for a rank that is not there."""
+        if not 0 <= rank < self.num_ranks:
+            raise ValueError(
+                f"rank {rank} is not there: cluster {self.name!r} has ranks 0..{self.num_ranks - 1}"
+            )
+        return bisect_right(self._ends, rank)
 
 
 def uniform(name: str, node: Node, *, num_nodes: int, intra: Link, inter: Link) -> Cluster:

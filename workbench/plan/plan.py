@@ -138,6 +138,15 @@ class Plan:
         return {stage.id: stage for stage in self.stages}
 
     @cached_property
+    def stages_on(self) -> dict[int, tuple[Stage, ...]]:
+        """Rank -> its stages, in the plan's order."""
+        found: dict[int, list[Stage]] = {}
+        for stage in self.stages:
+            for rank in stage.flat_ranks:
+                found.setdefault(rank, []).append(stage)
+        return {rank: tuple(stages) for rank, stages in found.items()}
+
+    @cached_property
     def sample(self) -> dict[int, Sample]:
         """Samples by id."""
         return {sample.id: sample for sample in self.batch}

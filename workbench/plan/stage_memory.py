@@ -42,9 +42,7 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
     Complexity: O(parameters of the rank's stages).
     """
     seen: set[tuple[str, str]] = set()
-    for stage in plan.stages:
-        if rank not in stage.flat_ranks:
-            continue
+    for stage in plan.stages_on.get(rank, ()):
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             for parameter in layer.parameters():
                 if (stage.module, parameter.name) not in seen:
