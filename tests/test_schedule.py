@@ -4,43 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chains import alone, chain, each_reads, node, one_to_one
 from tests.oracles import passes_read, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.check import StageShape, check_schedule
-from workbench.schedule.graph_aware import Consumer, ScheduleNode, graph_aware_1f1b
+from workbench.schedule.graph_aware import graph_aware_1f1b
 from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
-
-
-def one_to_one(num_microbatches):
-    return tuple((index,) for index in range(num_microbatches))
-
-
-def each_reads(num_own, num_reader):
-    """Consecutive own microbatches in equal shares."""
-    share = num_own // num_reader
-    return tuple(tuple(range(index * share, (index + 1) * share)) for index in range(num_reader))
-
-
-def node(stage, num_microbatches, *consumers, backward=True):
-    return ScheduleNode(
-        stage,
-        num_microbatches,
-        (backward,) * num_microbatches,
-        tuple(Consumer(reader, needs) for reader, needs in consumers),
-    )
-
-
-def chain(num_stages, num_microbatches):
-    needs = one_to_one(num_microbatches)
-    return [
-        node(stage, num_microbatches, *([(stage + 1, needs)] if stage + 1 < num_stages else []))
-        for stage in range(num_stages)
-    ]
-
-
-def alone(nodes):
-    return [(n.stage,) for n in nodes]
 
 
 def text(actions):

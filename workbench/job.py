@@ -12,6 +12,7 @@ from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
 from workbench.job_schema import JobSpec, read_spec
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
+from workbench.schedule.choice import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Job:
         replicas: data-parallel copies.
         layouts: where given; a module without one has pp None, tp 1, cp 1.
         max_ranks: how many of the cluster's ranks may be used. None: all.
+        schedule: the order of passes.
         settings: precision and per-module settings.
         profile: name or path of the machine's profile.
     """
@@ -54,6 +56,7 @@ class Job:
     replicas: int = 1
     layouts: tuple[ModuleLayout, ...] = ()
     max_ranks: int | None = None
+    schedule: Schedule = field(default_factory=Schedule)
     settings: Settings = field(default_factory=Settings)
     profile: str = ""
 
@@ -107,6 +110,11 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
             for name, layout in spec.layouts.items()
         ),
         max_ranks=spec.max_ranks,
+        schedule=Schedule(
+            kind=spec.schedule.kind,
+            virtual_stages=spec.schedule.virtual_stages or spec.schedule.kind.usual_virtual_stages,
+            memory_limit=spec.schedule.memory_limit,
+        ),
         settings=settings,
         profile=profile,
     )

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from workbench.schedule.choice import ScheduleKind
+
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 Items = Annotated[int, Field(ge=0, le=10_000, strict=True)]  # of one modality in one sample
 Positive = Annotated[float, Field(gt=0, le=1e15)]
@@ -148,6 +150,14 @@ class LayoutSpec(Strict):
     recompute: Literal["none", "full"] = "none"
 
 
+class ScheduleSpec(Strict):
+    """The order of passes; `virtual_stages` absent: the kind's usual number."""
+
+    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    virtual_stages: Count | None = None
+    memory_limit: Count | None = None
+
+
 class JobSpec(Strict):
     """A whole job.yaml; `kernels` auto: eager on processes of this machine, fused on GPUs."""
 
@@ -156,6 +166,7 @@ class JobSpec(Strict):
     cluster: ClusterSpec
     batch: BatchSpec
     layouts: dict[str, LayoutSpec] = {}
+    schedule: ScheduleSpec = ScheduleSpec()
     max_ranks: Count | None = None
     precision: Literal["float64", "float32", "bfloat16"] = "bfloat16"
     kernels: Literal["auto", "fused", "eager"] = "auto"

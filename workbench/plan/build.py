@@ -9,20 +9,22 @@ from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass
-from workbench.schedule.graph_aware import Consumer, ScheduleNode, graph_aware_1f1b
+from workbench.schedule.choice import Schedule
+from workbench.schedule.graph_aware import Consumer, ScheduleNode
+from workbench.schedule.programs import programs_of
 
 
-def with_programs(draft: Plan) -> Plan:
-    """The plan with graph-aware 1F1B programs for its stages and microbatches, checked.
+def with_programs(draft: Plan, schedule: Schedule | None = None) -> Plan:
+    """The plan with programs for its stages and microbatches, checked.
 
-    Stages on the same ranks run in lockstep, in forward order. REDUCE_GRAD follows the
-    stage's last pass, STEP ends every program.
+    Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
+    order. REDUCE_GRAD follows the stage's last pass, STEP ends every program.
 
     Raises:
         ValueError: what `check` refuses, or stages whose ranks overlap without being equal.
     """
     groups = _rank_groups(draft)
-    orders = graph_aware_1f1b(schedule_nodes(draft), list(groups.values()))
+    orders = programs_of(schedule_nodes(draft), list(groups.values()), schedule or Schedule())
     reduced = reduction_order(draft)
     programs = tuple(
         Program(ranks=ranks, actions=(*_with_reductions(orders[group], group, reduced), STEP))

@@ -39,7 +39,9 @@ class CutCandidates:
         )
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
-        return with_programs(replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts))))
+        return with_programs(
+            replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts))), self.job.schedule
+        )
 
     def believed_s(self, lowered: Lowered) -> float:
         return self.belief.plan_s(lowered, self.cost)

@@ -58,7 +58,7 @@ class _Candidates:
         cuts = cut(self.llm_s, counts[self.llm], self.llm)
         stages = _stages(self.job, self.llm, cuts)
         microbatches = _copied(self.draft, self.llm, len(cuts))
-        return with_programs(replace(self.draft, stages=stages, microbatches=microbatches))
+        return with_programs(replace(self.draft, stages=stages, microbatches=microbatches), self.job.schedule)
 
     def believed_s(self, lowered: Lowered) -> float:
         return FROZEN_UNAWARE.plan_s(lowered, self.cost)

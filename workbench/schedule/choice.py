@@ -1,0 +1,67 @@
+"""Which schedule a job asks for: its kind and the kind's parameters."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ScheduleKind(StrEnum):
+    """Schedules by the names users type.
+
+    The `zb-` kinds split the backward into I and W; `interleaved` and `zb-v` give each rank several
+    stages of one module.
+    """
+
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+    INTERLEAVED = "interleaved"
+    ZB_H1 = "zb-h1"
+    ZB_H2 = "zb-h2"
+    ZB_V = "zb-v"
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backwards stand as I and W instead of B."""
+        return self in (ScheduleKind.ZB_H1, ScheduleKind.ZB_H2, ScheduleKind.ZB_V)
+
+    @property
+    def usual_virtual_stages(self) -> int:
+        """Stages of one module on a rank where nobody says another number."""
+        return 2 if self in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V) else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A kind of schedule with its parameters.
+
+    Args:
+        kind: which one.
+        virtual_stages: v, stages of the LLM on each of its ranks; `interleaved` wants >= 2, `zb-v`
+            is a V of exactly 2, the others have 1.
+        memory_limit: most microbatches whose activations a rank may hold at once, from F to W (to I
+            where there is no W); a microbatch on one of v stages counts 1/v. For the `zb-` kinds;
+            None: the kind's own limit.
+    """
+
+    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    virtual_stages: int = 1
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        usual = self.kind.usual_virtual_stages
+        fits = self.virtual_stages == usual or (
+            self.kind is ScheduleKind.INTERLEAVED and self.virtual_stages > usual
+        )
+        if not fits:
+            least = ">= " if self.kind is ScheduleKind.INTERLEAVED else ""
+            raise ValueError(
+                f"schedule {self.kind}: want virtual_stages {least}{usual}, got {self.virtual_stages}"
+            )
+        if self.memory_limit is None:
+            return
+        if not self.kind.splits_backward:
+            kinds = ", ".join(kind for kind in ScheduleKind if kind.splits_backward)
+            raise ValueError(
+                f"schedule {self.kind} has no memory_limit, got {self.memory_limit}; {kinds} have one"
+            )
+        if self.memory_limit < 1:
+            raise ValueError(f"schedule {self.kind}: memory_limit must be >= 1, got {self.memory_limit}")
