@@ -70,7 +70,7 @@ class Gradients:
             group = self._lowered.groups[index]
             start_s = time.perf_counter()
             bucket_N = torch.cat([_summed(copies).reshape(-1) for copies in self._of(group)])
-            work = dist.all_reduce(bucket_N, group=self._mesh.reduction[group.ranks], async_op=True)
+            work = self._mesh.start_sum(bucket_N, group.ranks)
             self._pending.append(_Reduction(action, group, work, bucket_N))
             self._note_end(action, start_s, work)
 
@@ -129,7 +129,7 @@ class Gradients:
         ]
         total = squared_norm(mine).to(self._mesh.device)
         try:
-            dist.all_reduce(total)
+            self._mesh.sum_over_all(total)
         except RuntimeError as error:
             message = f"rank {self._mesh.rank} in {STEP}, summing the norm: {first_line(error)}"
             raise RankError(message, peers=self._mesh.peers) from error

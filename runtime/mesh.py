@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 
@@ -44,6 +45,27 @@ class Mesh:
     def pair_group(self, row: Transfer, destination_rank: int) -> dist.ProcessGroup | None:
         """The group that carries the row to that rank; None is the world."""
         return self.pair.get((row.route, row.source_rank, destination_rank))
+
+    def send(self, row: Transfer, rank: int, packed: Tensor) -> dist.Work | None:
+        """Start sending a row to one of its destinations; None outside the row's group."""
+        return dist.isend(packed, self.process_of(rank), group=self.pair_group(row, rank), tag=row.row)
+
+    def receive(self, row: Transfer, buffer: Tensor) -> dist.Work | None:
+        """Start receiving a row; None outside the row's group."""
+        group = self.pair_group(row, self.rank)
+        return dist.irecv(buffer, self.process_of(row.source_rank), group=group, tag=row.row)
+
+    def start_sum(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """Start summing a bucket, in place, over the ranks of a gradient group."""
+        return dist.all_reduce(bucket, group=self.reduction[ranks], async_op=True)
+
+    def sum_over_all(self, total: Tensor) -> None:
+        """Sum in place over all ranks; RuntimeError when one is gone."""
+        dist.all_reduce(total)
+
+    def align(self) -> None:
+        """Wait until all ranks are here; RuntimeError when one is gone."""
+        dist.barrier()
 
 
 def local_device() -> torch.device:

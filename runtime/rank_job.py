@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from runtime.activations import Allocations
 from runtime.adapters.adapter import MicrobatchData
 from runtime.batches import DataSource, count_targets, microbatch_data
-from runtime.context_group import context_group
+from runtime.context_group import ContextGroup, context_group
 from runtime.executor import Executor
 from runtime.failure import RankError
 from runtime.gradients import Gradients
@@ -153,7 +153,7 @@ def run_rank(
     state = None
     num_steps = settings.warmup + settings.steps
     for repetition in range(settings.repetitions):
-        rank = _Rank(lowered, mesh, settings, source, build, place.report)
+        rank = Rank(lowered, mesh, settings, source, build, place.report)
         for step in range(num_steps):
             rank.collects = repetition == 0 and step + 1 == num_steps and settings.collect is Collect.STATE
             noted = rank.step(step)
@@ -169,8 +169,8 @@ def run_rank(
     return RankReport(rank=mesh.rank, losses=tuple(losses), notes=tuple(notes), state=state)
 
 
-class _Rank:
-    """The machinery of one rank for one repetition."""
+class Rank:
+    """The machinery of one rank for one repetition; `join` finds its context-parallel groups."""
 
     def __init__(
         self,
@@ -180,6 +180,7 @@ class _Rank:
         source: DataSource,
         build: Build,
         report: Callable[[int], None],
+        join: Callable[[Mesh, Stage], ContextGroup | None] = context_group,
     ) -> None:
         plan = lowered.plan
         dtype = settings.dtype(plan)
@@ -211,7 +212,7 @@ class _Rank:
             lowered,
             mesh.rank,
             modules=self._modules,
-            feed=_feed(plan, mesh, source, dtype),
+            feed=_feed(plan, mesh, source, dtype, join),
             wires=self._wires,
             gradients=gradients,
             recorder=self._recorder,
@@ -231,7 +232,7 @@ class _Rank:
         gc.disable()
         try:
             try:
-                dist.barrier()
+                self._mesh.align()
             except RuntimeError as error:
                 message = f"rank {self._mesh.rank} at the start of step {step}: {first_line(error)}"
                 raise RankError(message, peers=self._mesh.peers) from error
@@ -284,7 +285,11 @@ def count_all_targets(plan: Plan) -> int:
 
 
 def _feed(
-    plan: Plan, mesh: Mesh, source: DataSource, dtype: torch.dtype
+    plan: Plan,
+    mesh: Mesh,
+    source: DataSource,
+    dtype: torch.dtype,
+    join: Callable[[Mesh, Stage], ContextGroup | None],
 ) -> Mapping[tuple[int, int], MicrobatchData]:
     """Data of every F on this rank, made before the clock starts."""
     feed = {}
@@ -300,7 +305,7 @@ def _feed(
                 source,
                 dtype=dtype,
                 device=mesh.device,
-                context=context_group(mesh, stage),
+                context=join(mesh, stage),
             )
     return feed
 

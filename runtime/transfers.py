@@ -168,8 +168,7 @@ class Wires:
         self._recorder.sent(row.row, time.perf_counter())
         packed_TD = packed_TD.contiguous()
         for rank in row.destination_ranks:
-            group = self._mesh.pair_group(row, rank)
-            work = dist.isend(packed_TD, self._mesh.process_of(rank), group=group, tag=row.row)
+            work = self._mesh.send(row, rank, packed_TD)
             if work is None:
                 raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
             self._porter.carry(row, work, packed_TD)
@@ -188,12 +187,7 @@ class Wires:
 
     def _receive(self, row: Transfer) -> None:
         buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
-        work = dist.irecv(
-            buffer_TD,
-            self._mesh.process_of(row.source_rank),
-            group=self._mesh.pair_group(row, self._mesh.rank),
-            tag=row.row,
-        )
+        work = self._mesh.receive(row, buffer_TD)
         if work is None:
             raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
         self._posted[row.row] = work, buffer_TD
