@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from runtime.allocator import keep_freed_memory
 from runtime.batches import DataSource, SyntheticSource
 from runtime.dataset import FolderSource
 from runtime.failure import RankError
@@ -232,6 +233,7 @@ def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSou
 
     When it fails, the connections stay open until this process ends: see `main`.
     """
+    keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
     place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)

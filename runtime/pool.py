@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runtime.allocator import keep_freed_memory
 from runtime.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 
 GRACE_S = 2.0  # how long survivors may take to report after the first failure
@@ -300,6 +301,7 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
     """A worker's life: jobs until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
+    keep_freed_memory()
     gc.freeze()  # what the parent had imported is not looked through again by every collection
     parent = os.getppid()
     while (message := _receive(pipe, parent)) is not None:

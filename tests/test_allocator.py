@@ -1,0 +1,33 @@
+"""Workers reuse the memory that they have freed."""
+
+import platform
+import resource
+
+import pytest
+import torch
+
+from runtime.allocator import keep_freed_memory
+from runtime.pool import Place, Pool
+
+NUM_BYTES = 2**26  # more than glibc maps apart by default
+
+
+def faults_when_warm(place: Place) -> int:
+    """Page faults of making 64 MiB of ones a second time."""
+    del place
+    torch.ones(NUM_BYTES // 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(NUM_BYTES // 4)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
+def test_freed_memory_is_not_mapped_again() -> None:
+    with Pool(1) as pool:
+        (faults,) = pool.run(faults_when_warm, 1)
+    assert faults < NUM_BYTES // 4096 // 100
+
+
+def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert not keep_freed_memory()
