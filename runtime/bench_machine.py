@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.adapters.choose import adapter_of
 from runtime.bench_layers import quartile_spread
 from runtime.launch import run_lowered
 from runtime.pool import Place, Pool
@@ -123,12 +124,17 @@ def _summary(seconds: list[float]) -> dict[str, Any]:
 
 
 class EmptyStage(nn.Module):
-    """A stage that does nothing in the right shape: what is left of an action is the executor."""
+    """A stage without layers, in the right shape: what is left of an action is the executor.
+
+    It makes the context that the layers of a stage share, such as rotary angles: that is paid
+    once a pass, and layers are timed without it.
+    """
 
     def __init__(self, plan: Plan, stage: Stage, dtype: torch.dtype) -> None:
         super().__init__()
         module = plan.model.module(stage.module)
         self.stage = stage
+        self._adapter = adapter_of(module)
         self._dtype = dtype
         last = module.layers[stage.layers[1] - 1]
         self._emits, self._width = last.emits, last.out_width
@@ -144,6 +150,7 @@ class EmptyStage(nn.Module):
     def forward(self, inputs: StageInput) -> Tensor:
         """Zeros: packed [T, D], or a scalar on the last stage of the LLM."""
         data = inputs.data
+        self._adapter.context(data, self._held[0].device, self._dtype)
         tokens = data.tokens_in if self._emits is TokenCount.IN else data.tokens_out
         shape = () if self._is_loss else (sum(tokens), self._width)
         leaves = [leaf for leaf in (inputs.hidden, *inputs.features.values()) if leaf is not None]
