@@ -9,7 +9,7 @@ from tests.oracles import passes_read, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.check import StageShape, check_schedule
-from workbench.schedule.graph_aware import graph_aware_1f1b
+from workbench.schedule.graph_aware import ScheduleNode, graph_aware_1f1b
 from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
 
 
