@@ -1,5 +1,6 @@
 """Profiles: strict files, shipped ones, and the command that builds them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,13 +47,23 @@ def test_building_again_gives_the_shipped_bytes(tmp_path: Path):
         )
 
 
-@pytest.mark.parametrize("name", ["A100-80GB", "H100", "H200"])
+@pytest.mark.parametrize("name", known_profiles())
 def test_leave_one_out_errors_of_the_tables_are_small(name: str):
-    fits = {fit.table: fit for fit in load_profile(name).fits}
-    assert fits["matmul"].median < 0.05
+    profile = load_profile(name)
+    fits = {fit.table: fit for fit in profile.fits}
+    assert fits["matmul"].median < 0.04
     assert fits["matmul"].p90 < 0.12
-    assert fits["attention"].median < 0.03
-    assert fits["attention"].p90 < 0.11
+    assert ("attention" in fits) is profile.attention.measured
+    if profile.attention.measured:
+        assert fits["attention"].median < 0.03
+        assert fits["attention"].p90 < 0.11
+
+
+def test_the_command_prints_the_errors_it_ships(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    main([str(tmp_path), "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) == set(known_profiles())
+    assert printed["A40"]["matmul"]["median"] == load_profile("A40").fits[0].median
 
 
 def test_a40_says_what_it_lacks():
@@ -63,7 +74,7 @@ def test_a40_says_what_it_lacks():
     assert [link.measured for link in profile.links] == [False, False]
     assert not profile.collectives
     largest = max(rate for *_, rate in profile.matmul.points)
-    assert 0.7 < largest / profile.peak("bfloat16") < 0.9
+    assert 0.7 < largest / profile.peak("bfloat16") < 1.0
 
 
 def test_unknown_name_lists_the_known_ones():
