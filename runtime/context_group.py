@@ -22,12 +22,12 @@ class ContextGroup:
     Args:
         ranks: of the plan, ascending: the order of a process group.
         rank: this one.
-        process_group: their communicator, used by attention alone.
+        process_group: their communicator, used by attention alone; None where they talk otherwise.
     """
 
     ranks: tuple[int, ...]
     rank: int
-    process_group: dist.ProcessGroup
+    process_group: dist.ProcessGroup | None
 
     @property
     def member(self) -> int:

@@ -38,6 +38,8 @@ TORCH_TYPE = {
 }
 
 
+Join = Callable[[Mesh, Stage], ContextGroup | None]  # the context-parallel group of a rank in a stage
+
 MOST_STEPS = 1_000_000
 MOST_THREADS = 1024
 S_PER_DAY = 86_400.0
@@ -142,18 +144,31 @@ def run_rank(
     source: DataSource,
     build: Build = build_stage_module,
 ) -> RankReport:
-    """Run this process's rank of the plan. The process group exists already.
-
-    After every step it tells its part of the loss.
-    """
+    """Run this process's rank of the plan. The process group exists already."""
     torch.set_num_threads(settings.threads)
     mesh = build_mesh(lowered, local_device() if dist.get_backend() != "gloo" else torch.device("cpu"))
+    return run_steps(place, mesh, lowered, settings, source, build)
+
+
+def run_steps(
+    place: Place,
+    mesh: Mesh,
+    lowered: Lowered,
+    settings: RunSettings,
+    source: DataSource,
+    build: Build,
+    join: Join = context_group,
+) -> RankReport:
+    """All steps of all repetitions of one rank; after every step it tells its part of the loss.
+
+    `join` finds the context-parallel group of a stage.
+    """
     losses: list[float] = []
     notes: list[Notes] = []
     state = None
     num_steps = settings.warmup + settings.steps
     for repetition in range(settings.repetitions):
-        rank = Rank(lowered, mesh, settings, source, build, place.report)
+        rank = _Rank(lowered, mesh, settings, source, build, place.report, join)
         for step in range(num_steps):
             rank.collects = repetition == 0 and step + 1 == num_steps and settings.collect is Collect.STATE
             noted = rank.step(step)
@@ -169,8 +184,8 @@ def run_rank(
     return RankReport(rank=mesh.rank, losses=tuple(losses), notes=tuple(notes), state=state)
 
 
-class Rank:
-    """The machinery of one rank for one repetition; `join` finds its context-parallel groups."""
+class _Rank:
+    """The machinery of one rank for one repetition."""
 
     def __init__(
         self,
@@ -180,7 +195,7 @@ class Rank:
         source: DataSource,
         build: Build,
         report: Callable[[int], None],
-        join: Callable[[Mesh, Stage], ContextGroup | None] = context_group,
+        join: Join,
     ) -> None:
         plan = lowered.plan
         dtype = settings.dtype(plan)
@@ -289,7 +304,7 @@ def _feed(
     mesh: Mesh,
     source: DataSource,
     dtype: torch.dtype,
-    join: Callable[[Mesh, Stage], ContextGroup | None],
+    join: Join,
 ) -> Mapping[tuple[int, int], MicrobatchData]:
     """Data of every F on this rank, made before the clock starts."""
     feed = {}
