@@ -1,0 +1,131 @@
+"""Time of one hierarchical assignment per global batch, and how even it leaves the microbatches.
+
+Paper:   Entrain (dissertation) section 4.5, Algorithm 4; it prints no planning time.
+Setup:   4 replicas, 4 samples a microbatch on average (its section 4.7.1); encoder and LLM seconds of a
+         sample are independent and lognormal; median and 95th percentile over repeats on new draws.
+Ours:    `workbench.balance.microbatches`, once with the printed matching and once with the even one.
+         `residual` is the heaviest microbatch over the mean, LLM side, before and after deferral.
+Goal:    below 1 % of a step of 1 s at 512 samples.
+Run:     python -m experiments.bench.assignment [--json]
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from workbench.balance.bottleneck_match import Matching, bottleneck_match, even_match
+from workbench.balance.microbatches import MicrobatchAssignment, hierarchical_assignment
+
+SIZES = (512, 2048, 8192)
+REPEATS = {512: 40, 2048: 20, 8192: 7}
+NUM_REPLICAS = 4
+SAMPLES_PER_MICROBATCH = 4
+GOAL_MS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One size: milliseconds of an assignment, and heaviest over mean LLM work of microbatches."""
+
+    num_samples: int
+    printed_ms_p50: float
+    printed_ms_p95: float
+    even_ms_p50: float
+    residual_without: float
+    residual_printed: float
+    residual_even: float
+    deviation_printed: float
+    deviation_even: float
+
+
+def measure(num_samples: int) -> Row:
+    """Time both matchings on the same draws, alternating."""
+    times_ms: dict[Matching, list[float]] = {bottleneck_match: [], even_match: []}
+    residual: dict[str, list[float]] = {"without": [], "printed": [], "even": []}
+    deviation: dict[str, list[float]] = {"printed": [], "even": []}
+    for seed in range(REPEATS[num_samples]):
+        encoder_s, llm_s = draw(num_samples, seed)
+        for name, match in (("printed", bottleneck_match), ("even", even_match)):
+            start = time.perf_counter()
+            replicas = assign(encoder_s, llm_s, match)
+            times_ms[match].append((time.perf_counter() - start) * 1e3)
+            residual[name] += [_residual(replica.llm, llm_s) for replica in replicas]
+            deviation[name] += [_deviation(replica.llm, llm_s) for replica in replicas]
+        residual["without"] += [_residual(replica.encoder, llm_s) for replica in replicas]
+    printed = sorted(times_ms[bottleneck_match])
+    return Row(
+        num_samples=num_samples,
+        printed_ms_p50=statistics.median(printed),
+        printed_ms_p95=printed[round(0.95 * (len(printed) - 1))],
+        even_ms_p50=statistics.median(times_ms[even_match]),
+        residual_without=statistics.mean(residual["without"]),
+        residual_printed=statistics.mean(residual["printed"]),
+        residual_even=statistics.mean(residual["even"]),
+        deviation_printed=statistics.mean(deviation["printed"]),
+        deviation_even=statistics.mean(deviation["even"]),
+    )
+
+
+def draw(num_samples: int, seed: int) -> tuple[list[float], list[float]]:
+    """Encoder and LLM seconds of every sample."""
+    rng = random.Random(seed)
+    encoder_s = [rng.lognormvariate(0.0, 0.8) * 0.02 for _ in range(num_samples)]
+    return encoder_s, [rng.lognormvariate(0.0, 0.8) * 0.04 for _ in range(num_samples)]
+
+
+def assign(
+    encoder_s: Sequence[float], llm_s: Sequence[float], match: Matching
+) -> tuple[MicrobatchAssignment, ...]:
+    """The assignment that is timed."""
+    return hierarchical_assignment(
+        encoder_s,
+        llm_s,
+        num_replicas=NUM_REPLICAS,
+        num_microbatches=len(llm_s) // NUM_REPLICAS // SAMPLES_PER_MICROBATCH,
+        match=match,
+    )
+
+
+def _loads(microbatches: Sequence[Sequence[int]], work_s: Sequence[float]) -> list[float]:
+    return [sum(work_s[sample] for sample in members) for members in microbatches]
+
+
+def _residual(microbatches: Sequence[Sequence[int]], work_s: Sequence[float]) -> float:
+    loads_s = _loads(microbatches, work_s)
+    return max(loads_s) / statistics.mean(loads_s)
+
+
+def _deviation(microbatches: Sequence[Sequence[int]], work_s: Sequence[float]) -> float:
+    loads_s = _loads(microbatches, work_s)
+    return statistics.pstdev(loads_s) / statistics.mean(loads_s)
+
+
+def main() -> int:
+    """Print the table, or JSON as the last line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    assign(*draw(64, 0), bottleneck_match)  # loads scipy
+    rows = [measure(num_samples) for num_samples in SIZES]
+    print("samples  printed p50    p95   even p50   heaviest / mean: without  printed  even   std / mean")
+    for row in rows:
+        print(
+            f"{row.num_samples:7d} {row.printed_ms_p50:9.2f} ms {row.printed_ms_p95:6.2f} "
+            f"{row.even_ms_p50:8.2f} ms {row.residual_without:23.3f} {row.residual_printed:8.3f} "
+            f"{row.residual_even:5.3f}   {row.deviation_printed:.3f} -> {row.deviation_even:.3f}"
+        )
+    holds = rows[0].printed_ms_p50 < GOAL_MS
+    print(f"claim: below {GOAL_MS:.0f} ms at 512 samples {'holds' if holds else 'FAILS'}")
+    if as_json:
+        keys = {f"assign_{row.num_samples}_ms": row.printed_ms_p50 for row in rows}
+        print(json.dumps(keys | {"rows": [asdict(row) for row in rows]}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""GPUs dealt out to modules in proportion to their work, and the batch size at which that is stable."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log
+
+Allocation = tuple[int, ...]
+Allocate = Callable[[Sequence[float], int], Allocation]
+
+
+def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation:
+    """The whole numbers nearest to exact shares, at least one each.
+
+    Source: Entrain (dissertation, section 4.4.2, Algorithm 2 line 5: "rounding to the nearest feasible
+    integers"). Nearest is by the sum of absolute differences: floors first, then one more where the
+    remainder is largest.
+
+    Args:
+        work: [M] work of each module, > 0 in total.
+        num_units: GPUs of one replica, or groups of tp x cp of them; >= M.
+
+    Returns:
+        [M] units of each module. Equal remainders: the earlier module.
+
+    Raises:
+        ValueError: no work, negative work, or fewer units than modules.
+
+    Complexity: O(M log M) unless minimum shares bind, then O(M^2 log M).
+    """
+    _check(work, num_units)
+    total = sum(work)
+    least = {index for index, share in enumerate(work) if share * num_units < total}
+    while True:  # modules below one unit get one, the rest share what is left
+        rest = [index for index in range(len(work)) if index not in least]
+        left = num_units - len(least)
+        rest_work = sum(work[index] for index in rest)
+        below = {index for index in rest if work[index] * left < rest_work}
+        if not below:
+            break
+        least |= below
+    exact = {index: work[index] * left / rest_work for index in rest}
+    units = {index: floor(share) for index, share in exact.items()} | dict.fromkeys(least, 1)
+    missing = num_units - sum(units.values())
+    by_remainder = sorted(rest, key=lambda index: (floor(exact[index]) - exact[index], index))
+    for index in by_remainder[:missing]:
+        units[index] += 1
+    return tuple(units[index] for index in range(len(work)))
+
+
+def fastest_allocation(work: Sequence[float], num_units: int) -> Allocation:
+    """The whole numbers whose slowest module, work over units, is fastest.
+
+    Ours: shares that are nearest need not be fastest. One unit at a time to the module that is
+    slowest is exact, since no unit can be taken from a module without making it slower than that.
+    Arguments and errors: `proportional_allocation`. Complexity: O(N M).
+    """
+    _check(work, num_units)
+    units = [1] * len(work)
+    for _ in range(num_units - len(work)):
+        slowest = max(range(len(work)), key=lambda index: (work[index] / units[index], -index))
+        units[slowest] += 1
+    return tuple(units)
+
+
+def _check(work: Sequence[float], num_units: int) -> None:
+    if not work or min(work) < 0 or sum(work) <= 0:
+        raise ValueError(f"work of modules must be >= 0 and not all 0, got {list(work)}")
+    if num_units < len(work):
+        raise ValueError(f"want at least one unit per module, got {num_units} for {len(work)} modules")
+
+
+def num_trials(confidence: float, most_failures: float) -> int:
+    """Trials that must all succeed to trust, with that confidence, that failures are rarer than stated.
+
+    Source: Entrain, Algorithm 2 line 1, ceil(ln(alpha) / ln(1 - p)); 59 at 95 % and 5 %.
+    """
+    for name, value in (("confidence", confidence), ("most_failures", most_failures)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+    return ceil(log(1 - confidence) / log(1 - most_failures))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeTrials:
+    """Trials of one batch size: how often each allocation came up, the reference included."""
+
+    num_samples: int
+    counts: tuple[tuple[Allocation, int], ...]
+
+    @property
+    def is_stable(self) -> bool:
+        return len(self.counts) == 1
+
+
+def stable_batch_size(
+    draw: Callable[[int], Sequence[float]],
+    num_units: int,
+    *,
+    first: int = 4,
+    most: int = 1 << 16,
+    trials: int = 59,
+    allocate: Allocate = proportional_allocation,
+) -> tuple[SizeTrials, ...]:
+    """Double the batch size until all random batches ask for one and the same allocation.
+
+    Source: Entrain (dissertation, section 4.4.2), Algorithm 2.
+    Differs: a size that fails is still tried to the end, so that its table can be printed.
+
+    Args:
+        draw: work of each module in a fresh random batch of so many samples.
+        num_units: GPUs of one replica.
+        first, most: sizes to start with and to give up after.
+        trials: k validation batches after the reference batch, see `num_trials`.
+
+    Returns:
+        Trials of every size tried; the last one is b_min.
+
+    Raises:
+        ValueError: still not stable at `most`, naming the two commonest allocations: the mean lies too
+            near to where the rounding changes.
+    """
+    found: list[SizeTrials] = []
+    size = first
+    while size <= most:
+        counts: dict[Allocation, int] = {}
+        for _ in range(1 + trials):
+            allocation = allocate(draw(size), num_units)
+            counts[allocation] = counts.get(allocation, 0) + 1
+        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        found.append(SizeTrials(num_samples=size, counts=tuple(ordered)))
+        if found[-1].is_stable:
+            return tuple(found)
+        size *= 2
+    rivals = ", ".join(f"{list(allocation)} ({times} times)" for allocation, times in found[-1].counts[:2])
+    raise ValueError(f"no stable allocation up to {found[-1].num_samples} samples a batch: {rivals}")
