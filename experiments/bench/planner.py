@@ -1,0 +1,191 @@
+"""How long a pipeline template takes to plan: the exact search beside divide and conquer and the paper.
+
+Paper:   Oobleck chapter, section 2.7.4.1, Table 2.3: 0.28 to 3,297.92 s on the authors' machine, one
+         template per cell; and two larger goals of our own.
+Setup:   a chain of equal transformer layers whose times differ by 2 % as measured ones do, with a
+         heavier first and last layer; m GPUs make a layer m times as fast and cost 0.2 ms; any number
+         of GPUs of a node may share a stage. Both searches in one run, compiled beforehand.
+Ours:    `exact_templates`, the exact minimum; `divided_template`, the paper's algorithm, given up on
+         after `--limit-s` per cell (the claim compares the cells it finished).
+Differs: the paper's cells include reading layer profiles, if anything; its seconds are another machine's.
+Run:     python -m experiments.bench.planner [--json] [--limit-s SECONDS]
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from dataclasses import dataclass
+
+from experiments.printed import printed_rows
+from workbench.resilience.chain import LayerChain
+from workbench.resilience.divide_and_conquer import GaveUpError, divided_template
+from workbench.resilience.exact_mapping import exact_templates
+from workbench.resilience.template import Template
+
+LIMIT_S = 600.0
+GOALS_S = {(96, 24, 8): 2.0, (256, 64, 8): 60.0}
+LAYER_S, SHARING_S, NOISE = 10e-3, 2e-4, 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Seconds to plan one template; `divided` values are None where divide and conquer was stopped.
+
+    Args:
+        objective_s: planned iteration of the exact template, divided_objective_s of the other.
+        all_counts_s: templates of every node count up to `num_nodes` in one pass.
+    """
+
+    num_layers: int
+    num_nodes: int
+    num_gpus: int
+    paper_s: float | None
+    ours_s: float
+    all_counts_s: float
+    divided_s: float | None
+    objective_s: float
+    divided_objective_s: float | None
+
+    @property
+    def never_worse(self) -> bool:
+        return self.divided_objective_s is None or self.objective_s <= self.divided_objective_s * (1 + 1e-12)
+
+
+def transformer_chain(num_layers: int, gpus_per_node: int, seed: int = 0) -> LayerChain:
+    """Layers of one width with the spread of measured times; any GPUs of a node may share one."""
+    rng = random.Random(seed)
+    scale = [1.0] * num_layers
+    scale[0], scale[-1] = 0.4, 1.6
+    times = tuple(
+        tuple(
+            factor * LAYER_S * rng.uniform(1, 1 + NOISE) / width + (SHARING_S if width > 1 else 0.0)
+            for width in range(1, gpus_per_node + 1)
+        )
+        for factor in scale
+    )
+    return LayerChain(widths=tuple(range(1, gpus_per_node + 1)), time_s=times)
+
+
+def grid() -> list[tuple[int, int, int, float | None]]:
+    """Layers, nodes, GPUs per node, printed seconds: the table's cells, then the larger goal."""
+    printed = [
+        (
+            int(row["n_layers"]),
+            int(row["n_nodes"]),
+            int(row["n_gpus_per_node"]),
+            float(row["planning_latency_s"]),
+        )
+        for row in printed_rows("oobleck_table2_3")
+    ]
+    return [*printed, (256, 64, 8, None)]
+
+
+def measure(num_layers: int, num_nodes: int, num_gpus: int, paper_s: float | None, limit_s: float) -> Cell:
+    """Plan one cell both ways."""
+    chain = transformer_chain(num_layers, num_gpus)
+    start = time.perf_counter()
+    exact = exact_templates(chain, num_gpus, (num_nodes,))[num_nodes]
+    middle = time.perf_counter()
+    exact_templates(chain, num_gpus, range(1, num_nodes + 1))
+    end = time.perf_counter()
+    divided, divided_s = _divide(chain, num_gpus, num_nodes, limit_s if paper_s is not None else 0.0)
+    return Cell(
+        num_layers=num_layers,
+        num_nodes=num_nodes,
+        num_gpus=num_gpus,
+        paper_s=paper_s,
+        ours_s=middle - start,
+        all_counts_s=end - middle,
+        divided_s=divided_s,
+        objective_s=exact.planned_s,
+        divided_objective_s=None if divided is None else divided.planned_s,
+    )
+
+
+def _divide(
+    chain: LayerChain, num_gpus: int, num_nodes: int, limit_s: float
+) -> tuple[Template | None, float | None]:
+    """Divide and conquer within the limit; nothing where it is given none or too little."""
+    if limit_s <= 0:
+        return None, None
+    start = time.perf_counter()
+    try:
+        found = divided_template(chain, num_gpus, num_nodes, lambda: time.perf_counter() - start < limit_s)
+    except GaveUpError:
+        return None, None
+    return found, time.perf_counter() - start
+
+
+def warm_up() -> None:
+    """Compile both searches outside the timing."""
+    chain = transformer_chain(6, 2)
+    exact_templates(chain, 2, (1, 2))
+    divided_template(chain, 2, 2)
+
+
+def as_json(cells: list[Cell]) -> dict[str, object]:
+    """`grid.<layers>.<nodes>.<gpus>` by cell, and the claims."""
+    nested: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
+    for cell in cells:
+        by_nodes = nested.setdefault(str(cell.num_layers), {}).setdefault(str(cell.num_nodes), {})
+        by_nodes[str(cell.num_gpus)] = {
+            "ours_s": cell.ours_s,
+            "paper_s": cell.paper_s,
+            "divide_and_conquer_s": cell.divided_s,
+            "all_node_counts_s": cell.all_counts_s,
+            "objective_s": cell.objective_s,
+            "divide_and_conquer_objective_s": cell.divided_objective_s,
+        }
+    compared = [cell for cell in cells if cell.divided_objective_s is not None]
+    return {
+        "grid": nested,
+        "never_worse_than_divide_and_conquer": bool(compared) and all(cell.never_worse for cell in compared),
+        "cells_compared": len(compared),
+        "goals_met": all(_meets_goal(cell) for cell in cells),
+    }
+
+
+def _meets_goal(cell: Cell) -> bool:
+    return cell.ours_s < GOALS_S.get((cell.num_layers, cell.num_nodes, cell.num_gpus), float("inf"))
+
+
+def _shown(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--limit-s", type=float, default=LIMIT_S, help="give up on divide and conquer after this, per cell"
+    )
+    arguments = parser.parse_args()
+    warm_up()
+    print("layers nodes GPUs        paper  divide & conquer        exact   all node counts  objective gained")
+    cells = []
+    for num_layers, num_nodes, num_gpus, paper_s in grid():
+        cell = measure(num_layers, num_nodes, num_gpus, paper_s, arguments.limit_s)
+        cells.append(cell)
+        gained = "-"
+        if cell.divided_objective_s is not None:
+            gained = f"{100 * (cell.divided_objective_s / cell.objective_s - 1):.3f}%"
+        print(
+            f"{num_layers:6d} {num_nodes:5d} {num_gpus:4d} {_shown(paper_s):>12} "
+            f"{_shown(cell.divided_s):>17} {_shown(cell.ours_s):>12} {_shown(cell.all_counts_s):>17} {gained:>17}",
+            flush=True,
+        )
+    result = as_json(cells)
+    compared = result["cells_compared"]
+    print(f"claim: never worse than divide and conquer on {compared} cells: ", end="")
+    print("holds" if result["never_worse_than_divide_and_conquer"] else "FAILS")
+    print(f"claim: the goals of {', '.join(f'{k}: {v} s' for k, v in GOALS_S.items())}: ", end="")
+    print("hold" if result["goals_met"] else "FAIL")
+    if arguments.json:
+        print(json.dumps(result))
+    return 0 if result["never_worse_than_divide_and_conquer"] and result["goals_met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

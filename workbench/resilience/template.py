@@ -1,0 +1,113 @@
+"""A pipeline template: how many nodes, which stages, and the time of an iteration by formula."""
+
+from dataclasses import dataclass
+
+PLANNED_PER_STAGE = 4  # microbatches per stage assumed while planning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateStage:
+    """Layers first..end-1 on `num_gpus` GPUs of one node; `time_s` of one forward and one backward."""
+
+    first: int
+    end: int
+    num_gpus: int
+    time_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.end or self.num_gpus < 1:
+            raise ValueError(
+                f"a stage holds a layer and a GPU at least, got layers {self.first}..{self.end} "
+                f"on {self.num_gpus} GPUs"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A pipeline over whole nodes. Stages take the nodes' GPUs in order, and none spans two nodes.
+
+    The iteration time is that of the Oobleck chapter, section 2.4.1.2: T1 + T2 + T3 with k* the
+    slowest stage, counted from 0; of equally slow ones the last, which is never the cheaper reading.
+    """
+
+    num_nodes: int
+    gpus_per_node: int
+    stages: tuple[TemplateStage, ...]
+
+    def __post_init__(self) -> None:
+        if not self.stages or self.stages[0].first != 0:
+            raise ValueError("a template starts with layer 0")
+        used, layer = 0, 0
+        for place, stage in enumerate(self.stages):
+            if stage.first != layer:
+                raise ValueError(f"stage {place} starts with layer {stage.first}, want {layer}")
+            if used % self.gpus_per_node + stage.num_gpus > self.gpus_per_node:
+                raise ValueError(
+                    f"stage {place} has {stage.num_gpus} GPUs from GPU {used % self.gpus_per_node} of a "
+                    f"node on, which spans two nodes of {self.gpus_per_node}"
+                )
+            used, layer = used + stage.num_gpus, stage.end
+        if used != self.num_nodes * self.gpus_per_node:
+            raise ValueError(
+                f"{self.num_nodes} nodes of {self.gpus_per_node} GPUs: the stages use {used} GPUs, "
+                f"want all {self.num_nodes * self.gpus_per_node}"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        return self.stages[-1].end
+
+    @property
+    def slowest(self) -> int:
+        """k*: the last of the slowest stages."""
+        times = [stage.time_s for stage in self.stages]
+        return len(times) - 1 - times[::-1].index(max(times))
+
+    @property
+    def bottleneck_s(self) -> float:
+        return self.stages[self.slowest].time_s
+
+    @property
+    def t1_s(self) -> float:
+        """One forward and one backward of every stage."""
+        return sum(stage.time_s for stage in self.stages)
+
+    @property
+    def t3_s(self) -> float:
+        """One forward and one backward of the slowest stage and all behind it."""
+        return sum(stage.time_s for stage in self.stages[self.slowest :])
+
+    @property
+    def planned_s(self) -> float:
+        """The objective: the iteration with four microbatches per stage."""
+        return self.iteration_s(PLANNED_PER_STAGE * len(self.stages))
+
+    @property
+    def microbatch_s(self) -> float:
+        """What one microbatch costs in the planned iteration."""
+        return self.planned_s / (PLANNED_PER_STAGE * len(self.stages))
+
+    def iteration_s(self, num_microbatches: int) -> float:
+        """T1 + T2 + T3, not above T1 + (microbatches - 1) x bottleneck.
+
+        Differs: with fewer microbatches than stages behind the slowest, T2 of the source is negative;
+        here it is 0, and the bound, which is the time of equal stages, makes one microbatch cost T1.
+        """
+        if num_microbatches < 1:
+            raise ValueError(f"an iteration needs at least one microbatch, got {num_microbatches}")
+        steady = max(0, num_microbatches - len(self.stages) + self.slowest - 1)
+        by_terms = self.t1_s + steady * self.bottleneck_s + self.t3_s
+        return min(by_terms, self.t1_s + (num_microbatches - 1) * self.bottleneck_s)
+
+    def node_of_stage(self, stage: int) -> int:
+        """Which of its nodes, from 0, a stage runs on."""
+        return sum(each.num_gpus for each in self.stages[:stage]) // self.gpus_per_node
+
+    def layers_of_node(self, node: int) -> tuple[int, ...]:
+        """Layers that a node of the pipeline holds."""
+        return tuple(
+            layer
+            for place, stage in enumerate(self.stages)
+            if self.node_of_stage(place) == node
+            for layer in range(stage.first, stage.end)
+        )
