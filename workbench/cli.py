@@ -2,7 +2,7 @@
 
 import typer
 
-from workbench.commands import executing, measuring, planning
+from workbench.commands import executing, measuring, planning, predicting
 from workbench.console import OneLineErrors
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app.command("search")(planning.search_command)
 app.command("check")(planning.check_command)
 app.command("simulate")(executing.simulate_command)
 app.command("run")(executing.run_command)
+app.command("predict", help=predicting.PREDICT_HELP)(predicting.predict_command)
 app.command("compare")(executing.compare_command)
 app.command("calibrate")(measuring.calibrate_command)
 app.command("report")(measuring.report_command)

@@ -1,10 +1,12 @@
 """The cost model: seconds of one layer on one machine, forward and gradient by gradient."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cache
 
 from workbench.cost.collectives import Collective, Collectives
+from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
 from workbench.cost.hardware import Link
 from workbench.cost.interpolate import Surface
 from workbench.cost.measured import MeasuredLayer
@@ -26,10 +28,12 @@ from workbench.cost.roofline import (
 )
 from workbench.cost.signature import signature
 from workbench.graph.frozen import Needs
-from workbench.graph.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise
+from workbench.graph.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
 
+LOSS = "loss"
+STORED_BACKWARD = 2.0  # of the forward: two products a product
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -72,10 +76,12 @@ class CostModel:
 
     A layer with rows of its own in the profile is read from them; any other is the sum of
     its operators, each read from the tables of matmuls, attention and memory-bound kernels.
+    An execution changes the sums of operators, and no time of a layer that was measured whole.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, execution: Execution | None = None) -> None:
         self.profile = profile
+        self.execution = execution or Execution()
         self.collectives = Collectives(profile)
         self._matmul = _surface(profile.matmul)
         self._attention = _surface(profile.attention)
@@ -86,6 +92,12 @@ class CostModel:
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
+
+    def executed(self, execution: Execution) -> "CostModel":
+        """The same machine under another execution; tables are shared, not read again."""
+        other = copy(self)
+        other.execution, other._known = execution, {}
+        return other
 
     def layer_time(
         self, layer: Layer, work: Work, *, tp: int, cp: int, precision: str, link: Link | None = None
@@ -135,14 +147,17 @@ class CostModel:
 
         A shape below the smallest measured one takes the time of the smallest.
         """
-        peak = self.profile.peak(precision)
+        run, size = self.execution, ELEMENT_BYTES[precision]
+        factor = run.matmul_factor(*gemm, element_bytes=size)
+        peak = self.profile.peak(precision) * factor
         if self._matmul is None:
-            moved_s = gemm.num_bytes(ELEMENT_BYTES[precision]) / self.profile.memory_bytes_per_s
-            return self._floor(max(gemm.flop / peak, moved_s)), True
+            moved_s = gemm.num_bytes(size) / self.profile.memory_bytes_per_s
+            return self._floor(max(gemm.flop / peak, moved_s)) + run.matmul_start_s, True
         padded = Gemm(*(max(size, low) for size, low in zip(gemm, self._matmul.low, strict=True)))
         reading = self._matmul.read(*padded)
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
-        return self._floor(padded.flop / rate), reading.inside and padded == gemm
+        inside = reading.inside and padded == gemm
+        return self._floor(padded.flop / rate) + run.matmul_start_s, inside
 
     def attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> tuple[float, bool]:
         """Seconds of the forward kernel, and whether its shape lies among the measured ones.
@@ -150,7 +165,9 @@ class CostModel:
         A row of several sequences is as many heads of their mean length.
         """
         flop = attention_flop(operator, work, grid)
-        peak = self.profile.peak(precision)
+        peak = self.profile.peak(precision) * self.execution.attention_rate
+        if self.execution.attention is not AttentionKernel.FUSED:
+            return self._stored_attention_s(operator, work, grid, precision), True
         if self._attention is None or flop == 0:
             return self._floor(flop / peak), True
         queries = operator_tokens(operator, work, grid) * grid.cp
@@ -161,6 +178,26 @@ class CostModel:
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
         return self._floor(flop / rate), reading.inside
 
+    def _stored_attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
+        """Two batched products over every score, masked ones too, and passes over the stored scores."""
+        run, queries = self.execution, operator_tokens(operator, work, grid)
+        keys = operator.num_keys or max(row.tokens_in for row in work.rows)
+        scores = queries * keys * operator.num_heads / grid.tp
+        length = min(keys, work.tokens(operator.tokens) / len(work.rows))
+        rate = self._rate(Gemm(length, keys, operator.head_dim), precision) * run.attention_rate
+        return self._floor(4.0 * operator.head_dim * scores / rate) + self.moved_s(
+            run.scores_passes * scores * ELEMENT_BYTES[precision]
+        )
+
+    def _rate(self, gemm: Gemm, precision: str) -> float:
+        """FLOP/s of a batch of such products: the table's at the batch's size, the peak without one."""
+        peak = self.profile.peak(precision)
+        if self._matmul is None:
+            return peak
+        most = float(self._matmul.low[0])
+        reading = self._matmul.read(max(gemm.m, most), *map(max, gemm[1:], self._matmul.low[1:]))
+        return reading.rate * peak / self.profile.peak(self.profile.table_precision)
+
     def moved_s(self, num_bytes: float, operator: Pointwise | Lookup | None = None) -> float:
         """Seconds of one memory-bound kernel; norms have rates of their own."""
         if num_bytes == 0:
@@ -168,7 +205,17 @@ class CostModel:
         is_norm = isinstance(operator, Pointwise) and operator.weights
         surface = self._normalization if is_norm else self._pointwise
         rate = surface.read(num_bytes).rate if surface else self.profile.memory_bytes_per_s
-        return self._floor(num_bytes / rate)
+        return self._floor(num_bytes / (rate * self.execution.memory_rate))
+
+    def update_s(self, num_bytes: float) -> float:
+        """Seconds of an optimizer step that moves so many bytes."""
+        rate = self._pointwise.read(num_bytes).rate if self._pointwise else self.profile.memory_bytes_per_s
+        run = self.execution
+        return self._floor(num_bytes / (rate * run.step_rate)) + run.step_start_s if num_bytes else 0.0
+
+    def between_ranks_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
+        """Seconds of a collective over gradients or updated weights."""
+        return self.collectives.seconds(kind, num_bytes, num_ranks, link) / self.execution.reduction_rate
 
     def _floor(self, seconds: float) -> float:
         return max(seconds, self.profile.kernel_floor_s)
@@ -199,12 +246,33 @@ class _OperatorSums:
         )
         interior = sum(passes.input_grad_s for passes in operators[first + 1 :])
         interior += sum(seconds for index, seconds in backward_comm if index > first)
-        return LayerTime(
+        time = LayerTime(
             sum(passes.forward_s for passes in operators) + forward_comm,
             sum(passes.input_grad_s for passes in operators) + sum(seconds for _, seconds in backward_comm),
             sum(passes.weight_grad_s for passes in operators),
             frozenset(self.unmeasured),
             interior,
+        )
+        return self._launched(time, layer)
+
+    def _launched(self, time: LayerTime, layer: Layer) -> LayerTime:
+        """No pass is shorter than the host takes to launch its kernels; a slow host slows I and W alike."""
+        run, grid = self._cost.execution, self._grid
+        messages = tensor_parallel_messages(layer, self._work, grid, self._bytes)
+        forward = sum(run.num_kernels(operator) for operator in layer.operators)
+        weights = sum(bool(operator.parameters()) for operator in layer.operators)
+        forward_s = run.host_s(forward, len(messages.forward), grid.tp)
+        backward_s = run.host_s(forward + weights, len(messages.backward), grid.tp)
+        device_s = time.input_grad_s + time.weight_grad_s
+        if device_s == 0 or (time.forward_s >= forward_s and device_s >= backward_s):
+            return replace(time, forward_s=max(time.forward_s, forward_s))
+        slower = max(1.0, backward_s / device_s)
+        return replace(
+            time,
+            forward_s=max(time.forward_s, forward_s),
+            input_grad_s=time.input_grad_s * slower,
+            weight_grad_s=time.weight_grad_s * slower,
+            interior_grad_s=time.interior_grad_s * slower,
         )
 
     def _operator(self, operator: Operator) -> _Passes:
@@ -213,7 +281,10 @@ class _OperatorSums:
         if isinstance(operator, Attention):
             return self._attention(operator)
         cost = self._cost
-        moved = pass_bytes(operator, self._work, self._grid, self._bytes)
+        scale = cost.execution.loss_passes if operator.name == LOSS else 1.0
+        if cost.execution.activations is ActivationCut.SEQUENCE and operator.shard is Shard.REPLICATED:
+            scale /= self._grid.tp
+        moved = [n * scale for n in pass_bytes(operator, self._work, self._grid, self._bytes)]
         self._note(cost.profile.pointwise, "memory-bound kernels")
         self.unmeasured.add("backward of memory-bound kernels")
         return _Passes(*(cost.moved_s(num_bytes, operator) for num_bytes in moved))
@@ -239,7 +310,13 @@ class _OperatorSums:
             self.unmeasured.add("attention without a causal mask")
         if profile.attention_head_dim not in (None, operator.head_dim):
             self.unmeasured.add(f"attention with heads of {operator.head_dim}")
-        return _Passes(forward_s, forward_s * ATTENTION_BACKWARD_FLOP / profile.attention_backward_rate, 0.0)
+        kernel = self._cost.execution.attention
+        if kernel is AttentionKernel.FUSED:
+            backward_s = forward_s * ATTENTION_BACKWARD_FLOP / profile.attention_backward_rate
+            return _Passes(forward_s, backward_s, 0.0)
+        self.unmeasured.add("attention with stored scores")
+        again = 1.0 if kernel is AttentionKernel.RECOMPUTED else 0.0
+        return _Passes(forward_s, forward_s * (STORED_BACKWARD + again), 0.0)
 
     def _communication(self, layer: Layer) -> tuple[float, list[tuple[int, float]]]:
         """Seconds of collectives: of the forward, and (operator, seconds) of the backward."""
@@ -266,7 +343,9 @@ class _OperatorSums:
         assert self._link is not None
         if not self._cost.collectives.is_measured(kind, num_ranks, self._link):
             self.unmeasured.add("collectives inside a layer: ring formula")
-        return self._cost.collectives.seconds(kind, num_bytes, num_ranks, self._link)
+        run = self._cost.execution
+        seconds = self._cost.collectives.seconds(kind, num_bytes, num_ranks, self._link)
+        return seconds / run.collective_rate + run.collective_start_s
 
     def _note(self, table: Table, name: str) -> None:
         if not table.points:

@@ -178,14 +178,14 @@ class _Pricing:
     def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         if not self._cost.collectives.is_measured(kind, num_ranks, link):
             self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
-        return self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
+        return self._cost.between_ranks_s(kind, num_bytes, num_ranks, link)
 
     def _steps(self) -> dict[int, float]:
         """The update of what each rank holds, and the gathers of what it updated only in part."""
         elements = dict.fromkeys(self._plan.ranks, 0.0)
         steps_s = dict.fromkeys(self._plan.ranks, self._cost.profile.overhead_s(Pass.STEP))
         for group in self._lowered.groups:
-            for rank in group.ranks:
+            for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
                 elements[rank] += group.num_elements / num_shards(self._plan, group)
                 steps_s[rank] += self._gather_s(group)
         return {rank: steps_s[rank] + self._update_s(elements[rank]) for rank in steps_s}
@@ -196,7 +196,7 @@ class _Pricing:
         if measured_s is not None:
             return num_parameters * measured_s
         self.unmeasured.add("optimizer step: bytes over memory bandwidth")
-        return self._cost.moved_s(num_parameters * step_bytes(precision))
+        return self._cost.update_s(num_parameters * step_bytes(precision))
 
     def _gather_s(self, group: GradientGroup) -> float:
         shards = num_shards(self._plan, group)

@@ -1,0 +1,125 @@
+"""How a training system runs layers beyond what a machine's tables say: its kernels, its host, its rates."""
+
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from workbench.graph.layer import Attention, Matmul, Operator
+from workbench.whole_file import write_text
+
+ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores read in smaller pieces
+STORED_KERNELS = 4  # of an attention with stored scores: product, softmax, dropout, product
+
+
+class AttentionKernel(StrEnum):
+    """FUSED: one kernel. STORED: scores pass through memory. RECOMPUTED: that, and again backward."""
+
+    FUSED = "fused"
+    STORED = "stored"
+    RECOMPUTED = "recomputed"
+
+
+class ActivationCut(StrEnum):
+    """Outside matmuls and attention: every tensor-parallel rank works on all tokens, or on its share."""
+
+    WHOLE = "whole"
+    SEQUENCE = "sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Everything at its default leaves a profile's times as they are.
+
+    Rates are factors on the profile's, 1.0 as measured. Host seconds bound a layer's pass from
+    below: the host launches one kernel after the other and runs ahead of the device while it can.
+
+    Args:
+        attention: how attention is computed.
+        activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
+        matmul_rate: of matrix products.
+        matmul_start_s: seconds every product takes besides its FLOP.
+        unaligned_rate: factor on a product's rate for each halving of the alignment of its sizes
+            below 16 bytes.
+        attention_rate: of attention, or of the products with scores where these are stored.
+        scores_passes: times the score matrix is read or written in a forward, where stored.
+        memory_rate: of memory-bound kernels.
+        loss_passes: factor on the bytes of the loss over the logits.
+        collective_rate: of the collectives inside a layer.
+        reduction_rate: of collectives over gradients.
+        collective_start_s: seconds every collective inside a layer takes besides its bytes.
+        host_kernel_s: host seconds to launch a kernel.
+        host_collective_s: host seconds to launch a collective inside a layer.
+        host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
+        step_rate: of the optimizer's memory traffic.
+        step_start_s: seconds every optimizer step takes besides its bytes.
+    """
+
+    attention: AttentionKernel = AttentionKernel.FUSED
+    activations: ActivationCut = ActivationCut.WHOLE
+    matmul_rate: float = 1.0
+    matmul_start_s: float = 0.0
+    unaligned_rate: float = 1.0
+    attention_rate: float = 1.0
+    scores_passes: float = 6.0
+    memory_rate: float = 1.0
+    loss_passes: float = 1.0
+    collective_rate: float = 1.0
+    collective_start_s: float = 0.0
+    reduction_rate: float = 1.0
+    host_kernel_s: float = 0.0
+    host_collective_s: float = 0.0
+    host_rank_s: float = 0.0
+    step_rate: float = 1.0
+    step_start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if value < 0 or (name.endswith("_rate") and value == 0) or value == float("inf"):
+                least = "> 0" if name.endswith("_rate") else ">= 0"
+                raise ValueError(f"execution: {name} must be {least} and finite, got {value}")
+
+    def matmul_factor(self, *sizes: float, element_bytes: int) -> float:
+        """On the rate of a product of these sizes: `unaligned_rate` to the power of the missing halvings."""
+        missing = 0
+        for size in sizes:
+            row_bytes, halvings = int(size) * element_bytes, 0
+            while row_bytes % (ALIGNED_BYTES >> halvings):
+                halvings += 1
+            missing = max(missing, halvings)
+        return self.matmul_rate * self.unaligned_rate**missing
+
+    def host_s(self, num_kernels: int, num_collectives: int, num_ranks: int) -> float:
+        """Host seconds of a layer's pass on one of `num_ranks` that compute it together."""
+        per_kernel_s = self.host_kernel_s + (num_ranks - 1) * self.host_rank_s
+        return num_kernels * per_kernel_s + num_collectives * self.host_collective_s
+
+    def num_kernels(self, operator: Operator) -> int:
+        """Kernels of an operator's forward; a biased matmul adds its bias in a second one."""
+        if isinstance(operator, Attention):
+            return 1 if self.attention is AttentionKernel.FUSED else STORED_KERNELS
+        return 2 if isinstance(operator, Matmul) and operator.bias else 1
+
+
+NUMBERS = tuple(field.name for field in fields(Execution) if field.name not in ("attention", "activations"))
+Execution.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+_ADAPTER = TypeAdapter(Execution)
+
+
+def load_execution(path: Path) -> Execution:
+    """An execution out of a JSON file of its fields; ValueError names the first wrong one."""
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "file"
+        raise ValueError(
+            f"{path}: {place}: {first['msg']}; fields: {', '.join(asdict(Execution()))}"
+        ) from error
+
+
+def write_execution(execution: Execution, path: Path) -> None:
+    """Write it as JSON; the file appears whole or not at all."""
+    write_text(_ADAPTER.dump_json(execution, indent=1).decode() + "\n", path)
