@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +12,10 @@ from runtime.adapters.adapter import MicrobatchData
 from runtime.failure import RankError
 from runtime.gradients import Gradients
 from runtime.optimizer import OptimizerSettings, build_adamw
-from runtime.stage_module import StageInput
+from runtime.stage_module import StageInput, StageModule
 from runtime.timing import Recorder
 from runtime.transfers import Wires, accumulate, join
+from runtime.weight_gradient import SplitBackward, WeightWork
 from workbench.graph.model_graph import TEXT
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
 from workbench.plan.plan import Stage
@@ -23,12 +23,6 @@ from workbench.schedule.action import COMPUTE, Action, Pass
 from workbench.trace import Lane
 
 # Shape suffixes: T = tokens of a packed tensor, D = width.
-
-
-class Runs(Protocol):
-    """A stage module, as far as passes care: packed tokens in, packed tokens (or the loss sum) out."""
-
-    def __call__(self, stage_input: StageInput) -> Tensor: ...
 
 
 Arrived = dict[str, list[tuple[Transfer, Tensor]]]  # edge -> rows with their packed tensors
@@ -48,7 +42,8 @@ class Executor:
     Args:
         lowered: the plan.
         rank: of the plan.
-        modules: stage id -> module, for the stages of this rank.
+        modules: stage id -> module, for the stages of this rank: packed tokens in, packed tokens (or
+            the loss sum) out. Where the program splits a stage's backward, its module is taken apart.
         feed: (stage, microbatch) -> data of that microbatch, for F actions.
         wires, gradients, recorder: of this rank.
         optimizer: settings of the step.
@@ -63,7 +58,7 @@ class Executor:
         lowered: Lowered,
         rank: int,
         *,
-        modules: Mapping[int, Runs],
+        modules: Mapping[int, StageModule],
         feed: Mapping[tuple[int, int], MicrobatchData],
         wires: Wires,
         gradients: Gradients,
@@ -86,12 +81,21 @@ class Executor:
         self._on_gradients = on_gradients
         self._memory = memory
         self._kept: dict[tuple[int, int], _Kept] = {}
-        self._has_backward = {
-            (action.stage, action.microbatch) for action in self.program if action.kind is Pass.B
+        self._left: dict[tuple[int, int], WeightWork] = {}  # by I for W
+        self._backward_of = {
+            (_id(action), _microbatch(action)): action
+            for action in self.program
+            if action.kind in (Pass.B, Pass.I)
+        }
+        self._splits = {
+            stage: SplitBackward(modules[stage])
+            for stage in dict.fromkeys(_id(action) for action in self.program if action.kind is Pass.I)
         }
         self._do = {
             Pass.F: self._forward,
             Pass.B: self._backward,
+            Pass.I: self._input_gradient,
+            Pass.W: self._weight_gradient,
             Pass.REDUCE_GRAD: self._reduce,
             Pass.STEP: self._step,
         }
@@ -120,6 +124,10 @@ class Executor:
     def _stages(self) -> Iterator[Stage]:
         return (stage for stage in self.lowered.plan.stages if self.rank in stage.flat_ranks)
 
+    def resume(self, before: "Executor") -> None:
+        """Go on with the optimizer of the step before, which trained the same weights on another plan."""
+        self._adamw = before._adamw
+
     def run_step(self) -> None:
         """One optimizer step.
 
@@ -141,48 +149,68 @@ class Executor:
                 message = f"rank {self.rank} in {action}: {type(error).__name__}: {error}"
                 raise RankError(message) from error
         self._wires.finish_step()
-        if self._kept:
-            left = ", ".join(f"{stage}F{microbatch}" for stage, microbatch in self._kept)
-            raise RankError(f"rank {self.rank}: {left} still wait for their backward after the step")
+        for waiting, kind, wanted in ((self._kept, Pass.F, "backward"), (self._left, Pass.I, "W")):
+            if waiting:
+                left = ", ".join(f"{stage}{kind}{microbatch}" for stage, microbatch in waiting)
+                raise RankError(f"rank {self.rank}: {left} still wait for their {wanted} after the step")
 
     def _forward(self, action: Action, arrived: Arrived, start_s: float) -> None:
         stage = self.lowered.plan.stage[_id(action)]
         key = (stage.id, _microbatch(action))
-        wanted = self._edges_that_want_gradients(Action(stage.id, Pass.B, key[1]))
+        backward = self._backward_of.get(key)
+        wanted = frozenset[str]() if backward is None else self._edges_that_want_gradients(backward)
         leaves = {
             edge: join(pieces).detach().requires_grad_(edge in wanted) for edge, pieces in arrived.items()
         }
-        with torch.set_grad_enabled(key in self._has_backward):
+        with torch.set_grad_enabled(backward is not None):
             output = self._run(stage, key, leaves)
         if self._is_loss(stage):
             self._recorder.loss_sum += float(output.detach()) * self._loss_scale
         self._give(action, output.detach())
-        if key in self._has_backward:
+        if backward is not None:
             self._kept[key] = _Kept(leaves, output)
         self._end(Lane.COMPUTE, action, start_s)
 
     def _run(self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]) -> Tensor:
         features = {edge: leaf for edge, leaf in leaves.items() if edge != stage.module}
         stage_input = StageInput(hidden=leaves.get(stage.module), features=features, data=self._feed[key])
-        return self._modules[stage.id](stage_input)
+        output: Tensor = self._modules[stage.id](stage_input)
+        return output
 
     def _backward(self, action: Action, arrived: Arrived, start_s: float) -> None:
-        stage = self.lowered.plan.stage[_id(action)]
-        key = (stage.id, _microbatch(action))
+        key = (_id(action), _microbatch(action))
         kept = self._kept.pop(key)
-        output = kept.output
-        if self._is_loss(stage):
-            gradient = torch.full_like(output, self._loss_scale)
-        else:
-            pieces = [piece for edge in arrived for piece in arrived[edge]]
-            gradient = accumulate(sorted(pieces, key=lambda piece: piece[0].row), output)
-        torch.autograd.backward([output], [gradient])
+        torch.autograd.backward([kept.output], [self._output_gradient(key, kept.output, arrived)])
+        self._give_gradients(action, kept.leaves)
+        del kept
+        self._end(Lane.COMPUTE, action, start_s)
+
+    def _input_gradient(self, action: Action, arrived: Arrived, start_s: float) -> None:
+        key = (_id(action), _microbatch(action))
+        kept = self._kept.pop(key)
+        work = self._splits[key[0]].backward(kept.output, self._output_gradient(key, kept.output, arrived))
+        self._give_gradients(action, kept.leaves)
+        if len(work):
+            self._left[key] = work
+        del kept
+        self._end(Lane.COMPUTE, action, start_s)
+
+    def _weight_gradient(self, action: Action, arrived: Arrived, start_s: float) -> None:
+        del arrived  # W waits for its I alone
+        self._left.pop((_id(action), _microbatch(action))).run()
+        self._end(Lane.COMPUTE, action, start_s)
+
+    def _output_gradient(self, key: tuple[int, int], output: Tensor, arrived: Arrived) -> Tensor:
+        if self._is_loss(self.lowered.plan.stage[key[0]]):
+            return torch.full_like(output, self._loss_scale)
+        pieces = [piece for edge in arrived for piece in arrived[edge]]
+        return accumulate(sorted(pieces, key=lambda piece: piece[0].row), output)
+
+    def _give_gradients(self, action: Action, leaves: Mapping[str, Tensor]) -> None:
         for number in self._outputs.get(action, ()):
-            leaf = kept.leaves[self.lowered.transfers[number].edge]
+            leaf = leaves[self.lowered.transfers[number].edge]
             assert leaf.grad is not None
             self._wires.give(number, leaf.grad)
-        del kept, output
-        self._end(Lane.COMPUTE, action, start_s)
 
     def _reduce(self, action: Action, arrived: Arrived, start_s: float) -> None:
         del arrived, start_s  # its groups take their own times

@@ -225,27 +225,14 @@ def executor_of(lowered: Lowered, rank: int) -> Executor:
     )
 
 
-def test_split_backward_is_refused() -> None:
+def test_what_no_rank_can_execute_is_refused() -> None:
     plan = a_plan()
-    split = tuple(
-        replace(
-            program,
-            actions=tuple(
-                part
-                for action in program.actions
-                for part in (
-                    (action._replace(kind=Pass.I), action._replace(kind=Pass.W))
-                    if action.kind is Pass.B
-                    else (action,)
-                )
-            ),
-        )
-        for program in plan.programs
-    )
-    lowered = replace(lower(plan), plan=replace(plan, programs=split))
-    with pytest.raises(
-        ValueError, match=r"rank 3: 3I0 cannot be executed; the executor knows F, B, REDUCE_GRAD"
-    ):
+    program = next(program for program in plan.programs if 3 in program.ranks)
+    gathered = replace(program, actions=(Action(3, Pass.UNSHARD), *program.actions))
+    programs = tuple(gathered if p is program else p for p in plan.programs)
+    lowered = replace(lower(plan), plan=replace(plan, programs=programs))
+    message = r"rank 3: 3UNSHARD cannot be executed; the executor knows F, B, I, W, REDUCE_GRAD"
+    with pytest.raises(ValueError, match=message):
         executor_of(lowered, 3)
 
 

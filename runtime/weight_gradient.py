@@ -1,0 +1,286 @@
+"""A backward in two passes: gradients of the input now, gradients of the weights later.
+
+Every trained `nn.Linear`, `nn.Conv1d`, `nn.Conv2d` and `nn.Embedding` runs through one autograd
+function. While its backward is split it computes the gradient of its input alone and notes the
+two tensors that its weight's gradient is made of: what it read and the gradient of what it
+wrote. Everything else of the graph is freed as that backward goes. Weights and biases of these
+operators get their gradient in the second pass; parameters of norms, and a table that a layer
+reads without calling its module, get theirs in the first: they are small, and what they would
+have to keep is not.
+
+Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2 (B and W, our I and W).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+# Shape suffixes: N = all dims of an activation but its last, I = features in, O = features out.
+
+
+class _Operator(ABC):
+    """A module with a weight, taken apart."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    @property
+    def weight(self) -> nn.Parameter:
+        found: nn.Parameter = self._module.weight  # type: ignore[assignment]
+        return found
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """Embeddings have none."""
+        return getattr(self._module, "bias", None)
+
+    @abstractmethod
+    def run(self, x: Tensor) -> Tensor:
+        """What the module computes."""
+
+    @abstractmethod
+    def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Of x, given the gradient of the output."""
+
+    @abstractmethod
+    def add_weight_gradient(self, gradient: Tensor, x: Tensor) -> None:
+        """Add to the gradients of weight and bias."""
+
+
+class _Linear(_Operator):
+    def run(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+    def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        del x
+        return gradient @ self.weight
+
+    def add_weight_gradient(self, gradient: Tensor, x: Tensor) -> None:
+        gradient_NO, x_NI = gradient.flatten(0, -2), x.flatten(0, -2)
+        weight, bias = self.weight, self.bias
+        if weight.grad is None:
+            weight.grad = gradient_NO.t() @ x_NI
+        else:  # `grad += product` without the product's own tensor
+            weight.grad.addmm_(gradient_NO.t(), x_NI)
+        if bias is not None:
+            _add(bias, gradient_NO.sum(0))
+
+
+class _Convolution(_Operator):
+    def __init__(self, module: nn.Conv1d | nn.Conv2d) -> None:
+        super().__init__(module)
+        padding = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
+        self._geometry = (module.stride, padding, module.dilation)
+        self._groups = module.groups
+
+    def run(self, x: Tensor) -> Tensor:
+        convolve: Callable[..., Tensor] = functional.conv1d if self.weight.ndim == 3 else functional.conv2d
+        return convolve(x, self.weight, self.bias, *self._geometry, self._groups)
+
+    def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        return self._backward(gradient, x, [True, False, False])[0]
+
+    def add_weight_gradient(self, gradient: Tensor, x: Tensor) -> None:
+        bias = self.bias
+        _, of_weight, of_bias = self._backward(gradient, x, [False, True, bias is not None])
+        _add(self.weight, of_weight)
+        if bias is not None:
+            _add(bias, of_bias)
+
+    def _backward(self, gradient: Tensor, x: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        bias = self.bias
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            gradient,
+            x,
+            self.weight,
+            None if bias is None else list(bias.shape),
+            *self._geometry,
+            transposed=False,
+            output_padding=[0] * len(self._geometry[0]),
+            groups=self._groups,
+            output_mask=wanted,
+        )
+        return found
+
+
+class _Embedding(_Operator):
+    def __init__(self, module: nn.Embedding) -> None:
+        super().__init__(module)
+        self._padding = -1 if module.padding_idx is None else module.padding_idx
+
+    def run(self, x: Tensor) -> Tensor:
+        return functional.embedding(x, self.weight, None if self._padding < 0 else self._padding)
+
+    def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        raise TypeError("indices have no gradient")
+
+    def add_weight_gradient(self, gradient: Tensor, x: Tensor) -> None:
+        weight = self.weight
+        added: Tensor = torch.ops.aten.embedding_dense_backward(
+            gradient, x, weight.shape[0], self._padding, scale_grad_by_freq=False
+        )
+        _add(weight, added)
+
+
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad.add_(gradient)
+
+
+def _operator_of(module: nn.Module) -> _Operator | None:
+    """None for what stays with autograd; a subclass may compute something else than its parent."""
+    if type(module) is nn.Linear:
+        return _Linear(module)
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module) in (nn.Conv1d, nn.Conv2d):
+        plain = module.padding_mode == "zeros" and module.padding != "same"
+        return _Convolution(module) if plain else None
+    if type(module) is nn.Embedding:
+        plain = module.max_norm is None and not (module.sparse or module.scale_grad_by_freq)
+        return _Embedding(module) if plain else None
+    return None
+
+
+class _Part(NamedTuple):
+    """One weight's gradient, not yet computed: of one use of it."""
+
+    operator: _Operator
+    gradient: Tensor
+    x: Tensor
+
+
+class WeightWork:
+    """The weight gradients that one split backward left for later."""
+
+    def __init__(self) -> None:
+        self._parts: list[_Part] = []
+
+    def __len__(self) -> int:
+        """How many uses of weights wait."""
+        return len(self._parts)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it holds, in the order of the backward: of each use the gradient and the input."""
+        return tuple(tensor for part in self._parts for tensor in (part.gradient, part.x))
+
+    def note(self, part: _Part) -> None:
+        self._parts.append(part)
+
+    def run(self) -> None:
+        """Add everything to the weights' gradients, giving tensors back as it goes."""
+        with torch.no_grad():
+            while self._parts:
+                operator, gradient, x = self._parts.pop()
+                operator.add_weight_gradient(gradient, x)
+                del operator, gradient, x
+
+
+class SplitBackward:
+    """Lets backwards of a module leave weight gradients for later; several may be left at a time.
+
+    What a forward has to keep is the same for a split and a whole backward, so the choice is
+    made in the backward: inside `leaving` it is split, elsewhere it is whole. The forward may be
+    recomputed (`torch.utils.checkpoint`), weights may be used twice, some may be frozen.
+
+    Args:
+        module: its operators with weights are taken over for good.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._work: WeightWork | None = None
+        for child in module.modules():
+            if (operator := _operator_of(child)) is not None:
+                child.forward = partial(self._forward, operator)
+
+    @contextmanager
+    def leaving(self) -> Iterator[WeightWork]:
+        """Backwards inside leave their weight gradients with what this gives."""
+        assert self._work is None, "one backward after the other"
+        self._work = work = WeightWork()
+        try:
+            yield work
+        finally:
+            self._work = None
+
+    def backward(self, output: Tensor, gradient: Tensor) -> WeightWork:
+        """The first pass: gradients of the leaves that are no weights; the second is `run` of the result."""
+        with self.leaving() as work:
+            torch.autograd.backward([output], [gradient])
+        return work
+
+    def note(self, part: _Part) -> None:
+        """From a backward: leave it, or do it at once."""
+        if self._work is not None:
+            self._work.note(part)
+        else:
+            part.operator.add_weight_gradient(part.gradient, part.x)
+
+    def _forward(self, operator: _Operator, x: Tensor) -> Tensor:
+        if not (operator.weight.requires_grad and torch.is_grad_enabled()):
+            return operator.run(x)
+        output: Tensor = _Apart.apply(x, operator.weight, operator.bias, operator, self)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _Apart(torch.autograd.Function):
+    """An operator whose weights get their gradients by way of a `SplitBackward`.
+
+    Weights are arguments so that the output is on the gradients' path; the graph hands them none.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operator: _Operator, split: SplitBackward
+    ) -> Tensor:
+        del weight, bias
+        ctx.save_for_backward(x)
+        ctx.operator, ctx.split = operator, split
+        return operator.run(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        (x,) = ctx.saved_tensors
+        x = x.detach()  # with its history it would hold the graph
+        operator: _Operator = ctx.operator
+        ctx.split.note(_Part(operator, gradient.detach(), x))
+        wanted = operator.input_gradient(gradient, x) if ctx.needs_input_grad[0] else None
+        return wanted, None, None, None, None
+
+
+class SplitTimes(NamedTuple):
+    """Seconds of the two passes of one backward."""
+
+    input_grad_s: float
+    weight_grad_s: float
+
+
+def timed_split(
+    split: SplitBackward, output: Tensor, gradient: Tensor, now_s: Callable[[], float]
+) -> SplitTimes:
+    """Time I and W of one forward's backward, as the executor runs them.
+
+    For microbenchmarks of a layer or a chain of layers: make one `SplitBackward(module)` before
+    the first forward, then, per repetition, run the forward and hand its output over here. What
+    the module does not train it has no work for, so freezing its weights gives `I` of a frozen
+    layer and a W of nothing. Give weights a gradient of zeros first, else W allocates them.
+
+    Args:
+        split: of the module, made before the forward.
+        output: of the forward, gradient: of that output.
+        now_s: a clock; on a GPU one that waits for the device first.
+    """
+    start_s = now_s()
+    work = split.backward(output, gradient)
+    middle_s = now_s()
+    work.run()
+    return SplitTimes(middle_s - start_s, now_s() - middle_s)
