@@ -121,7 +121,7 @@ def run_lowered(
     ranks = lowered.plan.ranks
     data = source or SyntheticSource(settings.seed)
     steps = settings.repetitions * (settings.warmup + settings.steps)
-    heard = None if progress is None else _Losses(len(ranks), steps, progress)
+    heard = None if progress is None else StepLosses(len(ranks), steps, progress)
     with (
         exporting(settings.export, lowered.plan.model),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
@@ -141,7 +141,7 @@ def run_lowered(
     return result_of(lowered, reports, settings)
 
 
-class _Losses:
+class StepLosses:
     """Adds up what the ranks tell of each step, and passes on the sum when all have told."""
 
     def __init__(self, num_ranks: int, num_steps: int, progress: Progress) -> None:

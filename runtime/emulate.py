@@ -1,0 +1,285 @@
+"""Runs all ranks of a plan in this process, one action at a time, each timed alone.
+
+Every rank is a thread with the executor, stage modules, feed and optimizer that it has in a
+distributed run; only what ranks say to each other stays in memory (`shared_mesh`), and only one of
+them runs at a time (`baton`), in an order that the plan's dependencies allow (`emulate_order`).
+Losses, gradients and weights are those of the distributed run: to the last bit where no sum is
+over more than two ranks, else to the rounding of sums in another order.
+
+Differs: from a distributed run, no action sees another rank's load on caches, memory or links,
+and sending costs its sender nothing. Where ranks share cores, the simulator shares them out.
+"""
+
+import gc
+import os
+import statistics
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.batches import DataSource, SyntheticSource
+from runtime.baton import Baton, Runner
+from runtime.emulate_order import legal_order, ranks_of
+from runtime.emulate_times import (
+    Absences,
+    ExchangeSeconds,
+    OwnWork,
+    composed_s,
+    median_work,
+    own_work,
+)
+from runtime.launch import Progress, StepLosses
+from runtime.mesh import local_device
+from runtime.pool import Place
+from runtime.rank_job import Build, RankReport, RankState, RunSettings, run_steps
+from runtime.shared_mesh import Exchange, Post, SharedMesh, join_shared
+from runtime.stage_module import StageModule, build_stage_module
+from runtime.weights import exporting
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Stage
+from workbench.schedule.action import COMPUTE, STEP, Action
+from workbench.trace import Lane
+from workbench.units import gib
+
+COPIES_OF_TRAINED = 4  # weight, gradient and AdamW's two moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """An emulated plan.
+
+    Args:
+        order: the actions of one step, in the order in which they were done.
+        works: pass -> rank of its stage -> its own work, the median over all timed steps.
+        steps_s: rank -> seconds of its STEP, likewise.
+        losses: of every step of the first repetition, warm-up included.
+        states: per rank, where they were collected.
+        device: on which all of it ran.
+        num_timed: steps over which the medians are.
+    """
+
+    order: tuple[Action, ...]
+    works: Mapping[Action, Mapping[int, OwnWork]]
+    steps_s: Mapping[int, float]
+    losses: tuple[float, ...]
+    states: tuple[RankState, ...]
+    device: str
+    num_timed: int
+
+    def durations_s(self, exchange_s: ExchangeSeconds) -> dict[Action, float]:
+        """Seconds of every pass, and of the slowest STEP.
+
+        Args:
+            exchange_s: seconds of a collective inside a pass, as the links would have it.
+        """
+        passes = {action: composed_s(works, exchange_s) for action, works in self.works.items()}
+        return passes | {STEP: max(self.steps_s.values())}
+
+
+def emulate(
+    lowered: Lowered,
+    settings: RunSettings,
+    *,
+    source: DataSource | None = None,
+    build: Build = build_stage_module,
+    progress: Progress | None = None,
+) -> Emulation:
+    """Run a plan's ranks as threads of this process, one action at a time.
+
+    Weights, gradients and optimizer state of all ranks live here at once; a frozen weight is
+    stored once, however many ranks hold it. On a machine with a GPU all of it is on that GPU.
+
+    Args:
+        lowered: the plan.
+        settings: how; the timed steps of all repetitions make the medians.
+        source: data; None: synthetic, from the seed.
+        build: how stages become modules.
+        progress: called with (steps done, of how many, the loss) after every step.
+
+    Raises:
+        ValueError: programs that cannot go on, a plan that does not fit here, weights, data or a
+            folder to export to that were refused.
+        RankError: an action failed or did not end in time; the message names rank and action.
+    """
+    order = legal_order(lowered)
+    device = local_device()
+    _check_fits(lowered.plan, device)
+    ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
+    with exporting(settings.export, lowered.plan.model):
+        reports = ranks.run(order, progress)
+    return _result(lowered, order, ranks, reports)
+
+
+class _Ranks:
+    """All ranks of one emulation."""
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        settings: RunSettings,
+        source: DataSource,
+        build: Build,
+        device: torch.device,
+    ) -> None:
+        self._lowered, self._settings = lowered, settings
+        self._source, self._build, self.device = source, build, device
+        self._frozen: dict[tuple[str, str], Tensor] = {}
+        self._baton = Baton(settings.timeout_s)
+        self._post = Post(self._baton)
+        self._reports: dict[int, RankReport] = {}
+        self._heard: StepLosses | None = None
+        self.meshes: dict[int, SharedMesh] = {}
+
+    def run(self, order: tuple[Action, ...], progress: Progress | None) -> list[RankReport]:
+        """All steps of all repetitions."""
+        ranks = self._lowered.plan.ranks
+        num_steps = self._settings.repetitions * (self._settings.warmup + self._settings.steps)
+        self._heard = None if progress is None else StepLosses(len(ranks), num_steps, progress)
+        was_enabled = gc.isenabled()
+        try:
+            for rank in ranks:
+                self._baton.start(rank, self._live)
+            for _ in range(num_steps):
+                self._step(order)
+            self._baton.bring(ranks, lambda runner: runner.has_ended)
+        finally:
+            self._baton.close()
+            (gc.enable if was_enabled else gc.disable)()
+        return [self._reports[rank] for rank in ranks]
+
+    def runner(self, rank: int) -> Runner:
+        return self._baton.runners[rank]
+
+    def _step(self, order: tuple[Action, ...]) -> None:
+        """Bring all ranks to their first action, then each action to its end."""
+        program = self._lowered.plan.program
+        self._baton.bring(self._lowered.plan.ranks, lambda runner: runner.place == 0)
+        for action in order:
+            place = {rank: program[rank].index(action) for rank in ranks_of(self._lowered, action)}
+            assert all(self.runner(rank).place == at for rank, at in place.items()), action
+            self._baton.bring(tuple(place), partial(_has_left, place))
+
+    def _live(self, runner: Runner) -> None:
+        """A rank's thread."""
+        torch.set_num_threads(self._settings.threads)  # counts for this thread
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        ranks = self._lowered.plan.ranks
+        mesh = SharedMesh(rank=runner.rank, ranks=ranks, device=self.device, post=self._post, runner=runner)
+        self.meshes[runner.rank] = mesh
+        process = ranks.index(runner.rank)
+
+        def report(position: int) -> None:
+            runner.place = position
+            self._baton.hand_back(runner)
+            gc.disable()  # a rank whose step is over has turned it on
+
+        def tell(news: object) -> None:
+            if self._heard is not None:
+                assert isinstance(news, float)
+                self._heard(process, news)
+
+        # The collectives inside a backward hand the baton on: it must stay on this thread.
+        with torch.autograd.set_multithreading_enabled(False):
+            self._reports[runner.rank] = run_steps(
+                Place(process, len(ranks), report, tell),
+                mesh,
+                self._lowered,
+                self._settings,
+                self._source,
+                self._build_stage,
+                join_shared,
+            )
+        runner.place = -1
+
+    def _build_stage(
+        self,
+        plan: Plan,
+        stage: Stage,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        weights: Path | None,
+        device: torch.device | str,
+    ) -> StageModule:
+        """A stage whose frozen weights are stored once in this process."""
+        module = self._build(plan, stage, seed=seed, dtype=dtype, weights=weights, device=device)
+        for name, parameter in module.named_weights():
+            if not parameter.requires_grad:
+                parameter.data = self._frozen.setdefault((stage.module, name), parameter.data)
+        return module
+
+
+def _has_left(place: Mapping[int, int], runner: Runner) -> bool:
+    return runner.place != place[runner.rank]
+
+
+def _result(
+    lowered: Lowered, order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport]
+) -> Emulation:
+    works: dict[Action, dict[int, list[OwnWork]]] = {}
+    steps_s: dict[int, list[float]] = {}
+    for report in reports:
+        absences = Absences(ranks.runner(report.rank).away_s)
+        exchanges = sorted(ranks.meshes[report.rank].exchanges, key=lambda exchange: exchange.wait_s)
+        waits_s = [exchange.wait_s[0] for exchange in exchanges]
+        for span in (span for notes in report.notes for span in notes.spans if span.lane is Lane.COMPUTE):
+            work = own_work(span.start_s, span.end_s, absences, exchanges, waits_s)
+            if span.action.kind in COMPUTE:
+                works.setdefault(span.action, {}).setdefault(report.rank, []).append(work)
+            else:
+                steps_s.setdefault(report.rank, []).append(work.own_s)
+    return Emulation(
+        order=order,
+        works={
+            action: {rank: median_work(several) for rank, several in by_rank.items()}
+            for action, by_rank in works.items()
+        },
+        steps_s={rank: statistics.median(several) for rank, several in steps_s.items()},
+        losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
+        states=tuple(report.state for report in reports if report.state is not None),
+        device=str(ranks.device),
+        num_timed=len(reports[0].notes),
+    )
+
+
+def weight_bytes(plan: Plan) -> int:
+    """Bytes of weights, gradients and optimizer state that an emulation holds; frozen weights once."""
+    trained = frozen = 0
+    seen: set[tuple[str, str]] = set()
+    for stage in plan.stages:
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            for parameter in layer.parameters():
+                if layer.trainable:
+                    trained += parameter.num_elements * len(stage.flat_ranks)
+                elif (stage.module, parameter.name) not in seen:
+                    seen.add((stage.module, parameter.name))
+                    frozen += parameter.num_elements
+    return (COPIES_OF_TRAINED * trained + frozen) * plan.settings.precision.num_bytes
+
+
+def _check_fits(plan: Plan, device: torch.device) -> None:
+    """Refuse what can not be held: better than to be ended by the system in the middle."""
+    wanted = weight_bytes(plan)
+    if device.type == "cuda":
+        capacity = torch.cuda.get_device_properties(device).total_memory
+    else:
+        capacity = 0
+        with suppress(ValueError, OSError):  # a system that does not say
+            capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 0 < capacity < wanted:
+        raise ValueError(
+            f"emulation holds the weights of all {len(plan.ranks)} ranks: want {gib(wanted):.3g} GiB, "
+            f"{device} has {gib(capacity):.3g} GiB; run it on its ranks, or a smaller model"
+        )
+
+
+def no_exchange_s(exchange: Exchange) -> float:
+    """Collectives inside an action as if links were infinitely fast."""
+    del exchange
+    return 0.0
