@@ -2,30 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import accumulate
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.adapters.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
-from runtime.adapters.attention import positions
 from runtime.adapters.choose import adapter_of
 from runtime.adapters.decoder import DecoderAdapter
 from runtime.attention_mask import AttentionMask
 from runtime.context_group import ContextGroup
-from runtime.context_parallel import gathered_attention
 from runtime.initialise import generator_of
 from runtime.masked_attention import MaskedAttention
-from runtime.token_shares import TokenShares
+from runtime.shared_data import shared_data
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT, Edge
 from workbench.masks.builders import sample_bitfield
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.routing import Routing
-from workbench.plan.token_owners import held_runs
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge.
 
@@ -92,13 +85,24 @@ def microbatch_data(
         raise ValueError(f"stage {stage.id} wants a context group of {stage.cp} ranks, got {context}")
     if module.modality == TEXT:
         data = _llm_data(plan, stage, microbatch, source)
-        return _on_device(_shared(plan, stage, microbatch, data, context, device=device), device)
+    else:
+        data = _encoder_data(plan, stage, microbatch, source)
+    if context is not None:
+        data = shared_data(plan, stage, microbatch, data, context, device=device)
+    elif module.modality == TEXT:
+        data = _masked(data, [plan.sample[item.sample] for item in microbatch.items], device)
+    return _on_device(data, device, dtype)
+
+
+def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
+    """Of all tokens of the microbatch, on the CPU."""
+    module = plan.model.module(stage.module)
     found = [_segment(plan.sample[item.sample], module.modality, item) for item in microbatch.items]
     raw: tuple[Tensor, ...] = ()
     if stage.layers[0] == 0:
         adapter = adapter_of(module)
         raw = tuple(
-            source.raw(item.sample, segment, adapter.raw_shape(segment)).to(device=device, dtype=dtype)
+            source.raw(item.sample, segment, adapter.raw_shape(segment))
             for item, segment in zip(microbatch.items, found, strict=True)
         )
     return MicrobatchData(
@@ -147,74 +151,33 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
     )
 
 
-def _shared(
-    plan: Plan,
-    stage: Stage,
-    microbatch: Microbatch,
-    data: MicrobatchData,
-    context: ContextGroup | None,
-    *,
-    device: torch.device | str,
-) -> MicrobatchData:
-    """The tokens of this rank, and an attention that knows the samples' masks."""
-    samples = [plan.sample[item.sample] for item in microbatch.items]
-    if context is None:
-        if all(sample.mask == CAUSAL for sample in samples):
-            return data
-        fields = sample_bitfield([samples])
-        mask = AttentionMask(fields, fields, torch.device(device))
-        mask.prepare()
-        return replace(data, attention=MaskedAttention(mask))
-    shares = token_shares(plan, stage, microbatch, context)
-    kept = {name: np.flatnonzero(np.isin(place_E, shares.own)) for name, place_E in data.placed.items()}
-    carries = Routing(plan).flow(microbatch).carries[stage.module]
-    return replace(
-        data,
-        attention=gathered_attention(shares, context, device),
-        position_ids=shares.own_of(positions(data.tokens_in, "cpu"), 0),
-        input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
-        labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
-        placed={
-            name: torch.from_numpy(np.searchsorted(shares.own, data.placed[name][index]))
-            for name, index in kept.items()
-        },
-        chosen={name: torch.from_numpy(index) for name, index in kept.items()},
-        carries_from=carries.index(True) if True in carries else None,
-    )
+def _masked(data: MicrobatchData, samples: list[Sample], device: torch.device | str) -> MicrobatchData:
+    """With an attention that knows the samples' masks; causal ones need none."""
+    if all(sample.mask == CAUSAL for sample in samples):
+        return data
+    fields = sample_bitfield([samples])
+    mask = AttentionMask(fields, fields, torch.device(device))
+    mask.prepare()
+    return replace(data, attention=MaskedAttention(mask))
 
 
-def token_shares(plan: Plan, stage: Stage, microbatch: Microbatch, context: ContextGroup) -> TokenShares:
-    """Which tokens of an LLM microbatch each rank of the group holds, and their mask."""
-    module = plan.model.module(stage.module)
-    routing = Routing(plan)
-    tokens = [routing.tokens(module, item, TokenCount.IN) for item in microbatch.items]
-    starts = dict(zip(microbatch.items, accumulate(tokens, initial=0), strict=False))
-    nothing = np.zeros(0, np.int64)
-    by_place = [
-        np.concatenate(
-            [nothing, *(starts[r.item] + np.arange(r.first, r.first + r.num_tokens) for r in runs)]
-        )
-        for runs in held_runs(routing, microbatch, TokenCount.IN)
-    ]
-    place_of = {rank: place for place, ranks in enumerate(stage.ranks) for rank in ranks}
-    return TokenShares(
-        mask=sample_bitfield([[plan.sample[item.sample] for item in row] for row in microbatch.rows]),
-        owned=tuple(by_place[place_of[rank]] for rank in context.ranks),
-        member=context.member,
-    )
-
-
-def _on_device(data: MicrobatchData, device: torch.device | str) -> MicrobatchData:
+def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dtype) -> MicrobatchData:
     def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(device) for name, tensor in tensors.items()}
 
+    def one(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(device)
+
     return replace(
         data,
+        raw=tuple(tensor.to(device=device, dtype=dtype) for tensor in data.raw),
         placed=moved(data.placed),
         chosen=moved(data.chosen),
-        input_ids=None if data.input_ids is None else data.input_ids.to(device),
-        labels=None if data.labels is None else data.labels.to(device),
-        position_ids=None if data.position_ids is None else data.position_ids.to(device),
+        input_ids=one(data.input_ids),
+        labels=one(data.labels),
+        position_ids=one(data.position_ids),
+        embedded=one(data.embedded),
+        returned=one(data.returned),
     )
 
 

@@ -14,6 +14,7 @@ from runtime.gradients import Gradients
 from runtime.optimizer import OptimizerSettings, build_adamw
 from runtime.stage_module import StageInput, StageModule
 from runtime.timing import Recorder
+from runtime.token_shares import rows_of
 from runtime.transfers import Wires, accumulate, join
 from runtime.weight_gradient import SplitBackward, WeightWork
 from workbench.graph.model_graph import TEXT
@@ -114,11 +115,10 @@ class Executor:
                     f"{', '.join(self._do)} (simulate this plan instead)"
                 )
         for stage in self._stages():
-            is_llm = self.lowered.plan.model.module(stage.module).modality == TEXT
-            if stage.tp > 1 or (stage.cp > 1 and not is_llm):
+            if stage.tp > 1:
                 raise ValueError(
                     f"stage {stage.id} is cut over {stage.cp} x {stage.tp} ranks (cp x tp); the executor "
-                    "runs tp = 1, and cp > 1 in the language model alone (simulate this plan instead)"
+                    "runs tp = 1 (simulate this plan instead)"
                 )
 
     def _stages(self) -> Iterator[Stage]:
@@ -204,7 +204,10 @@ class Executor:
         if self._is_loss(self.lowered.plan.stage[key[0]]):
             return torch.full_like(output, self._loss_scale)
         pieces = [piece for edge in arrived for piece in arrived[edge]]
-        return accumulate(sorted(pieces, key=lambda piece: piece[0].row), output)
+        data = self._feed[key]
+        whole = output if data.returned is None else output.new_empty((sum(data.tokens_out), output.shape[1]))
+        gradient = accumulate(sorted(pieces, key=lambda piece: piece[0].row), whole)
+        return gradient if data.returned is None else rows_of(gradient, data.returned)
 
     def _give_gradients(self, action: Action, leaves: Mapping[str, Tensor]) -> None:
         for number in self._outputs.get(action, ()):

@@ -60,6 +60,11 @@ class RingAttention:
         return None if mask is None else View(mask, window, scale)
 
 
+def ring_attention(shares: TokenShares, group: ContextGroup, device: torch.device | str) -> RingAttention:
+    """Attention over blocks that come by."""
+    return RingAttention(shares, group, torch.device(device))
+
+
 class _Call(NamedTuple):
     attention: RingAttention
     window: int | None

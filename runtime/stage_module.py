@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from runtime.adapters.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.adapters.choose import adapter_of
 from runtime.initialise import initial_value
+from runtime.token_shares import rows_of
 from runtime.weights import WeightReader
 from workbench.graph.model_graph import TEXT, Edge, Module
 from workbench.plan.lowered import Weights
@@ -83,7 +84,10 @@ class StageModule(nn.Module):
         for index, layer in enumerate(self.layers, start=first):
             entering = {e.name: e for e in self.edges if e.before_layer == index}
             features = {name: _own(inputs, name) for name in entering if name in inputs.features}
-            hidden = _carrying(self._run(layer, index, hidden, features, context), index, inputs.data)
+            hidden = self._run(layer, index, hidden, features, context)
+            if index == 0 and inputs.data.embedded is not None:
+                hidden = rows_of(hidden, inputs.data.embedded)
+            hidden = _carrying(hidden, index, inputs.data)
         assert hidden is not None, "a stage has at least one layer"
         return hidden
 
@@ -211,18 +215,13 @@ def build_stage_module(
 
     Raises:
         ValueError: the module cannot run (no adapter, other layer count), the stage is split over
-            tensor-parallel ranks, an encoder over context-parallel ones, an edge does not go from
-            last layer into the LLM, or the weights folder lacks a tensor or has one of another shape.
+            tensor-parallel ranks, an edge does not go from last layer into the LLM, or the weights
+            folder lacks a tensor or has one of another shape.
     """
     module = plan.model.module(stage.module)
     if stage.tp > 1:
         raise ValueError(
             f"stage {stage.id}: stage modules hold whole weights, want tp = 1, got tp {stage.tp}"
-        )
-    if stage.cp > 1 and module.modality != TEXT:
-        raise ValueError(
-            f"stage {stage.id}: only the language model shares a sequence, want cp = 1 for "
-            f"{module.name!r}, got {stage.cp}"
         )
     adapter = adapter_of(module)
     _check_ties(adapter)

@@ -88,3 +88,9 @@ class TokenShares:
         extra = dict(padding(1).arrays())
         arrays = {name: np.concatenate([array, extra[name]]) for name, array in self.mask.arrays()}
         return Bitfield(**arrays)
+
+
+def rows_of(whole_TD: Tensor, index: Tensor) -> Tensor:
+    """The rows at these places; zeros where the place is -1."""
+    found = whole_TD.index_select(0, index.clamp(min=0))
+    return found.masked_fill((index < 0)[:, None], 0)

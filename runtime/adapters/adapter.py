@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -15,6 +16,18 @@ from workbench.data.sample import Item, Segment
 from workbench.graph.model_graph import Module
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
+
+
+class Pools(Protocol):
+    """Where the last layer of an encoder, whose tokens several ranks share, finds them."""
+
+    def whole(self, x_TD: Tensor) -> Tensor:
+        """All tokens of the microbatch, as far as this rank's outputs need them, out of its own."""
+        ...
+
+    def own(self, y_TD: Tensor) -> Tensor:
+        """This rank's outputs out of those of the microbatch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +42,16 @@ class MicrobatchData:
         input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
         labels: [T] targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
         placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.
-        attention: of the LLM's tokens; None: items one after the other, each causal in itself.
+        attention: of the module's tokens; None: items one after the other, each causal in itself in
+            the LLM and in full in an encoder.
         position_ids: [T] place of every token in its item; None: as `tokens_in` says.
         chosen: edge name -> which of its features are placed; absent: all of them.
+        embedded: which tokens behind an encoder's first layer are this rank's, -1 for padding: every
+            rank embeds whole items; None: all of them.
+        returned: which rows of the whole gradient of the module's output are of this rank's tokens, -1
+            for padding; None: all of them.
+        pooling: how the last layer of a shared encoder finds the tokens that it shrinks; None: they
+            are all here.
         carries_from: first layer whose output carries a gradient on some context-parallel rank;
             None: none does, or there is only one rank.
 
@@ -49,6 +69,9 @@ class MicrobatchData:
     position_ids: Tensor | None = None
     chosen: Mapping[str, Tensor] = field(default_factory=dict)
     carries_from: int | None = None
+    embedded: Tensor | None = None
+    returned: Tensor | None = None
+    pooling: Pools | None = None
 
 
 PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up
@@ -160,7 +183,7 @@ class Adapter(ABC):
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         """What the layers of a stage share for one microbatch."""
         del dtype
-        return Context(data=data, packing=pack(data.tokens_in, device))
+        return Context(data=data, packing=data.attention or pack(data.tokens_in, device))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape of every weight of the whole module; tied ones once."""

@@ -74,8 +74,15 @@ class ProjectorLayer(StageLayer):
         assert hidden_TD is not None, "a projector is given its input"
         if self.norm is not None:
             hidden_TD = self.norm(hidden_TD)
-        y_TD: Tensor = self.projector(self._reduce(hidden_TD, context))
+        y_TD: Tensor = self.projector(self._reduce_shared(hidden_TD, context))
         return y_TD
+
+    def _reduce_shared(self, x_TD: Tensor, context: Context) -> Tensor:
+        """Of the tokens that this rank holds."""
+        pooling = context.data.pooling
+        if pooling is None:
+            return self._reduce(x_TD, context)
+        return pooling.own(self._reduce(pooling.whole(x_TD), context))
 
     def _reduce(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data

@@ -82,6 +82,14 @@ class Sharding(StrEnum):
     PARAMETERS = "parameters"
 
 
+class KeyExchange(StrEnum):
+    """How the context-parallel ranks of a module's stages bring queries and keys together."""
+
+    ALL_GATHER = "all-gather"
+    RING = "ring"
+    ALL_TO_ALL = "all-to-all"
+
+
 class Precision(StrEnum):
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -100,6 +108,7 @@ class ModuleSettings:
     recompute: Recompute = Recompute.NONE
     sharding: Sharding = Sharding.NONE
     instances: int = 1
+    key_exchange: KeyExchange = KeyExchange.ALL_GATHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,146 @@
+"""Encoders whose images and clips are shared by several ranks: the step is that of one process."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+
+from runtime.pool import Pool
+from tests.plans import cluster, finish
+from tests.test_context_parallel_step import DISTRIBUTIONS
+from tests.test_parity import MIXES, assert_parity, assert_same, execute, mixed
+from tests.tiny_models import CLIP, SIGLIP, encoder, llm
+from tests.tiny_valm import tiny_batch
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample, Segment
+from workbench.graph.model_graph import ModelGraph, Module, connect
+from workbench.job import Job, ModuleLayout
+from workbench.plan.accept import accept
+from workbench.plan.build import with_programs
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.token_shards import Scope, token_shards
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+
+Cut = tuple[int, Sequence[int]]  # ranks of every stage, and its stages' numbers of layers
+
+
+def shared(model: ModelGraph, batch: Sequence[Sample], cuts: dict[str, Cut]) -> Plan:
+    """Every stage on ranks of its own; an LLM microbatch per sample, a row per item."""
+    stages: list[Stage] = []
+    rank = 0
+    for module in model.modules:
+        cp, counts = cuts[module.name]
+        for stop, count in zip(accumulate(counts), counts, strict=True):
+            ranks = tuple((rank + place,) for place in range(cp))
+            layers = (stop - count, stop)
+            stages.append(Stage(id=len(stages), module=module.name, replica=0, layers=layers, ranks=ranks))
+            rank += cp
+    return finish(model, batch, stages)
+
+
+BOTH: dict[str, Cut] = {"vision": (2, (2, 3)), "audio": (2, (4,)), "llm": (1, (6,))}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_encoders_alone(mix: str, pool: Pool) -> None:
+    assert_same(shared(mixed(mix), tiny_batch(), BOTH), pool)
+
+
+@pytest.mark.parametrize("mix", ["projectors-and-llm", "everything"])
+def test_everything_on_two_ranks_each(mix: str, pool: Pool) -> None:
+    cuts: dict[str, Cut] = {"vision": (2, (5,)), "audio": (2, (4,)), "llm": (2, (3, 3))}
+    assert_same(shared(mixed(mix), tiny_batch(), cuts), pool)
+
+
+def test_four_ranks_of_an_encoder(pool: Pool) -> None:
+    cuts: dict[str, Cut] = {"vision": (4, (5,)), "audio": (1, (4,)), "llm": (1, (6,))}
+    assert_same(shared(mixed("everything"), tiny_batch(), cuts), pool)
+
+
+def test_an_image_smaller_than_the_group(pool: Pool) -> None:
+    """One token for three ranks: two hold padding, and the pass still goes through all of them."""
+    text = Segment("text", 0, 4, 4)
+    batch = (Sample(0, (text, Segment("audio", 0, 1, 1))), Sample(1, (Segment("audio", 0, 3, 3), text)))
+    cuts: dict[str, Cut] = {"vision": (1, (5,)), "audio": (3, (2, 2)), "llm": (1, (6,))}
+    assert_same(shared(mixed("everything"), batch, cuts), pool)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_any_owners_and_packed_items(distribution: str, pool: Pool) -> None:
+    """Several images in one row, dealt out in blocks that end inside them."""
+    plan = shared(mixed("everything"), tiny_batch((2, 3, 0, 1), (2, 0, 1, 2)), BOTH)
+    packed = tuple(m if m.module == "llm" else replace(m, rows=(tuple(m.items),)) for m in plan.microbatches)
+    plan = with_programs(replace(plan, microbatches=packed, programs=()))
+    shards = tuple(
+        shard
+        for module in ("vision", "audio")
+        for shard in token_shards(plan, module, DISTRIBUTIONS[distribution], block_tokens=2, scope=Scope.ROW)
+    )
+    assert_same(replace(plan, token_shards=shards), pool)
+
+
+def images(vision: Module, tokens_in: int, tokens_out: Sequence[int]) -> tuple[ModelGraph, list[Sample]]:
+    """One image per sample, shrunk to so many tokens."""
+    text = Segment("text", 0, 5, 5)
+    batch = [Sample(i, (Segment("vision", 0, tokens_in, n), text)) for i, n in enumerate(tokens_out)]
+    return connect("images", (vision, llm())), batch
+
+
+@pytest.mark.parametrize("cp", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("config", "tokens_in", "tokens_out"),
+    [
+        pytest.param(SIGLIP, 12, (12, 4, 6), id="pooled"),
+        pytest.param(CLIP, 13, (12, 4, 6), id="class-token"),
+        pytest.param(SIGLIP, 16, (2, 8, 1), id="runs-across-borders"),
+    ],
+)
+def test_tokens_shrink_whoever_holds_them(
+    config: dict[str, object], tokens_in: int, tokens_out: Sequence[int], cp: int, pool: Pool
+) -> None:
+    model, batch = images(encoder(config, "vision"), tokens_in, tokens_out)
+    cuts: dict[str, Cut] = {"vision": (cp, (1, 3) if cp < 4 else (4,)), "llm": (1, (4,))}
+    plan = shared(model, batch, cuts)
+    assert_same(plan, pool)
+    odd = token_shards(plan, "vision", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
+    assert_same(replace(plan, token_shards=odd), pool)
+
+
+def test_recompute_and_float32(pool: Pool) -> None:
+    plan = shared(mixed("everything"), tiny_batch(), BOTH)
+    modules = tuple(ModuleSettings(module=m.name, recompute=Recompute.FULL) for m in plan.model.modules)
+    settings = Settings(precision=Precision.FLOAT32, modules=modules)
+    assert_same(replace(plan, settings=settings), pool)
+    assert_same(plan, pool, Precision.FLOAT32)
+
+
+STRATEGIES = {
+    "cornstarch": cornstarch.plan,
+    "encoders-colocated": encoders_colocated.plan,
+    "encoders-replicated": encoders_replicated.plan,
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_with_shared_encoders(name: str, pool: Pool) -> None:
+    """Also encoders-replicated, whose copies stand on the language model's ranks."""
+    layouts = tuple(
+        ModuleLayout(module=module, pp=pp, cp=2) for module, pp in (("vision", 1), ("audio", 1), ("llm", 2))
+    )
+    job = Job(
+        name="cp",
+        model=mixed("projectors-and-llm"),
+        cluster=cluster(8),
+        batch=tiny_batch(),
+        microbatch_samples=2,
+        layouts=layouts,
+        settings=Settings(precision=Precision.FLOAT32),
+        profile="A40",
+    )
+    plan = STRATEGIES[name](job, CostModel(load_profile("A40")))
+    assert {stage.cp for stage in plan.stages} == {2}
+    accept(plan)
+    result, reference = execute(plan, pool)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
