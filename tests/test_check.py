@@ -64,6 +64,11 @@ def without(text):
     return lambda actions: [a for a in actions if str(a) != text]
 
 
+def replaced(whole, parts):
+    split = [parse_action(text) for text in parts.split()]
+    return lambda actions: [new for a in actions for new in (split if str(a) == whole else [a])]
+
+
 def swapped(first, second):
     swap = {parse_action(first): parse_action(second), parse_action(second): parse_action(first)}
     return lambda actions: [swap.get(action, action) for action in actions]
@@ -88,6 +93,9 @@ def swapped(first, second):
         pytest.param(
             lambda a: [*a[:-1], Action(3, Pass.W, 0), a[-1]], "3W0 stands after 3B0", id="whole-and-split"
         ),
+        pytest.param(replaced("3B0", "3I0"), "rank 3: action 3W0 is missing", id="weights-missing"),
+        pytest.param(replaced("3B0", "3W0 3I0"), "3W0 stands before 3I0", id="weights-first"),
+        pytest.param(replaced("3B0", "3W0"), "3W0 stands before 3I0", id="weights-alone"),
     ],
 )
 def test_broken_program_is_named(plan, edit, message):
@@ -96,12 +104,15 @@ def test_broken_program_is_named(plan, edit, message):
 
 
 def test_split_backward_is_accepted(plan):
-    def split(actions):
-        whole = Action(3, Pass.B, 0)
-        at = actions.index(whole)
-        return [*actions[:at], whole._replace(kind=Pass.I), whole._replace(kind=Pass.W), *actions[at + 1 :]]
+    check(with_actions(plan, 3, replaced("3B0", "3I0 3W0")))
 
-    check(with_actions(plan, 3, split))
+
+def test_stage_that_trains_nothing_has_no_weight_gradient():
+    plan = disjoint_plan(two_encoders(), [sample(0), sample(1)], CUTS)
+    frozen = next(stage.id for stage in plan.stages if stage.module == "llm")
+    check(with_actions(plan, frozen, replaced(f"{frozen}B0", f"{frozen}I0")))
+    with pytest.raises(ValueError, match=f"{frozen}W0 has no weights to train, {frozen}B0 splits into"):
+        check(with_actions(plan, frozen, replaced(f"{frozen}B0", f"{frozen}I0 {frozen}W0")))
 
 
 def test_item_in_no_microbatch(plan):

@@ -1,6 +1,6 @@
 """Builds a plan out of answers: stages and microbatches in, programs out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,20 +11,31 @@ from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.choice import Schedule
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
-from workbench.schedule.programs import programs_of
+from workbench.schedule.programs import one_unit, programs_of
 
 
-def with_programs(draft: Plan, schedule: Schedule | None = None) -> Plan:
+def with_programs(
+    draft: Plan,
+    schedule: Schedule | None = None,
+    duration: Callable[[Action], float] = one_unit,
+) -> Plan:
     """The plan with programs for its stages and microbatches, checked.
 
     Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
     order. REDUCE_GRAD follows the stage's last pass, STEP ends every program.
 
+    Args:
+        schedule: see `programs_of`.
+        duration: time of a pass in any one unit, for the kinds that choose between orders by it.
+
     Raises:
         ValueError: what `check` refuses, or stages whose ranks overlap without being equal.
     """
     groups = _rank_groups(draft)
-    orders = programs_of(schedule_nodes(draft), list(groups.values()), schedule or Schedule())
+    chains = [tuple(stage.id for stage in chain) for chain in draft.chain.values()]
+    orders = programs_of(
+        schedule_nodes(draft), list(groups.values()), schedule or Schedule(), chains, duration
+    )
     reduced = reduction_order(draft)
     programs = tuple(
         Program(ranks=ranks, actions=(*_with_reductions(orders[group], group, reduced), STEP))
@@ -48,6 +59,7 @@ def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
                 num_microbatches=len(microbatches),
                 backward=tuple(routing.has_backward(stage, m) for m in microbatches),
                 consumers=tuple(consumers.get(stage.id, ())),
+                weights=tuple(routing.trains(stage, m) for m in microbatches),
             )
         )
     return tuple(nodes)

@@ -1,6 +1,7 @@
 """Refuses plans that break a rule, before anything runs them."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from workbench.data.sample import Item
 from workbench.graph.layer import Attention
@@ -146,21 +147,33 @@ def _check_programs(plan: Plan) -> None:
     _check_agreement(plan)
 
 
-def _wanted_actions(plan: Plan) -> dict[int, set[Action]]:
-    """Stage -> its actions; a split backward may stand as I and W instead of B."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a stage has to do: `weights` are the Bs that, where split, have a W beside their I."""
+
+    actions: set[Action]
+    weights: set[Action]
+
+
+def _wanted_actions(plan: Plan) -> dict[int, _Wanted]:
+    """By stage; a backward may stand as I, with W where weights train, instead of B."""
     routing, reduced = Routing(plan), set(reduction_order(plan))
-    found: dict[int, set[Action]] = {}
+    found: dict[int, _Wanted] = {}
     for stage in plan.stages:
         actions = {Action(stage.id, Pass.REDUCE_GRAD)} if stage.id in reduced else set()
+        weights = set()
         for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ()):
             actions.add(Action(stage.id, Pass.F, microbatch.index))
             if routing.has_backward(stage, microbatch):
-                actions.add(Action(stage.id, Pass.B, microbatch.index))
-        found[stage.id] = actions
+                whole = Action(stage.id, Pass.B, microbatch.index)
+                actions.add(whole)
+                if routing.trains(stage, microbatch):
+                    weights.add(whole)
+        found[stage.id] = _Wanted(actions, weights)
     return found
 
 
-def _check_program(plan: Plan, rank: int, wanted: dict[int, set[Action]]) -> None:
+def _check_program(plan: Plan, rank: int, wanted: dict[int, _Wanted]) -> None:
     program = plan.program[rank]
     if not program or program[-1] != STEP or program.count(STEP) != 1:
         raise ValueError(f"rank {rank}: a program ends with its only STEP, got {_tail(program)}")
@@ -170,29 +183,49 @@ def _check_program(plan: Plan, rank: int, wanted: dict[int, set[Action]]) -> Non
             raise ValueError(f"rank {rank}: action {action} stands twice")
         if action.stage not in wanted:
             raise ValueError(f"rank {rank}: action {action} is of a stage that the rank does not hold")
-        whole = action._replace(kind=Pass.B) if action.kind in (Pass.I, Pass.W) else action
-        known = whole in wanted[action.stage] or action.kind in (Pass.UNSHARD, Pass.RESHARD)
-        if not known:
-            raise ValueError(f"rank {rank}: action {action} has no microbatch or no gradient to work on")
+        _check_work(rank, action, wanted[action.stage])
         _check_place(rank, action, done)
         done.add(action)
-    for actions in wanted.values():
-        for action in sorted(actions, key=str):
-            split = {action._replace(kind=Pass.I), action._replace(kind=Pass.W)}
-            if action not in done and not (action.kind is Pass.B and split & done):
-                raise ValueError(f"rank {rank}: action {action} is missing from the program")
+    for stage in wanted.values():
+        missing = [action for action in stage.actions - done if action.kind is not Pass.B]
+        for whole in stage.actions - done - set(missing):
+            missing += _missing_of_backward(whole, stage, done)
+        if missing:
+            raise ValueError(f"rank {rank}: action {min(missing, key=str)} is missing from the program")
+
+
+def _check_work(rank: int, action: Action, wanted: _Wanted) -> None:
+    if action in wanted.actions or action.kind in (Pass.UNSHARD, Pass.RESHARD):
+        return
+    whole = action._replace(kind=Pass.B)
+    if action.kind not in (Pass.I, Pass.W) or whole not in wanted.actions:
+        raise ValueError(f"rank {rank}: action {action} has no microbatch or no gradient to work on")
+    if action.kind is Pass.W and whole not in wanted.weights:
+        raise ValueError(f"rank {rank}: action {action} has no weights to train, {whole} splits into I alone")
+
+
+def _missing_of_backward(whole: Action, wanted: _Wanted, done: set[Action]) -> list[Action]:
+    """B, where nothing of it stands; else what is missing of I and W."""
+    split = [whole._replace(kind=Pass.I)] + [whole._replace(kind=Pass.W)] * (whole in wanted.weights)
+    return [action for action in split if action not in done] if done & set(split) else [whole]
+
+
+_COMES_AFTER = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
+_RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
 def _check_place(rank: int, action: Action, done: set[Action]) -> None:
-    """Forward before backward, the backward either whole or split, reduction after all of it."""
-    if action.kind in (Pass.B, Pass.I) and action._replace(kind=Pass.F) not in done:
-        raise ValueError(f"rank {rank}: action {action} stands before its forward")
-    if action.kind is Pass.W and action._replace(kind=Pass.F) not in done:
-        raise ValueError(f"rank {rank}: action {action} stands before its forward")
-    rivals = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B, Pass.W), Pass.W: (Pass.B,)}
-    for rival in rivals.get(action.kind, ()):
+    """F before B or I, I before W, the backward either whole or split, reduction after all of it."""
+    for rival in _RIVALS.get(action.kind, ()):
         if action._replace(kind=rival) in done:
-            raise ValueError(f"rank {rank}: action {action} stands after {action._replace(kind=rival)}")
+            raise ValueError(
+                f"rank {rank}: action {action} stands after {action._replace(kind=rival)}: "
+                "a backward is whole or split"
+            )
+    before = _COMES_AFTER.get(action.kind)
+    if before is not None and action._replace(kind=before) not in done:
+        earlier = "its forward" if before is Pass.F else str(action._replace(kind=before))
+        raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
     if (
         action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done
         and action.kind is not Pass.REDUCE_GRAD

@@ -90,6 +90,11 @@ class Routing:
         is_loss = self.plan.model.module(stage.module).modality == TEXT
         return is_loss or self.is_read(microbatch)
 
+    def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
+        """Whether the stage computes weight gradients for this microbatch: W, where it is split."""
+        needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        return any(need.weight_grad for need in needs) and self.has_backward(stage, microbatch)
+
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
         return (microbatch.module, microbatch.replica, microbatch.index) in self._read

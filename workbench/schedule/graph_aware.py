@@ -28,19 +28,27 @@ class ScheduleNode:
         num_microbatches: its own, with indices 0..n-1.
         backward: [num_microbatches] whether the microbatch has a backward here.
         consumers: stages that read its output.
+        weights: [num_microbatches] whether that backward has weight gradients, so a W where it is
+            split. None: all have.
     """
 
     stage: int
     num_microbatches: int
     backward: tuple[bool, ...]
     consumers: tuple[Consumer, ...] = ()
+    weights: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.backward) != self.num_microbatches:
-            raise ValueError(
-                f"stage {self.stage}: backward must say one thing per microbatch, "
-                f"got {len(self.backward)} for {self.num_microbatches} microbatches"
-            )
+        for name, flags in (("backward", self.backward), ("weights", self.weights)):
+            if flags is not None and len(flags) != self.num_microbatches:
+                raise ValueError(
+                    f"stage {self.stage}: {name} must say one thing per microbatch, "
+                    f"got {len(flags)} for {self.num_microbatches} microbatches"
+                )
+
+    def trains(self, microbatch: int) -> bool:
+        """Whether the microbatch has weight gradients here."""
+        return self.backward[microbatch] and (self.weights is None or self.weights[microbatch])
 
 
 @dataclass(slots=True)
@@ -96,7 +104,7 @@ def graph_aware_1f1b(
     stages = {node.stage: node for node in nodes}
     _check(nodes, stages, groups)
     stages = _with_hosts(stages, groups)
-    position = _topological_positions(stages, groups)
+    position = topological_positions(stages, groups)
     group_of = {stage: group for group in groups for stage in group}
     lead = _lead_of_shallow(stages, groups, position)
 
@@ -198,7 +206,7 @@ def _with_hosts(
 
     Copies that depend on a stage with a purpose keep to themselves, which rules out cycles.
     """
-    position = _topological_positions(stages, groups)
+    position = topological_positions(stages, groups)
     order = sorted(stages, key=position.__getitem__)
     idle: set[int] = set()  # runs forward only, for nobody or for idle stages
     for stage in reversed(order):
@@ -245,7 +253,7 @@ def _lead_of_shallow(
     return lead
 
 
-def _topological_positions(
+def topological_positions(
     stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]]
 ) -> dict[int, int]:
     """Producers first; among the free ones, the order of the groups."""

@@ -1,0 +1,161 @@
+"""All passes of a DAG of stages and what each waits for: the tables that schedulers work on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from workbench.schedule.action import Action, Pass
+from workbench.schedule.graph_aware import Consumer, ScheduleNode, topological_positions
+
+Group = tuple[int, ...]
+Programs = Mapping[Group, Sequence[Action]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassGraph:
+    """Passes by number, with their places, durations and inputs.
+
+    Args:
+        actions: [A] the passes.
+        number: pass -> its number.
+        inputs: [A] numbers of the passes whose results it needs: forwards that it reads, its own
+            forward, the input gradients of those that read it, for W its own I.
+        followers: [A] the other way round.
+        duration: [A] how long it takes, in any one unit.
+        groups: stages that share ranks.
+        group_of: stage -> place of its group.
+        position: stage -> place in an order with producers first.
+        nodes: stage -> what the scheduler knows of it.
+    """
+
+    actions: tuple[Action, ...]
+    number: dict[Action, int]
+    inputs: tuple[tuple[int, ...], ...]
+    followers: tuple[tuple[int, ...], ...]
+    duration: tuple[float, ...]
+    groups: tuple[Group, ...]
+    group_of: dict[int, int]
+    position: dict[int, int]
+    nodes: dict[int, ScheduleNode]
+
+    def exists(self, action: Action) -> bool:
+        """Whether the stage has this pass of this microbatch."""
+        return action in self.number
+
+
+def pass_graph(
+    nodes: Sequence[ScheduleNode],
+    groups: Sequence[Group],
+    duration: Callable[[Action], float],
+    *,
+    backward: Pass,
+) -> PassGraph:
+    """The passes of these stages; `backward` is B (whole) or I (split, with W where weights train).
+
+    Complexity: O(passes + size of all needs).
+    """
+    by_stage = {node.stage: node for node in nodes}
+    actions = [action for node in nodes for action in _passes(node, backward)]
+    number = {action: place for place, action in enumerate(actions)}
+    inputs: list[list[int]] = [[] for _ in actions]
+    own_input = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
+    for place, action in enumerate(actions):
+        if action.kind in own_input:
+            inputs[place].append(number[action._replace(kind=own_input[action.kind])])
+    for node in nodes:
+        for consumer in node.consumers:
+            _add_reads(node.stage, consumer, number, inputs, backward)
+    followers: list[list[int]] = [[] for _ in actions]
+    for place, needed in enumerate(inputs):
+        for earlier in needed:
+            followers[earlier].append(place)
+    return PassGraph(
+        actions=tuple(actions),
+        number=number,
+        inputs=tuple(map(tuple, inputs)),
+        followers=tuple(map(tuple, followers)),
+        duration=tuple(float(duration(action)) for action in actions),
+        groups=tuple(groups),
+        group_of={stage: place for place, group in enumerate(groups) for stage in group},
+        position=topological_positions(by_stage, groups),
+        nodes=by_stage,
+    )
+
+
+def _add_reads(
+    stage: int, consumer: Consumer, number: dict[Action, int], inputs: list[list[int]], backward: Pass
+) -> None:
+    """Forwards wait for what they read, backwards for those of the forwards that read them."""
+    for reader, needs in enumerate(consumer.needs):
+        reads = number[Action(consumer.stage, Pass.F, reader)]
+        gives = number.get(Action(consumer.stage, backward, reader))
+        for own in needs:
+            inputs[reads].append(number[Action(stage, Pass.F, own)])
+            takes = number.get(Action(stage, backward, own))
+            if gives is not None and takes is not None:
+                inputs[takes].append(gives)
+
+
+def _passes(node: ScheduleNode, backward: Pass) -> list[Action]:
+    found = [Action(node.stage, Pass.F, own) for own in range(node.num_microbatches)]
+    for own, has_backward in enumerate(node.backward):
+        if has_backward:
+            found.append(Action(node.stage, backward, own))
+            if backward is Pass.I and node.trains(own):
+                found.append(Action(node.stage, Pass.W, own))
+    return found
+
+
+def finish_time(graph: PassGraph, programs: Programs) -> float:
+    """When the last pass ends if each starts as soon as its group is free and its inputs are there.
+
+    Raises:
+        ValueError: programs in which some pass can never run.
+
+    Complexity: O(passes + inputs).
+    """
+    after: list[list[int]] = [[] for _ in graph.actions]
+    waiting = [len(needed) for needed in graph.inputs]
+    for actions in programs.values():
+        line = [graph.number[action] for action in actions]
+        for earlier, later in pairwise(line):
+            after[earlier].append(later)
+            waiting[later] += 1
+    start = [0.0] * len(waiting)
+    ready = [place for place, count in enumerate(waiting) if count == 0]
+    last = 0.0
+    for place in ready:  # grows while we walk it
+        end = start[place] + graph.duration[place]
+        last = max(last, end)
+        for later in (*graph.followers[place], *after[place]):
+            start[later] = max(start[later], end)
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                ready.append(later)
+    if len(ready) < len(waiting):
+        stuck = next(graph.actions[place] for place, count in enumerate(waiting) if count)
+        raise ValueError(f"pass {stuck} can never run: its inputs wait for it")
+    return last
+
+
+def peak_in_flight(programs: Programs, stages: Sequence[int]) -> float:
+    """Most microbatches whose activations any group holds at once for these stages.
+
+    A microbatch counts from its F to its W, to its I or B where it has no W, and not at all where
+    it has no backward; on one of several of the stages in a group it counts its share.
+    """
+    worst = 0.0
+    for group, actions in programs.items():
+        mine = [stage for stage in group if stage in stages]
+        last = {(a.stage, a.microbatch): a for a in actions if a.stage in mine and a.kind is not Pass.F}
+        held = 0
+        for action in actions:
+            key = action.stage, action.microbatch
+            if key not in last:
+                continue
+            if action.kind is Pass.F:
+                held += 1
+                worst = max(worst, held / len(mine))
+            elif last[key] == action:
+                held -= 1
+    return worst

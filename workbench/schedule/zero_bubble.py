@@ -1,0 +1,117 @@
+"""Zero-bubble schedules of a chain: the weight gradients fill what the input gradients leave empty."""
+
+from collections.abc import Sequence
+
+from workbench.schedule.action import Action, Pass
+
+Programs = tuple[tuple[Action, ...], ...]
+
+
+def zb_h1(stages: Sequence[int], num_microbatches: int) -> Programs:
+    """1F1B whose weight gradients wait: on the stage at place s until s later microbatches had their I.
+
+    Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, section 2.3 (ZB-H1). With
+    equal stages a device idles (p - 1)(F + I - W) and holds at most p microbatches from F to W,
+    the most that any stage of 1F1B holds.
+
+    Args:
+        stages: [p] ids, first to last.
+        num_microbatches: m.
+
+    Returns:
+        [p] programs, each of m forwards, m input gradients and m weight gradients.
+
+    Complexity: O(p m).
+    """
+    return _split(stages, num_microbatches, lead=1)
+
+
+def zb_h2(stages: Sequence[int], num_microbatches: int) -> Programs:
+    """Twice the warm-up of ZB-H1, twice the delay: from its first to its last pass no device idles.
+
+    Source: as `zb_h1`, section 2.4 (ZB-H2): a device idles (p - 1)(F + I - 2W), which is nothing
+    for F = I = W, and holds at most 2p - 1 microbatches. Same arguments and result.
+    Differs: devices end one after the other as they started, (p - 1) F apart; the paper then steps
+    the optimizer without waiting, ours waits.
+    """
+    return _split(stages, num_microbatches, lead=2)
+
+
+def _split(stages: Sequence[int], num_microbatches: int, *, lead: int) -> Programs:
+    """Forwards ahead and weight gradients behind by `lead` per place from the last and the first stage."""
+    _check(stages, num_microbatches)
+    programs = []
+    for place, stage in enumerate(stages):
+        warmup = min(lead * (len(stages) - 1 - place), num_microbatches)
+        delay = lead * place
+        program = [Action(stage, Pass.F, own) for own in range(warmup)]
+        for own in range(num_microbatches):
+            if own + warmup < num_microbatches:
+                program.append(Action(stage, Pass.F, own + warmup))
+            program.append(Action(stage, Pass.I, own))
+            if own >= delay:
+                program.append(Action(stage, Pass.W, own - delay))
+        program += [
+            Action(stage, Pass.W, own) for own in range(max(0, num_microbatches - delay), num_microbatches)
+        ]
+        programs.append(tuple(program))
+    return tuple(programs)
+
+
+def zb_v(stages: Sequence[int], num_microbatches: int) -> Programs:
+    """Two stages per rank, down the ranks and up again: no bubble with the memory of 1F1B.
+
+    Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", NeurIPS, and "Zero
+    Bubble Pipeline Parallelism", section 6 (ZB-V). For F = I = W no device idles between its first
+    and last pass, and it holds at most p whole microbatches (2p on one of its two stages).
+
+    Args:
+        stages: [2p] ids, first to last; rank r holds those at r and 2p - 1 - r.
+        num_microbatches: m. Fewer than 2p - 1 leave out passes of a longer schedule.
+
+    Returns:
+        [p] programs.
+
+    Raises:
+        ValueError: an odd number of stages.
+
+    Complexity: O(p max(m, p)).
+    """
+    _check(stages, num_microbatches)
+    if len(stages) % 2:
+        raise ValueError(f"zb-v: every rank has two stages, got {len(stages)} stages")
+    num_ranks = len(stages) // 2
+    programs = []
+    for rank in range(num_ranks):
+        counts: dict[tuple[int, Pass], int] = {}
+        program = []
+        for stage, kind in _v_pattern(rank, num_ranks, max(num_microbatches, 2 * num_ranks - 1)):
+            own = counts.get((stage, kind), 0)
+            counts[stage, kind] = own + 1
+            if own < num_microbatches:
+                program.append(Action(stages[rank if stage == 0 else -1 - rank], kind, own))
+        programs.append(tuple(program))
+    return tuple(programs)
+
+
+def _v_pattern(rank: int, num_ranks: int, num_microbatches: int) -> list[tuple[int, Pass]]:
+    """(0 on the way down or 1 on the way up, pass) in order; microbatches count up per pair."""
+    down, up = ({kind: (side, kind) for kind in (Pass.F, Pass.I, Pass.W)} for side in (0, 1))
+    whole_down, whole_up = list(down.values()), list(up.values())
+    before_turn = num_ranks - rank
+    fed = 2 * num_ranks - rank - 1  # forwards down before the first input gradient down
+    pattern = [down[Pass.F]] * (2 * before_turn - 1)
+    pattern += [up[Pass.F], down[Pass.F]] * rank
+    pattern += whole_up * before_turn
+    pattern += (whole_down + whole_up) * (num_microbatches - fed)
+    pattern += (whole_down[1:] + whole_up) * (fed - num_ranks)
+    pattern += [down[Pass.I], up[Pass.I]] * rank
+    pattern += [down[Pass.I], down[Pass.W]] * before_turn
+    return pattern + [up[Pass.W]] * rank + [down[Pass.W]] * rank
+
+
+def _check(stages: Sequence[int], num_microbatches: int) -> None:
+    if len(set(stages)) != len(stages) or not stages:
+        raise ValueError(f"stages of a chain must be there and differ, got {list(stages)}")
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches must be >= 1, got {num_microbatches}")
