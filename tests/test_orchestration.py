@@ -1,0 +1,150 @@
+"""GPUs and degrees of every unit: the exact search against all integers, the relaxation below it."""
+
+import random
+from itertools import product
+from math import inf
+
+import pytest
+
+from workbench.balance.orchestration import (
+    Degrees,
+    Task,
+    Unit,
+    evaluate,
+    orchestrate,
+    orchestrate_relaxed,
+    paces,
+)
+
+
+def random_task(seed: int, *, num_gpus: int | None = None) -> Task:
+    """Small enough for all degrees to be tried."""
+    rng = random.Random(seed)
+    units = tuple(
+        Unit(
+            name=name,
+            sample_s=tuple((tp, rng.uniform(0.5, 4.0) / tp**0.8) for tp in (1, 2)),
+            num_layers=rng.randint(1, 5),
+            weight_bytes=rng.uniform(0, 60),
+            optimizer_bytes=rng.uniform(0, 120),
+            activation_bytes=rng.uniform(0, 6),
+        )
+        for name in ("encoder", "llm", "generator")[: rng.randint(1, 3)]
+    )
+    return Task(
+        units=units,
+        pacing=rng.choice(units).name,
+        batch_samples=rng.choice([4, 6, 8]),
+        microbatch_samples=rng.choice([1, 2]),
+        num_gpus=num_gpus or rng.randint(3, 12),
+        gpu_bytes=rng.choice([40.0, 80.0, inf]),
+        virtual_stages=rng.choice([1, 2]),
+    )
+
+
+def all_orchestrations(task: Task):
+    """Every assignment of degrees that the rules admit."""
+    choices = [
+        [
+            Degrees(tp=tp, dp=dp, pp=pp)
+            for (tp, _), dp, pp in product(
+                unit.sample_s, range(1, task.batch_samples + 1), range(1, unit.num_layers + 1)
+            )
+            if tp * dp * pp <= task.num_gpus
+        ]
+        for unit in task.units
+    ]
+    pace_at = [unit.name for unit in task.units].index(task.pacing)
+    for degrees in product(*choices):
+        if degrees[pace_at].dp not in paces(task) or sum(d.num_gpus for d in degrees) > task.num_gpus:
+            continue
+        try:
+            yield evaluate(task, degrees)
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize("start", range(0, 220, 20))
+def test_exact_search_equals_all_degrees(start: int):
+    for seed in range(start, start + 20):
+        task = random_task(seed)
+        best = min(
+            all_orchestrations(task), key=lambda o: (round(o.iteration_s, 9), o.num_gpus), default=None
+        )
+        if best is None:
+            with pytest.raises(ValueError, match=r"fits on|at least"):
+                orchestrate(task)
+            continue
+        found = orchestrate(task)
+        assert found.iteration_s == pytest.approx(best.iteration_s, rel=1e-9)
+        assert found.num_gpus == best.num_gpus
+        assert evaluate(task, found.degrees) == found
+        relaxed = orchestrate_relaxed(task)
+        assert evaluate(task, relaxed.degrees) == relaxed
+        assert relaxed.num_gpus <= task.num_gpus
+        assert relaxed.iteration_s >= found.iteration_s * (1 - 1e-9)
+
+
+def test_formula_of_the_paper():
+    """Equations 1 and 2 by hand: 2 LLM stages, one encoder of half the data-parallel degree."""
+    task = Task(
+        units=(
+            Unit(name="encoder", sample_s=((1, 3.0),), num_layers=4),
+            Unit(name="llm", sample_s=((2, 8.0),), num_layers=4),
+        ),
+        pacing="llm",
+        batch_samples=12,
+        microbatch_samples=1,
+        num_gpus=16,
+    )
+    found = evaluate(task, (Degrees(tp=1, dp=1, pp=2), Degrees(tp=2, dp=2, pp=2)))
+    assert found.warmup_s == 8.0 + 2 * 3.0
+    assert found.steady_s == max(8.0 / 2, 2 * 3.0 / 2) * (12 / 2 - 1)
+    assert found.num_gpus == 2 + 8
+
+
+def test_more_gpus_than_bring_anything_are_left_alone():
+    unit = Unit(name="llm", sample_s=((1, 1.0),), num_layers=2)
+    task = Task(units=(unit,), pacing="llm", batch_samples=2, microbatch_samples=1, num_gpus=100)
+    found = orchestrate(task)
+    assert found.num_gpus == 2
+    assert found.iteration_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_gpus": 2}, "need 3 GPUs at least, got 2"),
+        ({"gpu_bytes": 1.0}, "unit 'encoder' fits on"),
+    ],
+)
+def test_what_cannot_fit_is_named(change: dict[str, float], words: str):
+    units = tuple(
+        Unit(name=name, sample_s=((1, 1.0),), num_layers=2, weight_bytes=8.0)
+        for name in ("encoder", "llm", "generator")
+    )
+    given = {"num_gpus": 12, "batch_samples": 4, "microbatch_samples": 1} | change
+    with pytest.raises(ValueError, match=words):
+        orchestrate(Task(units=units, pacing="llm", **given))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pacing": "lm"}, "'lm'"),
+        ({"batch_samples": 5}, "multiple of the microbatch of 2"),
+        ({"num_gpus": 0}, ">= 1 GPU"),
+        ({"units": ()}, "got"),
+    ],
+)
+def test_bad_tasks_are_named(change: dict[str, object], words: str):
+    unit = Unit(name="llm", sample_s=((1, 1.0),), num_layers=2)
+    given = {"units": (unit,), "pacing": "llm", "batch_samples": 4, "microbatch_samples": 2, "num_gpus": 4}
+    with pytest.raises(ValueError, match=words):
+        Task(**(given | change))
+
+
+@pytest.mark.parametrize("sample_s", [(), ((0, 1.0),), ((1, -1.0),)])
+def test_bad_units_are_named(sample_s: tuple[tuple[int, float], ...]):
+    with pytest.raises(ValueError, match="unit 'x'"):
+        Unit(name="x", sample_s=sample_s, num_layers=1)

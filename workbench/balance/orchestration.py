@@ -1,0 +1,381 @@
+"""GPUs, tensor-, data- and pipeline-parallel degrees of every unit of a multimodal model, by a formula."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, inf
+
+CHEAPEST = 1e-12  # relative: objectives this near count as equal, and fewer GPUs win
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A module that has tp, dp and pp of its own: an encoder, the LLM or a generator.
+
+    Args:
+        name: of the module.
+        sample_s: (tp, seconds) of forward and backward of the whole module over one sample.
+        num_layers: the most stages it can be cut into.
+        weight_bytes: weights and gradients of the whole module (P).
+        optimizer_bytes: optimizer state of the whole module (S), spread over all its GPUs.
+        activation_bytes: of one sample across the whole module (L / M).
+    """
+
+    name: str
+    sample_s: tuple[tuple[int, float], ...]
+    num_layers: int
+    weight_bytes: float = 0.0
+    optimizer_bytes: float = 0.0
+    activation_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.sample_s or min(tp for tp, _ in self.sample_s) < 1 or self.num_layers < 1:
+            raise ValueError(f"unit {self.name!r}: want a time for some tp >= 1 and >= 1 layer, got {self}")
+        if min(seconds for _, seconds in self.sample_s) < 0:
+            raise ValueError(f"unit {self.name!r}: times must be >= 0, got {self.sample_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained on what.
+
+    Args:
+        units: in pipeline order.
+        pacing: name of the unit whose data-parallel degree sets the number of microbatches: the LLM.
+        batch_samples: BS.
+        microbatch_samples: M, per replica of the pacing unit.
+        num_gpus: N.
+        gpu_bytes: memory of one.
+        virtual_stages: VPP size; divides the warm-up.
+    """
+
+    units: tuple[Unit, ...]
+    pacing: str
+    batch_samples: int
+    microbatch_samples: int
+    num_gpus: int
+    gpu_bytes: float = inf
+    virtual_stages: int = 1
+
+    def __post_init__(self) -> None:
+        names = [unit.name for unit in self.units]
+        if self.pacing not in names or len(set(names)) < len(names):
+            raise ValueError(f"units must differ and hold the pacing one, got {names} and {self.pacing!r}")
+        if min(self.microbatch_samples, self.num_gpus, self.virtual_stages) < 1:
+            raise ValueError(
+                "want >= 1 sample a microbatch, >= 1 GPU and >= 1 virtual stage, got "
+                f"{self.microbatch_samples}, {self.num_gpus} and {self.virtual_stages}"
+            )
+        if self.batch_samples < 1 or self.batch_samples % self.microbatch_samples:
+            raise ValueError(
+                f"the batch must be a multiple of the microbatch of {self.microbatch_samples} samples, "
+                f"got {self.batch_samples}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Of one unit."""
+
+    tp: int
+    dp: int
+    pp: int
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.dp * self.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orchestration:
+    """Degrees of every unit, in the task's order, and what the formula says of them."""
+
+    degrees: tuple[Degrees, ...]
+    warmup_s: float
+    steady_s: float
+
+    @property
+    def iteration_s(self) -> float:
+        return self.warmup_s + self.steady_s
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(degrees.num_gpus for degrees in self.degrees)
+
+
+def evaluate(task: Task, degrees: Sequence[Degrees]) -> Orchestration:
+    """The formula: the first microbatch through all units, then the slowest stage for every other one.
+
+    Source: DistTrain, section 4.2, Eq. 1 and 2, with forward and backward together; section 4.3
+    for virtual stages. ValueError where a degree does not divide or memory does not suffice.
+    """
+    pace = degrees[_pacing(task)].dp
+    found = []
+    for unit, chosen in zip(task.units, degrees, strict=True):
+        options = [o for o in _options(task, unit, pace) if o.degrees == chosen]
+        if not options:
+            raise ValueError(f"unit {unit.name!r}: {chosen} does not divide the batch or does not fit")
+        found.append(options[0])
+    return _orchestration(task, pace, found)
+
+
+def orchestrate(task: Task) -> Orchestration:
+    """The best integers, exactly.
+
+    Ours: for a given data-parallel degree of the pacing unit, units meet only in the sum of GPUs, the
+    sum of warm-ups and the slowest stage. Thresholds of the slowest stage are tried from the least
+    feasible one upwards, until the threshold alone costs more than the best found; under one
+    threshold every unit offers the few options that no other of it beats in GPUs and warm-up.
+    The fewest GPUs among equal objectives (section 7.1: more bring nothing).
+
+    Raises:
+        ValueError: nothing fits, naming the unit that does not fit alone or the GPUs it would take.
+
+    Complexity: O(D T U) for D degrees, T thresholds tried (few, since steady time rules) and the
+    product U of what units offer. Degrees whose lower bound, all GPUs busy all the time, is above
+    the best found are not looked at.
+    """
+    best: Orchestration | None = None
+    for at_least_s, pace in sorted((_at_least_s(task, pace), pace) for pace in paces(task)):
+        limit_s = inf if best is None else best.iteration_s * (1 + CHEAPEST)
+        if at_least_s > limit_s:
+            break
+        for candidate in _of_pace(task, pace, limit_s):
+            if best is None or _key(candidate, best) < 0:
+                best = candidate
+    if best is None:
+        raise ValueError(_why_nothing_fits(task))
+    return best
+
+
+def orchestrate_relaxed(task: Task) -> Orchestration:
+    """Every (tp, dp) of all units, GPUs as real numbers in closed form, then rounded to what fits.
+
+    Source: DistTrain, section 4.3. For given degrees the warm-up is constant, and the convex program
+    min max(a/x, b/y, c/z) with x + y + z <= N has a closed solution: GPUs in proportion to the work,
+    but for units whose memory demands more or whose layers are too few for as much.
+    Rounding: each pp to the nearest, then stages off the least slowed unit until the GPUs suffice.
+
+    Complexity: O(product over units of tp x dp choices).
+    """
+    best: Orchestration | None = None
+    for pace in paces(task):
+        choices = []
+        for unit in task.units:
+            by_degrees: dict[tuple[int, int], list[_Option]] = {}
+            for option in _options(task, unit, pace):
+                by_degrees.setdefault((option.degrees.tp, option.degrees.dp), []).append(option)
+            choices.append(list(by_degrees.values()))
+        for combination in product(*choices):
+            rounded = _rounded(task, combination)
+            if rounded is not None:
+                candidate = _orchestration(task, pace, rounded)
+                if best is None or _key(candidate, best) < 0:
+                    best = candidate
+    if best is None:
+        raise ValueError(_why_nothing_fits(task))
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """Degrees of one unit with the seconds of a stage and of a first microbatch."""
+
+    degrees: Degrees
+    num_gpus: int
+    stage_s: float
+    warmup_s: float
+
+
+def paces(task: Task) -> tuple[int, ...]:
+    """Data-parallel degrees that the pacing unit may have: divisors of the number of microbatches."""
+    num = task.batch_samples // task.microbatch_samples
+    return tuple(dp for dp in range(1, min(num, task.num_gpus) + 1) if num % dp == 0)
+
+
+def _options(task: Task, unit: Unit, pace: int) -> Iterator[_Option]:
+    """Every degree of a unit that divides and fits, at that many microbatches side by side."""
+    samples = pace * task.microbatch_samples  # of one round, over all replicas of the unit
+    dps = (pace,) if unit.name == task.pacing else [dp for dp in range(1, samples + 1) if samples % dp == 0]
+    for (tp, sample_s), dp in product(unit.sample_s, dps):
+        through_s = samples / dp * sample_s
+        for pp in range(_least_pp(task, unit, tp, dp, samples // dp), unit.num_layers + 1):
+            gpus = tp * dp * pp
+            if gpus > task.num_gpus:
+                break
+            degrees = Degrees(tp=tp, dp=dp, pp=pp)
+            yield _Option(degrees, gpus, through_s / pp, through_s / task.virtual_stages)
+
+
+def _least_pp(task: Task, unit: Unit, tp: int, dp: int, samples: int) -> int:
+    """Stages that bring weights, sharded optimizer and 1F1B activations of a GPU under its memory.
+
+    Source: DistTrain, section 4.2, constraints: P/(pp tp) + S/(pp tp dp) + L/tp, since the first of pp
+    stages holds pp microbatches of a pp-th of the activations.
+    """
+    room = task.gpu_bytes - unit.activation_bytes * samples / tp
+    state = unit.weight_bytes / tp + unit.optimizer_bytes / (tp * dp)
+    if room <= 0:
+        return unit.num_layers + 1
+    return max(1, ceil(state / room * (1 - 1e-12)))
+
+
+def _at_least_s(task: Task, pace: int) -> float:
+    """No orchestration with that degree is faster: the GPUs share all work without a gap.
+
+    GPUs x slowest stage is at least the work of all units, tp x seconds each, whatever their dp and pp;
+    and a unit's first microbatch has at least one sample.
+    """
+    samples = pace * task.microbatch_samples
+    num_rounds = task.batch_samples // samples
+
+    def of_unit(unit: Unit) -> float:
+        first = task.microbatch_samples if unit.name == task.pacing else 1
+        return min(
+            seconds * (first / task.virtual_stages + tp * samples / task.num_gpus * (num_rounds - 1))
+            for tp, seconds in unit.sample_s
+        )
+
+    return sum(map(of_unit, task.units))
+
+
+def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
+    """Candidates for one degree of the pacing unit, one per threshold worth trying."""
+    num_rounds = task.batch_samples // (pace * task.microbatch_samples)
+    options = [_worth_it(_options(task, unit, pace)) for unit in task.units]
+    if not all(options):
+        return
+    thresholds = sorted({option.stage_s for of_unit in options for option in of_unit})
+    least_warmup_s = sum(min(option.warmup_s for option in of_unit) for of_unit in options)
+    for threshold_s in thresholds[_first_feasible(task, options, thresholds) :]:
+        if least_warmup_s + threshold_s * (num_rounds - 1) > limit_s:
+            return
+        fronts = [_front([o for o in of_unit if o.stage_s <= threshold_s]) for of_unit in options]
+        found = _cheapest(task, pace, fronts)
+        if found is not None:
+            limit_s = min(limit_s, found.iteration_s * (1 + CHEAPEST))
+            yield found
+
+
+def _worth_it(options: Iterable[_Option]) -> list[_Option]:
+    """By stage time, options that no other with as few GPUs beats in stage time and warm-up."""
+    kept: list[_Option] = []
+    gpus: list[int] = []  # a staircase of those kept: more GPUs, shorter warm-up
+    warmups_s: list[float] = []
+    for option in sorted(options, key=lambda o: (o.stage_s, o.num_gpus, o.warmup_s)):
+        at = bisect_right(gpus, option.num_gpus)
+        if at and warmups_s[at - 1] <= option.warmup_s:
+            continue
+        kept.append(option)
+        end = at
+        while end < len(gpus) and warmups_s[end] >= option.warmup_s:
+            end += 1
+        start = at - 1 if at and gpus[at - 1] == option.num_gpus else at
+        gpus[start:end] = [option.num_gpus]
+        warmups_s[start:end] = [option.warmup_s]
+    return kept
+
+
+def _first_feasible(task: Task, options: Sequence[Sequence[_Option]], thresholds: Sequence[float]) -> int:
+    """Index of the least threshold under which the GPUs suffice."""
+    low, high = 0, len(thresholds)
+    while low < high:
+        middle = (low + high) // 2
+        needed = [
+            min((o.num_gpus for o in of_unit if o.stage_s <= thresholds[middle]), default=inf)
+            for of_unit in options
+        ]
+        low, high = (low, middle) if sum(needed) <= task.num_gpus else (middle + 1, high)
+    return low
+
+
+def _front(options: Sequence[_Option]) -> list[_Option]:
+    """Options that no other beats in both GPUs and warm-up; ties go to the faster stage."""
+    front: list[_Option] = []
+    for option in sorted(options, key=lambda o: (o.num_gpus, o.warmup_s, o.stage_s)):
+        if not front or option.warmup_s < front[-1].warmup_s:
+            front.append(option)
+    return front
+
+
+def _cheapest(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> Orchestration | None:
+    best: Orchestration | None = None
+    for chosen in product(*fronts):
+        if sum(option.num_gpus for option in chosen) <= task.num_gpus:
+            candidate = _orchestration(task, pace, chosen)
+            if best is None or _key(candidate, best) < 0:
+                best = candidate
+    return best
+
+
+def _orchestration(task: Task, pace: int, chosen: Sequence[_Option]) -> Orchestration:
+    num_rounds = task.batch_samples // (pace * task.microbatch_samples)
+    return Orchestration(
+        degrees=tuple(option.degrees for option in chosen),
+        warmup_s=sum(option.warmup_s for option in chosen),
+        steady_s=max(option.stage_s for option in chosen) * (num_rounds - 1),
+    )
+
+
+def _rounded(task: Task, combination: Sequence[Sequence[_Option]]) -> list[_Option] | None:
+    """Stage counts near the real-valued optimum of given (tp, dp); None where they cannot fit."""
+    per_stage = [options[0].degrees.tp * options[0].degrees.dp for options in combination]
+    if sum(options[0].num_gpus for options in combination) > task.num_gpus:
+        return None
+    wanted = _relaxed_stages(task, combination, per_stage)
+    places = [
+        min(range(len(options)), key=lambda place: (abs(options[place].degrees.pp - pp), place))
+        for options, pp in zip(combination, wanted, strict=True)
+    ]
+    while sum(o[place].num_gpus for o, place in zip(combination, places, strict=True)) > task.num_gpus:
+        lowered = [unit for unit, place in enumerate(places) if place > 0]
+        unit = min(lowered, key=lambda u: (combination[u][places[u] - 1].stage_s, u))
+        places[unit] -= 1
+    return [options[place] for options, place in zip(combination, places, strict=True)]
+
+
+def _relaxed_stages(
+    task: Task, combination: Sequence[Sequence[_Option]], per_stage: Sequence[int]
+) -> list[float]:
+    """Real-valued stages of every unit that minimise the slowest, within least and most, by water-filling."""
+    work_s = [options[0].stage_s * options[0].degrees.pp for options in combination]
+    least = [options[0].degrees.pp for options in combination]
+    most = [options[-1].degrees.pp for options in combination]
+    low_s, high_s = 0.0, max(work / pp for work, pp in zip(work_s, least, strict=True))
+    for _ in range(60):
+        middle_s = (low_s + high_s) / 2
+        stages = [
+            min(max(work / middle_s if middle_s else inf, a), b)
+            for work, a, b in zip(work_s, least, most, strict=True)
+        ]
+        fits = sum(pp * gpus for pp, gpus in zip(stages, per_stage, strict=True)) <= task.num_gpus
+        low_s, high_s = (low_s, middle_s) if fits else (middle_s, high_s)
+    return [
+        min(max(work / high_s if high_s else a, a), b) for work, a, b in zip(work_s, least, most, strict=True)
+    ]
+
+
+def _key(one: Orchestration, other: Orchestration) -> int:
+    """-1 where `one` is better: shorter, or as short with fewer GPUs."""
+    if abs(one.iteration_s - other.iteration_s) > CHEAPEST * other.iteration_s:
+        return -1 if one.iteration_s < other.iteration_s else 1
+    return -1 if one.num_gpus < other.num_gpus else 1
+
+
+def _pacing(task: Task) -> int:
+    return next(index for index, unit in enumerate(task.units) if unit.name == task.pacing)
+
+
+def _why_nothing_fits(task: Task) -> str:
+    for unit in task.units:
+        if not any(True for pace in paces(task) for _ in _options(task, unit, pace)):
+            return f"unit {unit.name!r} fits on {task.num_gpus} GPUs of {task.gpu_bytes:.3g} bytes in no way"
+    least = min(
+        sum(
+            min((o.num_gpus for o in _options(task, unit, pace)), default=task.num_gpus)
+            for unit in task.units
+        )
+        for pace in paces(task)
+    )
+    return f"the units need {least} GPUs at least, got {task.num_gpus}"
