@@ -60,7 +60,7 @@ def test_templates_keep_node_rule_memory_and_layers():
         assert template.num_layers == 24
         for stage in template.stages:
             assert chain.stage_bytes(stage.first, stage.end, stage.num_gpus) <= 200
-        held = [layer for node in range(nodes) for layer in template.layers_of_node(node)]
+        held = [layer for node in template.layers_by_node() for layer in node]
         assert held == list(range(24))
 
 

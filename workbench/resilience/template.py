@@ -99,15 +99,11 @@ class Template:
         by_terms = self.t1_s + steady * self.bottleneck_s + self.t3_s
         return min(by_terms, self.t1_s + (num_microbatches - 1) * self.bottleneck_s)
 
-    def node_of_stage(self, stage: int) -> int:
-        """Which of its nodes, from 0, a stage runs on."""
-        return sum(each.num_gpus for each in self.stages[:stage]) // self.gpus_per_node
-
-    def layers_of_node(self, node: int) -> tuple[int, ...]:
-        """Layers that a node of the pipeline holds."""
-        return tuple(
-            layer
-            for place, stage in enumerate(self.stages)
-            if self.node_of_stage(place) == node
-            for layer in range(stage.first, stage.end)
-        )
+    def layers_by_node(self) -> tuple[tuple[int, ...], ...]:
+        """[nodes] layers that each node of the pipeline holds, ascending."""
+        held: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        used = 0
+        for stage in self.stages:
+            held[used // self.gpus_per_node].extend(range(stage.first, stage.end))
+            used += stage.num_gpus
+        return tuple(tuple(layers) for layers in held)

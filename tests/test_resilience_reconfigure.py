@@ -1,0 +1,218 @@
+"""Reconfiguration: the guarantees of the appendix, copies, joins, and the stated refusals."""
+
+import random
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.resilience.chain import LayerChain
+from workbench.resilience.copies import copies_between
+from workbench.resilience.exact_mapping import exact_templates
+from workbench.resilience.instantiate import fastest
+from workbench.resilience.layout import Layout, first_layout, held_layers
+from workbench.resilience.node_specification import NodeSpecification, TemplateSet
+from workbench.resilience.reconfigure import CannotContinueError, StepKind, join, survive
+
+MOST_NODES = 64
+
+
+@cache
+def templates_from(smallest: int):
+    """Templates of 1..64 one-GPU nodes of a model that fits on `smallest` nodes, not on fewer."""
+    per_node = -(-MOST_NODES // smallest)
+    layers = smallest * per_node
+    chain = LayerChain(
+        widths=(1,), time_s=((1.0,),) * layers, held_bytes=((1,),) * layers, capacity_bytes=per_node
+    )
+    found = exact_templates(chain, 1, range(1, MOST_NODES + 1))
+    assert min(found) == smallest
+    return found, tuple(range(100, 100 + layers))
+
+
+def planned_for(num_nodes: int, faults: int, smallest: int) -> TemplateSet:
+    specification = NodeSpecification(num_nodes=num_nodes, num_faults=faults, smallest=smallest)
+    found = templates_from(smallest)[0]
+    return TemplateSet(
+        specification=specification, templates=tuple(found[size] for size in specification.sizes)
+    )
+
+
+def some_sizes(planned: TemplateSet, num_nodes: int, rng: random.Random) -> list[int]:
+    """A random instantiation of all nodes."""
+    smallest, largest = planned.specification.smallest, planned.specification.largest
+    possible = [
+        count
+        for count in range(planned.specification.num_faults + 1, num_nodes // smallest + 1)
+        if count * smallest <= num_nodes <= count * largest
+    ]
+    sizes = [smallest] * rng.choice(possible)
+    for _ in range(num_nodes - sum(sizes)):
+        place = rng.choice([k for k, size in enumerate(sizes) if size < largest])
+        sizes[place] += 1
+    return sizes
+
+
+def check(planned: TemplateSet, before: Layout, lost: set[str], after, layer_bytes):
+    """All survivors work, every pipeline has a template, and everyone gets what it lacks."""
+    survivors = {n for p in before.pipelines for n in p} - lost
+    assert {n for p in after.layout.pipelines for n in p} == survivors
+    assert len(after.layout.pipelines) > planned.specification.num_faults
+    assert all(size in planned.specification.sizes for size in after.layout.sizes)
+    had, needs = held_layers(planned, before), held_layers(planned, after.layout)
+    got = {(copy.destination, copy.layer) for copy in after.copies}
+    assert len(got) == len(after.copies)
+    for copy in after.copies:
+        assert copy.source in survivors
+        assert copy.layer in had[copy.source]
+        assert copy.num_bytes == layer_bytes[copy.layer]
+    for node, layers in needs.items():
+        assert {layer for layer in layers if layer not in had[node]} == {
+            layer for destination, layer in got if destination == node
+        }
+
+
+def run_down(num_nodes: int, faults: int, smallest: int, rng: random.Random) -> str:
+    """Kill random nodes, one to several at once, until the stated refusal; return its reason."""
+    planned = planned_for(num_nodes, faults, smallest)
+    layer_bytes = templates_from(smallest)[1]
+    names = [f"n{k}" for k in range(num_nodes)]
+    layout = first_layout(names, some_sizes(planned, num_nodes, rng))
+    while True:
+        nodes = [n for p in layout.pipelines for n in p]
+        lost = set(rng.sample(nodes, min(len(nodes), rng.choice((1, max(1, faults), rng.randint(1, 8))))))
+        enough = len(nodes) - len(lost) >= planned.specification.threshold
+        try:
+            after = survive(planned, layout, sorted(lost), layer_bytes)
+        except CannotContinueError as error:
+            refusal = str(error)
+            break
+        assert enough
+        check(planned, layout, lost, after, layer_bytes)
+        layout = after.layout
+    assert ("stop with progress saved" in refusal) == (not enough)
+    assert not enough or len(lost) > faults, "f simultaneous failures always survive"
+    return "lost" if enough else "few"
+
+
+def test_every_specification_up_to_64_nodes_covers_all_nodes():
+    count = 0
+    for smallest in range(1, MOST_NODES + 1):
+        for num_nodes in range(smallest, MOST_NODES + 1):
+            for faults in range(num_nodes // smallest):
+                NodeSpecification(num_nodes=num_nodes, num_faults=faults, smallest=smallest)
+                count += 1
+    assert count == sum(nodes // n0 for n0 in range(1, 65) for nodes in range(1, 65))
+
+
+def test_failure_sequences_end_in_a_valid_layout_or_the_stated_refusal():
+    rng = random.Random(0)
+    reasons = []
+    for smallest in (*range(1, 12), 16, 21, 32):
+        for num_nodes in range(smallest, MOST_NODES + 1, 5):
+            faults = rng.randrange(num_nodes // smallest)
+            reasons.append(run_down(num_nodes, faults, smallest, rng))
+    assert {"few", "lost"} == set(reasons)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_up_to_f_simultaneous_failures_always_survive(seed):
+    rng = random.Random(seed)
+    smallest, faults = rng.randint(1, 6), rng.randint(1, 3)
+    num_nodes = rng.randint((faults + 1) * smallest + faults, 40)
+    planned = planned_for(num_nodes, faults, smallest)
+    layer_bytes = templates_from(smallest)[1]
+    layout = first_layout([f"n{k}" for k in range(num_nodes)], some_sizes(planned, num_nodes, rng))
+    lost = set(rng.sample([n for p in layout.pipelines for n in p], faults))
+    check(planned, layout, lost, survive(planned, layout, sorted(lost), layer_bytes), layer_bytes)
+
+
+def after_loss(sizes, lost, *, faults=0, smallest=2, num_nodes=None):
+    planned = planned_for(num_nodes or sum(sizes), faults, smallest)
+    names = [f"n{k}" for k in range(sum(sizes))]
+    return survive(planned, first_layout(names, sizes), lost, templates_from(smallest)[1])
+
+
+def test_figure_2_8():
+    simple = after_loss((4, 4), ["n0"])
+    assert [step.kind for step in simple.steps] == [StepKind.SIMPLE]
+    assert simple.layout.sizes == (3, 4)
+    borrow = after_loss((2, 3), ["n0"])
+    assert [step.kind for step in borrow.steps] == [StepKind.BORROW]
+    assert borrow.layout.pipelines == (("n1", "n4"), ("n2", "n3"))
+    merge = after_loss((2, 2), ["n0"])
+    assert [step.kind for step in merge.steps] == [StepKind.MERGE]
+    assert merge.layout.pipelines == (("n2", "n3", "n1"),)
+
+
+def test_borrowing_again_after_a_merge_keeps_f_plus_one():
+    """Three pipelines of 3 lose a node each: merging two, then the third, would leave one pipeline."""
+    after = after_loss((3, 3, 3), ["n0", "n4", "n8"], faults=1, smallest=3)
+    assert sorted(after.layout.sizes) == [3, 3]
+
+
+def test_copies_spread_over_sources():
+    planned = planned_for(12, 1, 2)
+    layer_bytes = templates_from(2)[1]
+    names = [f"n{k}" for k in range(12)]
+    layout = first_layout(names, (2, 2, 2, 2, 2, 2))
+    after = survive(planned, layout, ["n0"], layer_bytes)
+    sent = {}
+    for copy in after.copies:
+        sent[copy.source] = sent.get(copy.source, 0) + copy.num_bytes
+    holders = 5  # of either half
+    assert max(sent.values()) <= -(-sum(sent.values()) // holders) + max(layer_bytes)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3), (5, 4, 2)])
+def test_join_takes_everyone_in(sizes):
+    planned = planned_for(20, 1, 2)
+    layer_bytes = templates_from(2)[1]
+    names = [f"n{k}" for k in range(20)]
+    layout = first_layout(names[: sum(sizes)], sizes)
+    new = names[sum(sizes) : 14]
+    wanted = fastest(planned, 14, 64).sizes
+    after = join(planned, layout, new, wanted, layer_bytes)
+    assert sorted(after.layout.sizes) == sorted(wanted)
+    assert {n for p in after.layout.pipelines for n in p} == set(names[:14])
+    assert {copy.destination for copy in after.copies} >= set(new)
+    assert not {copy.source for copy in after.copies} & set(new)
+    again = join(planned, after.layout, (), wanted, layer_bytes)
+    assert again.steps == ()
+    assert again.copies == ()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        pytest.param(lambda: after_loss((4, 4), ["n9"]), "left before, or never joined", id="unknown"),
+        pytest.param(lambda: after_loss((4, 4), ["n1", "n1"]), "2 times at once", id="twice"),
+        pytest.param(lambda: after_loss((2, 2), ["n0"], faults=1), "need 4: stop", id="below"),
+        pytest.param(lambda: after_loss((2, 2, 2), ["n0", "n2", "n4"]), "held layer 0 are lost", id="dead"),
+        pytest.param(lambda: Layout(pipelines=(("a", "b"), ("b",))), "in 2 places", id="two-places"),
+        pytest.param(lambda: Layout(pipelines=((),)), "one node or more", id="empty"),
+        pytest.param(lambda: first_layout(["a"], (2,)), "there are 1", id="sizes"),
+        pytest.param(
+            lambda: join(planned_for(8, 0, 2), first_layout(["a", "b"], (2,)), ["a"], (3,), (1,) * 64),
+            "is there already",
+            id="joins-twice",
+        ),
+        pytest.param(
+            lambda: join(planned_for(8, 0, 2), first_layout(["a", "b"], (2,)), ["c"], (2, 1), (1,) * 64),
+            "1 or more of 2..8 nodes, 3 in all",
+            id="no-instantiation",
+        ),
+        pytest.param(
+            lambda: copies_between(
+                planned_for(4, 0, 2), first_layout(["a", "b"], (2,)), first_layout(["a", "b"], (2,)), (), (1,)
+            ),
+            "64 layers",
+            id="bytes",
+        ),
+    ],
+)
+def test_bad_input_is_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
