@@ -194,7 +194,7 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
         "script": outcome.script,
         "verdict": outcome.verdict,
         "command": f"python -m experiments.{outcome.script.replace('/', '.')}",
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores (simulated, no accelerator)",
         "plan_hashes": list(outcome.provenance.plan_hashes),
@@ -337,7 +337,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit the code is at, with `-dirty` where it differs; None outside a checkout."""
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

@@ -1,0 +1,364 @@
+"""The plans of the fidelity suite: what is varied, one thing at a time, on this machine's cores."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from experiments.demo_job import demo_model
+from experiments.fidelity.work import (
+    LLM,
+    Cuts,
+    Work,
+    audio_encoder,
+    decoder,
+    image_encoder,
+    plan_of,
+    sample,
+    text_only,
+    text_samples,
+    this_machine,
+    with_encoders,
+)
+from workbench.balance.tokens import Policy, contiguous, longest_first, zigzag
+from workbench.cost.hardware import Cluster, Link
+from workbench.graph.trainable import Trainable
+from workbench.plan.check import check
+from workbench.plan.plan import Plan, Recompute
+from workbench.plan.token_shards import Scope, token_shards
+from workbench.schedule.choice import Schedule, ScheduleKind
+
+IMAGE = 196  # tokens of 224 x 224 pixels in patches of 16
+CLIP = 150  # Whisper frames
+PAIR = 2  # ranks of the clean part
+CROWD = 4
+
+
+class Part(StrEnum):
+    """Which claim a plan belongs to."""
+
+    CLEAN = "clean"  # two ranks, each pinned to a core of its own
+    CONTEXT = "context"  # two ranks that share the tokens of the language model
+    CROWDED = "crowded"  # more ranks than cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A plan of the suite; plans of equal `job` and `part` are ranked against each other."""
+
+    name: str
+    job: str
+    part: Part
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A plan that was refused, and why."""
+
+    name: str
+    reason: str
+
+
+Refused = Callable[[LeftOut], None]
+Plans = Iterator[tuple[str, Callable[[], Plan]]]
+
+
+def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, ...]:
+    """All plans, in the order in which they run. What a schedule refuses goes to `refused`."""
+    found: list[Case] = []
+    for part, work, plans in (
+        (Part.CLEAN, text_work(), _schedules),
+        (Part.CLEAN, text_work(), _text_plans),
+        *((Part.CLEAN, image_work(mix), _image_plans) for mix in IMAGE_MIXES),
+        (Part.CLEAN, three_work(), _three_plans),
+        (Part.CLEAN, mixed_lengths_work(), _length_plans),
+        *((Part.CLEAN, long_work(length), _long_plans) for length in LONG_TOKENS),
+        *((Part.CONTEXT, shared_text_work(mask), _shared_text_plans) for mask in ("causal", "prefix_lm")),
+        *((Part.CROWDED, masked_work(mask), _masked_plans) for mask in MASKED),
+        (Part.CROWDED, crowded_work(), _crowded_plans),
+    ):
+        cluster = this_machine(link, CROWD if part is Part.CROWDED else PAIR)
+        for name, make in plans(work, cluster):
+            full = f"{work.name}, {name}"
+            try:
+                plan = make()
+            except ValueError as error:
+                refused(LeftOut(name=full, reason=" ".join(str(error).split())))
+                continue
+            found.append(Case(name=full, job=work.name, part=part, plan=plan))
+    return tuple(found)
+
+
+def quick(every: Sequence[Case], count: int) -> tuple[Case, ...]:
+    """Up to `count` plans, evenly out of all, so that every part is among them."""
+    if count >= len(every):
+        return tuple(every)
+    if count < 1:
+        raise ValueError(f"want at least one plan, got {count}")
+    return tuple(every[index * len(every) // count] for index in range(count))
+
+
+# ---- text: split points, microbatch counts, schedules, replicas, recompute ----
+
+
+def text_work() -> Work:
+    """A Llama of six blocks, all trained, on eight texts of 128 tokens."""
+    return Work(
+        name="text", model=text_only(decoder("llama", width=512, blocks=6)), batch=text_samples([128] * 8)
+    )
+
+
+def _halves(first: int, num_layers: int) -> Cuts:
+    return {LLM: ((first, (0,)), (num_layers - first, (1,)))}
+
+
+def _schedules(work: Work, cluster: Cluster) -> Plans:
+    """Every kind of schedule there is, in microbatches of one text."""
+    for kind in ScheduleKind:
+        schedule = Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
+        ranks = {ScheduleKind.INTERLEAVED: (0, 1, 0, 1), ScheduleKind.ZB_V: (0, 1, 1, 0)}.get(kind, (0, 1))
+        cuts: Cuts = {LLM: tuple((8 // len(ranks), (rank,)) for rank in ranks)}
+
+        def make(cuts: Cuts = cuts, schedule: Schedule = schedule) -> Plan:
+            return plan_of(work, cluster, cuts, samples=(1,) * 8, schedule=schedule)
+
+        yield str(kind), make
+
+
+def _text_plans(work: Work, cluster: Cluster) -> Plans:
+    eight = (1,) * 8
+    for first in (2, 3, 5):
+        yield f"{first} | {8 - first} layers", _bound(work, cluster, _halves(first, 8), eight)
+    for count in (4, 2, 1):
+        yield f"{count} microbatches", _bound(work, cluster, _halves(4, 8), (8 // count,) * count)
+    for sizes in ((3, 2, 2, 1), (1, 4, 1, 2)):
+        yield f"microbatches of {sizes}", _bound(work, cluster, _halves(4, 8), sizes)
+    gpipe = Schedule(kind=ScheduleKind.GPIPE)
+    yield (
+        "gpipe of (3, 2, 2, 1)",
+        lambda: plan_of(work, cluster, _halves(4, 8), samples=(3, 2, 2, 1), schedule=gpipe),
+    )
+    yield "recompute", lambda: plan_of(work, cluster, _halves(4, 8), samples=eight, recompute=Recompute.FULL)
+    whole: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in range(PAIR)]
+    for count in (8, 4):
+        yield (
+            f"2 replicas, {count} microbatches",
+            lambda count=count: plan_of(work, cluster, whole, samples=(8 // count,) * count),
+        )
+
+
+def _bound(
+    work: Work, cluster: Cluster, cuts: Cuts, samples: Sequence[int] | Mapping[str, Sequence[int]]
+) -> Callable[[], Plan]:
+    return lambda: plan_of(work, cluster, cuts, samples=samples)
+
+
+# ---- images: frozen mixes, encoder beside or before the language model, deferral-like sizes ----
+
+IMAGE_MIXES = {
+    "projector": (Trainable.PROJECTOR, Trainable.NONE),
+    "projector and llm": (Trainable.PROJECTOR, Trainable.ALL),
+    "everything": (Trainable.ALL, Trainable.ALL),
+    "llm": (Trainable.NONE, Trainable.ALL),
+}
+
+
+def image_work(mix: str) -> Work:
+    """SigLIP and a Qwen2; six samples with none, one or two images."""
+    vision, llm = IMAGE_MIXES[mix]
+    language = decoder("qwen2", width=384, blocks=4, trainable=llm)
+    encoder = image_encoder("siglip_vision_model", width=384, blocks=4, llm_width=384, trainable=vision)
+    batch = tuple(
+        sample(index, ("text", 32), *[("image", IMAGE)] * images, ("text", 64 + 32 * (index % 2)))
+        for index, images in enumerate((1, 2, 0, 1, 1, 1))
+    )
+    return Work(name=f"image, {mix}", model=with_encoders(language, encoder), batch=batch)
+
+
+def _image_plans(work: Work, cluster: Cluster) -> Plans:
+    """Vision has 6 layers, the language model 6."""
+    six = (1,) * 6
+    apart: Cuts = {"vision": ((6, (0,)),), LLM: ((6, (1,)),)}
+    yield "encoder | llm", _bound(work, cluster, apart, six)
+    beside: Cuts = {"vision": ((3, (0,)), (3, (1,))), LLM: ((3, (0,)), (3, (1,)))}
+    yield "both cut in half", _bound(work, cluster, beside, six)
+    joined: Cuts = {"vision": ((6, (0,)),), LLM: ((2, (0,)), (4, (1,)))}
+    yield "encoder + 2 | 4", _bound(work, cluster, joined, six)
+    uneven = {"vision": (2, 1, 2, 1), LLM: (1, 2, 1, 2)}
+    yield "encoder | llm, uneven microbatches", _bound(work, cluster, apart, uneven)
+
+
+# ---- three modules ----
+
+
+def three_work() -> Work:
+    """CLIP, Whisper and a Llama: projectors and the language model are trained."""
+    language = decoder("llama", width=384, blocks=3)
+    vision = image_encoder(
+        "clip_vision_model", width=256, blocks=4, llm_width=384, trainable=Trainable.PROJECTOR
+    )
+    audio = audio_encoder(width=256, blocks=2, frames=CLIP, llm_width=384, trainable=Trainable.PROJECTOR)
+    batch = tuple(
+        sample(
+            index,
+            ("text", 24),
+            *[("image", IMAGE)] * (index != 4),
+            ("text", 24),
+            *[("audio", CLIP)] * (index != 1),
+            ("text", 40),
+        )
+        for index in range(6)
+    )
+    return Work(name="image and audio", model=with_encoders(language, vision, audio), batch=batch)
+
+
+def _three_plans(work: Work, cluster: Cluster) -> Plans:
+    """Vision has 6 layers, audio 4, the language model 5."""
+    six = (1,) * 6
+    yield (
+        "encoders | llm",
+        _bound(work, cluster, {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((5, (1,)),)}, six),
+    )
+    yield (
+        "image | audio + llm",
+        _bound(work, cluster, {"vision": ((6, (0,)),), "audio": ((4, (1,)),), LLM: ((5, (1,)),)}, six),
+    )
+    yield (
+        "encoders + 2 | 3",
+        _bound(
+            work, cluster, {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((2, (0,)), (3, (1,)))}, six
+        ),
+    )
+
+
+# ---- lengths ----
+
+LONG_TOKENS = (512, 1024)
+
+
+def mixed_lengths_work() -> Work:
+    """Texts of 64 to 448 tokens."""
+    lengths = [448, 64, 128, 256, 192, 64, 320, 128]
+    return Work(
+        name="mixed lengths",
+        model=text_only(decoder("llama", width=384, blocks=4)),
+        batch=text_samples(lengths),
+    )
+
+
+def _length_plans(work: Work, cluster: Cluster) -> Plans:
+    for sizes in ((1,) * 8, (1, 3, 2, 2), (2, 2, 2, 2)):
+        yield f"microbatches of {sizes}", _bound(work, cluster, _halves(3, 6), sizes)
+    longest_last = replace(work, batch=tuple(sorted(work.batch, key=lambda one: one.num_tokens)))
+    yield "one by one, longest last", _bound(longest_last, cluster, _halves(3, 6), (1,) * 8)
+
+
+def long_work(length: int) -> Work:
+    """A narrower Llama on a few long texts."""
+    model = text_only(decoder("llama", width=256, blocks=4))
+    return Work(name=f"texts of {length}", model=model, batch=text_samples([length] * 4))
+
+
+def _long_plans(work: Work, cluster: Cluster) -> Plans:
+    for first in (3, 4):
+        yield f"{first} | {6 - first} layers", _bound(work, cluster, _halves(first, 6), (1,) * 4)
+
+
+# ---- shared tokens: who owns which tokens, under which mask ----
+
+POLICIES: Mapping[str, Policy] = {"zigzag": zigzag, "longest first": longest_first, "contiguous": contiguous}
+BLOCK = 32
+MASKED = ("EP", "EE", "MP")
+
+
+def shared_text_work(mask: str) -> Work:
+    """Three texts of a question and an answer on a Llama of two blocks."""
+    batch = tuple(sample(index, ("text", 320), ("text", 448), mask=mask) for index in range(3))
+    return Work(
+        name=f"shared text, {mask}", model=text_only(decoder("llama", width=256, blocks=2)), batch=batch
+    )
+
+
+def masked_work(mask: str) -> Work:
+    """Encoder outputs prepended (EP), embedded (EE), or both kinds of samples packed (MP)."""
+    language = decoder("llama", width=256, blocks=2)
+    encoder = image_encoder(
+        "siglip_vision_model", width=64, blocks=1, llm_width=256, trainable=Trainable.PROJECTOR
+    )
+    prepended = (("image", IMAGE), ("image", IMAGE), ("text", 376))
+    embedded = (("text", 100), ("image", IMAGE), ("text", 176), ("image", IMAGE), ("text", 100))
+    order = {"EP": (prepended,) * 3, "EE": (embedded,) * 3, "MP": (embedded, prepended, embedded)}[mask]
+    batch = tuple(sample(index, *parts, mask="multimodal") for index, parts in enumerate(order))
+    return Work(name=f"shared tokens, {mask}", model=with_encoders(language, encoder), batch=batch)
+
+
+def _shared_text_plans(work: Work, cluster: Cluster) -> Plans:
+    """All layers on both ranks."""
+    yield from _sharded(work, cluster, {LLM: ((4, (0, 1)),)}, tuple(POLICIES))
+
+
+def _masked_plans(work: Work, cluster: Cluster) -> Plans:
+    """The language model on two ranks, a small encoder on a third: three ranks on two cores."""
+    cuts: Cuts = {"vision": ((3, (2,)),), LLM: ((4, (0, 1)),)}
+    yield from _sharded(work, cluster, cuts, ("longest first", "contiguous"))
+
+
+def _sharded(work: Work, cluster: Cluster, cuts: Cuts, policies: Sequence[str]) -> Plans:
+    for name in policies:
+
+        def make(policy: Policy = POLICIES[name]) -> Plan:
+            plan = plan_of(work, cluster, cuts, samples=(1,) * 3)
+            shards = token_shards(plan, LLM, policy, block_tokens=BLOCK, scope=Scope.ROW)
+            sharded = replace(plan, token_shards=shards)
+            check(sharded)
+            return sharded
+
+        yield name, make
+
+
+# ---- more ranks than cores ----
+
+
+def crowded_work() -> Work:
+    """The demo's model on four samples, projectors and language model trained."""
+    batch = tuple(
+        sample(index, ("text", 24), ("image", IMAGE), ("text", 24), ("audio", CLIP), ("text", 40))
+        for index in range(4)
+    )
+    return Work(name="four ranks on two cores", model=demo_model(Trainable.ALL), batch=batch)
+
+
+def _crowded_plans(work: Work, cluster: Cluster) -> Plans:
+    """Vision has 18 layers, audio 6, the language model 6."""
+    four = (1,) * 4
+    yield (
+        "9 | 9, audio | llm",
+        _bound(
+            work,
+            cluster,
+            {"vision": ((9, (0,)), (9, (1,))), "audio": ((6, (2,)),), LLM: ((6, (3,)),)},
+            four,
+        ),
+    )
+    yield (
+        "vision | audio | 3 | 3",
+        _bound(
+            work,
+            cluster,
+            {"vision": ((18, (0,)),), "audio": ((6, (1,)),), LLM: ((3, (2,)), (3, (3,)))},
+            four,
+        ),
+    )
+    yield (
+        "10 | 8, audio | 3 | 3",
+        _bound(
+            work,
+            cluster,
+            {
+                "vision": ((10, (0,)), (8, (1,))),
+                "audio": ((6, (1,)),),
+                LLM: ((3, (2,)), (3, (3,))),
+            },
+            four,
+        ),
+    )

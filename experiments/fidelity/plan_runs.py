@@ -1,0 +1,203 @@
+"""Predicts plans before they run, then runs them round by round; every step is kept as a file.
+
+Files of a folder: `measurement.json` and `profile.json` (this machine), `predictions.json` (written
+before the first plan runs), `<hash>.plan.json`, `<hash>.sim.json`, `runs/<hash>.<round>.<step>.run.json`,
+`runs/<hash>.watched.run.json`, and `runs.jsonl` (a line for every run as it ends).
+What is there already is not done again.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.fidelity.cases import Case, LeftOut
+from runtime.failure import WorldFailed
+from runtime.launch import run_local
+from runtime.microbench import BenchSettings, measure
+from runtime.pool import Pool
+from runtime.rank_job import Collect
+from sim.engine import simulate
+from workbench.calibrate.fit import fit
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, write_profile
+from workbench.plan.accept import accept
+from workbench.plan.codec import plan_hash, write_plan
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import MemoryTable
+from workbench.plan.price import Price, price
+from workbench.plan.provenance import with_provenance
+from workbench.trace import Trace
+from workbench.trace_json import read_trace, write_trace
+from workbench.whole_file import write_text
+
+WARMUP = 1  # AdamW makes its state in the first step
+WAIT_S = 60.0  # of any single wait
+
+Progress = Callable[[int, int, str], None]  # (done, total, what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A plan with everything that was predicted of it."""
+
+    case: Case
+    plan_hash: str
+    lowered: Lowered
+    prices: Price
+    memory: MemoryTable
+    simulated: Trace
+
+
+def calibrate(every: Sequence[Case], pool: Pool, folder: Path, progress: Progress) -> Profile:
+    """One profile for all plans; as many processes work while a layer is timed as there are cores.
+
+    The plans that overheads are taken from come first: those with most ranks.
+    """
+    plans = [case.plan for case in every]
+    cores = plans[0].cluster.nodes[0].num_cores or 1
+    measured = measure(
+        plans,
+        pool,
+        settings=BenchSettings(concurrency=min(cores, pool.num_workers)),
+        path=folder / "measurement.json",
+        progress=progress,
+    )
+    profile = fit("this machine", [measured])
+    write_profile(profile, folder / "profile.json")
+    return profile
+
+
+def predict(case: Case, profile: Profile) -> Predicted:
+    """Check, price and simulate; ValueError when the plan is refused."""
+    lowered, memory = accept(case.plan)
+    prices = price(lowered, CostModel(profile))
+    simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
+    return Predicted(
+        case=case,
+        plan_hash=plan_hash(case.plan),
+        lowered=lowered,
+        prices=prices,
+        memory=memory,
+        simulated=with_provenance(simulated, case.plan, profile, prices),
+    )
+
+
+def write_predictions(every: Sequence[Predicted], folder: Path) -> None:
+    """All predictions with the hashes of their plans, before anything runs.
+
+    Raises:
+        ValueError: predictions are there already and differ, or two plans are the same.
+    """
+    hashes = [one.plan_hash for one in every]
+    twice = next((one for one in every if hashes.count(one.plan_hash) > 1), None)
+    if twice is not None:
+        raise ValueError(f"plan {twice.case.name!r} stands twice in the suite")
+    rows = [
+        {
+            "plan": one.case.name,
+            "part": one.case.part,
+            "plan_hash": one.plan_hash,
+            "predicted_s": one.simulated.iteration_s,
+        }
+        for one in every
+    ]
+    text = json.dumps(rows, indent=1) + "\n"
+    path = folder / "predictions.json"
+    if path.is_file() and path.read_text() != text:
+        raise ValueError(f"{path} holds other predictions; start anew, without --resume or elsewhere")
+    for one in every:
+        write_plan(one.case.plan, folder / f"{one.plan_hash:.16}.plan.json")
+        write_trace(one.simulated, folder / f"{one.plan_hash:.16}.sim.json")
+    write_text(text, path)
+
+
+class Runs:
+    """The executed steps in a folder.
+
+    Args:
+        folder: of the suite.
+        rounds: every plan runs once in each, so that drift of the machine meets all plans alike.
+        steps: timed in a round.
+        pool: of the ranks.
+    """
+
+    def __init__(self, folder: Path, *, rounds: int, steps: int, pool: Pool) -> None:
+        self._folder = folder / "runs"
+        self._rounds, self._steps, self._pool = rounds, steps, pool
+        self._log = folder / "runs.jsonl"
+        self._worst, self._worst_error = "", 0.0
+        self.left_out: dict[str, LeftOut] = {}  # plan hash -> why it did not run
+
+    def execute(self, every: Sequence[Predicted], progress: Progress) -> None:
+        """Run what has not run yet. A plan that the runtime refuses, or that fails, is left out."""
+        total = self._rounds * len(every)
+        for done, (turn, one) in enumerate(self._turns(every)):
+            progress(done, total, f"round {turn + 1}: {one.case.name}{self._worst}")
+            paths = [self._path(one, f"{turn}.{step}") for step in range(self._steps)]
+            if all(path.is_file() for path in paths) or one.plan_hash in self.left_out:
+                continue
+            traces = self._run(one, steps=self._steps, collect=Collect.NOTHING)
+            for trace, path in zip(traces, paths, strict=False):
+                write_trace(trace, path)
+            self._note(one, turn, traces)
+        progress(total, total, "all plans have run")
+
+    def watch(self, every: Sequence[Predicted], progress: Progress) -> None:
+        """One more step of every plan with its memory watched, which makes it slower: it is not timed."""
+        for done, one in enumerate(every):
+            progress(done, len(every), f"memory of {one.case.name}")
+            path = self._path(one, "watched")
+            if not path.is_file() and one.plan_hash not in self.left_out:
+                for trace in self._run(one, steps=1, collect=Collect.MEMORY):
+                    write_trace(trace, path)
+        progress(len(every), len(every), "all plans were watched")
+
+    def timed(self, one: Predicted) -> tuple[Trace, ...]:
+        """The timed steps of a plan, round by round."""
+        names = (f"{turn}.{step}" for turn in range(self._rounds) for step in range(self._steps))
+        paths = (self._path(one, name) for name in names)
+        return tuple(read_trace(path) for path in paths if path.is_file())
+
+    def watched(self, one: Predicted) -> Trace | None:
+        """The step whose memory was watched; None when there is none."""
+        path = self._path(one, "watched")
+        return read_trace(path) if path.is_file() else None
+
+    def _note(self, one: Predicted, turn: int, traces: Sequence[Trace]) -> None:
+        """Append what a run took to `runs.jsonl`, and keep the worst error in sight."""
+        if not traces:
+            return
+        steps_s = [trace.iteration_s for trace in traces]
+        error = one.simulated.iteration_s / statistics.median(steps_s) - 1
+        note = {"plan": one.case.name, "round": turn, "executed_s": steps_s, "error": error}
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(note) + "\n")
+        if abs(error) > self._worst_error:
+            self._worst_error = abs(error)
+            self._worst = f" (worst so far {error:+.1%}: {one.case.name})"
+
+    def _turns(self, every: Sequence[Predicted]) -> Iterator[tuple[int, Predicted]]:
+        for turn in range(self._rounds):
+            for one in every:
+                yield turn, one
+
+    def _path(self, one: Predicted, name: str) -> Path:
+        return self._folder / f"{one.plan_hash:.16}.{name}.run.json"
+
+    def _run(self, one: Predicted, *, steps: int, collect: Collect) -> tuple[Trace, ...]:
+        try:
+            return run_local(
+                one.case.plan,
+                steps=steps,
+                warmup=WARMUP,
+                timeout_s=WAIT_S,
+                collect=collect,
+                pool=self._pool,
+            ).traces
+        except (ValueError, WorldFailed) as error:
+            kind = "refused" if isinstance(error, ValueError) else "failed"
+            reason = f"{kind}: {' '.join(str(error).split())}"
+            self.left_out[one.plan_hash] = LeftOut(name=one.case.name, reason=reason)
+            return ()

@@ -1,0 +1,262 @@
+"""The suite's result: one row per plan, figures per part and in total, as JSON and as text."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from experiments.fidelity.cases import LeftOut, Part
+from experiments.fidelity.causes import causes, exposed_s
+from experiments.fidelity.memory import Row as MemoryRow
+from experiments.fidelity.memory import summarise as summarise_memory
+from experiments.fidelity.plan_runs import Predicted
+from experiments.fidelity.score import Ranking, Timed, accuracy, job_regrets, ranking
+from workbench.metrics import peak_bytes
+from workbench.plan.memory import peak_bytes as planned_peak_bytes
+from workbench.report.compare import Group, compare
+from workbench.trace import Trace
+
+PINNED = (Part.CLEAN, Part.CONTEXT)  # a core for every rank: what the goals speak of
+GOAL_MEAN, GOAL_WORST, GOAL_TAU, GOAL_REGRET, GOAL_MEMORY = 0.03, 0.08, 0.9, 0.02, 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """Seconds of one kind of action or of one stage, all ranks together."""
+
+    name: str
+    predicted_s: float
+    executed_s: float
+    spread: float | None
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.executed_s - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """One plan of the suite.
+
+    Args:
+        causes: parts of the error, see `experiments.fidelity.causes`.
+        exposed_s: predicted and executed communication that nothing hides, mean over ranks.
+        memory: of every rank, where it was watched.
+        unmeasured: what the prediction rests on that nobody measured.
+    """
+
+    name: str
+    part: Part
+    num_ranks: int
+    plan_hash: str
+    timed: Timed
+    kinds: tuple[Sum, ...]
+    stages: tuple[Sum, ...]
+    causes: dict[str, float]
+    exposed_s: tuple[float, float]
+    memory: tuple[MemoryRow, ...]
+    unmeasured: tuple[str, ...]
+
+
+def plan_row(one: Predicted, traces: Sequence[Trace], watched: Trace | None) -> PlanRow:
+    """Hold a prediction against the executed steps of its plan."""
+    comparison = compare(one.simulated, traces)
+    return PlanRow(
+        name=one.case.name,
+        part=one.case.part,
+        num_ranks=len(one.case.plan.ranks),
+        plan_hash=one.plan_hash,
+        timed=Timed(
+            job=f"{one.case.part}/{one.case.job}",
+            predicted_s=one.simulated.iteration_s,
+            executed_s=tuple(trace.iteration_s for trace in traces),
+        ),
+        kinds=_sums(comparison.of(Group.KIND)),
+        stages=_sums(comparison.of(Group.STAGE)),
+        causes=causes(one.lowered, one.prices, traces),
+        exposed_s=(exposed_s(one.simulated), statistics.median(exposed_s(trace) for trace in traces)),
+        memory=() if watched is None else _memory(one, watched),
+        unmeasured=one.prices.unmeasured,
+    )
+
+
+def _sums(rows: Iterable[Any]) -> tuple[Sum, ...]:
+    return tuple(
+        Sum(
+            name=row.name,
+            predicted_s=row.simulated,
+            executed_s=row.executed_median,
+            spread=row.spread_fraction,
+        )
+        for row in rows
+        if row.executed_median
+    )
+
+
+def _memory(one: Predicted, watched: Trace) -> tuple[MemoryRow, ...]:
+    predicted, measured = planned_peak_bytes(one.lowered, one.memory), peak_bytes(watched)
+    return tuple(
+        MemoryRow(
+            plan=one.case.name,
+            rank=rank,
+            predicted_bytes=predicted[rank],
+            measured_bytes=measured[rank],
+        )
+        for rank in one.case.plan.ranks
+    )
+
+
+def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    """The figures that the goals speak of, then everything they are made of.
+
+    Headline figures are of the plans with a core for every rank; memory is of all plans.
+    """
+    pinned = [row for row in rows if row.part in PINNED]
+    chosen = pinned or list(rows)
+    head = _figures(chosen)
+    memory = [found for row in rows for found in row.memory]
+    return {
+        "mean_abs_error": head["mean_abs_error"],
+        "worst_abs_error": head["worst_abs_error"],
+        "spread": head["spread"],
+        "kendall_tau": head["kendall_tau"],
+        "regret": head["regret"],
+        "memory_mean_abs_error": summarise_memory(memory).mean_abs_error if memory else None,
+        "num_plans": len(rows),
+        "headline_parts": [str(part) for part in PINNED] if pinned else ["all"],
+        "pinned": head,
+        "parts": {
+            str(part): _figures([row for row in rows if row.part is part])
+            for part in Part
+            if any(row.part is part for row in rows)
+        },
+        "memory": asdict(summarise_memory(memory)) if memory else None,
+        "left_out": [asdict(one) for one in left_out],
+        "goals": _goals(head, memory),
+        "plans": [_as_json(row) for row in rows],
+    }
+
+
+def _goals(head: dict[str, Any], memory: Sequence[MemoryRow]) -> dict[str, bool | None]:
+    tau, regret = head["kendall_tau"], head["regret"]
+    return {
+        f"mean absolute error <= {GOAL_MEAN:.0%}": head["mean_abs_error"] <= GOAL_MEAN,
+        f"worst error <= {GOAL_WORST:.0%} or the plan's spread": head["num_beyond"] == 0,
+        f"Kendall tau >= {GOAL_TAU}": None if tau is None else tau >= GOAL_TAU,
+        f"regret <= {GOAL_REGRET:.0%}": None if regret is None else regret <= GOAL_REGRET,
+        f"mean memory error <= {GOAL_MEMORY:.0%}": (
+            summarise_memory(memory).mean_abs_error <= GOAL_MEMORY if memory else None
+        ),
+    }
+
+
+def _figures(rows: Sequence[PlanRow]) -> dict[str, Any]:
+    timed = [row.timed for row in rows]
+    ranked: Ranking = ranking(timed)
+    return {
+        **asdict(accuracy(timed, limit=GOAL_WORST)),
+        **asdict(ranked),
+        "job_regrets": job_regrets(timed),
+        "kinds": _by_name([row.kinds for row in rows]),
+        "stage_mean_abs_error": _mean_abs([one.error for row in rows for one in row.stages]),
+        "exposed_error_of_iteration": statistics.fmean(
+            (row.exposed_s[0] - row.exposed_s[1]) / row.timed.median_s for row in rows
+        ),
+        "causes": _causes(rows),
+    }
+
+
+def _by_name(sums: Sequence[Sequence[Sum]]) -> dict[str, dict[str, float]]:
+    names = dict.fromkeys(one.name for of_plan in sums for one in of_plan)
+    found = {}
+    for name in names:
+        mine = [one for of_plan in sums for one in of_plan if one.name == name]
+        errors = [one.error for one in mine]
+        found[name] = {
+            "mean_abs_error": statistics.fmean(map(abs, errors)),
+            "mean_error": statistics.fmean(errors),
+            "num_plans": len(mine),
+        }
+    return found
+
+
+def _causes(rows: Sequence[PlanRow]) -> dict[str, dict[str, float]]:
+    """Cause -> mean part of the error with its sign, and mean size; a plan without it counts as 0."""
+    names = dict.fromkeys(name for row in rows for name in row.causes)
+    return {
+        name: {
+            "mean": statistics.fmean(row.causes.get(name, 0.0) for row in rows),
+            "mean_abs": statistics.fmean(abs(row.causes.get(name, 0.0)) for row in rows),
+        }
+        for name in names
+    }
+
+
+def _mean_abs(errors: Sequence[float]) -> float:
+    return statistics.fmean(map(abs, errors))
+
+
+def _as_json(row: PlanRow) -> dict[str, Any]:
+    timed = row.timed
+    return {
+        "name": row.name,
+        "part": str(row.part),
+        "job": timed.job,
+        "num_ranks": row.num_ranks,
+        "plan_hash": row.plan_hash,
+        "predicted_s": timed.predicted_s,
+        "executed_s": timed.median_s,
+        "lowest_s": min(timed.executed_s),
+        "highest_s": max(timed.executed_s),
+        "steps": len(timed.executed_s),
+        "error": timed.error,
+        "spread": timed.spread,
+        "kinds": {one.name: asdict(one) | {"error": one.error} for one in row.kinds},
+        "stages": {one.name: asdict(one) | {"error": one.error} for one in row.stages},
+        "causes": row.causes,
+        "exposed_predicted_s": row.exposed_s[0],
+        "exposed_executed_s": row.exposed_s[1],
+        "memory": [asdict(one) | {"error": one.error} for one in row.memory],
+        "unmeasured": list(row.unmeasured),
+    }
+
+
+def lines(result: dict[str, Any]) -> Iterable[str]:
+    """The result as text: plans, parts, kinds, causes, goals."""
+    yield f"{'plan':52s} {'predicted':>10s} {'executed':>10s} {'error':>7s} {'spread':>7s}"
+    for row in result["plans"]:
+        yield (
+            f"{row['name']:52.52s} {row['predicted_s'] * 1e3:7.1f} ms {row['executed_s'] * 1e3:7.1f} ms "
+            f"{row['error']:+7.1%} {row['spread']:7.1%}"
+        )
+    for name, part in (*result["parts"].items(), ("pinned", result["pinned"])):
+        yield from _part_lines(name, part)
+    if result["memory"]:
+        memory = result["memory"]
+        yield (
+            f"memory: {memory['num_ranks']} ranks, mean absolute error {memory['mean_abs_error']:.2%}, "
+            f"worst {memory['worst_abs_error']:.2%}, {memory['num_exceeded']} above the prediction"
+        )
+    for one in result["left_out"]:
+        yield f"left out: {one['name']}: {one['reason']}"
+    for goal, holds in result["goals"].items():
+        yield f"goal: {goal}: {'not measured' if holds is None else 'holds' if holds else 'MISSED'}"
+
+
+def _part_lines(name: str, part: dict[str, Any]) -> Iterable[str]:
+    tau, regret = part["kendall_tau"], part["regret"]
+    yield (
+        f"{name}: {part['num_plans']} plans, mean absolute error {part['mean_abs_error']:.2%}, mean "
+        f"{part['mean_error']:+.2%}, worst {part['worst_abs_error']:.2%}, spread {part['spread']:.2%}, "
+        f"{part['num_too_slow']} predicted too slow (p {part['sign_p']:.2g}), {part['num_beyond']} beyond"
+    )
+    if tau is not None:
+        clear = "-" if part["clear_tau"] is None else f"{part['clear_tau']:.3f}"
+        yield (
+            f"  tau {tau:.3f} over {part['num_pairs']} pairs ({clear} over the {part['num_clear']} that runs "
+            f"can tell apart), regret {regret:.2%} at worst, {part['mean_regret']:.2%} in the mean"
+        )
+    for kind, one in part["kinds"].items():
+        yield f"  {kind:12s} mean {one['mean_error']:+7.2%}  absolute {one['mean_abs_error']:6.2%}"
+    parts = ", ".join(f"{cause} {one['mean']:+.2%}" for cause, one in part["causes"].items())
+    yield f"  mean error by cause: {parts}"

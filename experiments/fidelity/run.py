@@ -1,0 +1,149 @@
+"""The workbench judges itself: every plan predicted, then executed, and the difference explained.
+
+Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a core of their own,
+         and three or four ranks on two cores. Real transformers layers, random weights and data.
+Ours:    one calibration; all predictions are written, with the plans' hashes, before the first plan
+         runs; then all plans run round by round, so that drift of the machine meets all alike.
+Run:     python -m experiments.fidelity.run [--json] [--plans N] [--quick] [--resume] [--out FOLDER]
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.fidelity.cases import CROWD, Case, LeftOut, cases, quick
+from experiments.fidelity.draw import RESULT, draw
+from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
+from experiments.fidelity.report import PlanRow, lines, plan_row, summary
+from experiments.fidelity.work import UNMEASURED
+from experiments.paper import commit
+from experiments.plots import PLOTS
+from runtime.microbench import header_here
+from runtime.pool import Pool
+from workbench.console import ticking
+from workbench.cost.profile import Profile
+from workbench.whole_file import write_text
+
+OUT = Path("out/fidelity")
+ROUNDS, STEPS = 3, 2
+QUICK_PLANS, QUICK_ROUNDS = 6, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is run: plans (None: all), rounds over them, timed steps in a round."""
+
+    plans: int | None = None
+    rounds: int = ROUNDS
+    steps: int = STEPS
+
+
+def run(out: Path, extent: Extent, *, is_quiet: bool) -> dict[str, Any]:
+    """Everything; goes on where an earlier run in the same folder stopped.
+
+    Returns:
+        what `--json` prints; also in `out/fidelity.json`.
+    """
+    started_s = time.monotonic()
+    left_out: list[LeftOut] = []
+    with Pool(CROWD) as pool:
+        profile = _calibrated(_chosen(cases(UNMEASURED), extent), pool, out, is_quiet=is_quiet)
+        chosen = _chosen(cases(profile.machine_link("intra").link, left_out.append), extent)
+        predicted = tuple(predict(case, profile) for case in chosen)
+        write_predictions(predicted, out)
+        runs = Runs(out, rounds=extent.rounds, steps=extent.steps, pool=pool)
+        with ticking("plans", None, quiet=is_quiet) as ticker:
+            runs.execute(predicted, ticker.at)
+        with ticking("memory", None, quiet=is_quiet) as ticker:
+            runs.watch(predicted, ticker.at)
+    rows = rows_of(predicted, runs)
+    result = _provenance(profile) | summary(rows, (*left_out, *runs.left_out.values()))
+    result["seconds"] = time.monotonic() - started_s
+    write_text(json.dumps(result, indent=1) + "\n", out / "fidelity.json")
+    return result
+
+
+def rows_of(predicted: Sequence[Predicted], runs: Runs) -> tuple[PlanRow, ...]:
+    """Rows of the plans that have run."""
+    timed = ((one, runs.timed(one)) for one in predicted)
+    return tuple(plan_row(one, traces, runs.watched(one)) for one, traces in timed if traces)
+
+
+def _chosen(every: Sequence[Case], extent: Extent) -> tuple[Case, ...]:
+    return tuple(every) if extent.plans is None else quick(every, extent.plans)
+
+
+def _calibrated(every: Sequence[Case], pool: Pool, out: Path, *, is_quiet: bool) -> Profile:
+    with ticking("calibrating", None, quiet=is_quiet) as ticker:
+        return calibrate(every, pool, out, ticker.at)
+
+
+def _provenance(profile: Profile) -> dict[str, Any]:
+    header = header_here()
+    return {
+        "suite": "fidelity",
+        "command": "python -m experiments.fidelity.run",
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "device": header.device_name,
+        "versions": dict(header.versions),
+        "profile": profile.name,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when every plan ran and every goal holds, 1 otherwise, 2 for bad input."""
+    options = _parse(arguments)
+    try:
+        return _main(options, print)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 2
+
+
+def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
+    if options.plans is not None and options.plans < 1:
+        raise ValueError(f"--plans: want at least one plan, got {options.plans}")
+    extent = Extent(plans=options.plans)
+    if options.quick:
+        extent = Extent(plans=options.plans or QUICK_PLANS, rounds=QUICK_ROUNDS)
+    if not options.resume:
+        _clear(options.out)
+    result = run(options.out, extent, is_quiet=False)
+    for line in lines(result):
+        show(line)
+    if extent == Extent():
+        write_text(json.dumps(result, indent=1) + "\n", RESULT)
+        draw(result, PLOTS / "fidelity.png")
+    if options.json:
+        show(json.dumps(result))
+    return 0 if all(result["goals"].values()) and not result["left_out"] else 1
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier run left; nothing else that lies in the folder."""
+    shutil.rmtree(out / "runs", ignore_errors=True)
+    for pattern in ("measurement.json", "predictions.json", "runs.jsonl", "*.plan.json", "*.sim.json"):
+        for path in out.glob(pattern):
+            path.unlink()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--plans", type=int, help="so many plans, evenly out of all; default: all")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_PLANS} plans, one round")
+    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for predictions and steps")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
