@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 from runtime.allocator import keep_freed_memory
 from runtime.batches import DataSource, SyntheticSource
-from runtime.dataset import FolderSource
+from runtime.dataset import FolderSource, samples_of
 from runtime.failure import RankError
 from runtime.pool import Place, Pool
 from runtime.rank_job import Build, Collect, RankReport, RankState, RunSettings, run_rank
 from runtime.stage_module import build_stage_module
+from runtime.step_plans import NextBatches, Planning, batches_after
 from runtime.timing import Spread, assemble, iteration_spread, median_trace
 from runtime.weights import exporting, refuse_taken
 from workbench.plan.accept import accept
@@ -45,11 +46,15 @@ class RunResult:
         traces: one per timed step, repetition by repetition.
         losses: of every step of the first repetition, warm-up included.
         states: per rank, where they were collected.
+        plans: of the timed steps, where batches follow the first.
+        plannings: how those steps came by their plans.
     """
 
     traces: tuple[Trace, ...]
     losses: tuple[float, ...]
     states: tuple[RankState, ...] = ()
+    plans: tuple[Lowered, ...] = ()
+    plannings: tuple[Planning, ...] = ()
 
     @property
     def trace(self) -> Trace:
@@ -76,6 +81,7 @@ def run_local(
     export: Path | None = None,
     source: DataSource | None = None,
     collect: Collect = Collect.NOTHING,
+    following: NextBatches | None = None,
     pool: Pool | None = None,
     progress: Progress | None = None,
 ) -> RunResult:
@@ -91,6 +97,7 @@ def run_local(
         weights=weights,
         export=export,
         collect=collect,
+        following=following or NextBatches(),
     )
     return run_lowered(lower(plan), settings, source=source, pool=pool, progress=progress)
 
@@ -167,7 +174,6 @@ def place_in_program(lowered: Lowered, process: int, position: int) -> str:
 
 def result_of(lowered: Lowered, reports: Sequence[RankReport], settings: RunSettings) -> RunResult:
     """All ranks' reports as one result; traces carry what a reader needs to judge them."""
-    digest = plan_hash(lowered.plan)
     details = (
         ("dtype", str(settings.dtype(lowered.plan)).removeprefix("torch.")),
         ("seed", str(settings.seed)),
@@ -175,14 +181,18 @@ def result_of(lowered: Lowered, reports: Sequence[RankReport], settings: RunSett
         ("threads_per_rank", str(settings.threads)),
         ("torch", torch.__version__),
     )
-    traces = [
-        assemble(lowered, digest, notes, details=details)
-        for notes in zip(*(report.notes for report in reports), strict=True)
-    ]
+    first = next((report for report in reports if report.plans), reports[0])
+    by_step = list(zip(*(report.notes for report in reports), strict=True))
+    plans = first.plans or (lowered,) * len(by_step)
     return RunResult(
-        traces=tuple(traces),
+        traces=tuple(
+            assemble(step, plan_hash(step.plan), notes, details=details)
+            for step, notes in zip(plans, by_step, strict=True)
+        ),
         losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
         states=tuple(report.state for report in reports if report.state is not None),
+        plans=first.plans,
+        plannings=first.plannings,
     )
 
 
@@ -210,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeout_s=options.timeout,
             weights=options.weights,
             export=options.export,
+            following=_following(lowered.plan, options),
         )
         result = _run_under_torchrun(lowered, settings, source)
         if result is not None and options.trace is not None:
@@ -226,6 +237,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"step {step}{timed}: loss {loss:.6f}\n")
         sys.stdout.write(f"loss {result.losses[-1]:.6f}, iteration {result.spread.median_s:.6f} s\n")
     return 0
+
+
+def _following(plan: Plan, options: argparse.Namespace) -> NextBatches:
+    if not options.next_samples:
+        return NextBatches()
+    if options.data is None:
+        raise ValueError("--next-samples takes them from a data folder; give --data FOLDER")
+    return batches_after(plan.batch, samples_of(options.data, plan.model))
 
 
 def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSource) -> RunResult | None:
@@ -259,6 +278,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="folder with one Hugging Face folder per module")
     parser.add_argument("--export", type=Path, help="new folder for the trained weights, likewise")
     parser.add_argument("--data", type=Path, help="data folder; default: random data")
+    parser.add_argument(
+        "--next-samples", action="store_true", help="every step takes the next samples of the data folder"
+    )
     return parser.parse_args(arguments)
 
 

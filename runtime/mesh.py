@@ -9,6 +9,8 @@ from torch import Tensor
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 
+PairKey = tuple[Route, int, int]  # source and destination
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
@@ -30,7 +32,7 @@ class Mesh:
     ranks: tuple[int, ...]
     device: torch.device
     reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
-    pair: dict[tuple[Route, int, int], dist.ProcessGroup] = field(default_factory=dict)
+    pair: dict[PairKey, dist.ProcessGroup] = field(default_factory=dict)
     context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def process_of(self, rank: int) -> int:
@@ -105,17 +107,27 @@ def build_mesh(lowered: Lowered, device: torch.device) -> Mesh:
         if rank in members:
             context[members] = group
             _warm_up(group, device)
-    pair = {}
-    if device.type == "cuda":
-        for route, source, destination in _directed_pairs(lowered):
-            group = dist.new_group([ranks.index(source), ranks.index(destination)])
-            if rank in (source, destination):
-                pair[route, source, destination] = group
-                _warm_up(group, device)
-    return Mesh(rank=rank, ranks=ranks, device=device, reduction=reduction, pair=pair, context=context)
+    mesh = Mesh(rank=rank, ranks=ranks, device=device, reduction=reduction, context=context)
+    open_pairs(mesh, lowered, set())
+    return mesh
 
 
-def _directed_pairs(lowered: Lowered) -> list[tuple[Route, int, int]]:
+def open_pairs(mesh: Mesh, lowered: Lowered, opened: set[PairKey]) -> None:
+    """Create communicators of the pairs that are not in `opened`, and add them. Collective."""
+    new = [pair for pair in pairs_of(lowered) if pair not in opened]
+    opened.update(new)
+    if mesh.device.type != "cuda":
+        return
+    for pair in new:
+        _, source, destination = pair
+        group = dist.new_group([mesh.process_of(source), mesh.process_of(destination)])
+        if mesh.rank in (source, destination):
+            mesh.pair[pair] = group
+            _warm_up(group, mesh.device)
+
+
+def pairs_of(lowered: Lowered) -> list[PairKey]:
+    """(route, source, destination) of all rows that travel, ascending."""
     rows = [row for row in lowered.transfers if row.route is not Route.LOCAL]
     return sorted({(row.route, row.source_rank, rank) for row in rows for rank in row.destination_ranks})
 

@@ -24,6 +24,7 @@ from runtime.mesh import Mesh, build_mesh, local_device
 from runtime.optimizer import OptimizerSettings
 from runtime.pool import Place
 from runtime.stage_module import StageModule, build_stage_module
+from runtime.step_plans import NextBatches, Planning, StepPlans
 from runtime.timing import Notes, Recorder, check_order
 from runtime.transfers import Wires, first_line
 from runtime.weights import write_part
@@ -79,6 +80,7 @@ class RunSettings:
         weights: a folder to read weights from; None: random from the seed.
         export: a folder for the weights after the last step of the first repetition, written by
             the ranks as parts (`runtime.weights.exporting` makes it of them); None: not written.
+        following: batches of the steps after the first, planned while the step before runs.
     """
 
     steps: int = 1
@@ -92,6 +94,7 @@ class RunSettings:
     export: Path | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     collect: Collect = Collect.NOTHING
+    following: NextBatches = field(default_factory=NextBatches)
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -129,12 +132,16 @@ class RankReport:
     Args:
         losses: this rank's part of the loss, of every step of the first repetition.
         notes: of the timed steps, repetition by repetition.
+        plans: of the timed steps, where batches follow the first; told by the first rank alone.
+        plannings: how each of its steps came by its plan, repetition by repetition, likewise.
     """
 
     rank: int
     losses: tuple[float, ...]
     notes: tuple[Notes, ...]
     state: RankState | None
+    plans: tuple[Lowered, ...] = ()
+    plannings: tuple[Planning, ...] = ()
 
 
 def run_rank(
@@ -165,23 +172,41 @@ def run_steps(
     """
     losses: list[float] = []
     notes: list[Notes] = []
+    lowereds: list[Lowered] = []
+    plannings: list[Planning] = []
     state = None
     num_steps = settings.warmup + settings.steps
     for repetition in range(settings.repetitions):
         rank = _Rank(lowered, mesh, settings, source, build, place.report, join)
-        for step in range(num_steps):
-            rank.collects = repetition == 0 and step + 1 == num_steps and settings.collect is Collect.STATE
-            noted = rank.step(step)
-            if repetition == 0:
-                losses.append(noted.loss_sum)
-            if step >= settings.warmup:
-                notes.append(noted)
-            place.tell(noted.loss_sum)
+        plans = StepPlans(lowered, settings.following, mesh, timeout_s=settings.timeout_s)
+        try:
+            for step in range(num_steps):
+                last = step + 1 == num_steps
+                rank.collects = repetition == 0 and last and settings.collect is Collect.STATE
+                rank.follow(plans.next(num_steps - 1 - step))
+                noted = rank.step(step)
+                if repetition == 0:
+                    losses.append(noted.loss_sum)
+                if step >= settings.warmup:
+                    notes.append(noted)
+                    lowereds.append(rank.lowered)
+                place.tell(noted.loss_sum)
+        finally:
+            plans.close()
+        plannings += plans.plannings
         if repetition == 0 and settings.export is not None:
             rank.write_weights(settings.export)
         state = state or rank.state()
         rank.close()
-    return RankReport(rank=mesh.rank, losses=tuple(losses), notes=tuple(notes), state=state)
+    tells = bool(settings.following.batches) and mesh.rank == mesh.ranks[0]
+    return RankReport(
+        rank=mesh.rank,
+        losses=tuple(losses),
+        notes=tuple(notes),
+        state=state,
+        plans=tuple(lowereds) if tells else (),
+        plannings=tuple(plannings) if tells else (),
+    )
 
 
 class _Rank:
@@ -211,34 +236,55 @@ class _Rank:
             )
             for stage in stages
         }
-        self._lowered, self._mesh = lowered, mesh
+        self._mesh, self._settings, self._source = mesh, settings, source
+        self._report, self._join = report, join
         self._recorder = Recorder(mesh.rank)
-        self._wires = Wires(lowered, mesh, dtype=dtype, timeout_s=settings.timeout_s, recorder=self._recorder)
+        watched = settings.collect is Collect.MEMORY
+        self._memory = Allocations([p for _, p in self._named()]) if watched else None
+        self.lowered = lowered
+        self._wires = self._new_wires()
+        self._executor = self._new_executor()
+        self.collects = False
+        self._gradients: dict[tuple[str, str], Tensor] = {}
+
+    def _new_wires(self) -> Wires:
+        dtype, timeout_s = self._settings.dtype(self.lowered.plan), self._settings.timeout_s
+        return Wires(self.lowered, self._mesh, dtype=dtype, timeout_s=timeout_s, recorder=self._recorder)
+
+    def _new_executor(self) -> Executor:
+        plan, mesh, settings = self.lowered.plan, self._mesh, self._settings
         gradients = Gradients(
-            lowered,
+            self.lowered,
             mesh,
             list(self._modules.values()),
             recorder=self._recorder,
             timeout_s=settings.timeout_s,
         )
-        watched = settings.collect is Collect.MEMORY
-        self._memory = Allocations([p for _, p in self._named()]) if watched else None
-        self._executor = Executor(
-            lowered,
+        return Executor(
+            self.lowered,
             mesh.rank,
             modules=self._modules,
-            feed=_feed(plan, mesh, source, dtype, join),
+            feed=_feed(plan, mesh, self._source, settings.dtype(plan), self._join),
             wires=self._wires,
             gradients=gradients,
             recorder=self._recorder,
             optimizer=settings.optimizer,
             loss_scale=1.0 / count_all_targets(plan),
-            progress=report,
+            progress=self._report,
             on_gradients=self._copy_gradients,
             memory=self._memory,
         )
-        self.collects = False
-        self._gradients: dict[tuple[str, str], Tensor] = {}
+
+    def follow(self, lowered: Lowered) -> None:
+        """Go on with the plan of another batch; weights and the optimizer's state stay."""
+        if lowered is self.lowered:
+            return
+        self._wires.close()
+        self.lowered = lowered
+        self._wires = self._new_wires()
+        before = self._executor
+        self._executor = self._new_executor()
+        self._executor.resume(before)
 
     def step(self, step: int) -> Notes:
         """One step, with all ranks aligned at its start and Python's collector out of the way."""
@@ -257,7 +303,7 @@ class _Rank:
         finally:
             gc.enable()
         notes = self._recorder.notes()
-        check_order(self._lowered, notes)
+        check_order(self.lowered, notes)
         return notes
 
     def state(self) -> RankState | None:

@@ -1,0 +1,142 @@
+"""Which plan each step runs: the same one, or the next batch's, planned while the step before runs."""
+
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, cycle
+
+import torch
+import torch.distributed as dist
+
+from runtime.failure import RankError
+from runtime.mesh import Mesh, PairKey, open_pairs, pairs_of
+from runtime.planner import Planned, Planner, planned
+from runtime.transfers import first_line
+from workbench.data.sample import Sample
+from workbench.plan.following import BLOCK_TOKENS
+from workbench.plan.lowered import Lowered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextBatches:
+    """The batches of the steps after the first; after the last one comes the plan's own again.
+
+    Args:
+        batches: each of as many samples as the plan's.
+        block_tokens: of token shards.
+    """
+
+    batches: tuple[tuple[Sample, ...], ...] = ()
+    block_tokens: int = BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """How one step came by its plan, on the machine's monotonic clock.
+
+    Args:
+        start_s, end_s: of planning, checks and lowering, in the planner's process.
+        waited_s: how long the first rank waited for the planner when it was done with the step before.
+    """
+
+    step: int
+    start_s: float
+    end_s: float
+    waited_s: float
+
+
+class StepPlans:
+    """The plans of one repetition as one rank sees them; the first rank keeps the planner.
+
+    The plan of a step is asked for when the step before starts, computed once, in a process of its
+    own, and sent to all ranks, so all of them run the same bytes. Waiting for it is bounded.
+    """
+
+    def __init__(self, first: Lowered, following: NextBatches, mesh: Mesh, *, timeout_s: float) -> None:
+        self._first, self._following, self._mesh = first, following, mesh
+        self._timeout_s = timeout_s
+        self.plannings: list[Planning] = []
+        self._planner: Planner | None = None
+        self._asked = cycle((*following.batches, first.plan.batch))
+        self._steps = count()
+        self._opened: set[PairKey] = set(pairs_of(first))
+        if following.batches and not dist.is_initialized():
+            raise ValueError("batches that follow the first one need a process per rank")
+        if following.batches and mesh.rank == mesh.ranks[0]:
+            self._planner = Planner(first.plan, block_tokens=following.block_tokens)
+
+    def next(self, steps_left: int) -> Lowered:
+        """The plan of the next step; a collective of all ranks where batches follow.
+
+        Args:
+            steps_left: how many come after it; for the last, no further plan is asked for.
+
+        Raises:
+            ValueError: the batch was refused, or its plan was not there in time.
+        """
+        step = next(self._steps)
+        if not self._following.batches:
+            return self._first
+        lowered = self._first if step == 0 else self._take(step)
+        if self._planner is not None and steps_left > 0:
+            self._planner.ask(next(self._asked))
+        return lowered
+
+    def close(self) -> None:
+        """End the planner."""
+        if self._planner is not None:
+            self._planner.close()
+
+    def _take(self, step: int) -> Lowered:
+        start_s = time.perf_counter()
+        content = self._fetch()
+        waited_s = time.perf_counter() - start_s
+        answer = planned(self._spread(step, content))
+        if answer.lowered is None:
+            raise ValueError(f"step {step}: {answer.refusal}")
+        self.plannings.append(
+            Planning(step=step, start_s=answer.start_s, end_s=answer.end_s, waited_s=waited_s)
+        )
+        open_pairs(self._mesh, answer.lowered, self._opened)
+        return answer.lowered
+
+    def _fetch(self) -> bytes | None:
+        """The planner's answer, on the rank that has one; a failure is an answer, too."""
+        if self._planner is None:
+            return None
+        try:
+            return self._planner.fetch(self._timeout_s / 2)  # the others wait for it, and for longer
+        except ValueError as error:
+            return pickle.dumps(Planned(lowered=None, refusal=str(error), start_s=0.0, end_s=0.0))
+
+    def _spread(self, step: int, content: bytes | None) -> bytes:
+        """The first rank's bytes on every rank."""
+        size = torch.tensor([0 if content is None else len(content)])
+        try:
+            dist.broadcast(size, 0)
+            received = torch.empty(int(size), dtype=torch.uint8)
+            if content is not None:
+                received = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            dist.broadcast(received, 0)
+        except RuntimeError as error:
+            message = f"rank {self._mesh.rank} at the plan of step {step}: {first_line(error)}"
+            raise RankError(message, peers=(self._mesh.ranks[0],)) from error
+        return received.numpy().tobytes()
+
+
+def batches_after(plan_batch: Sequence[Sample], samples: Sequence[Sample]) -> NextBatches:
+    """The samples that the plan's batch leaves, in order, as whole batches of its size.
+
+    Raises:
+        ValueError: too few samples for another batch.
+    """
+    size = len(plan_batch)
+    known = {sample.id for sample in plan_batch}
+    rest = [sample for sample in samples if sample.id not in known]
+    if len(rest) < size:
+        raise ValueError(
+            f"next batches: want at least {size} samples besides the plan's own {size}, got {len(rest)}"
+        )
+    starts = range(0, len(rest) - size + 1, size)
+    return NextBatches(batches=tuple(tuple(rest[start : start + size]) for start in starts))
