@@ -10,6 +10,7 @@ from workbench.schedule.action import Action
 class Executor(StrEnum):
     SIMULATED = "simulated"
     EXECUTED = "executed"
+    EMULATED = "emulated"  # actions timed alone on one device, put together by the plan's dependencies
 
 
 class Lane(StrEnum):

@@ -1,17 +1,20 @@
 """Commands that give a plan times: simulate, run, compare."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from workbench.commands.emulation import check_collectives, compose
 from workbench.commands.options import Json, PlanFile
 from workbench.commands.prediction import predict
-from workbench.console import emit_json, show, ticking
+from workbench.console import Ticker, emit_json, show, ticking
 from workbench.cost.profile import load_profile
 from workbench.matching import profile_for
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan
+from workbench.plan.lowered import Lowered
 from workbench.plan.provenance import unmeasured_costs
 from workbench.report.compare import compare
 from workbench.report.folder import repetition_paths
@@ -23,8 +26,15 @@ from workbench.report.tables import (
     step_names,
     unmeasured_text,
 )
+from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
 from workbench.whole_file import check_writable
+
+if TYPE_CHECKING:
+    from runtime.batches import DataSource
+    from runtime.rank_job import RunSettings
+
+EMULATED_REPETITIONS = 3
 
 
 def simulate_command(
@@ -53,9 +63,14 @@ def run_command(
     local: Annotated[
         bool, typer.Option("--local", help="run its ranks as processes of this machine")
     ] = False,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="run all ranks here, one action at a time, each timed alone")
+    ] = False,
     trace: Annotated[Path | None, typer.Option(help="trace file to write; one per repetition")] = None,
     steps: Annotated[int, typer.Option(help="timed steps, one after the other")] = 1,
-    repetitions: Annotated[int, typer.Option(help="how often, each time from fresh weights")] = 1,
+    repetitions: Annotated[
+        int | None, typer.Option(help="how often, each time from fresh weights; 1, emulated 3")
+    ] = None,
     warmup: Annotated[int, typer.Option(help="untimed steps before the timed ones")] = 1,
     seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
     weights: Annotated[Path | None, typer.Option(help="folder with a Hugging Face folder per module")] = None,
@@ -64,48 +79,100 @@ def run_command(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="data folder; default: random data")] = None,
     timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
+    profile: Annotated[
+        str | None, typer.Option(help="of collectives, when emulated: profile name or file")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run steps of a plan for real."""
-    if not local:
+    if local and emulate:
+        raise ValueError("run: --local and --emulate exclude each other: processes, or one after the other")
+    if not local and not emulate:
         raise ValueError(
-            "run: want --local; on a cluster start torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
+            "run: want --local or --emulate; on a cluster start "
+            "torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
         )
+    if profile is not None and not emulate:
+        raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
     from runtime.dataset import FolderSource
-    from runtime.launch import run_local
+    from runtime.rank_job import RunSettings
 
     found = read_plan(plan)
-    accept(found)
+    lowered, _ = accept(found)
     source = FolderSource(data) if data is not None else None
     if trace is not None:
         check_writable(trace)
-    with ticking(f"running on {len(found.ranks)} ranks", None, quiet=as_json) as ticker:
-        result = run_local(
-            found,
-            steps=steps,
-            repetitions=repetitions,
-            warmup=warmup,
-            seed=seed,
-            weights=weights,
-            export=export,
-            timeout_s=timeout,
-            source=source,
-            progress=lambda done, total, loss: ticker.at(done, total, f"loss {loss:.6f}"),
-        )
-    files = repetition_paths(trace, len(result.traces)) if trace else ()
-    for path, executed in zip(files, result.traces, strict=False):
-        write_trace(executed, path)
+    settings = RunSettings(
+        steps=steps,
+        repetitions=repetitions if repetitions is not None else EMULATED_REPETITIONS if emulate else 1,
+        warmup=warmup,
+        seed=seed,
+        weights=weights,
+        export=export,
+        timeout_s=timeout,
+    )
+    run = _emulated if emulate else _executed
+    names, traces, losses = run(lowered, settings, source, profile, quiet=as_json)
+    files = repetition_paths(trace, len(traces)) if trace else ()
+    for path, made in zip(files, traces, strict=False):
+        write_trace(made, path)
     if as_json:
-        emit_json(executed_record(found, result.traces, files) | {"losses": list(result.losses)})
-    else:
-        names = step_names(steps=steps, warmup=warmup, repetitions=repetitions)
-        named = list(zip(names, result.traces, strict=True))
-        written = (*files, *((export,) if export is not None else ()))
-        show(
-            metrics_table(found, named),
-            losses_text(result.losses, warmup),
-            *(f"written to {path}" for path in written),
-        )
+        emit_json(executed_record(found, traces, files) | {"losses": list(losses)})
+        return
+    written = (*files, *((export,) if export is not None else ()))
+    show(
+        metrics_table(found, list(zip(names, traces, strict=True))),
+        losses_text(losses, warmup),
+        *((unmeasured_text(unmeasured_costs(traces[0])),) if emulate else ()),
+        *(f"written to {path}" for path in written),
+    )
+
+
+Ran = tuple[list[str], tuple[Trace, ...], tuple[float, ...]]  # names of traces, traces, losses
+
+
+def _executed(
+    lowered: Lowered,
+    settings: "RunSettings",
+    source: "DataSource | None",
+    profile: str | None,
+    *,
+    quiet: bool,
+) -> Ran:
+    from runtime.launch import run_lowered
+
+    del profile
+    with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker:
+        result = run_lowered(lowered, settings, source=source, progress=_telling(ticker))
+    names = step_names(steps=settings.steps, warmup=settings.warmup, repetitions=settings.repetitions)
+    return names, result.traces, result.losses
+
+
+def _emulated(
+    lowered: Lowered,
+    settings: "RunSettings",
+    source: "DataSource | None",
+    profile: str | None,
+    *,
+    quiet: bool,
+) -> Ran:
+    from runtime.emulate import emulate
+    from runtime.failure import RankError
+
+    facts = load_profile(profile) if profile is not None else None
+    check_collectives(lowered, facts)
+    title = f"emulating {len(lowered.plan.ranks)} ranks"
+    try:
+        with ticking(title, None, quiet=quiet) as ticker:
+            result = emulate(lowered, settings, source=source, progress=_telling(ticker))
+    except RankError as error:
+        raise ValueError(str(error)) from error
+    name = f"emulated, median of {result.num_timed} steps"
+    return [name], (compose(lowered, result, facts),), result.losses
+
+
+def _telling(ticker: Ticker) -> Callable[[int, int, float], None]:
+    return lambda done, total, loss: ticker.at(done, total, f"loss {loss:.6f}")
 
 
 def compare_command(

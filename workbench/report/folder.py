@@ -15,13 +15,14 @@ TRACE_KEY = "traceEvents"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One plan and what was made of it; `simulated` is the last one by file name."""
+    """One plan and what was made of it; `simulated` and `emulated` are the last ones by file name."""
 
     path: Path
     plan: Plan
     plan_hash: str
     simulated: Trace | None
     executed: tuple[Trace, ...]
+    emulated: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,8 @@ def read_folder(folder: Path) -> Folder:
             path=path,
             plan=plan,
             plan_hash=digest,
-            simulated=_last_simulated(traces, digest),
+            simulated=_last(traces, digest, Executor.SIMULATED),
+            emulated=_last(traces, digest, Executor.EMULATED),
             executed=tuple(
                 trace
                 for _, trace in traces
@@ -95,10 +97,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _last_simulated(traces: list[tuple[Path, Trace]], digest: str) -> Trace | None:
-    found = [
-        trace for _, trace in traces if trace.plan_hash == digest and trace.executor is Executor.SIMULATED
-    ]
+def _last(traces: list[tuple[Path, Trace]], digest: str, executor: Executor) -> Trace | None:
+    found = [trace for _, trace in traces if trace.plan_hash == digest and trace.executor is executor]
     return found[-1] if found else None
 
 

@@ -121,6 +121,8 @@ def _cards(entry: Entry, comparison: Comparison | None) -> str:
     cards.append(("samples per step", str(len(plan.batch))))
     if entry.simulated:
         cards.append(("simulated", milliseconds(entry.simulated.iteration_s)))
+    if entry.emulated:
+        cards.append(("emulated", milliseconds(entry.emulated.iteration_s)))
     if comparison is not None:
         total = comparison.total
         cards.append((f"executed, median of {len(total.executed)}", milliseconds(total.executed_median)))
@@ -136,6 +138,8 @@ def _timelines(entry: Entry) -> str:
         times = timed(entry.executed)
         repetition = f"Executed, the run nearest the median of {len(times)}"
         traces.append((repetition if len(times) > 1 else "Executed", _middle(times)))
+    if entry.emulated:
+        traces.append(("Emulated: actions timed alone, one after the other, on one device", entry.emulated))
     if not traces:
         return "<p>Not simulated and not executed.</p>"
     scale_s = max(trace.iteration_s for _, trace in traces if trace)

@@ -32,6 +32,7 @@ def executed_record(plan: Plan, traces: Sequence[Trace], files: Sequence[Path]) 
     return {
         "plan_hash": traces[0].plan_hash,
         "strategy": plan.strategy,
+        "executor": traces[0].executor.value,
         "steps": [asdict(step_metrics(trace)) | {"loss": trace.loss} for trace in traces],
         "traces": [str(path) for path in files],
     }
