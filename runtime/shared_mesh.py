@@ -56,14 +56,14 @@ class Exchange:
     Args:
         kind: which; names of `workbench.cost.collectives.Collective` where there are such.
         num_bytes: of the whole tensor.
-        num_ranks: of its group.
+        ranks: of its group.
         start_s: when this rank came to it, on the machine's monotonic clock.
         wait_s: [2] when this rank began to wait for it, and when it went on.
     """
 
     kind: str
     num_bytes: int
-    num_ranks: int
+    ranks: tuple[int, ...]
     start_s: float
     wait_s: tuple[float, float]
 
@@ -269,7 +269,7 @@ class _Watched:
         self, group: SharedContext, kind: str, part: Payload, num_bytes: int, combine: Combine
     ) -> None:
         self._mesh = group.mesh
-        self._note = (kind, num_bytes, group.size)
+        self._note = (kind, num_bytes, group.ranks)
         runner = self._mesh.runner
         self._start_s = now_s(self._mesh.device)
         meeting = self._mesh.post.join("context", kind, group.ranks, group.rank, part, combine)
@@ -280,13 +280,13 @@ class _Watched:
         began_s = now_s(self._mesh.device)
         self._attendance.wait(timeout)
         if not self._is_noted:
-            kind, num_bytes, num_ranks = self._note
+            kind, num_bytes, ranks = self._note
             self._is_noted = True
             self._mesh.exchanges.append(
                 Exchange(
                     kind=kind,
                     num_bytes=num_bytes,
-                    num_ranks=num_ranks,
+                    ranks=ranks,
                     start_s=self._start_s,
                     wait_s=(began_s, now_s(self._mesh.device)),
                 )
