@@ -1,0 +1,138 @@
+"""A user's own sizes: JSON lines, parquet, or a Hugging Face data set saved to disk."""
+
+import json
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.data.sizes import Sizes
+
+COLUMNS = ("image_width", "image_height", "text_tokens", "audio_seconds")
+
+
+def read_sizes(path: str | Path) -> tuple[Sizes, ...]:
+    """Sizes of every row, in order. A file (.jsonl, .parquet) or a folder of `save_to_disk`.
+
+    Columns: `text_tokens` in every row; `image_width` with `image_height`, and `audio_seconds`, each
+    one number, a list of several, or null where a row has none. Other columns are ignored, so
+    that sizes can be added to an existing data set. Text stands after all images and clips.
+
+    Raises:
+        ValueError: no rows, no such column, a row without sizes or with a size that is none; the file,
+            the row (from 1) and the value are named.
+        OSError: the file cannot be read.
+    """
+    file = Path(path)
+    found = []
+    for number, row in enumerate(_rows(file), 1):
+        try:
+            found.append(_sizes(row))
+        except ValueError as error:
+            raise ValueError(f"{file}, row {number}: {error}") from None
+    if not found:
+        raise ValueError(f"{file}: there are no rows")
+    return tuple(found)
+
+
+def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    if file.is_dir():
+        yield from _saved_rows(file)
+    elif file.suffix == ".parquet":
+        try:
+            table = pq.ParquetFile(file)
+            columns = _known(file, table.schema_arrow.names)
+            for batch in table.iter_batches(columns=columns):
+                yield from batch.to_pylist()
+        except pa.ArrowException as error:
+            raise ValueError(f"{file}: not a parquet file: {_first_line(error)}") from None
+    elif file.suffix in (".jsonl", ".json"):
+        yield from _json_rows(file)
+    else:
+        raise ValueError(
+            f"{file}: want a .jsonl or .parquet file or a folder of a saved data set, got {file.suffix!r}"
+        )
+
+
+def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file}, row {number}: not JSON: {_first_line(error)}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{file}, row {number}: want an object, got {type(row).__name__}")
+        _known(file, list(row))
+        yield row
+
+
+def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """Arrow files in the order that the data set's state names them."""
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        names = [entry["filename"] for entry in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: not a saved data set, its state.json: {_first_line(error)}") from None
+    for name in names:
+        try:
+            with pa.memory_map(str(folder / Path(name).name)) as source, pa.ipc.open_stream(source) as reader:
+                columns = _known(folder, reader.schema.names)
+                for batch in reader:
+                    yield from batch.select(columns).to_pylist()
+        except pa.ArrowException as error:
+            raise ValueError(f"{folder / name}: not an arrow file: {_first_line(error)}") from None
+
+
+def _known(file: Path, names: list[str]) -> list[str]:
+    found = [name for name in names if name in COLUMNS]
+    if "text_tokens" not in found:
+        near = get_close_matches("text_tokens", names, n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise ValueError(f"{file}: want a column text_tokens, got {', '.join(names) or 'none'}{hint}")
+    return found
+
+
+def _sizes(row: Mapping[str, Any]) -> Sizes:
+    widths, heights = (_whole(row, f"image_{side}") for side in ("width", "height"))
+    if len(widths) != len(heights):
+        raise ValueError(f"want as many widths as heights of images, got {len(widths)} and {len(heights)}")
+    audio_s = tuple(float(seconds) for seconds in _numbers(row, "audio_seconds"))
+    text = _whole(row, "text_tokens")
+    if len(text) != 1:
+        raise ValueError(f"text_tokens: want one number, got {row.get('text_tokens')!r}")
+    return Sizes(
+        text_tokens=(0,) * (len(widths) + len(audio_s)) + text,
+        images=tuple(zip(heights, widths, strict=True)),
+        audio_s=audio_s,
+    )
+
+
+def _whole(row: Mapping[str, Any], column: str) -> tuple[int, ...]:
+    found = _numbers(row, column)
+    for value in found:
+        if value != int(value):
+            raise ValueError(f"{column}: want whole numbers, got {value}")
+    return tuple(int(value) for value in found)
+
+
+def _numbers(row: Mapping[str, Any], column: str) -> list[float]:
+    value = row.get(column)
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    for each in values:
+        if isinstance(each, bool) or not isinstance(each, int | float) or not isfinite(each):
+            raise ValueError(f"{column}: want numbers, got {each!r}")
+    return values
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,81 @@
+"""Sizes of samples before any model sees them, and what becomes of them under a model's rules."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from workbench.data.corpus import ItemTokens, sample_of
+from workbench.data.sample import Sample
+
+ImageRule = Callable[[int, int], Sequence[ItemTokens]]  # height and width in px -> items
+AudioRule = Callable[[float], Sequence[ItemTokens]]  # seconds -> items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """One sample: images and clips in sequence order, text after each of them.
+
+    Args:
+        text_tokens: before the first image or clip, then after each, images first.
+        images: (height, width) in pixels.
+        audio_s: seconds of each clip.
+    """
+
+    text_tokens: tuple[int, ...]
+    images: tuple[tuple[int, int], ...] = ()
+    audio_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.text_tokens) != 1 + len(self.images) + len(self.audio_s):
+            raise ValueError(
+                f"want one text more than the {len(self.images)} images and {len(self.audio_s)} clips, "
+                f"got {len(self.text_tokens)}"
+            )
+        if min(self.text_tokens) < 0 or sum(self.text_tokens) < 1:
+            raise ValueError(f"want >= 1 text token in all and none negative, got {list(self.text_tokens)}")
+        for height, width in self.images:
+            if min(height, width) < 1:
+                raise ValueError(f"an image must have sides >= 1 px, got {height} x {width}")
+        for seconds in self.audio_s:
+            if not (isfinite(seconds) and seconds > 0):
+                raise ValueError(f"a clip must last > 0 s, got {seconds}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a model's encoders cut images and clips into items; None: it has no such encoder."""
+
+    image: ImageRule | None = None
+    audio: AudioRule | None = None
+
+
+def samples_of(
+    sizes: Iterable[Sizes], rules: Rules, *, vision: str = "vision", audio: str = "audio"
+) -> tuple[Sample, ...]:
+    """Samples with ids from 0. A modality without a rule is left out, and its text stays.
+
+    Args:
+        vision, audio: modalities of the model's encoders.
+    """
+    return tuple(
+        _sample(number, size, rules, {"vision": vision, "audio": audio}) for number, size in enumerate(sizes)
+    )
+
+
+def _sample(number: int, size: Sizes, rules: Rules, modality: Mapping[str, str]) -> Sample:
+    found: list[list[tuple[str, ItemTokens]]] = []
+    for height, width in size.images:
+        items = rules.image(height, width) if rules.image else ()
+        found.append([(modality["vision"], item) for item in items])
+    for seconds in size.audio_s:
+        items = rules.audio(seconds) if rules.audio else ()
+        found.append([(modality["audio"], item) for item in items])
+    texts = [size.text_tokens[0]]
+    flat: list[tuple[str, ItemTokens]] = []
+    for items_of, text in zip(found, size.text_tokens[1:], strict=True):
+        if items_of:  # several items of one image stand side by side
+            texts += [0] * (len(items_of) - 1) + [text]
+            flat += items_of
+        else:
+            texts[-1] += text
+    return sample_of(number, texts, flat)
