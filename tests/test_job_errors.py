@@ -126,7 +126,7 @@ def test_junk_is_refused_in_one_line(junk, key):
     text = yaml.safe_dump(yaml.safe_load(JOB) | {key: junk}, allow_unicode=True)
     message = refusal_of(text)
     assert message is None or "\n" not in message
-    assert message is not None or key in ("name", "profile", "layouts", "max_ranks")
+    assert message is not None or key in ("name", "profile", "layouts", "schedule", "max_ranks")
 
 
 def refusal_of(text: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.cost.hardware import Cluster
@@ -12,7 +12,7 @@ from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
 from workbench.job_schema import JobSpec, read_spec
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
-from workbench.schedule.choice import Schedule
+from workbench.schedule.choice import Schedule, usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +110,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
             for name, layout in spec.layouts.items()
         ),
         max_ranks=spec.max_ranks,
-        schedule=Schedule(
-            kind=spec.schedule.kind,
-            virtual_stages=spec.schedule.virtual_stages or spec.schedule.kind.usual_virtual_stages,
-            memory_limit=spec.schedule.memory_limit,
-        ),
+        schedule=replace(usual(spec.schedule.kind), **spec.schedule.model_dump(exclude_none=True)),
         settings=settings,
         profile=profile,
     )

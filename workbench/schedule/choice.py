@@ -65,3 +65,16 @@ class Schedule:
             )
         if self.memory_limit < 1:
             raise ValueError(f"schedule {self.kind}: memory_limit must be >= 1, got {self.memory_limit}")
+
+
+def usual(kind: ScheduleKind) -> Schedule:
+    """The kind with its usual number of virtual stages and its own memory limit."""
+    return Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
+
+
+def rank_block(schedule: Schedule, position: int, num_stages: int) -> int:
+    """Which of the num_stages / v blocks of ranks a stage of the chain lies on: round them, or in a V."""
+    num_blocks = num_stages // schedule.virtual_stages
+    if schedule.kind is ScheduleKind.ZB_V and position >= num_blocks:
+        return num_stages - 1 - position
+    return position % num_blocks

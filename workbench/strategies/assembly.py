@@ -5,9 +5,14 @@ from dataclasses import replace
 from functools import cache
 
 from workbench.balance.partition import partition
+from workbench.cost.model import CostModel
+from workbench.graph.model_graph import TEXT
 from workbench.job import Job, ModuleLayout
-from workbench.plan.build import batched_microbatches
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.price import price
+from workbench.schedule.choice import Schedule, rank_block
 
 Cuts = tuple[tuple[int, int], ...]  # [num_stages] layers [first, last) of each stage
 
@@ -53,9 +58,13 @@ def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
         raise ValueError(f"module {module!r}: {error}") from None
 
 
-def bottleneck_s(cost_s: Sequence[float], cuts: Cuts) -> float:
-    """Seconds of the slowest stage."""
-    return max(sum(cost_s[first:last]) for first, last in cuts)
+def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtual: int) -> float:
+    """Seconds of the slowest block of ranks; each holds `virtual` of the stages."""
+    blocks: dict[int, float] = {}
+    for place, (first, last) in enumerate(cuts):
+        block = rank_block(schedule, place, len(cuts)) if virtual > 1 else place
+        blocks[block] = blocks.get(block, 0.0) + sum(cost_s[first:last])
+    return max(blocks.values())
 
 
 def grid(first_rank: int, layout: ModuleLayout) -> tuple[tuple[int, ...], ...]:
@@ -64,19 +73,47 @@ def grid(first_rank: int, layout: ModuleLayout) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, start + layout.tp)) for start in starts)
 
 
+def virtual_stages(job: Job, module: str) -> int:
+    """Stages of the module on each of its ranks: the schedule's for the LLM, one for the others."""
+    return job.schedule.virtual_stages if job.model.module(module).modality == TEXT else 1
+
+
+def module_stages(
+    job: Job, module: str, cuts: Cuts, *, replica: int, first_id: int, first_rank: int
+) -> tuple[Stage, ...]:
+    """The stages of one replica on consecutive blocks of ranks; of the LLM as its schedule lays them out."""
+    layout = layout_of(job, module)
+    size = layout.tp * layout.cp
+    is_virtual = virtual_stages(job, module) > 1
+    stages = []
+    for place, layers in enumerate(cuts):
+        block = rank_block(job.schedule, place, len(cuts)) if is_virtual else place
+        ranks = grid(first_rank + block * size, layout)
+        stages.append(Stage(id=first_id + place, module=module, replica=replica, layers=layers, ranks=ranks))
+    return tuple(stages)
+
+
+def num_ranks(stages: Sequence[Stage]) -> int:
+    """Ranks that some stages take together."""
+    return len({rank for stage in stages for rank in stage.flat_ranks})
+
+
 def disjoint_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
-    """Every stage on ranks of its own: modules in the model's order, one replica after the other."""
+    """Every module on ranks of its own: in the model's order, one replica after the other."""
     stages: list[Stage] = []
     first_rank = 0
     for replica in range(job.replicas):
         for module in job.model.modules:
-            layout = layout_of(job, module.name)
-            for layers in cuts[module.name]:
-                ranks = grid(first_rank, layout)
-                stages.append(
-                    Stage(id=len(stages), module=module.name, replica=replica, layers=layers, ranks=ranks)
-                )
-                first_rank += layout.tp * layout.cp
+            mine = module_stages(
+                job,
+                module.name,
+                cuts[module.name],
+                replica=replica,
+                first_id=len(stages),
+                first_rank=first_rank,
+            )
+            stages += mine
+            first_rank += num_ranks(mine)
     check_ranks(job, first_rank)
     return tuple(stages)
 
@@ -86,3 +123,15 @@ def check_ranks(job: Job, num_ranks: int) -> None:
     limit = job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
     if num_ranks > limit:
         raise ValueError(f"the layout needs {num_ranks} ranks, job {job.name!r} may use {limit}")
+
+
+def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
+    """The draft with programs; where orders are chosen by durations, by those that the cost model gives.
+
+    Raises:
+        ValueError: as `with_programs`.
+    """
+    plan = with_programs(draft, schedule)
+    if not schedule.kind.splits_backward:
+        return plan
+    return with_programs(draft, schedule, price(lower(plan), cost).duration_s)

@@ -7,7 +7,7 @@ from workbench.cost.model import CostModel
 from workbench.plan.critical_path import critical_path_s
 from workbench.plan.lowered import Lowered
 from workbench.plan.price import price
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import COMPUTE, Action, Pass
 from workbench.strategies.layer_cost import LayerCost
 
 
@@ -28,12 +28,13 @@ def _unaware_s(lowered: Lowered, cost: CostModel) -> float:
     actions = lowered.plan.program_actions
 
     def believed_s(action: Action) -> float:
+        if action.kind not in COMPUTE:
+            return 0.0
+        forward_s = prices.duration_s(action._replace(kind=Pass.F))
+        rest = {action._replace(kind=kind) for kind in (Pass.B, Pass.I, Pass.W)} & actions.keys()
         if action.kind is Pass.F:
-            has_backward = action._replace(kind=Pass.B) in actions
-            return prices.duration_s(action) * (1 if has_backward else 3)
-        if action.kind is Pass.B:
-            return 2 * prices.duration_s(action._replace(kind=Pass.F))
-        return 0.0
+            return forward_s if rest else 3 * forward_s
+        return 2 * forward_s / len(rest)
 
     return critical_path_s(lowered, believed_s)
 

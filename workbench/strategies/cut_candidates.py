@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
-from workbench.plan.build import with_programs
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import Cuts, bottleneck_s, cut, num_microbatches
+from workbench.strategies.assembly import Cuts, bottleneck_s, cut, num_microbatches, scheduled, virtual_stages
 from workbench.strategies.belief import Belief
 
 
@@ -32,19 +31,23 @@ class CutCandidates:
     stages_of: Callable[[Job, Mapping[str, Cuts]], tuple[Stage, ...]]
 
     def bound_s(self, counts: Mapping[str, int]) -> float:
-        """The slowest stage over all its microbatches; stages on shared ranks are not added up."""
+        """The slowest ranks of a module over all its microbatches; modules that share ranks are not added."""
+        schedule = self.job.schedule
         return max(
-            bottleneck_s(self.layers_s[module], cuts) * num_microbatches(self.draft, module)
+            bottleneck_s(self.layers_s[module], cuts, schedule, virtual_stages(self.job, module))
+            * num_microbatches(self.draft, module)
             for module, cuts in self._cuts(counts).items()
         )
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
-        return with_programs(
-            replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts))), self.job.schedule
-        )
+        draft = replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts)))
+        return scheduled(draft, self.job.schedule, self.cost)
 
     def believed_s(self, lowered: Lowered) -> float:
         return self.belief.plan_s(lowered, self.cost)
 
     def _cuts(self, counts: Mapping[str, int]) -> dict[str, Cuts]:
-        return {m: cut(self.layers_s[m], counts[entry], m) for m, entry in self.entry_of.items()}
+        return {
+            m: cut(self.layers_s[m], counts[entry] * virtual_stages(self.job, m), m)
+            for m, entry in self.entry_of.items()
+        }

@@ -10,7 +10,7 @@ from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import Cuts, check_ranks, draft_plan, grid, layout_of
+from workbench.strategies.assembly import Cuts, check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
@@ -48,20 +48,12 @@ def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     for replica in range(job.replicas):
         base = first_rank
         for module in job.model.modules:
-            layout = layout_of(job, module.name)
             rank = base if module.modality != TEXT else first_rank
-            for layers in cuts[module.name]:
-                stages.append(
-                    Stage(
-                        id=len(stages),
-                        module=module.name,
-                        replica=replica,
-                        layers=layers,
-                        ranks=grid(rank, layout),
-                    )
-                )
-                rank += layout.tp * layout.cp
-            first_rank = max(first_rank, rank)
+            mine = module_stages(
+                job, module.name, cuts[module.name], replica=replica, first_id=len(stages), first_rank=rank
+            )
+            stages += mine
+            first_rank = max(first_rank, rank + num_ranks(mine))
     check_ranks(job, first_rank)
     return tuple(stages)
 

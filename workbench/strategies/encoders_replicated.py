@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
-from workbench.plan.build import with_programs
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.strategies.assembly import (
@@ -22,9 +21,12 @@ from workbench.strategies.assembly import (
     check_ranks,
     cut,
     draft_plan,
-    grid,
     layout_of,
+    module_stages,
     num_microbatches,
+    num_ranks,
+    scheduled,
+    virtual_stages,
 )
 from workbench.strategies.belief import FROZEN_UNAWARE
 from workbench.strategies.layer_cost import believed_layers_s
@@ -51,45 +53,52 @@ class _Candidates:
 
     def bound_s(self, counts: Mapping[str, int]) -> float:
         """The slowest LLM stage over all its microbatches; encoders come on top."""
-        cuts = cut(self.llm_s, counts[self.llm], self.llm)
-        return bottleneck_s(self.llm_s, cuts) * num_microbatches(self.draft, self.llm)
+        cuts, virtual = self._cuts(counts), virtual_stages(self.job, self.llm)
+        slowest_s = bottleneck_s(self.llm_s, cuts, self.job.schedule, virtual)
+        return slowest_s * num_microbatches(self.draft, self.llm)
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
-        cuts = cut(self.llm_s, counts[self.llm], self.llm)
-        stages = _stages(self.job, self.llm, cuts)
-        microbatches = _copied(self.draft, self.llm, len(cuts))
-        return with_programs(replace(self.draft, stages=stages, microbatches=microbatches), self.job.schedule)
+        stages = _stages(self.job, self.llm, self._cuts(counts))
+        microbatches = _copied(self.draft, self.llm, counts[self.llm])
+        draft = replace(self.draft, stages=stages, microbatches=microbatches)
+        return scheduled(draft, self.job.schedule, self.cost)
+
+    def _cuts(self, counts: Mapping[str, int]) -> Cuts:
+        return cut(self.llm_s, counts[self.llm] * virtual_stages(self.job, self.llm), self.llm)
 
     def believed_s(self, lowered: Lowered) -> float:
         return FROZEN_UNAWARE.plan_s(lowered, self.cost)
 
 
 def _stages(job: Job, llm: str, cuts: Cuts) -> tuple[Stage, ...]:
-    """On the ranks of every LLM stage: one whole copy of each encoder, a replica of its own."""
-    layout = layout_of(job, llm)
+    """On every block of LLM ranks: one whole copy of each encoder, a replica of its own."""
     stages: list[Stage] = []
     first_rank = 0
     for replica in range(job.replicas):
-        for position, layers in enumerate(cuts):
-            ranks = grid(first_rank, layout)
+        mine = module_stages(job, llm, cuts, replica=replica, first_id=0, first_rank=first_rank)
+        blocks = list(dict.fromkeys(stage.ranks for stage in mine))
+        for position, ranks in enumerate(blocks):
             for module in job.model.modules:
-                encoder = module.name != llm
+                if module.name == llm:
+                    held = [stage for stage in mine if stage.ranks == ranks]
+                    stages += [replace(stage, id=len(stages) + n) for n, stage in enumerate(held)]
+                    continue
                 stages.append(
                     Stage(
                         id=len(stages),
                         module=module.name,
-                        replica=replica * len(cuts) + position if encoder else replica,
-                        layers=(0, len(module.layers)) if encoder else layers,
+                        replica=replica * len(blocks) + position,
+                        layers=(0, len(module.layers)),
                         ranks=ranks,
                     )
                 )
-            first_rank += layout.tp * layout.cp
+        first_rank += num_ranks(mine)
     check_ranks(job, first_rank)
     return tuple(stages)
 
 
 def _copied(draft: Plan, llm: str, copies: int) -> tuple[Microbatch, ...]:
-    """The draft's microbatches, those of encoders once per LLM stage."""
+    """The draft's microbatches, those of encoders once per block of LLM ranks."""
     found: list[Microbatch] = []
     for microbatch in draft.microbatches:
         if microbatch.module == llm:

@@ -10,7 +10,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
-from workbench.strategies.assembly import layout_of
+from workbench.strategies.assembly import layout_of, virtual_stages
 
 Progress = Callable[[int, int, float], None]  # (candidates done, candidates in all, best seconds so far)
 
@@ -92,7 +92,7 @@ def _options(job: Job, name: str) -> tuple[int, ...]:
     given = layout_of(job, modules[0].name).pp
     if given is not None:
         return (given,)
-    layers = min(len(module.layers) for module in modules)
+    layers = min(len(module.layers) // virtual_stages(job, module.name) for module in modules)
     return tuple(range(1, min(layers, _budget(job)) + 1))
 
 
