@@ -44,12 +44,11 @@ def predict_command(
 ) -> None:
     """Price every row of a table; see `PREDICT_HELP`."""
     check_writable(output)
-    if profile is not None:
-        load_profile(profile)
+    machine = None if profile is None else load_profile(profile)
     header, cells = _table(rows)
     found = _rows(rows, cells)
     predictor = RowPredictor(
-        time_of, profile=profile, execution=None if execution is None else load_execution(execution)
+        time_of, profile=machine, execution=None if execution is None else load_execution(execution)
     )
     began_s = perf_counter()
     predictions = []

@@ -39,7 +39,6 @@ class Execution:
         attention: how attention is computed.
         activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
         matmul_rate: of matrix products.
-        matmul_start_s: seconds every product takes besides its FLOP.
         unaligned_rate: factor on a product's rate for each halving of the alignment of its sizes
             below 16 bytes.
         attention_rate: of attention, or of the products with scores where these are stored.
@@ -48,7 +47,7 @@ class Execution:
         loss_passes: factor on the bytes of the loss over the logits.
         collective_rate: of the collectives inside a layer.
         reduction_rate: of collectives over gradients.
-        collective_start_s: seconds every collective inside a layer takes besides its bytes.
+        kernel_gap_s: device seconds between a kernel and the next.
         host_kernel_s: host seconds to launch a kernel.
         host_collective_s: host seconds to launch a collective inside a layer.
         host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
@@ -59,15 +58,14 @@ class Execution:
     attention: AttentionKernel = AttentionKernel.FUSED
     activations: ActivationCut = ActivationCut.WHOLE
     matmul_rate: float = 1.0
-    matmul_start_s: float = 0.0
     unaligned_rate: float = 1.0
     attention_rate: float = 1.0
     scores_passes: float = 6.0
     memory_rate: float = 1.0
     loss_passes: float = 1.0
     collective_rate: float = 1.0
-    collective_start_s: float = 0.0
     reduction_rate: float = 1.0
+    kernel_gap_s: float = 0.0
     host_kernel_s: float = 0.0
     host_collective_s: float = 0.0
     host_rank_s: float = 0.0
@@ -91,10 +89,14 @@ class Execution:
             missing = max(missing, halvings)
         return self.matmul_rate * self.unaligned_rate**missing
 
-    def host_s(self, num_kernels: int, num_collectives: int, num_ranks: int) -> float:
-        """Host seconds of a layer's pass on one of `num_ranks` that compute it together."""
+    def pass_s(self, device_s: float, num_kernels: int, num_collectives: int, num_ranks: int) -> float:
+        """Seconds of a layer's pass: the device's work and gaps, or the host's launches if they take longer.
+
+        `num_ranks` compute the pass together.
+        """
         per_kernel_s = self.host_kernel_s + (num_ranks - 1) * self.host_rank_s
-        return num_kernels * per_kernel_s + num_collectives * self.host_collective_s
+        host_s = num_kernels * per_kernel_s + num_collectives * self.host_collective_s
+        return max(device_s + num_kernels * self.kernel_gap_s, host_s)
 
     def num_kernels(self, operator: Operator) -> int:
         """Kernels of an operator's forward; a biased matmul adds its bias in a second one."""

@@ -8,33 +8,28 @@ from functools import cache
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
 from workbench.cost.hardware import Link
-from workbench.cost.interpolate import Surface
+from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.profile import Profile, Table
 from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
-    Gemm,
     Grid,
     RowWork,
     Work,
-    attention_flop,
-    attention_pairs,
     gemm_of,
     key_value_bytes,
     layer_flop,
-    operator_tokens,
     pass_bytes,
     tensor_parallel_messages,
 )
 from workbench.cost.signature import signature
 from workbench.graph.frozen import Needs
-from workbench.graph.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.graph.layer import Attention, Layer, Matmul, Operator, Shard
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
 
 LOSS = "loss"
 STORED_BACKWARD = 2.0  # of the forward: two products a product
-ELEMENT_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ class LayerTime:
         return self.through_s(needs) + self.weights_s(needs)
 
 
-class CostModel:
+class CostModel(KernelTimes):
     """Times of layers on the machine of one profile.
 
     A layer with rows of its own in the profile is read from them; any other is the sum of
@@ -80,13 +75,8 @@ class CostModel:
     """
 
     def __init__(self, profile: Profile, execution: Execution | None = None) -> None:
-        self.profile = profile
-        self.execution = execution or Execution()
+        super().__init__(profile, execution)
         self.collectives = Collectives(profile)
-        self._matmul = _surface(profile.matmul)
-        self._attention = _surface(profile.attention)
-        self._pointwise = _surface(profile.pointwise)
-        self._normalization = _surface(profile.normalization) or self._pointwise
         self._layers = {
             (table.signature, table.precision, table.tp, table.cp): MeasuredLayer(table)
             for table in profile.layers
@@ -142,83 +132,9 @@ class CostModel:
             return link
         return self.profile.machine_link("intra").link
 
-    def matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
-        """Seconds of one product, and whether its shape lies among the measured ones.
-
-        A shape below the smallest measured one takes the time of the smallest.
-        """
-        run, size = self.execution, ELEMENT_BYTES[precision]
-        factor = run.matmul_factor(*gemm, element_bytes=size)
-        peak = self.profile.peak(precision) * factor
-        if self._matmul is None:
-            moved_s = gemm.num_bytes(size) / self.profile.memory_bytes_per_s
-            return self._floor(max(gemm.flop / peak, moved_s)) + run.matmul_start_s, True
-        padded = Gemm(*(max(size, low) for size, low in zip(gemm, self._matmul.low, strict=True)))
-        reading = self._matmul.read(*padded)
-        rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
-        inside = reading.inside and padded == gemm
-        return self._floor(padded.flop / rate) + run.matmul_start_s, inside
-
-    def attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> tuple[float, bool]:
-        """Seconds of the forward kernel, and whether its shape lies among the measured ones.
-
-        A row of several sequences is as many heads of their mean length.
-        """
-        flop = attention_flop(operator, work, grid)
-        peak = self.profile.peak(precision) * self.execution.attention_rate
-        if self.execution.attention is not AttentionKernel.FUSED:
-            return self._stored_attention_s(operator, work, grid, precision), True
-        if self._attention is None or flop == 0:
-            return self._floor(flop / peak), True
-        queries = operator_tokens(operator, work, grid) * grid.cp
-        keys = attention_pairs(operator, work, grid) * grid.cp / queries
-        length = max(1.0, keys * 2.0 if operator.causal else keys)
-        heads = operator.num_heads / grid.tp * max(1.0, queries / length)
-        reading = self._attention.read(length, heads, operator.num_heads / operator.num_kv_heads)
-        rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
-        return self._floor(flop / rate), reading.inside
-
-    def _stored_attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
-        """Two batched products over every score, masked ones too, and passes over the stored scores."""
-        run, queries = self.execution, operator_tokens(operator, work, grid)
-        keys = operator.num_keys or max(row.tokens_in for row in work.rows)
-        scores = queries * keys * operator.num_heads / grid.tp
-        length = min(keys, work.tokens(operator.tokens) / len(work.rows))
-        rate = self._rate(Gemm(length, keys, operator.head_dim), precision) * run.attention_rate
-        return self._floor(4.0 * operator.head_dim * scores / rate) + self.moved_s(
-            run.scores_passes * scores * ELEMENT_BYTES[precision]
-        )
-
-    def _rate(self, gemm: Gemm, precision: str) -> float:
-        """FLOP/s of a batch of such products: the table's at the batch's size, the peak without one."""
-        peak = self.profile.peak(precision)
-        if self._matmul is None:
-            return peak
-        most = float(self._matmul.low[0])
-        reading = self._matmul.read(max(gemm.m, most), *map(max, gemm[1:], self._matmul.low[1:]))
-        return reading.rate * peak / self.profile.peak(self.profile.table_precision)
-
-    def moved_s(self, num_bytes: float, operator: Pointwise | Lookup | None = None) -> float:
-        """Seconds of one memory-bound kernel; norms have rates of their own."""
-        if num_bytes == 0:
-            return 0.0
-        is_norm = isinstance(operator, Pointwise) and operator.weights
-        surface = self._normalization if is_norm else self._pointwise
-        rate = surface.read(num_bytes).rate if surface else self.profile.memory_bytes_per_s
-        return self._floor(num_bytes / (rate * self.execution.memory_rate))
-
-    def update_s(self, num_bytes: float) -> float:
-        """Seconds of an optimizer step that moves so many bytes."""
-        rate = self._pointwise.read(num_bytes).rate if self._pointwise else self.profile.memory_bytes_per_s
-        run = self.execution
-        return self._floor(num_bytes / (rate * run.step_rate)) + run.step_start_s if num_bytes else 0.0
-
     def between_ranks_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         """Seconds of a collective over gradients or updated weights."""
         return self.collectives.seconds(kind, num_bytes, num_ranks, link) / self.execution.reduction_rate
-
-    def _floor(self, seconds: float) -> float:
-        return max(seconds, self.profile.kernel_floor_s)
 
 
 @dataclass(slots=True)
@@ -256,23 +172,25 @@ class _OperatorSums:
         return self._launched(time, layer)
 
     def _launched(self, time: LayerTime, layer: Layer) -> LayerTime:
-        """No pass is shorter than the host takes to launch its kernels; a slow host slows I and W alike."""
+        """With gaps between kernels, and no shorter than the host takes to launch them.
+
+        Gaps and a slow host stretch I and W alike.
+        """
         run, grid = self._cost.execution, self._grid
         messages = tensor_parallel_messages(layer, self._work, grid, self._bytes)
         forward = sum(run.num_kernels(operator) for operator in layer.operators)
-        weights = sum(bool(operator.parameters()) for operator in layer.operators)
-        forward_s = run.host_s(forward, len(messages.forward), grid.tp)
-        backward_s = run.host_s(forward + weights, len(messages.backward), grid.tp)
+        backward = forward + sum(bool(operator.parameters()) for operator in layer.operators)
+        forward_s = run.pass_s(time.forward_s, forward, len(messages.forward), grid.tp)
         device_s = time.input_grad_s + time.weight_grad_s
-        if device_s == 0 or (time.forward_s >= forward_s and device_s >= backward_s):
-            return replace(time, forward_s=max(time.forward_s, forward_s))
-        slower = max(1.0, backward_s / device_s)
+        backward_s = run.pass_s(device_s, backward, len(messages.backward), grid.tp)
+        if device_s in (0.0, backward_s):
+            return replace(time, forward_s=forward_s)
         return replace(
             time,
-            forward_s=max(time.forward_s, forward_s),
-            input_grad_s=time.input_grad_s * slower,
-            weight_grad_s=time.weight_grad_s * slower,
-            interior_grad_s=time.interior_grad_s * slower,
+            forward_s=forward_s,
+            input_grad_s=time.input_grad_s * (backward_s / device_s),
+            weight_grad_s=time.weight_grad_s * (backward_s / device_s),
+            interior_grad_s=time.interior_grad_s * (backward_s / device_s),
         )
 
     def _operator(self, operator: Operator) -> _Passes:
@@ -343,9 +261,8 @@ class _OperatorSums:
         assert self._link is not None
         if not self._cost.collectives.is_measured(kind, num_ranks, self._link):
             self.unmeasured.add("collectives inside a layer: ring formula")
-        run = self._cost.execution
         seconds = self._cost.collectives.seconds(kind, num_bytes, num_ranks, self._link)
-        return seconds / run.collective_rate + run.collective_start_s
+        return seconds / self._cost.execution.collective_rate
 
     def _note(self, table: Table, name: str) -> None:
         if not table.points:
@@ -387,10 +304,6 @@ def _scaled(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid
 def unmeasured_of(times: Iterable[LayerTime]) -> tuple[str, ...]:
     """All reasons of several times, sorted."""
     return tuple(sorted({reason for time in times for reason in time.unmeasured}))
-
-
-def _surface(table: Table) -> Surface | None:
-    return Surface(table.points) if table.points else None
 
 
 @cache

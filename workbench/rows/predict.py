@@ -7,7 +7,7 @@ from math import ceil
 
 from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from workbench.cost.profile import Profile, load_profile
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import memory_table, peak_bytes, static_holders
@@ -41,17 +41,17 @@ class RowPredictor:
 
     Args:
         timer: what finds the iteration time of a priced plan.
-        profile: name or file of the machine for every row; None: each row's own.
+        profile: the machine of every row; None: each row's own, by name or file.
         execution: rates and host times of the training system; None: the profile's as they are.
     """
 
     def __init__(
-        self, timer: Timer, *, profile: str | None = None, execution: Execution | None = None
+        self, timer: Timer, *, profile: Profile | None = None, execution: Execution | None = None
     ) -> None:
         self._timer, self._profile = timer, profile
         self._execution = execution or Execution()
         self._cost = cache(self._cost_model)
-        self._machine = cache(lambda name: CostModel(load_profile(name)))
+        self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
     def predict(self, row: LlmRow) -> Prediction:
         """Time, memory and unmeasured costs of one row.
@@ -77,7 +77,9 @@ class RowPredictor:
 
     def cost(self, row: LlmRow) -> CostModel:
         """The cost model of the row's machine, run as the row says."""
-        return self._cost(self._profile or row.gpu, row.attention, row.recompute, row.sequence_parallel)
+        return self._cost(
+            "" if self._profile else row.gpu, row.attention, row.recompute, row.sequence_parallel
+        )
 
     def _cost_model(
         self, name: str, scores: Scores, recompute: Recomputed, sequence_parallel: YesNo
