@@ -1,0 +1,190 @@
+"""Training on nodes that come and go, against closed forms; traces and their mistakes."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.failures import Checkpoints, Joins, Spent, System, simulate_failures
+from workbench.resilience.availability import (
+    Availability,
+    Change,
+    NodeEvent,
+    Rates,
+    by_nodes,
+    from_counts,
+    parse_trace,
+    random_trace,
+    rescaled,
+    warned,
+)
+
+
+def in_memory(**changes) -> System:
+    """10 s iterations of 10 n samples on n nodes, none below 2 nodes, 3 s to recover."""
+    given_values = {
+        "name": "memory",
+        "samples_per_s": (0.0, 0.0, 2.0, 3.0, 4.0),
+        "samples_per_step": 60.0,
+        "recover_s": 3.0,
+        "creation_s": 5.0,
+    }
+    return System(**{**given_values, **changes})
+
+
+def trace(*counts, notice_s=0.0) -> Availability:
+    return warned(from_counts("test", counts), notice_s)
+
+
+def spent(run):
+    return {kind: pytest.approx(seconds) for kind, seconds in run.spent_s if seconds}
+
+
+def test_a_failure_costs_the_cut_off_iteration_and_the_recovery():
+    """3 nodes: 20 s an iteration. At 50 s 10 s are lost, 3 s recovery, then 2 nodes: 30 s each."""
+    run = simulate_failures(in_memory(), trace((0.0, 3), (50.0, 2)), until_s=113.0)
+    assert spent(run) == {Spent.EFFECTIVE: 100.0, Spent.LOST: 10.0, Spent.RECOVERY: 3.0}
+    assert run.samples == pytest.approx(4 * 60)
+    assert run.num_recoveries == 1
+
+
+def test_failure_at_the_end_of_an_iteration_comes_first():
+    run = simulate_failures(in_memory(), trace((0.0, 3), (40.0, 2)), until_s=43.0)
+    assert spent(run) == {Spent.EFFECTIVE: 20.0, Spent.LOST: 20.0, Spent.RECOVERY: 3.0}
+
+
+def test_the_running_iteration_counts_by_its_part():
+    run = simulate_failures(in_memory(), trace((0.0, 3)), until_s=30.0)
+    assert run.samples == pytest.approx(90.0)
+
+
+def test_checkpoints_bound_what_is_lost():
+    """Two iterations and 4 s to save: 44 s a round. At 70 s one iteration and 6 s are undone."""
+    system = in_memory(checkpoints=Checkpoints(every=2, save_s=4.0))
+    run = simulate_failures(system, trace((0.0, 3), (70.0, 2)), until_s=73.0)
+    assert spent(run) == {
+        Spent.EFFECTIVE: 40.0,
+        Spent.CHECKPOINT: 4.0,
+        Spent.LOST: 26.0,
+        Spent.RECOVERY: 3.0,
+    }
+    assert [iteration.samples for iteration in run.iterations] == [60.0, 60.0, 0.0, 0.0]
+
+
+def test_failure_while_saving_loses_everything_since_the_last_checkpoint():
+    system = in_memory(checkpoints=Checkpoints(every=2, save_s=4.0))
+    run = simulate_failures(system, trace((0.0, 3), (42.0, 2)), until_s=45.0)
+    assert spent(run) == {Spent.CHECKPOINT: 2.0, Spent.LOST: 40.0, Spent.RECOVERY: 3.0}
+
+
+def test_failure_during_recovery_starts_it_anew():
+    run = simulate_failures(in_memory(), trace((0.0, 4), (10.0, 3), (12.0, 2)), until_s=45.0)
+    assert spent(run) == {Spent.LOST: 10.0, Spent.RECOVERY: 5.0, Spent.EFFECTIVE: 30.0}
+    assert run.num_recoveries == 1
+
+
+def test_too_few_nodes_wait_until_others_are_created():
+    run = simulate_failures(in_memory(), trace((0.0, 2), (10.0, 1), (20.0, 2)), until_s=58.0)
+    assert spent(run) == {
+        Spent.LOST: 10.0,
+        Spent.WAITING: 15.0,
+        Spent.RECOVERY: 3.0,
+        Spent.EFFECTIVE: 30.0,
+    }
+    assert run.node_s == pytest.approx(2 * 10 + 10 + 2 * 38)
+    assert run.dollars_per_sample(3600.0) == pytest.approx(run.node_s / 60)
+
+
+@pytest.mark.parametrize(
+    ("joins", "expected"),
+    [
+        (Joins.AT_ONCE, {Spent.EFFECTIVE: 45.0, Spent.RECOVERY: 3.0}),
+        (Joins.AT_RECOVERY, {Spent.EFFECTIVE: 48.0}),
+    ],
+)
+def test_new_nodes_are_taken_in(joins, expected):
+    run = simulate_failures(in_memory(joins=joins), trace((0.0, 2), (10.0, 3)), until_s=48.0)
+    assert spent(run) == expected
+
+
+def test_a_warning_saves_the_iteration():
+    """Known 15 s ahead: the iteration ends at 40 s, the node is left out, and nothing is lost at 50 s."""
+    run = simulate_failures(in_memory(), trace((0.0, 3), (50.0, 2), notice_s=15.0), until_s=73.0)
+    assert spent(run) == {Spent.EFFECTIVE: 70.0, Spent.RECOVERY: 3.0}
+
+
+def test_a_warning_too_short_to_save_a_checkpoint_does_not_help():
+    system = in_memory(checkpoints=Checkpoints(every=10, save_s=30.0))
+    run = simulate_failures(system, trace((0.0, 3), (50.0, 2), notice_s=15.0), until_s=53.0)
+    assert spent(run) == {Spent.CHECKPOINT: 10.0, Spent.LOST: 40.0, Spent.RECOVERY: 3.0}
+
+
+def test_redundancy_and_idle_nodes_are_split_off():
+    system = in_memory(redundant_share=0.25, idle_nodes=(0, 0, 0, 1, 0))
+    run = simulate_failures(system, trace((0.0, 3)), until_s=60.0)
+    assert spent(run) == {Spent.IDLE_NODES: 20.0, Spent.REDUNDANT: 10.0, Spent.EFFECTIVE: 30.0}
+    assert run.samples == pytest.approx(180.0)
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.floats(0, 400))
+@settings(max_examples=60, deadline=None)
+def test_the_books_close_on_random_traces(seed, saves, notice_s):
+    checkpoints = Checkpoints(every=3, save_s=7.0) if saves else None
+    found = warned(
+        random_trace(4, Rates(leaves_per_node_h=6.0, joins_per_missing_h=20.0), 7200.0, seed), notice_s
+    )
+    run = simulate_failures(in_memory(checkpoints=checkpoints), found, until_s=7200.0)
+    assert sum(seconds for _, seconds in run.spent_s) == pytest.approx(7200.0)
+    assert run.samples <= 4.0 * 7200 + 1e-6
+    ends = [iteration.end_s for iteration in run.iterations]
+    assert ends == sorted(ends)
+    assert run == simulate_failures(in_memory(checkpoints=checkpoints), found, until_s=7200.0)
+
+
+def test_hours_in_seconds_of_simulation_are_exact_without_failures():
+    run = simulate_failures(in_memory(), trace((0.0, 4)), until_s=12 * 3600.0)
+    assert run.samples == pytest.approx(4.0 * 12 * 3600)
+
+
+def test_trace_file_and_its_counts():
+    found = parse_trace("t", "t_s,event,node\n0,add,a\n0,add,b\n60,remove,a\n90,add,a\n120,remove,b\n")
+    assert found.num_nodes() == ((0.0, 2), (60.0, 1), (90.0, 2), (120.0, 1))
+    assert found.mean_between_leaves_s == 60.0
+    assert rescaled(found, 15, 30, "r").num_nodes() == ((0.0, 30), (60.0, 15), (90.0, 30), (120.0, 15))
+
+
+LEAVE = NodeEvent(time_s=1.0, change=Change.LEAVE, node="a")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        pytest.param(
+            lambda: parse_trace("t", "t_s,event,node\n5,add,a\n3,add,b\n"),
+            "goes back from 5.0 s to 3.0",
+            id="back",
+        ),
+        pytest.param(
+            lambda: parse_trace("t", "t_s,event,node\n0,add,a\n1,remove,a\n2,remove,a\n"),
+            "event 3: node 'a' is removed at 2.0 s but is not there",
+            id="removed-twice",
+        ),
+        pytest.param(
+            lambda: parse_trace("t", "t_s,event,node\n0,add,a\n1,add,a\n"), "there already", id="added"
+        ),
+        pytest.param(lambda: parse_trace("t", "t_s,event,node\n0,vanish,a\n"), "line 2", id="word"),
+        pytest.param(lambda: parse_trace("t", "t_s,node\n0,a\n"), "want the columns", id="columns"),
+        pytest.param(lambda: from_counts("t", [(0.0, -1)]), ">= 0", id="count"),
+        pytest.param(lambda: rescaled(from_counts("t", [(0.0, 3)]), 1, 2, "r"), "cannot scale", id="flat"),
+        pytest.param(lambda: Rates(leaves_per_node_h=-1.0), ">= 0", id="rate"),
+        pytest.param(lambda: by_nodes({1: 1.0, 3: 2.0}, 4), "consecutive", id="gap"),
+        pytest.param(
+            lambda: simulate_failures(in_memory(), from_counts("t", [(0.0, 3)])), "until_s", id="window"
+        ),
+        pytest.param(lambda: in_memory(redundant_share=1.0), "redundant_share", id="share"),
+        pytest.param(lambda: in_memory(samples_per_s=()), "throughput", id="throughput"),
+        pytest.param(lambda: Checkpoints(every=0, save_s=1.0), "every 1", id="checkpoint"),
+    ],
+)
+def test_bad_input_is_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

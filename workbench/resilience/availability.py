@@ -1,0 +1,207 @@
+"""When nodes join and leave: traces, checked, and random ones."""
+
+import csv
+import io
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Change(StrEnum):
+    JOIN = "add"
+    LEAVE = "remove"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent:
+    """A node joins or leaves; `warned_s` before it leaves it is known that it will."""
+
+    time_s: float
+    change: Change
+    node: str
+    warned_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Joins and leaves in the order of time; nodes that join at 0 are there from the start.
+
+    Raises:
+        ValueError: times that go back or are negative, a node that leaves but is not there, one that
+            joins twice.
+    """
+
+    name: str
+    events: tuple[NodeEvent, ...]
+
+    def __post_init__(self) -> None:
+        present: set[str] = set()
+        now_s = 0.0
+        for number, event in enumerate(self.events, start=1):
+            where = f"{self.name}, event {number}"
+            if not (math.isfinite(event.time_s) and event.time_s >= now_s):
+                raise ValueError(
+                    f"{where}: time goes back from {now_s} s to {event.time_s} s; want ascending times >= 0"
+                )
+            if event.warned_s < 0:
+                raise ValueError(f"{where}: a warning is >= 0 s ahead, got {event.warned_s} s")
+            now_s = event.time_s
+            if event.change is Change.JOIN and event.node in present:
+                raise ValueError(f"{where}: node {event.node!r} joins at {now_s} s but is there already")
+            if event.change is Change.LEAVE and event.node not in present:
+                raise ValueError(
+                    f"{where}: node {event.node!r} is removed at {now_s} s but is not there; it was removed "
+                    "before, or never added"
+                )
+            (present.add if event.change is Change.JOIN else present.remove)(event.node)
+
+    @property
+    def last_leave_s(self) -> float:
+        """When the last node leaves; 0 where none does."""
+        return max((e.time_s for e in self.events if e.change is Change.LEAVE), default=0.0)
+
+    @property
+    def end_s(self) -> float:
+        return self.events[-1].time_s if self.events else 0.0
+
+    @property
+    def mean_between_leaves_s(self) -> float:
+        """Mean gap between distinct instants at which nodes leave."""
+        instants = sorted({e.time_s for e in self.events if e.change is Change.LEAVE})
+        if len(instants) < 2:
+            return math.inf
+        return (instants[-1] - instants[0]) / (len(instants) - 1)
+
+    def num_nodes(self) -> tuple[tuple[float, int], ...]:
+        """(time, nodes from then on) at every instant of change."""
+        counts: dict[float, int] = {}
+        present = 0
+        for event in self.events:
+            present += 1 if event.change is Change.JOIN else -1
+            counts[event.time_s] = present
+        return tuple(counts.items())
+
+
+def parse_trace(name: str, text: str) -> Availability:
+    """A trace from CSV with the columns t_s, event (add or remove), node.
+
+    Raises:
+        ValueError: a missing column, a cell that cannot be read, or what Availability refuses; with the line.
+    """
+    events = []
+    reader = csv.DictReader(io.StringIO(text))
+    for line, row in enumerate(reader, start=2):
+        if row.keys() < {"t_s", "event", "node"}:
+            raise ValueError(f"{name}, line {line}: want the columns t_s, event, node, got {list(row)}")
+        try:
+            events.append(NodeEvent(time_s=float(row["t_s"]), change=Change(row["event"]), node=row["node"]))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{name}, line {line}: want seconds, add or remove, and a node, got {list(row.values())}"
+            ) from None
+    return Availability(name=name, events=tuple(events))
+
+
+def from_counts(name: str, counts: Iterable[tuple[float, int]]) -> Availability:
+    """A trace from (time, number of nodes); names are made up, the last to join leaves first.
+
+    Raises:
+        ValueError: a negative count, or times that go back.
+    """
+    events: list[NodeEvent] = []
+    present: list[str] = []
+    num_named = 0
+    for time_s, count in counts:
+        if count < 0:
+            raise ValueError(f"{name}: {count} nodes at {time_s} s, want >= 0")
+        while len(present) < count:
+            num_named += 1
+            present.append(f"node{num_named}")
+            events.append(NodeEvent(time_s=time_s, change=Change.JOIN, node=present[-1]))
+        while len(present) > count:
+            events.append(NodeEvent(time_s=time_s, change=Change.LEAVE, node=present.pop()))
+    return Availability(name=name, events=tuple(events))
+
+
+def rescaled(trace: Availability, fewest: int, most: int, name: str) -> Availability:
+    """The same instants with fewest + (most - fewest) x (n - least) / (largest - least) nodes, rounded down.
+
+    How the traces of Oobleck's Figure 2.10 were made from those of Bamboo; `least` is taken after the
+    first join.
+
+    Raises:
+        ValueError: a trace whose number of nodes never changes, or fewest > most.
+    """
+    counts = trace.num_nodes()
+    values = [count for _, count in counts]
+    low, high = min(values), max(values)
+    if low == high or not 0 <= fewest <= most:
+        raise ValueError(f"{trace.name}: cannot scale {low}..{high} nodes to {fewest}..{most}")
+    return from_counts(
+        name, ((time, fewest + (most - fewest) * (count - low) // (high - low)) for time, count in counts)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Events per node and hour: how often a node leaves, and how soon a missing one is replaced."""
+
+    leaves_per_node_h: float
+    joins_per_missing_h: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.leaves_per_node_h, self.joins_per_missing_h) < 0:
+            raise ValueError(f"rates must be >= 0, got {self}")
+
+
+def random_trace(num_nodes: int, rates: Rates, until_s: float, seed: int) -> Availability:
+    """Nodes that leave and come back with exponential waits, from `num_nodes` at the start.
+
+    Complexity: O(events), by competing rates (Gillespie 1977).
+    """
+    rng = random.Random(seed)
+    present = [f"node{k}" for k in range(num_nodes)]
+    missing: list[str] = []
+    events = [NodeEvent(time_s=0.0, change=Change.JOIN, node=node) for node in present]
+    now_s = 0.0
+    while True:
+        leave = len(present) * rates.leaves_per_node_h / 3600
+        arrive = len(missing) * rates.joins_per_missing_h / 3600
+        if leave + arrive == 0:
+            break
+        now_s += rng.expovariate(leave + arrive)
+        if now_s > until_s:
+            break
+        goes = rng.random() * (leave + arrive) < leave
+        source, target = (present, missing) if goes else (missing, present)
+        node = source.pop(rng.randrange(len(source)))
+        target.append(node)
+        events.append(NodeEvent(time_s=now_s, change=Change.LEAVE if goes else Change.JOIN, node=node))
+    return Availability(name=f"random, seed {seed}", events=tuple(events))
+
+
+def warned(trace: Availability, notice_s: float) -> Availability:
+    """The same trace with a warning before every node that leaves."""
+    return Availability(
+        name=trace.name,
+        events=tuple(
+            NodeEvent(time_s=e.time_s, change=e.change, node=e.node, warned_s=notice_s)
+            if e.change is Change.LEAVE
+            else e
+            for e in trace.events
+        ),
+    )
+
+
+def by_nodes(table: Mapping[int, float], largest: int) -> Sequence[float]:
+    """[largest + 1] a table by node count as a list: 0 below its first count, its last beyond its end.
+
+    Raises:
+        ValueError: an empty table, a gap in its counts, or a negative value.
+    """
+    counts = sorted(table)
+    if not counts or counts != list(range(counts[0], counts[-1] + 1)) or min(table.values()) < 0:
+        raise ValueError(f"want values >= 0 for consecutive node counts, got counts {counts}")
+    return [table.get(min(count, counts[-1]), 0.0) for count in range(largest + 1)]
