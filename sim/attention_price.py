@@ -22,7 +22,7 @@ from workbench.plan.attention import AttentionCall, AttentionTime
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.price import stage_link
 from workbench.plan.routing import Routing
-from workbench.plan.token_owners import row_shards, row_tokens
+from workbench.plan.token_owners import owned_tokens
 from workbench.plan.work import row_mask
 
 PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
@@ -58,26 +58,6 @@ def _sums(place: Ints, weight: Floats, length: int) -> Floats:
 
 def _rows(tiles: Tiles) -> Ints:
     return np.repeat(np.arange(tiles.num_row_blocks), np.diff(tiles.row_offsets))
-
-
-def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[Ints, ...]:
-    """Packed token indices of each context-parallel rank: the plan's shards, or its zigzag without.
-
-    Raises:
-        ValueError: a shard whose blocks do not cover its row.
-    """
-    owner: list[Ints] = []
-    for length, shard in zip(row_tokens(routing, microbatch), row_shards(routing, microbatch), strict=True):
-        blocks, size = len(shard.owners), shard.block_tokens
-        if not (blocks - 1) * size < length <= blocks * size:
-            raise ValueError(
-                f"token shard of {microbatch.module!r} microbatch {microbatch.index}, row {shard.row}: "
-                f"{blocks} blocks of {size} do not cover {length} tokens"
-            )
-        owner.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), size)[:length])
-    owners = np.concatenate(owner)
-    num_ranks = routing.plan.chain[microbatch.module, microbatch.replica][0].cp
-    return tuple(np.flatnonzero(owners == rank) for rank in range(num_ranks))
 
 
 def attention_of(plan: Plan, cost: CostModel) -> "SimulatedAttention | None":

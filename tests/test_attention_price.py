@@ -10,7 +10,6 @@ from sim.attention_price import (
     SimulatedAttention,
     column_tiles,
     gpu_of,
-    owned_tokens,
     rank_tiles,
     row_tiles,
     weights,
@@ -31,6 +30,7 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan, Stage, TokenShard
 from workbench.plan.price import price
 from workbench.plan.routing import Routing
+from workbench.plan.token_owners import owned_tokens
 
 HEADS = Attention(name="attention", num_heads=4, num_kv_heads=2, head_dim=64, causal=True)
 BLOCK = 128

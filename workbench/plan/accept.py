@@ -2,6 +2,7 @@
 
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
+from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import MemoryTable, check_memory, memory_table
@@ -15,6 +16,7 @@ def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
         ValueError: it is unsound, can deadlock under one of the models, or does not fit.
     """
     check(plan)
+    check_key_exchange(plan)
     lowered = lower(plan)
     check_deadlock(lowered)
     memory = memory_table(lowered)

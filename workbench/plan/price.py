@@ -9,6 +9,7 @@ from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Layer
 from workbench.plan.attention import AttentionModel, Times, times_of, with_attention, without_attention
+from workbench.plan.key_exchange import with_key_exchange
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
@@ -73,7 +74,7 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
 
     Complexity: O(actions) plus one pricing of each distinct (layers, work, gradients).
     """
-    pricing = _Pricing(lowered, cost, attention)
+    pricing = _Pricing(lowered, cost, with_key_exchange(attention, lowered.plan, cost))
     actions = dict.fromkeys(action for program in lowered.plan.programs for action in program.actions)
     durations_s = {action: pricing.duration_s(action) for action in actions}
     return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.unmeasured)))

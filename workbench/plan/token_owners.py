@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from workbench.data.sample import Item
 from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT, Edge
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.routing import Routing
+
+Places = npt.NDArray[np.int64]
 
 
 class Run(NamedTuple):
@@ -63,6 +68,26 @@ def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int) -> TokenSha
         block_tokens=block_tokens,
         owners=tuple(min(block, 2 * cp - 1 - block) for block in blocks),
     )
+
+
+def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[Places, ...]:
+    """Packed token indices of each context-parallel rank: the plan's shards, or its zigzag without.
+
+    Raises:
+        ValueError: a shard whose blocks do not cover its row.
+    """
+    owner: list[Places] = []
+    for length, shard in zip(row_tokens(routing, microbatch), row_shards(routing, microbatch), strict=True):
+        blocks, size = len(shard.owners), shard.block_tokens
+        if not (blocks - 1) * size < length <= blocks * size:
+            raise ValueError(
+                f"token shard of {microbatch.module!r} microbatch {microbatch.index}, row {shard.row}: "
+                f"{blocks} blocks of {size} do not cover {length} tokens"
+            )
+        owner.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), size)[:length])
+    owners = np.concatenate(owner)
+    num_ranks = routing.plan.chain[microbatch.module, microbatch.replica][0].cp
+    return tuple(np.flatnonzero(owners == rank) for rank in range(num_ranks))
 
 
 def held_runs(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Run, ...], ...]:
