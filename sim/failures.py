@@ -34,15 +34,26 @@ class Joins(StrEnum):
     AT_RECOVERY = "at recovery"  # waits for the next recovery
 
 
+class Restart(StrEnum):
+    """What the old configuration does while a new one is set up after a failure."""
+
+    STOPS = "stops"
+    GOES_ON = "goes on"  # at its old speed, without the lost node: what a published simulator assumes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Training stops for `save_s` after `every` iterations, and goes back to the last one after a failure."""
+    """Training stops for `save_s` after `every` iterations, and goes back to the last one after a failure.
+
+    `first` is the number of iterations before the first checkpoint after a failure.
+    """
 
     every: int
     save_s: float
+    first: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.save_s < 0:
+        if self.every < 1 or self.save_s < 0 or (self.first is not None and self.first < 1):
             raise ValueError(f"want a checkpoint every 1 iteration or more, saved in >= 0 s, got {self}")
 
 
@@ -58,6 +69,7 @@ class System:
         checkpoints: None for a system that keeps its state in memory and loses the cut-off
             iteration alone.
         joins: when new nodes are taken in.
+        restart: whether training stops for a recovery after a failure.
         redundant_share: of an iteration, spent on redundant computation.
         idle_nodes: [n + 1] nodes that stand by, by number of nodes; empty for none.
         creation_s: from a node's arrival to its being usable; nodes of time 0 are usable at once.
@@ -69,6 +81,7 @@ class System:
     recover_s: float
     checkpoints: Checkpoints | None = None
     joins: Joins = Joins.AT_ONCE
+    restart: Restart = Restart.STOPS
     redundant_share: float = 0.0
     idle_nodes: Sequence[int] = ()
     creation_s: float = 45.0
@@ -210,7 +223,7 @@ class _Job:
         self._spent = dict.fromkeys(Spent, 0.0)
         self._iterations: list[Iteration] = []
         self._at_risk: list[tuple[int, int]] = []  # (iteration, nodes) since the last checkpoint
-        self._must_save, self._must_recover, self._grown = False, False, False
+        self._must_save, self._must_recover, self._grown, self._failed = False, False, False, False
         self._num_recoveries = 0
         self._node_s, self._counted_until_s = 0.0, 0.0
         self._doing: tuple[Spent, float] = (Spent.WAITING, 0.0)
@@ -234,7 +247,12 @@ class _Job:
         for group in (self.present, self.doomed, self._ready):
             group.difference_update(nodes)
         if self._members.intersection(nodes):
-            self._process.interrupt()
+            at_work = self._doing[0] in (Spent.EFFECTIVE, Spent.CHECKPOINT)
+            if at_work and self.system.restart is Restart.GOES_ON:
+                self._undo()
+                self._env.process(self._switch())
+            else:
+                self._process.interrupt(Restart.STOPS)
         self._wake_up()
 
     def result(self, window_s: float) -> FailureRun:
@@ -261,13 +279,22 @@ class _Job:
         while True:
             try:
                 yield from self._next()
-            except Interrupt:
-                self._undo()
+            except Interrupt as failure:
+                if failure.cause is Restart.STOPS:
+                    self._undo()
+                    self._must_save, self._must_recover = False, True
+
+    def _switch(self) -> Flow:
+        """The new configuration takes over from the old one, whose iteration is cut off."""
+        yield self._env.timeout(self.system.recover_s)
+        self._members, self._num_recoveries = set(self._ready), self._num_recoveries + 1
+        self._must_save, self._must_recover = False, not self.system.rate(len(self._members))
+        self._process.interrupt(Restart.GOES_ON)
 
     def _next(self) -> Flow:
         if self._must_save and self.system.checkpoints is not None:
             yield from self._spend(Spent.CHECKPOINT, self.system.checkpoints.save_s)
-            self._must_save = False
+            self._must_save = self._failed = False
             self._keep()
         elif self._must_recover:
             yield from self._recover()
@@ -299,9 +326,15 @@ class _Job:
         if system.checkpoints is None:
             self._keep()
         changed = (self._grown and system.joins is Joins.AT_ONCE) or bool(self.doomed & self._members)
-        due = system.checkpoints is not None and len(self._at_risk) >= system.checkpoints.every
+        due = system.checkpoints is not None and len(self._at_risk) >= self._iterations_to_save()
         self._must_recover = changed
         self._must_save = due or (changed and system.checkpoints is not None)
+
+    def _iterations_to_save(self) -> int:
+        checkpoints = self.system.checkpoints
+        assert checkpoints is not None, "asked only where there are checkpoints"
+        first = checkpoints.every if checkpoints.first is None else checkpoints.first
+        return first if self._failed else checkpoints.every
 
     def _end_iteration(self, start_s: float, end_s: float) -> None:
         samples = (end_s - start_s) * self.system.rate(len(self._members))
@@ -320,13 +353,13 @@ class _Job:
         self._at_risk.clear()
 
     def _undo(self) -> None:
-        """A member is gone: back to the last checkpoint, then recover."""
+        """A member is gone: back to the last checkpoint."""
         for place, _ in self._at_risk:
             lost = self._iterations[place]
             self._spent[Spent.LOST] += lost.end_s - lost.start_s
             self._iterations[place] = Iteration(start_s=lost.start_s, end_s=lost.end_s, samples=0.0)
         self._at_risk.clear()
-        self._must_save, self._must_recover = False, True
+        self._failed = True
 
     def _spend(self, kind: Spent, seconds: float) -> Flow:
         yield from self._until(kind, self._env.timeout(seconds))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.failures import Checkpoints, Joins, Spent, System, simulate_failures
+from sim.failures import Checkpoints, Joins, Restart, Spent, System, simulate_failures
 from workbench.resilience.availability import (
     Availability,
     Change,
@@ -188,3 +188,22 @@ LEAVE = NodeEvent(time_s=1.0, change=Change.LEAVE, node="a")
 def test_bad_input_is_named(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_training_that_goes_on_while_restarting_loses_only_what_is_undone():
+    """10 s are undone at 50 s; the old speed goes on until 53 s, where its iteration is cut off."""
+    system = in_memory(restart=Restart.GOES_ON)
+    run = simulate_failures(system, trace((0.0, 3), (50.0, 2)), until_s=83.0)
+    assert spent(run) == {Spent.EFFECTIVE: 70.0, Spent.LOST: 13.0}
+    assert run.samples == pytest.approx(180.0)
+
+
+def test_first_checkpoint_after_a_failure_may_come_sooner():
+    system = in_memory(checkpoints=Checkpoints(every=9, save_s=4.0, first=1))
+    run = simulate_failures(system, trace((0.0, 3), (30.0, 2)), until_s=67.0)
+    assert spent(run) == {
+        Spent.LOST: 30.0,
+        Spent.RECOVERY: 3.0,
+        Spent.EFFECTIVE: 30.0,
+        Spent.CHECKPOINT: 4.0,
+    }
