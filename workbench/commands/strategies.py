@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from workbench.search.drive import Planner
-from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated, entrain
 
 
 class Strategy(StrEnum):
@@ -14,6 +14,7 @@ class Strategy(StrEnum):
     ENCODERS_COLOCATED = "encoders-colocated"
     ENCODERS_COLOCATED_FROZEN_AWARE = "encoders-colocated-frozen-aware"
     ENCODERS_REPLICATED = "encoders-replicated"
+    ENTRAIN = "entrain"
 
 
 PLANNERS: dict[str, Planner] = {
@@ -22,4 +23,5 @@ PLANNERS: dict[str, Planner] = {
     Strategy.ENCODERS_COLOCATED: encoders_colocated.plan,
     Strategy.ENCODERS_COLOCATED_FROZEN_AWARE: encoders_colocated.plan_frozen_aware,
     Strategy.ENCODERS_REPLICATED: encoders_replicated.plan,
+    Strategy.ENTRAIN: entrain.plan,
 }

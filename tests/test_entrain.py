@@ -1,0 +1,132 @@
+"""Entrain's plans: work evened out by deferral, adjacent forwards, and the same training."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.pool import Pool
+from tests.plans import cluster
+from tests.test_parity import assert_same, mixed
+from tests.tiny_valm import tiny_batch
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
+from workbench.cost.quadratic import Quadratic, fit_quadratic
+from workbench.data.sample import Sample, Segment
+from workbench.job import Job, ModuleLayout
+from workbench.plan.plan import Precision, Settings
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.strategies import entrain
+from workbench.strategies.sample_work import sample_work
+
+COST = CostModel(ideal_profile())
+IMAGES = (3, 0, 1, 2, 0, 3, 1, 0, 2, 1, 0, 3)
+TEXTS = (5, 60, 8, 90, 4, 40, 7, 30, 6, 75, 20, 11)
+CLIPS = (0, 2, 0, 1, 1, 0, 2, 0, 0, 1, 2, 1)
+
+
+def skewed_batch() -> tuple[Sample, ...]:
+    """The tiny samples with a text of very different lengths behind them."""
+    return tuple(
+        replace(sample, segments=(*sample.segments[:-1], Segment("text", 2, text, text)))
+        for sample, text in zip(tiny_batch(IMAGES, CLIPS), TEXTS, strict=True)
+    )
+
+
+def skewed_job(
+    mix: str = "projectors-and-llm", *, replicas: int = 1, schedule: Schedule | None = None
+) -> Job:
+    return Job(
+        name="skewed",
+        model=mixed(mix),
+        cluster=cluster(8),
+        batch=skewed_batch(),
+        microbatch_samples=3 if replicas == 1 else 2,
+        replicas=replicas,
+        layouts=tuple(ModuleLayout(module=m, pp=pp) for m, pp in (("vision", 1), ("audio", 1), ("llm", 2))),
+        schedule=schedule or Schedule(),
+        settings=Settings(precision=Precision.FLOAT64),
+    )
+
+
+def llm_loads(job: Job, microbatches: tuple[tuple[int, ...], ...]) -> list[float]:
+    work = sample_work(job, COST)
+    return [sum(work.llm_s[place] for place in places) for places in microbatches]
+
+
+def test_deferral_lightens_the_heaviest_llm_microbatch():
+    job = skewed_job()
+    (assignment,) = entrain.assign(job, COST)
+    assert any(assignment.deferred)
+    assert max(llm_loads(job, assignment.llm)) < max(llm_loads(job, assignment.encoder))
+
+
+def test_encoder_forwards_of_a_cut_microbatch_are_adjacent():
+    job = skewed_job()
+    plan = entrain.plan(job, COST)
+    (assignment,) = entrain.assign(job, COST)
+    kept, deferred = next(
+        (set(places) - set(late), set(late))
+        for places, late in zip(assignment.encoder, assignment.deferred, strict=True)
+        if any(IMAGES[p] for p in late) and any(IMAGES[p] for p in set(places) - set(late))
+    )
+    microbatches = plan.microbatches_of["vision", 0]
+    one, other = (
+        next(
+            m.index
+            for m in microbatches
+            if {item.sample for item in m.items} == {p for p in places if IMAGES[p]}
+        )
+        for places in (kept, deferred)
+    )
+    assert other == one + 1
+    (stage,) = plan.chain["vision", 0]
+    forwards = [a for a in plan.program[stage.flat_ranks[0]] if a.kind in (Pass.F, Pass.B)]
+    at = [str(action) for action in forwards]
+    assert at.index(f"{stage.id}F{other}") == at.index(f"{stage.id}F{one}") + 1
+
+
+def test_every_item_stands_where_it_should():
+    plan = entrain.plan(skewed_job(), COST)
+    for module in ("vision", "audio"):
+        items = [item for m in plan.microbatches_of[module, 0] for item in m.items]
+        assert len(items) == len(set(items)) == sum(IMAGES if module == "vision" else CLIPS)
+
+
+@pytest.mark.parametrize(
+    ("mix", "replicas", "kind"),
+    [
+        ("everything", 1, ScheduleKind.ONE_F_ONE_B),
+        ("projectors-and-llm", 2, ScheduleKind.ONE_F_ONE_B),
+        ("everything", 1, ScheduleKind.ZB_H1),
+        ("encoders", 2, ScheduleKind.ZB_H1),
+    ],
+)
+def test_training_is_the_same_with_deferral(mix: str, replicas: int, kind: ScheduleKind, pool: Pool):
+    plan = entrain.plan(skewed_job(mix, replicas=replicas, schedule=usual(kind)), COST)
+    assert_same(plan, pool)
+
+
+def test_fewer_samples_than_replicas_are_refused():
+    job = skewed_job()
+    with pytest.raises(ValueError, match=r"1\.\.12 replicas|multiple of microbatch"):
+        entrain.plan(replace(job, replicas=13), COST)
+
+
+@given(st.floats(0, 1e-9), st.floats(1e-9, 1e-4), st.floats(1e-9, 1e-3))
+def test_a_quadratic_is_found_again(square: float, linear: float, constant: float):
+    exact = Quadratic(square, linear, constant)
+    tokens = (64, 256, 1024, 4096, 16384)
+    found = fit_quadratic(tokens, [exact.seconds(x) for x in tokens])
+    for x in (100, 3000, 12000):
+        assert found.seconds(x) == pytest.approx(exact.seconds(x), rel=1e-4)
+    assert found.seconds(0) == 0.0
+
+
+def test_a_quadratic_wants_three_points():
+    with pytest.raises(ValueError, match=">= 3 different token counts"):
+        fit_quadratic([1, 2, 2], [1, 1, 1])
+    with pytest.raises(ValueError, match="must be > 0"):
+        fit_quadratic([1, 2, 3], [1, 0, 1])
