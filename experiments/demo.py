@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
+from runtime.bench_plans import BenchSettings, measure
 from runtime.launch import run_local
-from runtime.microbench import BenchSettings, measure
 from runtime.pool import Pool
 from runtime.rank_job import Collect
 from sim.engine import simulate

@@ -9,22 +9,15 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from runtime.kernels.bitfield_attention.attention import DEFAULT, Options, bitfield_attention
-from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
+from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
 from runtime.kernels.bitfield_attention.plan import BLOCK, KernelPlan, plan_of_tiles
+from runtime.token_fields import token_fields
 from workbench.masks.bitfield import Bitfield, dense
 from workbench.masks.tiles import Tiles, classify
 
 # Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
 
 BITFIELD = "bitfield"
-
-
-def token_fields(tokens: Bitfield, device: torch.device | str) -> TokenFields:
-    """The arrays as tensors; words are reinterpreted as int64, which torch can shift and compare."""
-    arrays = {
-        name: array.view(np.int64) if array.dtype == np.uint64 else array for name, array in tokens.arrays()
-    }
-    return TokenFields(**{name: torch.tensor(array, device=device) for name, array in arrays.items()})
 
 
 def plan_of(mask: KernelMask, tiles: Tiles) -> KernelPlan:

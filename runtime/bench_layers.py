@@ -1,40 +1,46 @@
-"""Times the layers of a plan one by one, through the stage modules that the executor runs."""
+"""Times the layers of a plan where they stand: inside stage passes, as the executor runs them."""
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from runtime.adapters.adapter import MicrobatchData
 from runtime.batches import SyntheticSource, microbatch_data
+from runtime.bench_clock import Clock, Stamp, quartile_spread
 from runtime.optimizer import OptimizerSettings, build_adamw
 from runtime.pool import Place
 from runtime.rank_job import TORCH_TYPE
-from runtime.stage_module import StageInput, StageModule, build_stage_module
+from runtime.stage_module import StageInput, build_stage_module
+from runtime.weight_gradient import SplitBackward
 from workbench.calibrate.measurement import LayerRow, OptimizerRow
 from workbench.cost.roofline import RowWork
 from workbench.cost.signature import signature
-from workbench.plan.plan import Microbatch, Plan, Precision, Stage
+from workbench.plan.plan import Microbatch, Plan, Precision, Recompute, Stage
 from workbench.plan.work import work_of
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = width.
 
 WARMUP = 1
-LEAST_REPEATS = 3
-MAX_CHAIN = 2  # equal layers timed in one chain, so that weights come from memory as they do in a stage
+LEAST_ROUNDS = 3
+MOST_ALIKE = 3  # equal layers of one window: enough for weights to come from memory as in a stage
+SMALL = 1e-3  # every element of an output's gradient
+
+Key = tuple[str, str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One layer over one microbatch of the plan; `chain` equal layers from `layer` on are timed at once."""
+class Window:
+    """Neighbouring layers [first, last) of a module over one microbatch of the plan."""
 
     module: str
-    layer: int
-    chain: int
+    layers: tuple[int, int]
     microbatch: Microbatch
     row: RowWork  # the mean row: tokens and query-key pairs
     precision: Precision
@@ -43,51 +49,79 @@ class Point:
     def num_rows(self) -> int:
         return len(self.microbatch.rows)
 
-    def key(self, plan: Plan) -> tuple[str, str, int, int, int]:
-        """What tells it from other points: signature, precision, rows, tokens and pairs of a row."""
-        layer = plan.model.module(self.module).layers[self.layer]
-        return (
-            signature(layer),
-            str(self.precision),
-            self.num_rows,
-            self.row.tokens_in,
-            self.row.attention_area,
-        )
+    def keys(self, plan: Plan) -> tuple[Key, ...]:
+        """What tells each layer from other measured ones: signature, precision, rows, tokens and pairs."""
+        size = (self.num_rows, self.row.tokens_in, self.row.attention_area)
+        layers = plan.model.module(self.module).layers[slice(*self.layers)]
+        return tuple((signature(layer), str(self.precision), *size) for layer in layers)
 
 
-class Asked(Enum):
-    """Which gradients a timed backward computes."""
+class Kind(Enum):
+    """The passes whose layers are timed."""
 
-    INPUT = "input"
-    WEIGHTS = "weights"
-    BOTH = "both"
+    PLAIN = "forward that keeps nothing"
+    WHOLE = "forward and full backward"
+    INPUT = "forward and backward with frozen weights"
+    WEIGHTS = "forward and backward of each layer to its weights alone"
+    SPLIT = "forward, then input gradients, then weight gradients"
 
 
-def points_of(plan: Plan, *, sizes: int) -> tuple[Point, ...]:
-    """Every distinct layer of every module, over up to `sizes` microbatches from small to large.
+class Part(Enum):
+    """What is timed of one layer in such a pass."""
 
-    Layers with one signature are timed once. Rows of unequal size count as so many mean rows:
-    tokens and query-key pairs, which the cost model is linear in, keep their sums.
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    LATER = "weight gradients left by the backward"
+
+
+Seconds = dict[tuple[int, Kind, Part], list[float]]  # (layer, ...) -> call by call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTimes:
+    """What one process measured of one window."""
+
+    seconds: Seconds
+    optimizer_s: tuple[tuple[int, tuple[float, ...]], ...]  # (parameters, call by call)
+
+
+def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
+    """Windows that hold every distinct layer of every module, over up to `sizes` microbatches.
+
+    A module's layers are taken in order, at most three of one signature; a layer left out ends
+    a window. Rows of unequal size count as so many mean rows: tokens and query-key pairs, which
+    the cost model is linear in, keep their sums.
     """
-    found: dict[tuple[str, str, int, int, int], Point] = {}
+    found: list[Window] = []
     for module in plan.model.modules:
         works = {_mean(plan, m): m for m in plan.microbatches if m.module == module.name}
-        spread = _spread(sorted(works, key=lambda key: (key[0] * key[1].tokens_in, key)), sizes)
-        for index, layer in enumerate(module.layers):
-            name = signature(layer)
-            alike = [signature(other) == name for other in module.layers[index : index + MAX_CHAIN]]
-            chain = [*alike, False].index(False)
-            for num_rows, row in spread:
-                point = Point(
-                    module=module.name,
-                    layer=index,
-                    chain=chain,
-                    microbatch=works[num_rows, row],
-                    row=row,
-                    precision=plan.settings.precision,
-                )
-                found.setdefault(point.key(plan), point)
-    return tuple(found.values())
+        spread = _spread(sorted(works, key=_size), sizes)
+        runs = runs_of([signature(layer) for layer in module.layers])
+        found += [
+            Window(
+                module=module.name,
+                layers=run,
+                microbatch=works[num_rows, row],
+                row=row,
+                precision=plan.settings.precision,
+            )
+            for num_rows, row in spread
+            for run in runs
+        ]
+    return tuple(found)
+
+
+def runs_of(names: Sequence[str]) -> list[tuple[int, int]]:
+    """Longest runs [first, last) of layers of which fewer than three before have the same name."""
+    kept = [i for i, name in enumerate(names) if names[:i].count(name) < MOST_ALIKE]
+    starts = [i for i in kept if i - 1 not in kept]
+    return [(first, next(i for i in range(first, len(names) + 1) if i not in kept)) for first in starts]
+
+
+def _size(key: tuple[int, RowWork]) -> tuple[int, int, int, int]:
+    """Small to large: all tokens, rows, tokens and pairs of a row."""
+    num_rows, row = key
+    return num_rows * row.tokens_in, num_rows, row.tokens_in, row.attention_area
 
 
 def _mean(plan: Plan, microbatch: Microbatch) -> tuple[int, RowWork]:
@@ -109,192 +143,251 @@ def _spread(values: Sequence[tuple[int, RowWork]], count: int) -> list[tuple[int
     return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointTimes:
-    """What one process measured of one point; seconds of each timed call, per layer."""
+def time_window(
+    place: Place, plan: Plan, window: Window, budget_s: float, device: str = "cpu"
+) -> WindowTimes:
+    """Time one window on this process. With others in the world, all of them run it at the same time.
 
-    forward_s: tuple[float, ...]
-    backward_s: dict[Asked, tuple[float, ...]]
-    context_s: float
-    optimizer_s: tuple[float, ...]
-    num_parameters: int
-
-
-def time_point(place: Place, plan: Plan, point: Point, budget_s: float, device: str = "cpu") -> PointTimes:
-    """Time one point on this process. With others in the world, all of them run it at the same time.
+    All kinds of passes take turns, so that a disturbance falls on all of them, and none finds
+    the caches as it left them. Split backwards come last: they change the modules for good.
 
     Args:
-        place: of the process; the world aligns before each kind of pass.
-        budget_s: of each kind of pass; at least three calls are timed all the same.
+        place: of the process; the world aligns before the first round of each part.
+        budget_s: of each kind of pass; three rounds are timed all the same.
     """
-    together = dist.barrier if place.size > 1 else _alone
-    bench = _Bench(plan, point, device)
-    backward_s: dict[Asked, tuple[float, ...]] = {}
-    forward_s: tuple[float, ...] = ()
-    for asked in Asked:
-        if asked is not Asked.WEIGHTS and not bench.has_inputs:
-            continue
-        together()
-        passes = bench.timed(asked, budget_s)
-        backward_s[asked] = tuple(times[1] for times in passes)
-        forward_s = tuple(times[0] for times in passes)
+    together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
+    bench = _Bench(plan, window, device)
+    whole = (Kind.PLAIN, Kind.WHOLE, Kind.INPUT, Kind.WEIGHTS)
     together()
-    return PointTimes(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        context_s=bench.context_s,
-        optimizer_s=bench.optimizer_s(),
-        num_parameters=bench.num_parameters,
-    )
+    _take_turns(bench, whole, budget_s)
+    bench.split()
+    together()
+    _take_turns(bench, (Kind.SPLIT,), budget_s)
+    together()
+    return WindowTimes(seconds=bench.seconds, optimizer_s=tuple(bench.optimizer_s()))
 
 
 def _alone() -> None:
     """Nobody to wait for."""
 
 
+def _take_turns(bench: "_Bench", kinds: Sequence[Kind], budget_s: float) -> None:
+    for kind in kinds:
+        for _ in range(WARMUP):
+            bench.run(kind)
+    bench.forget(kinds)
+    stop_s = time.perf_counter() + budget_s * len(kinds)
+    rounds = 0
+    while rounds < LEAST_ROUNDS or time.perf_counter() < stop_s:
+        for kind in kinds:
+            bench.run(kind)
+        rounds += 1
+
+
 class _Bench:
-    """The stage modules of one point: a chain, and its layers one by one."""
+    """A stage of the window's layers, with a stamp at every border between two of them."""
 
-    def __init__(self, plan: Plan, point: Point, device: str) -> None:
-        self._dtype = TORCH_TYPE[point.precision]
-        self._device = torch.device(device)
-        first, last = point.layer, point.layer + point.chain
-        replica = point.microbatch.replica
-        whole = Stage(id=0, module=point.module, replica=replica, layers=(first, last), ranks=((0,),))
-        stages = [replace(whole, layers=(index, index + 1)) for index in range(first, last)]
-        self._chain = self._build(plan, whole)
-        self._singles = [self._build(plan, stage) for stage in stages] if point.chain > 1 else [self._chain]
-        source = SyntheticSource(0)
-        self._data = {
-            module: microbatch_data(
-                plan, module.stage, point.microbatch, source, dtype=self._dtype, device=self._device
-            )
-            for module in (self._chain, *self._singles)
-        }
-        self._width = plan.model.module(point.module).layers[max(first - 1, 0)].out_width
-        self.has_inputs = first > 0 or bool(self._data[self._chain].placed)
-        self.num_parameters = sum(p.numel() for p in self._parameters(self._chain))
-        self.context_s = statistics.median(self._context_s() for _ in range(WARMUP + LEAST_REPEATS))
+    def __init__(self, plan: Plan, window: Window, device: str) -> None:
+        self._clock = Clock(device)
+        self._dtype = TORCH_TYPE[window.precision]
+        self._first = window.layers[0]
+        replica = window.microbatch.replica
+        stage = Stage(id=0, module=window.module, replica=replica, layers=window.layers, ranks=((0,),))
+        self._module = build_stage_module(plan, stage, seed=0, dtype=self._dtype, device=self._clock.device)
+        self._module.recompute = Recompute.NONE
+        self._data: MicrobatchData = microbatch_data(
+            plan,
+            stage,
+            window.microbatch,
+            SyntheticSource(0),
+            dtype=self._dtype,
+            device=self._clock.device,
+        )
+        self._width = plan.model.module(window.module).layers[max(self._first - 1, 0)].out_width
+        self._parameters = list(dict.fromkeys(self._module.parameters()))
+        self._splits: list[SplitBackward] = []
+        self._kind = Kind.PLAIN
+        self._starts: list[Stamp] = []
+        self._ends: list[Stamp] = []
+        self._outputs: list[Tensor] = []  # as the layers gave them, before a border cuts the graph
+        self._back: dict[int, Stamp] = {}  # layer -> when its output's gradient was there
+        self._noted: list[tuple[int, Part, Stamp, Stamp]] = []
+        self.seconds: Seconds = {}
+        for layer in self._module.layers:
+            layer.register_forward_pre_hook(self._on_start)
+            layer.register_forward_hook(self._on_end)
 
-    def _build(self, plan: Plan, stage: Stage) -> StageModule:
-        return build_stage_module(plan, stage, seed=0, dtype=self._dtype, device=self._device)
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the first layer's input can ask for a gradient."""
+        return self._first > 0 or bool(self._data.placed)
 
-    def _parameters(self, module: StageModule) -> list[torch.nn.Parameter]:
-        return [parameter for _, parameter in module.named_weights()]
+    def forget(self, kinds: Sequence[Kind]) -> None:
+        """What was timed so far of these was warm-up."""
+        self.seconds = {key: found for key, found in self.seconds.items() if key[1] not in kinds}
 
-    def _context_s(self) -> float:
-        start_s = self._now_s()
-        self._chain.adapter.context(self._data[self._chain], self._device, self._dtype)
-        return self._now_s() - start_s
+    def split(self) -> None:
+        """From now on backwards can leave weight gradients for later, layer by layer."""
+        self._splits = [SplitBackward(layer) for layer in self._module.layers]
 
-    def timed(self, asked: Asked, budget_s: float) -> list[tuple[float, float]]:
-        """(forward, backward) seconds of one layer, call by call; the context is taken off.
+    def run(self, kind: Kind) -> None:
+        """One forward, and the backward that belongs to it."""
+        self._kind = kind
+        self._starts, self._ends, self._outputs, self._back = [], [], [], {}
+        trained = kind in (Kind.WHOLE, Kind.WEIGHTS, Kind.SPLIT)
+        for parameter in self._parameters:
+            parameter.requires_grad_(trained)
+            parameter.grad = torch.zeros_like(parameter) if trained else None
+        inputs = self._inputs()
+        with torch.set_grad_enabled(kind is not Kind.PLAIN):
+            output = self._module(inputs)
+        for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+            self._note(index, Part.FORWARD, start, end)
+        if kind is Kind.WEIGHTS:
+            self._backward_by_layer()
+        elif kind is Kind.SPLIT:
+            self._backward_in_two(output)
+        elif kind is not Kind.PLAIN and output.requires_grad:
+            self._backward_at_once(output)
+        self._read()
 
-        Only the first layer of a stage may have no input gradient, so weights alone are timed
-        layer by layer; everything else in a chain.
-        """
-        modules = self._singles if asked is Asked.WEIGHTS else [self._chain]
-        num_layers = sum(module.stage.layers[1] - module.stage.layers[0] for module in modules)
-        for module in modules:
-            for parameter in self._parameters(module):
-                parameter.requires_grad_(asked is not Asked.INPUT)
-                parameter.grad = torch.zeros_like(parameter) if asked is not Asked.INPUT else None
-        kept: list[tuple[float, float]] = []
-        stop_s = time.perf_counter() + budget_s
-        calls = 0
-        while calls < WARMUP + LEAST_REPEATS or time.perf_counter() < stop_s:
-            passes = [self._pass(module, asked) for module in modules]
-            forward_s = sum(times[0] for times in passes) - self.context_s * len(modules)
-            calls += 1
-            if calls > WARMUP:
-                kept.append((max(0.0, forward_s) / num_layers, sum(t[1] for t in passes) / num_layers))
-        return kept
+    def _on_start(self, layer: nn.Module, arguments: object) -> None:
+        del layer, arguments
+        self._starts.append(self._clock.stamp())
 
-    def _pass(self, module: StageModule, asked: Asked) -> tuple[float, float]:
-        inputs = self._inputs(module, asked)
-        start_s = self._now_s()
-        output = module(inputs)
-        middle_s = self._now_s()
-        gradient = torch.full_like(output, 1e-3)
-        backward_start_s = self._now_s()
-        torch.autograd.backward([output], [gradient])
-        return middle_s - start_s, self._now_s() - backward_start_s
+    def _on_end(self, layer: nn.Module, arguments: object, output: Tensor) -> Tensor:
+        """Stamp, and cut the graph where the next layer's backward must not reach this one."""
+        del layer, arguments
+        self._ends.append(self._clock.stamp())
+        index = len(self._outputs)
+        self._outputs.append(output)
+        if self._kind is Kind.PLAIN:
+            return output
+        if self._kind is Kind.WEIGHTS:
+            return output.detach()
+        if not output.requires_grad and self._kind is Kind.INPUT:  # nothing upstream asks: ask here
+            return output.detach().requires_grad_()
+        output.register_hook(lambda gradient: self._on_gradient(index))
+        return output
 
-    def _inputs(self, module: StageModule, asked: Asked) -> StageInput:
-        data = self._data[module]
-        wants = asked is not Asked.WEIGHTS
-        hidden_TD = None
-        if module.stage.layers[0] > 0:
-            hidden_TD = self._random(sum(data.tokens_in), self._width, requires_grad=wants)
-        features = {
-            edge: self._random(len(places), self._width, requires_grad=wants)
-            for edge, places in data.placed.items()
-        }
-        return StageInput(hidden=hidden_TD, features=features, data=data)
+    def _on_gradient(self, index: int) -> None:
+        self._back[index] = self._clock.stamp()
 
-    def _random(self, num_tokens: int, width: int, *, requires_grad: bool) -> Tensor:
-        made = torch.randn(num_tokens, width, dtype=self._dtype, device=self._device)
-        return made.requires_grad_(requires_grad)
+    def _backward_at_once(self, output: Tensor) -> None:
+        torch.autograd.backward([output], [torch.full_like(output, SMALL)])
+        self._note_backward(self._clock.stamp())
 
-    def optimizer_s(self) -> tuple[float, ...]:
-        """Seconds of AdamW over the chain's weights, call by call."""
-        parameters = self._parameters(self._chain)
-        for parameter in parameters:
-            parameter.requires_grad_(True)  # noqa: FBT003  (torch's signature)
-            parameter.grad = torch.full_like(parameter, 1e-3)
-        adamw = build_adamw(parameters, OptimizerSettings())
-        assert adamw is not None
-        found = []
-        for _ in range(WARMUP + LEAST_REPEATS):
-            start_s = self._now_s()
-            adamw.step()
-            found.append(self._now_s() - start_s)
-        return tuple(found[WARMUP:])
+    def _backward_in_two(self, output: Tensor) -> None:
+        gradient = torch.full_like(output, SMALL)
+        with ExitStack() as stack:
+            works = [stack.enter_context(split.leaving()) for split in self._splits]
+            torch.autograd.backward([output], [gradient])
+            end = self._clock.stamp()
+        self._note_backward(end)
+        for index in reversed(range(len(works))):
+            start = self._clock.stamp()
+            works[index].run()
+            self._note(index, Part.LATER, start, self._clock.stamp())
 
-    def _now_s(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+    def _backward_by_layer(self) -> None:
+        for index, output in reversed(list(enumerate(self._outputs))):
+            if output.requires_grad:
+                gradient = torch.full_like(output, SMALL)
+                start = self._clock.stamp()
+                torch.autograd.backward([output], [gradient])
+                self._note(index, Part.BACKWARD, start, self._clock.stamp())
+
+    def _note_backward(self, end: Stamp) -> None:
+        """A layer's backward runs from its output's gradient to its input's."""
+        for index in sorted(self._back):
+            self._note(index, Part.BACKWARD, self._back[index], end)
+            end = self._back[index]
+
+    def _note(self, index: int, part: Part, start: Stamp, end: Stamp) -> None:
+        self._noted.append((index, part, start, end))
+
+    def _read(self) -> None:
+        """Only now: reading a stamp of a GPU waits for it, which would leave the GPU idle in between."""
+        for index, part, start, end in self._noted:
+            key = (self._first + index, self._kind, part)
+            self.seconds.setdefault(key, []).append(self._clock.between_s(start, end))
+        self._noted = []
+
+    def _inputs(self) -> StageInput:
+        """Random activations; they ask for a gradient wherever a layer before them could."""
+        wants = self._kind not in (Kind.PLAIN, Kind.WEIGHTS)
+        hidden_TD = self._random(sum(self._data.tokens_in), wants) if self._first > 0 else None
+        features = {edge: self._random(len(places), wants) for edge, places in self._data.placed.items()}
+        return StageInput(hidden=hidden_TD, features=features, data=self._data)
+
+    def _random(self, num_tokens: int, wants_gradient: bool) -> Tensor:  # noqa: FBT001  (torch's word)
+        made = torch.randn(num_tokens, self._width, dtype=self._dtype, device=self._clock.device)
+        return made.requires_grad_(wants_gradient)
+
+    def optimizer_s(self) -> Iterator[tuple[int, tuple[float, ...]]]:
+        """(parameters, seconds of AdamW call by call) of one layer and of all layers."""
+        groups = [list(self._module.layers[-1].parameters()), self._parameters]
+        for held in groups:
+            for parameter in held:
+                parameter.requires_grad_(True)  # noqa: FBT003  (torch's signature)
+                parameter.grad = torch.full_like(parameter, SMALL)
+            adamw = build_adamw(held, OptimizerSettings())
+            if adamw is not None:
+                found = [self._clock.time_s(adamw.step) for _ in range(WARMUP + LEAST_ROUNDS)]
+                yield sum(p.numel() for p in held), tuple(found[WARMUP:])
 
 
-def rows_of(plan: Plan, point: Point, times: Sequence[PointTimes]) -> Iterator[LayerRow | OptimizerRow]:
-    """The measured rows of one point, out of what all processes saw."""
-    middle = {asked: _middle([t.backward_s.get(asked, ()) for t in times]) for asked in Asked}
-    forward_s = [second for t in times for second in t.forward_s]
-    has_inputs = Asked.BOTH in times[0].backward_s
-    input_grad_s = min(middle[Asked.INPUT], middle[Asked.BOTH]) if has_inputs else 0.0
-    whole_s = middle[Asked.BOTH] if has_inputs else middle[Asked.WEIGHTS]
-    yield LayerRow(
-        signature=signature(plan.model.module(point.module).layers[point.layer]),
-        precision=str(point.precision),
-        rows=point.num_rows,
-        tokens_in=point.row.tokens_in,
-        tokens_out=point.row.tokens_out,
-        attention_area=point.row.attention_area,
+def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterator[LayerRow | OptimizerRow]:
+    """The measured rows of one window, out of what all processes saw: one per distinct layer."""
+    layers = plan.model.module(window.module).layers
+    names = [signature(layers[index]) for index in range(*window.layers)]
+    for name in dict.fromkeys(names):
+        alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
+        yield _layer_row(name, window, _Medians(alike, times))
+    for found in zip(*(t.optimizer_s for t in times), strict=True):
+        steps_s = [second for _, seconds in found for second in seconds]
+        yield OptimizerRow(
+            precision=str(window.precision),
+            num_parameters=found[0][0],
+            seconds=statistics.median(steps_s),
+            spread=quartile_spread(steps_s),
+        )
+
+
+class _Medians:
+    """Times of equal layers of one window on all processes."""
+
+    def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes]) -> None:
+        self._layers, self._times = layers, times
+
+    def all_s(self, kind: Kind, part: Part) -> list[float]:
+        found = (t.seconds.get((layer, kind, part), ()) for t in self._times for layer in self._layers)
+        return [second for seconds in found for second in seconds]
+
+    def of(self, kind: Kind, part: Part) -> float:
+        """0 where nothing ran."""
+        found = self.all_s(kind, part)
+        return statistics.median(found) if found else 0.0
+
+
+def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:
+    forward_s = medians.all_s(Kind.WHOLE, Part.FORWARD)
+    whole_s = medians.of(Kind.WHOLE, Part.BACKWARD)
+    input_grad_s = min(medians.of(Kind.INPUT, Part.BACKWARD), whole_s)
+    return LayerRow(
+        signature=name,
+        precision=str(window.precision),
+        rows=window.num_rows,
+        tokens_in=window.row.tokens_in,
+        tokens_out=window.row.tokens_out,
+        attention_area=window.row.attention_area,
         forward_s=statistics.median(forward_s),
+        forward_only_s=medians.of(Kind.PLAIN, Part.FORWARD),
         input_grad_s=input_grad_s,
         weight_grad_s=whole_s - input_grad_s,
-        weight_only_s=middle[Asked.WEIGHTS],
+        weight_only_s=medians.of(Kind.WEIGHTS, Part.BACKWARD),
+        split_input_s=medians.of(Kind.SPLIT, Part.BACKWARD),
+        split_weight_s=medians.of(Kind.SPLIT, Part.LATER),
         spread=quartile_spread(forward_s),
         repeats=len(forward_s),
     )
-    steps_s = [second for t in times for second in t.optimizer_s]
-    yield OptimizerRow(
-        precision=str(point.precision),
-        num_parameters=times[0].num_parameters,
-        seconds=statistics.median(steps_s),
-        spread=quartile_spread(steps_s),
-    )
-
-
-def _middle(seconds: Sequence[Sequence[float]]) -> float:
-    flat = [second for process in seconds for second in process]
-    return statistics.median(flat) if flat else 0.0
-
-
-def quartile_spread(seconds: Sequence[float]) -> float:
-    """(third quartile - first quartile) / median; 0 for fewer than two values."""
-    if len(seconds) < 2:
-        return 0.0
-    first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return (third - first) / middle if middle > 0 else 0.0

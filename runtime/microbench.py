@@ -1,101 +1,99 @@
-"""Measures this machine for the layers of a plan: rows for `workbench.calibrate.fit`."""
+"""Measures a machine without a model: operators, attention, copies, messages, collectives.
 
+Run:     python -m runtime.microbench --device cuda -o rows.jsonl
+         torchrun --nproc-per-node 8 -m runtime.microbench --device cuda -o rows.jsonl
+Needs torch, triton and numpy alone, so that it can be carried to a machine without the rest. Layers
+need models and a job: `workbench calibrate JOB --rows rows.jsonl` adds them to the same file.
+"""
+
+import argparse
 import datetime
 import os
 import platform
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy
 import torch
-import transformers
+import torch.distributed as dist
+import triton
 
-from runtime.bench_layers import Point, points_of, rows_of, time_point
-from runtime.bench_machine import (
-    time_copies,
-    time_executor,
-    time_messages,
+from runtime.bench_attention import MASKS, attention_sizes, time_attention
+from runtime.bench_clock import Clock
+from runtime.bench_operators import (
+    LAUNCH,
+    OPERATORS,
+    name_of,
+    sizes_of,
+    time_embedding,
+    time_head,
+    time_host_copies,
+    time_launch,
+    time_operator,
     time_products,
-    time_reductions,
 )
-from runtime.pool import Pool
+from runtime.bench_wires import COLLECTIVES, Ring, time_collective, time_messages, time_overlap
 from workbench.calibrate.measurement import (
+    AttentionRow,
     CollectiveRow,
     CopyRow,
     Header,
-    LayerRow,
+    HostCopyRow,
     LinkRow,
     MatmulRow,
     Measurement,
     OverheadRow,
+    OverlapRow,
     Row,
     read_measurement,
     write_measurement,
 )
-from workbench.plan.lower import lower
-from workbench.plan.plan import Plan
+
+BAD_INPUT = 2  # exit code
+BAR = 30  # characters
+DEFAULT_TYPE = {"cpu": "float32", "cuda": "bfloat16"}
+TYPES = ("bfloat16", "float32", "float64")
+LAYERS_NEED = "layers of adapters: need transformers and a job, use `workbench calibrate JOB --rows FILE`"
 
 Progress = Callable[[int, int, str], None]  # (done, total, what)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchSettings:
-    """How much is measured.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something to measure: what, whether rows of it are there, and how.
 
-    Args:
-        concurrency: processes that run every layer at the same time, each pinned where cores
-            allow: as many as ranks will share the machine's memory.
-        sizes: microbatches per module, from small to large.
-        budget_s: of each kind of pass of each point; three calls are timed at least.
-        timeout_s: of each job.
+    `measure` is called on every process that takes part, and gives rows on the first.
     """
 
-    concurrency: int = 1
-    sizes: int = 3
-    budget_s: float = 0.15
-    timeout_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        for name in ("concurrency", "sizes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
     what: str
     is_done: Callable[[Sequence[Row]], bool]
-    measure: Callable[[], list[Row]]
+    measure: Callable[[], Sequence[Row]]
 
 
-def measure(
-    plans: Sequence[Plan],
-    pool: Pool,
+def run_tasks(
+    tasks: Sequence[Task],
+    header: Header,
     *,
-    settings: BenchSettings | None = None,
     path: Path | None = None,
     progress: Progress = lambda done, total, what: None,
+    agree: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
 ) -> Measurement:
-    """Measure what the plans are made of: layers, messages, all-reduces, optimizer, executor.
+    """Do what is not yet in the file, and write rows as they come.
 
     Args:
-        plans: layers and sizes of all are measured; the first one's ranks give the executor's
-            overhead and the sizes of gradient groups.
-        pool: of at least as many workers as the first plan has ranks and `concurrency`.
-        path: rows are written here as they come; rows that it already holds are not measured
-            again, so an interrupted run goes on where it was. Rows made with another machine
-            or software are refused.
+        path: rows that it holds are not measured again, so an interrupted run goes on where it was.
         progress: called before each task and at the end.
+        agree: gives all processes the same known rows.
 
     Raises:
-        ValueError: no plan, or a file of another machine or software.
+        ValueError: the file holds rows of another machine or of other software.
     """
-    if not plans:
-        raise ValueError("want at least one plan to measure, got none")
-    chosen = settings or BenchSettings()
-    header = header_here()
-    rows: list[Row] = list(_known_rows(path, header))
-    tasks = _tasks(plans, pool, chosen)
+    rows: list[Row] = list(agree(known_rows(path, header)))
     for done, task in enumerate(tasks):
         progress(done, len(tasks), task.what)
         if not task.is_done(rows):
@@ -106,21 +104,53 @@ def measure(
     return Measurement(header, tuple(rows))
 
 
-def header_here() -> Header:
-    """This machine and its software."""
-    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+def known_rows(path: Path | None, header: Header) -> Sequence[Row]:
+    """Rows of an earlier run; ValueError when machine or software differ.
+
+    A package that only one of the two names says nothing about the rows of the other.
+    """
+    if path is None or not path.is_file():
+        return ()
+    known = read_measurement(path)
+    for name in ("device", "device_name", "num_threads"):
+        ours, theirs = getattr(header, name), getattr(known.header, name)
+        if ours != theirs:
+            raise ValueError(f"{path}: {name} is {theirs}, here it is {ours}; measure into another file")
+    here = dict(header.versions)
+    for package, version in known.header.versions:
+        if here.get(package, version) != version:
+            raise ValueError(
+                f"{path}: versions: {package} is {version}, here it is {here[package]}; "
+                "measure into another file"
+            )
+    return known.rows
+
+
+def header_here(device: torch.device | str = "cpu", packages: Sequence[tuple[str, str]] = ()) -> Header:
+    """This machine and its software, with more packages than torch and triton where named."""
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+        "triton": triton.__version__,
+        **dict(packages),
     }
+    is_cuda = torch.device(device).type == "cuda"
+    if is_cuda:
+        found = torch.cuda.get_device_properties(device)
+        driver, clocks = _driver_and_clocks(torch.device(device).index or 0)
+        versions |= {"cuda": str(torch.version.cuda), "driver": driver}
+        name, memory_bytes = found.name, found.total_memory
+    else:
+        name, clocks = _processor_name(), "unlocked"
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Header(
-        device="cpu",
-        device_name=_processor_name(),
-        memory_bytes=pages * page_bytes,
+        device=name if is_cuda else "cpu",
+        device_name=name,
+        memory_bytes=memory_bytes,
         num_threads=1,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        clocks="unlocked",
+        clocks=clocks,
         versions=tuple(sorted(versions.items())),
     )
 
@@ -134,79 +164,198 @@ def _processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _known_rows(path: Path | None, header: Header) -> Sequence[Row]:
-    if path is None or not path.is_file():
-        return ()
-    known = read_measurement(path)
-    for name in ("device", "device_name", "num_threads", "versions"):
-        ours, theirs = getattr(header, name), getattr(known.header, name)
-        if ours != theirs:
-            raise ValueError(f"{path}: {name} is {theirs}, here it is {ours}; measure into another file")
-    return known.rows
+def _driver_and_clocks(index: int) -> tuple[str, str]:
+    """What nvidia-smi says of the driver and of the clocks that applications are held to."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "unknown", "unknown: no nvidia-smi"
+    query = "--query-gpu=driver_version,clocks.applications.graphics,clocks.max.graphics"
+    said = subprocess.run(
+        [program, f"--id={index}", query, "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    parts = [part.strip() for part in said.stdout.strip().split(",")]
+    if said.returncode or len(parts) != 3:
+        return "unknown", "unknown: nvidia-smi does not say"
+    return parts[0], f"applications {parts[1]}, at most {parts[2]}"
 
 
-def _tasks(plans: Sequence[Plan], pool: Pool, settings: BenchSettings) -> list[_Task]:
-    first = plans[0]
-    precision = first.settings.precision
-
-    def one(job: Callable[..., Sequence[Row]], size: int, *arguments: object) -> Callable[[], list[Row]]:
-        return lambda: list(pool.run(job, size, *arguments, timeout_s=settings.timeout_s)[0])
-
+def operator_tasks(clock: Clock, dtype: torch.dtype) -> list[Task]:
+    """Everything that one process measures alone."""
+    sizes, rows_sizes = sizes_of(clock.device), attention_sizes(clock.device)
+    precision = name_of(dtype)
     tasks = [
-        _Task("products", _has(MatmulRow), one(time_products, 1, precision)),
-        _Task("copies", _has(CopyRow), one(time_copies, 1)),
-        _Task("messages", _has(LinkRow), one(time_messages, 2)),
+        Task("kernel launch", _has(OverheadRow, action=LAUNCH), lambda: time_launch(clock, sizes)),
+        Task(
+            f"products in {precision}",
+            _has(MatmulRow, precision=precision),
+            lambda: time_products(clock, sizes, dtype),
+        ),
+    ]
+    moved = {name: partial(time_operator, clock, sizes, dtype, name) for name in OPERATORS}
+    moved["embedding"] = partial(time_embedding, clock, sizes, dtype)
+    moved["cross_entropy"] = partial(time_head, clock, sizes, dtype)
+    tasks += [
+        Task(name, _has(CopyRow, operator=name, precision=precision), call) for name, call in moved.items()
     ]
     tasks += [
-        _Task(f"all-reduce of {size}", _has_reduction(size), one(time_reductions, size))
-        for size in _group_sizes(plans) or [2]
+        Task(
+            f"attention, {mask}",
+            _has(AttentionRow, mask=mask, precision=precision),
+            partial(time_attention, clock, rows_sizes, dtype, mask),
+        )
+        for mask in MASKS
     ]
-    tasks.append(_Task("executor", _has(OverheadRow), lambda: list(time_executor(first, pool))))
-    seen: set[tuple[str, str, int, int, int]] = set()
-    for plan in plans:
-        for point in points_of(plan, sizes=settings.sizes):
-            key = point.key(plan)
-            if key not in seen:
-                seen.add(key)
-                tasks.append(_layer_task(plan, point, pool, settings))
+    if clock.is_cuda:
+        tasks.append(Task("host copies", _has(HostCopyRow), lambda: time_host_copies(clock, sizes)))
     return tasks
 
 
-def _layer_task(plan: Plan, point: Point, pool: Pool, settings: BenchSettings) -> _Task:
-    key = point.key(plan)
-    layer = plan.model.module(point.module).layers[point.layer]
+def wire_tasks(clock: Clock, rings: Sequence[Ring], mine: Callable[[Ring], bool]) -> list[Task]:
+    """Everything that processes measure together; rings of two also exchange messages."""
+    tasks: list[Task] = []
+    for ring in rings:
 
-    def is_done(rows: Sequence[Row]) -> bool:
-        return any(isinstance(row, LayerRow) and _key_of(row) == key for row in rows)
+        def among(
+            measure: Callable[[Clock, Ring], Sequence[Row]], ring: Ring = ring
+        ) -> Callable[[], Sequence[Row]]:
+            return lambda: measure(clock, ring) if mine(ring) else ()
 
-    def run() -> list[Row]:
-        times = pool.run(
-            time_point,
-            settings.concurrency,
-            plan,
-            point,
-            settings.budget_s,
-            timeout_s=settings.timeout_s,
+        where = {"link": ring.link, "num_ranks": ring.size}
+        if ring.size == 2:
+            tasks.append(Task(f"messages, {ring.link}", _has(LinkRow, link=ring.link), among(time_messages)))
+        tasks += [
+            Task(
+                f"{name} of {ring.size}, {ring.link}",
+                _has(CollectiveRow, collective=name, **where),
+                among(partial(_collective, name)),
+            )
+            for name in COLLECTIVES
+        ]
+        tasks.append(
+            Task(f"overlap of {ring.size}, {ring.link}", _has(OverlapRow, **where), among(time_overlap))
         )
-        return list(rows_of(plan, point, times))
-
-    what = f"{point.module}.{layer.name}, {point.num_rows} x {point.row.tokens_in} tokens"
-    return _Task(what, is_done, run)
+    return tasks
 
 
-def _key_of(row: LayerRow) -> tuple[str, str, int, int, int]:
-    return row.signature, row.precision, row.rows, row.tokens_in, row.attention_area
+def _collective(name: str, clock: Clock, ring: Ring) -> Sequence[Row]:
+    return time_collective(clock, ring, name)
 
 
-def _has(kind: type[Row]) -> Callable[[Sequence[Row]], bool]:
-    return lambda rows: any(isinstance(row, kind) for row in rows)
+def _has(kind: type[Row], **fields: object) -> Callable[[Sequence[Row]], bool]:
+    """Whether rows of that kind with those fields are there."""
+
+    def found(rows: Sequence[Row]) -> bool:
+        return any(
+            isinstance(row, kind) and all(getattr(row, name) == want for name, want in fields.items())
+            for row in rows
+        )
+
+    return found
 
 
-def _has_reduction(size: int) -> Callable[[Sequence[Row]], bool]:
-    return lambda rows: any(isinstance(row, CollectiveRow) and row.num_ranks == size for row in rows)
+def rings_of(process: int, size: int, per_machine: int) -> list[Ring]:
+    """Rings of 2, 4, 8, ... neighbours on the first machine, and the same across machines.
+
+    Collective: all processes call it, as each ring gets a process group. A ring across machines
+    takes one process of each.
+    """
+    chosen: list[tuple[str, tuple[int, ...]]] = []
+    for count in (2**i for i in range(1, 16)):
+        if count <= per_machine:
+            chosen.append(("intra", tuple(range(count))))
+        if count * per_machine <= size:
+            chosen.append(("inter", tuple(range(0, count * per_machine, per_machine))))
+    return [
+        Ring(link=link, processes=members, process=process, group=dist.new_group(list(members)))
+        for link, members in chosen
+    ]
 
 
-def _group_sizes(plans: Sequence[Plan]) -> list[int]:
-    """Numbers of ranks that sum a gradient in any of the plans."""
-    sizes = {len(group.ranks) for plan in plans for group in lower(plan).groups}
-    return sorted(size for size in sizes if size > 1)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code. Errors of input are one line."""
+    options = _parse(arguments)
+    try:
+        if options.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch sees no GPU on this machine; want --device cpu")
+        _measure(options)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return BAD_INPUT
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    process, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if options.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    clock = Clock(device)
+    skipped = [LAYERS_NEED]
+    tasks = operator_tasks(clock, getattr(torch, options.precision or DEFAULT_TYPE[device.type]))
+    if device.type == "cpu":
+        skipped.append("host copies: there is no device")
+    if size > 1:
+        timeout = datetime.timedelta(seconds=options.timeout)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        tasks = [Task(t.what, t.is_done, t.measure if process == 0 else _nothing) for t in tasks]
+        rings = rings_of(process, size, int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
+        tasks = [*wire_tasks(clock, rings, lambda ring: process in ring.processes), *tasks]  # others wait
+    else:
+        skipped.append("messages and collectives: one process, start with torchrun --nproc-per-node N")
+    path = options.output if process == 0 else None
+    found = run_tasks(
+        tasks,
+        header_here(device),
+        path=path,
+        progress=_bar if process == 0 else lambda done, total, what: None,
+        agree=_agreed if size > 1 else lambda rows: rows,
+    )
+    if process == 0:
+        for what in skipped:
+            sys.stderr.write(f"not measured: {what}\n")
+        sys.stdout.write(f"{len(found.rows)} rows written to {options.output}\n")
+
+
+def _nothing() -> Sequence[Row]:
+    return ()
+
+
+def _agreed(rows: Sequence[Row]) -> Sequence[Row]:
+    """The first process's rows, on all."""
+    told = [list(rows)]
+    dist.broadcast_object_list(told)
+    return told[0]
+
+
+def _bar(done: int, total: int, what: str) -> None:
+    if sys.stderr.isatty():
+        filled = BAR * done // max(total, 1)
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\r[{'#' * filled}{'.' * (BAR - filled)}] {done}/{total} {what:40.40}{end}")
+    else:
+        sys.stderr.write(f"{done}/{total} {what}\n")
+    sys.stderr.flush()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="runtime.microbench", description="Measure this machine.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="file of rows, to continue and to keep"
+    )
+    parser.add_argument("--precision", choices=TYPES, help="default: float32 on cpu, bfloat16 on cuda")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds, of any single wait")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

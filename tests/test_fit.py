@@ -18,6 +18,7 @@ from workbench.calibrate.measurement import (
     LinkRow,
     MatmulRow,
     Measurement,
+    Mixing,
     OptimizerRow,
     OverheadRow,
     Row,
@@ -125,7 +126,6 @@ def test_an_empty_file_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"versions": (("python", "3.11.7"), ("torch", "2.12.0"))}, "versions"),
         ({"device_name": "another"}, "device_name"),
         ({"num_threads": 2}, "num_threads"),
         ({"clocks": "locked"}, "clocks"),
@@ -137,6 +137,27 @@ def test_rows_of_other_software_or_machines_are_never_mixed(change: dict[str, ob
         merge_rows([ALL, other])
     with pytest.raises(ValueError, match=f"rows of different {name} are never mixed"):
         fit("mine", [ALL, other])
+
+
+def test_software_is_mixed_only_when_asked():
+    versions = (("cuda", "13.0"), ("python", "3.11.7"), ("torch", "2.12.0"))
+    other = Measurement(replace(HEADER, versions=versions), LAYERS)
+    with pytest.raises(
+        ValueError, match=r"torch 2\.13\.0 and 2\.12\.0; measure again or allow it with --mix-vers"
+    ):
+        fit("mine", [ALL, other])
+    mixed = fit("mine", [ALL, other], Mixing.ALLOWED)
+    assert dict(mixed.provenance.versions) == {
+        "cuda": "13.0",
+        "python": "3.11.7",
+        "torch": "2.13.0 + 2.12.0",
+    }
+
+
+def test_a_package_that_only_one_file_names_is_no_conflict():
+    kernels = Measurement(replace(HEADER, versions=(("torch", "2.13.0"), ("triton", "3.6"))), OTHERS)
+    merged = merge_rows([Measurement(HEADER, LAYERS), kernels])
+    assert dict(merged.header.versions) == {"python": "3.11.7", "torch": "2.13.0", "triton": "3.6"}
 
 
 def test_days_may_differ():

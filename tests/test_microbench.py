@@ -7,19 +7,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.bench_layers import Asked, points_of, quartile_spread, rows_of, time_point
-from runtime.bench_machine import build_empty, time_executor, time_messages, time_reductions
+from runtime import bench_wires
+from runtime.bench_clock import Clock, quartile_spread
+from runtime.bench_executor import build_empty, time_executor
+from runtime.bench_layers import Kind, Part, rows_of, runs_of, time_window, windows_of
+from runtime.bench_plans import BenchSettings, measure
+from runtime.bench_wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.launch import run_lowered
-from runtime.microbench import BenchSettings, header_here, measure
-from runtime.pool import Pool
+from runtime.microbench import header_here
+from runtime.pool import Place, Pool
 from runtime.rank_job import RunSettings
 from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import (
+    CollectiveRow,
     LayerRow,
+    LinkRow,
     Measurement,
     OptimizerRow,
+    OverlapRow,
     read_measurement,
     write_measurement,
 )
@@ -32,6 +39,7 @@ from workbench.plan.price import price
 from workbench.plan.work import work_of
 
 QUICK = BenchSettings(sizes=2, budget_s=0.001, timeout_s=60.0)
+ALONE = Place(0, 1, lambda position: None)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +49,12 @@ def plan() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def measured(plan: Plan, pool: Pool) -> Measurement:
-    return measure([plan], pool, settings=QUICK)
+def measured(plan: Plan, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+    """All layers and the executor; operators and wires have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
+        patch.setattr("runtime.bench_plans.wire_tasks", lambda clock, rings, mine: [])
+        return measure([plan], pool, settings=QUICK, path=tmp_path_factory.mktemp("rows") / "rows.jsonl")
 
 
 def test_every_layer_and_size_is_measured_once(plan: Plan, measured: Measurement) -> None:
@@ -51,21 +63,30 @@ def test_every_layer_and_size_is_measured_once(plan: Plan, measured: Measurement
     assert {row.signature for row in rows} == wanted
     assert len({(row.signature, row.rows, row.tokens_in, row.attention_area) for row in rows}) == len(rows)
     assert all(row.forward_s > 0 and row.weight_grad_s >= 0 and row.repeats >= 3 for row in rows)
+    assert all(row.forward_only_s and row.split_input_s is not None for row in rows)
     embeds = [row for row in rows if row.signature == signature(plan.model.module("vision").layers[0])]
-    assert all(row.input_grad_s == 0 and row.weight_grad_s == row.weight_only_s for row in embeds)
+    assert all(row.input_grad_s == 0 and row.weight_grad_s > 0 and row.weight_only_s for row in embeds)
+    blocks = [row for row in rows if row.signature == signature(plan.model.module("llm").layers[1])]
+    assert all(row.split_input_s and row.split_weight_s and row.input_grad_s > 0 for row in blocks)
 
 
-def test_mean_rows_keep_the_sums(plan: Plan) -> None:
-    points = points_of(plan, sizes=9)
-    for point in points:
-        work = work_of(plan, point.microbatch)
+def test_long_runs_of_equal_layers_are_cut_short() -> None:
+    names = ["embed", *["block"] * 6, "head", *["block"] * 2, "last"]
+    assert runs_of(names) == [(0, 4), (7, 8), (10, 11)]
+    assert runs_of(["even", "odd"] * 4) == [(0, 6)]
+    assert runs_of(["only"]) == [(0, 1)]
+
+
+def test_windows_hold_every_distinct_layer_and_at_most_three_alike(plan: Plan) -> None:
+    for window in windows_of(plan, sizes=9):
+        work = work_of(plan, window.microbatch)
         rows = len(work.rows)
-        assert point.num_rows == rows
-        assert abs(point.row.tokens_in * rows - sum(row.tokens_in for row in work.rows)) <= rows / 2
-        assert abs(point.row.attention_area * rows - work.attention_area) <= rows / 2
-    blocks = [point for point in points if point.module == "llm" and point.layer == 1]
-    assert {point.chain for point in blocks} == {2}
-    assert len(points_of(plan, sizes=1)) < len(points)
+        assert window.num_rows == rows
+        assert abs(window.row.tokens_in * rows - sum(row.tokens_in for row in work.rows)) <= rows / 2
+        assert abs(window.row.attention_area * rows - work.attention_area) <= rows / 2
+        keys = window.keys(plan)
+        assert max(keys.count(key) for key in keys) <= 3
+    assert len(windows_of(plan, sizes=1)) < len(windows_of(plan, sizes=9))
 
 
 def test_profile_prices_every_action_from_measured_layers(plan: Plan, measured: Measurement) -> None:
@@ -76,8 +97,10 @@ def test_profile_prices_every_action_from_measured_layers(plan: Plan, measured: 
 
 
 def test_an_interrupted_measurement_goes_on(
-    plan: Plan, pool: Pool, measured: Measurement, tmp_path: Path
+    plan: Plan, pool: Pool, measured: Measurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
+    monkeypatch.setattr("runtime.bench_plans.wire_tasks", lambda clock, rings, mine: [])
     path = tmp_path / "here.jsonl"
     layers = [row for row in measured.rows if isinstance(row, LayerRow)]
     kept = tuple(row for row in measured.rows if row is not layers[-1])
@@ -85,9 +108,8 @@ def test_an_interrupted_measurement_goes_on(
     again = measure([plan], pool, settings=QUICK, path=path)
     assert again.rows[: len(kept)] == kept
     added = again.rows[len(kept) :]
-    assert [type(row) for row in added] == [LayerRow, OptimizerRow]
-    assert isinstance(added[0], LayerRow)
-    assert added[0].signature == layers[-1].signature
+    assert {type(row) for row in added} == {LayerRow, OptimizerRow}
+    assert layers[-1].signature in {row.signature for row in added if isinstance(row, LayerRow)}
     assert read_measurement(path) == again
     assert [file.name for file in tmp_path.iterdir()] == ["here.jsonl"]
 
@@ -98,28 +120,48 @@ def test_rows_of_other_software_are_refused(
     path = tmp_path / "other.jsonl"
     header = replace(measured.header, versions=(("torch", "1.0"),))
     write_measurement(Measurement(header, measured.rows), path)
-    with pytest.raises(ValueError, match=r"versions is .* measure into another file"):
+    with pytest.raises(ValueError, match=r"versions: torch is 1.0, here .* measure into another file"):
         measure([plan], pool, settings=QUICK, path=path)
 
 
-def test_nothing_to_measure_is_refused(pool: Pool) -> None:
+def test_nothing_to_measure_is_refused(plan: Plan, pool: Pool) -> None:
     with pytest.raises(ValueError, match="want at least one plan"):
         measure([], pool)
     with pytest.raises(ValueError, match="concurrency must be >= 1, got 0"):
         BenchSettings(concurrency=0)
+    with pytest.raises(ValueError, match="device must be cpu or cuda, got 'tpu'"):
+        BenchSettings(device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="torch sees no GPU on this machine; want cpu"):
+            measure([plan], pool, settings=replace(QUICK, device="cuda"))
 
 
 def test_processes_that_measure_together_all_report(plan: Plan, pool: Pool) -> None:
-    point = next(point for point in points_of(plan, sizes=1) if point.module == "llm" and point.layer == 1)
-    times = pool.run(time_point, 2, plan, point, 0.001)
+    window = next(window for window in windows_of(plan, sizes=1) if window.module == "llm")
+    times = pool.run(time_window, 2, plan, window, 0.001)
     assert len(times) == 2
-    assert all(set(found.backward_s) == set(Asked) for found in times)
-    layer_row, optimizer_row = rows_of(plan, point, times)
-    assert isinstance(layer_row, LayerRow)
-    assert layer_row.repeats == sum(len(found.forward_s) for found in times)
-    assert layer_row.forward_s == statistics.median(s for found in times for s in found.forward_s)
-    assert isinstance(optimizer_row, OptimizerRow)
-    assert optimizer_row.num_parameters == 2 * plan.model.module("llm").layers[1].num_parameters
+    block = signature(plan.model.module("llm").layers[1])
+    rows = list(rows_of(plan, window, times))
+    (row,) = [row for row in rows if isinstance(row, LayerRow) and row.signature == block]
+    alike = [
+        index for index in range(*window.layers) if plan.model.module("llm").layers[index].kind == "block"
+    ]
+    found = [s for t in times for i in alike for s in t.seconds[i, Kind.WHOLE, Part.FORWARD]]
+    assert (row.repeats, row.forward_s) == (len(found), statistics.median(found))
+    optimizer = [row for row in rows if isinstance(row, OptimizerRow)]
+    layers = plan.model.module("llm").layers[slice(*window.layers)]
+    assert optimizer[-1].num_parameters == sum(layer.num_parameters for layer in layers)
+    assert optimizer[0].num_parameters == layers[-1].num_parameters
+
+
+def test_every_layer_of_a_pass_is_timed(plan: Plan) -> None:
+    """Every call of a pass has one time for each of its layers."""
+    window = max(windows_of(plan, sizes=1), key=lambda window: window.layers[1])
+    times = time_window(ALONE, plan, window, 0.001)
+    for kind, part in ((Kind.WHOLE, Part.FORWARD), (Kind.WHOLE, Part.BACKWARD), (Kind.SPLIT, Part.LATER)):
+        calls = [times.seconds[index, kind, part] for index in range(*window.layers)]
+        assert len({len(found) for found in calls}) == 1
+        assert all(second >= 0 for found in calls for second in found)
 
 
 def test_empty_stages_have_the_shapes_of_real_ones(plan: Plan, pool: Pool) -> None:
@@ -138,16 +180,37 @@ def test_overheads_are_of_the_kinds_that_run(plan: Plan, pool: Pool) -> None:
     assert all(0 < row.seconds < max(0.1, step_s) for row in rows)  # a busy machine slows both
 
 
+def wires(place: Place) -> list[LinkRow | CollectiveRow | OverlapRow]:
+    """Everything that two processes say to each other, in two sizes."""
+    bench_wires.BYTES = (2**10, 2**22)
+    ring = Ring(link="intra", processes=tuple(range(place.size)), process=place.process)
+    rows: list[LinkRow | CollectiveRow | OverlapRow] = [*time_messages(Clock(), ring)]
+    for name in bench_wires.COLLECTIVES:
+        rows += time_collective(Clock(), ring, name)
+    return [*rows, *time_overlap(Clock(), ring)]
+
+
 def test_big_messages_move_more_bytes_a_second(pool: Pool) -> None:
     """What a message costs at least stands beside what a byte costs, on however busy a machine."""
-    messages = pool.run(time_messages, 2)[0]
-    assert messages[-1].num_bytes > 1000 * messages[0].num_bytes
-    assert all(row.seconds > 0 for row in messages)
-    assert messages[-1].num_bytes / messages[-1].seconds > messages[0].num_bytes / messages[0].seconds
-    reductions = pool.run(time_reductions, 3)[0]
-    assert {row.num_ranks for row in reductions} == {3}
-    assert reductions[-1].num_bytes > 1000 * reductions[0].num_bytes
-    assert reductions[-1].num_bytes / reductions[-1].seconds > reductions[0].num_bytes / reductions[0].seconds
+    rows = pool.run(wires, 2)[0]
+    messages = [row for row in rows if isinstance(row, LinkRow)]
+    assert [row.num_bytes for row in messages] == [2**10, 2**22]
+    by_name = {
+        name: [r for r in rows if getattr(r, "collective", "") == name] for name in bench_wires.COLLECTIVES
+    }
+    for small, big in (messages, *(found[:2] for found in by_name.values())):
+        assert small.seconds > 0
+        assert big.num_bytes / big.seconds > small.num_bytes / small.seconds
+    (overlap,) = [row for row in rows if isinstance(row, OverlapRow)]
+    assert overlap.alone_s > 0
+    assert overlap.beside_s > 0
+
+
+def test_the_least_of_the_medians_is_a_call_undisturbed() -> None:
+    """Half of the calls wait for a core; the median of all of them is either time at random."""
+    seconds = [1e-4, 4e-3, 1e-4, 4e-3, 1e-4, 4e-3, 1e-4, 4e-3, 4e-3, 1e-4, 4e-3]
+    assert statistics.median(seconds) == 4e-3
+    assert least_median(seconds) == 1e-4
 
 
 def test_header_names_machine_and_software() -> None:

@@ -1,6 +1,6 @@
 """Turns the rows of a microbenchmark into a profile, with leave-one-out errors per table."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TypeVar
 
@@ -9,60 +9,73 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from workbench.calibrate.measurement import (
+    AttentionRow,
     CollectiveRow,
     CopyRow,
+    HostCopyRow,
     LayerRow,
     LinkRow,
     MatmulRow,
     Measurement,
+    Mixing,
     OptimizerRow,
     OverheadRow,
+    OverlapRow,
     merge_rows,
 )
-from workbench.cost.interpolate import Surface
-from workbench.cost.measured import MeasuredLayer
-from workbench.cost.profile import (
-    CollectiveTable,
-    Fit,
-    LayerPoint,
-    LayerTable,
-    MachineLink,
-    Profile,
-    Provenance,
-    Table,
+from workbench.calibrate.tables import (
+    NORMS,
+    POINTWISE,
+    attention_backward_rate,
+    attention_table,
+    collective_fits,
+    collective_tables,
+    grouped,
+    matmul_table,
+    moved_table,
+    other_masks_fit,
+    quality,
+    table_fits,
 )
+from workbench.cost.measured import MeasuredLayer
+from workbench.cost.profile import Fit, LayerPoint, LayerTable, MachineLink, Profile, Provenance
 from workbench.cost.roofline import RowWork, Work
 
 R = TypeVar("R")
-K = TypeVar("K")
+LAUNCH = "LAUNCH"
 MIN_FOLD_POINTS = 4  # a layer's curve has four terms; fewer other points say nothing about the one left out
 
 
-def fit(name: str, measurements: Iterable[Measurement]) -> Profile:
+def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.REFUSED) -> Profile:
     """One profile out of the rows of one machine.
 
     Sizes measured more than once are medians. Peaks are the best rates that were measured;
     without matmul and copy rows there are none, and only the measured layers have a price.
+    Attention that was not measured is priced at the peak of products.
+
+    Args:
+        mixing: whether rows of different software go together; the profile then names all versions.
 
     Raises:
         ValueError: rows of different machines or software versions, or no rows at all.
 
     Complexity: O(points^2) for the leave-one-out errors.
     """
-    measurement = merge_rows(measurements)
+    measurement = merge_rows(measurements, mixing)
     header = measurement.header
     matmuls, copies = _of(measurement, MatmulRow), _of(measurement, CopyRow)
     if not measurement.rows:
         raise ValueError(f"profile {name!r}: want at least one row, got none")
     precision = _most_common([row.precision for row in matmuls]) or "float32"
-    matmul = _matmul_table([row for row in matmuls if row.precision == precision])
-    pointwise = _copy_table(copies)
+    attentions = [row for row in _of(measurement, AttentionRow) if row.precision == precision]
+    matmul = matmul_table([row for row in matmuls if row.precision == precision])
+    attention = attention_table(attentions)
+    pointwise, normalization = moved_table(copies, POINTWISE), moved_table(copies, NORMS)
     layers = layer_tables(_of(measurement, LayerRow))
-    links, link_fits = _links(_of(measurement, LinkRow))
-    collectives = _collectives(_of(measurement, CollectiveRow))
+    links, link_fits = _links(measurement)
+    collectives = collective_tables(_of(measurement, CollectiveRow))
     overheads_s, optimizer_s = _overheads_and_optimizer(measurement)
-    tables = [("matmul", matmul), ("copies", pointwise)]
-    tables += [(f"{found.collective} over {found.scope}", found.table) for found in collectives]
+    tables = [("matmul", matmul), ("attention", attention), ("copies", pointwise), ("norms", normalization)]
     return Profile(
         name=name,
         device=header.device,
@@ -76,25 +89,35 @@ def fit(name: str, measurements: Iterable[Measurement]) -> Profile:
             sources=(f"measured on {header.device_name}, {header.num_threads} threads a rank",),
         ),
         matmul=matmul,
+        attention=attention,
         pointwise=pointwise,
+        normalization=normalization,
+        attention_backward_rate=attention_backward_rate(attentions) or 1.0,
+        attention_head_dim=min({row.head_dim for row in attentions}, default=None),
         table_precision=precision,
-        kernel_floor_s=min([row.seconds for row in copies] + [row.seconds for row in matmuls], default=0.0),
+        kernel_floor_s=_kernel_floor_s(measurement),
         overheads_s=overheads_s,
         optimizer_s_per_parameter=optimizer_s,
         layers=layers,
         links=links,
         collectives=collectives,
         unmeasured=_missing(measurement),
-        fits=(*_table_fits(tables), *layer_fits(layers), *link_fits),
+        fits=(
+            *table_fits(tables),
+            *other_masks_fit(attentions, attention),
+            *collective_fits(collectives),
+            *layer_fits(layers),
+            *link_fits,
+        ),
     )
 
 
 def layer_tables(rows: Sequence[LayerRow]) -> tuple[LayerTable, ...]:
     """Rows as points, one table per (signature, precision, tp, cp)."""
-    by_layer = _grouped(rows, lambda row: (row.signature, row.precision, row.tp, row.cp))
+    by_layer = grouped(rows, lambda row: (row.signature, row.precision, row.tp, row.cp))
     tables = []
     for (signature, precision, tp, cp), members in by_layer.items():
-        sizes = _grouped(members, lambda row: (row.rows, row.tokens_in, row.attention_area))
+        sizes = grouped(members, lambda row: (row.rows, row.tokens_in, row.attention_area))
         points = tuple(_point(size, same) for size, same in sizes.items())
         tables.append(LayerTable(signature=signature, precision=precision, tp=tp, cp=cp, points=points))
     return tuple(tables)
@@ -116,19 +139,11 @@ def layer_fits(tables: Sequence[LayerTable]) -> tuple[Fit, ...]:
             if actual_s:
                 backward.append(abs((predicted.input_grad_s + predicted.weight_grad_s) / actual_s - 1))
     named = (("layers, forward", forward), ("layers, backward", backward))
-    return tuple(_quality(name, errors) for name, errors in named if errors)
+    return tuple(quality(name, errors) for name, errors in named if errors)
 
 
 def _of(measurement: Measurement, kind: type[R]) -> list[R]:
     return [row for row in measurement.rows if isinstance(row, kind)]
-
-
-def _grouped(rows: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
-    """Rows by key, keys in sorted order, so that the order of rows does not matter."""
-    groups: dict[K, list[R]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
 
 def _most_common(names: Sequence[str]) -> str:
@@ -137,7 +152,6 @@ def _most_common(names: Sequence[str]) -> str:
 
 def _point(size: tuple[int, int, int], rows: Sequence[LayerRow]) -> LayerPoint:
     num_rows, tokens_in, area = size
-    alone = [row.weight_only_s for row in rows if row.weight_only_s is not None]
     return LayerPoint(
         rows=num_rows,
         tokens_in=tokens_in,
@@ -145,51 +159,45 @@ def _point(size: tuple[int, int, int], rows: Sequence[LayerRow]) -> LayerPoint:
         forward_s=median(row.forward_s for row in rows),
         input_grad_s=median(row.input_grad_s for row in rows),
         weight_grad_s=median(row.weight_grad_s for row in rows),
-        weight_only_s=median(alone) if alone else None,
+        weight_only_s=_median_of([row.weight_only_s for row in rows]),
+        forward_only_s=_median_of([row.forward_only_s for row in rows]),
+        split_input_s=_median_of([row.split_input_s for row in rows]),
+        split_weight_s=_median_of([row.split_weight_s for row in rows]),
     )
 
 
-def _matmul_table(rows: Sequence[MatmulRow]) -> Table:
-    shapes = _grouped(rows, lambda row: (row.m, row.n, row.k))
-    points = tuple(
-        (float(m), float(n), float(k), 2.0 * m * n * k / median(row.seconds for row in same))
-        for (m, n, k), same in shapes.items()
-    )
-    return Table(axes=("m", "n", "k"), points=points, measured=bool(points), source="microbenchmark")
-
-
-def _copy_table(rows: Sequence[CopyRow]) -> Table:
-    sizes = _grouped(rows, lambda row: row.num_bytes)
-    points = tuple((float(size), size / median(row.seconds for row in same)) for size, same in sizes.items())
-    return Table(axes=("bytes",), points=points, measured=bool(points), source="microbenchmark")
+def _median_of(seconds: Sequence[float | None]) -> float | None:
+    known = [second for second in seconds if second is not None]
+    return median(known) if known else None
 
 
 def _peaks(rows: Sequence[MatmulRow]) -> dict[str, float]:
-    by_precision = _grouped(rows, lambda row: row.precision)
+    by_precision = grouped(rows, lambda row: row.precision)
     return {
         precision: max(2.0 * row.m * row.n * row.k / row.seconds for row in same)
         for precision, same in by_precision.items()
     }
 
 
-def _collectives(rows: Sequence[CollectiveRow]) -> tuple[CollectiveTable, ...]:
-    tables = []
-    for (collective, scope), members in _grouped(rows, lambda row: (row.collective, row.link)).items():
-        sizes = _grouped(members, lambda row: (row.num_ranks, row.num_bytes))
-        points = tuple(
-            (float(ranks), float(size), size / median(row.seconds for row in same))
-            for (ranks, size), same in sizes.items()
-        )
-        table = Table(axes=("num_ranks", "bytes"), points=points, measured=True, source="microbenchmark")
-        tables.append(CollectiveTable(collective=collective, scope=scope, table=table))
-    return tuple(tables)
+def _kernel_floor_s(measurement: Measurement) -> float:
+    """What a kernel costs that does nothing; where that was not measured, the shortest that was."""
+    launches = [row.seconds for row in _of(measurement, OverheadRow) if row.action == LAUNCH]
+    if launches:
+        return median(launches)
+    copied_s = [row.seconds for row in _of(measurement, CopyRow)]
+    return min(copied_s + [row.seconds for row in _of(measurement, MatmulRow)], default=0.0)
 
 
-def _links(rows: Sequence[LinkRow]) -> tuple[tuple[MachineLink, ...], list[Fit]]:
-    """Latency and bandwidth of each link, by non-negative least squares of relative errors."""
+def _links(measurement: Measurement) -> tuple[tuple[MachineLink, ...], list[Fit]]:
+    """Latency and bandwidth of each link and of the way to the host and back.
+
+    By non-negative least squares of relative errors; each error is of a size that was left out.
+    """
+    timed = [(row.link, row.num_bytes, row.seconds) for row in _of(measurement, LinkRow)]
+    timed += [(row.direction, row.num_bytes, row.seconds) for row in _of(measurement, HostCopyRow)]
     links, fits = [], []
-    for scope, members in _grouped(rows, lambda row: row.link).items():
-        sizes, seconds = np.array(sorted((float(row.num_bytes), row.seconds) for row in members)).T
+    for scope, members in grouped(timed, lambda row: row[0]).items():
+        sizes, seconds = np.array(sorted((float(size), second) for _, size, second in members)).T
         latency_s, s_per_byte = affine_fit(sizes, seconds)
         links.append(
             MachineLink(
@@ -201,9 +209,18 @@ def _links(rows: Sequence[LinkRow]) -> tuple[tuple[MachineLink, ...], list[Fit]]
                 source="microbenchmark",
             )
         )
-        errors = np.abs((latency_s + s_per_byte * sizes) / seconds - 1)
-        fits.append(_quality(f"{scope} link, residuals", [float(error) for error in errors]))
+        if len(sizes) > 2:
+            fits.append(quality(f"{scope} link", _left_out(sizes, seconds)))
     return tuple(links), fits
+
+
+def _left_out(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
+    errors = []
+    for index in range(len(sizes)):
+        kept = np.arange(len(sizes)) != index
+        latency_s, s_per_byte = affine_fit(sizes[kept], seconds[kept])
+        errors.append(abs(float((latency_s + s_per_byte * sizes[index]) / seconds[index]) - 1))
+    return errors
 
 
 def affine_fit(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
@@ -225,10 +242,11 @@ def _overheads_and_optimizer(
     measurement: Measurement,
 ) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
     """Overheads by action, with what an optimizer step takes at no parameters; seconds per parameter."""
-    by_action = _grouped(_of(measurement, OverheadRow), lambda row: row.action)
+    actions = [row for row in _of(measurement, OverheadRow) if row.action != LAUNCH]
+    by_action = grouped(actions, lambda row: row.action)
     overheads_s = {action: median(row.seconds for row in rows) for action, rows in by_action.items()}
     per_parameter: dict[str, float] = {}
-    by_precision = _grouped(_of(measurement, OptimizerRow), lambda row: row.precision)
+    by_precision = grouped(_of(measurement, OptimizerRow), lambda row: row.precision)
     for precision, rows in by_precision.items():
         sizes, seconds = np.array(sorted((float(row.num_parameters), row.seconds) for row in rows)).T
         base_s, per_parameter[precision] = affine_fit(sizes, seconds)
@@ -247,18 +265,11 @@ def _missing(measurement: Measurement) -> tuple[str, ...]:
         CollectiveRow: "collectives",
     }
     names = [name for kind, name in kinds.items() if not _of(measurement, kind)]
-    return (*names, "attention apart from measured layers: peak rate assumed")
-
-
-def _table_fits(tables: Sequence[tuple[str, Table]]) -> list[Fit]:
-    fits = []
-    for name, table in tables:
-        if len(table.points) > 1:
-            middle, p90 = Surface(table.points).leave_one_out()
-            fits.append(Fit(table=name, num_points=len(table.points), median=middle, p90=p90))
-    return fits
-
-
-def _quality(name: str, errors: Sequence[float]) -> Fit:
-    middle, p90 = (float(np.quantile(errors, q)) for q in (0.5, 0.9))
-    return Fit(table=name, num_points=len(errors), median=middle, p90=p90)
+    if not _of(measurement, AttentionRow):
+        names.append("attention apart from measured layers: peak rate assumed")
+    names += [
+        f"compute beside {row.collective} of {row.num_ranks}: {row.beside_s / row.alone_s:.2f} times as long "
+        "as alone when measured, not part of any prediction"
+        for row in _of(measurement, OverlapRow)
+    ]
+    return tuple(names)

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ class Header:
         num_threads: intra-operator threads per rank while measuring (accelerators: 1).
         date: ISO date of the measurement.
         clocks: clock state, e.g. "unlocked" or "1410 MHz locked".
-        versions: (package, version) pairs, sorted; rows of different ones are never mixed.
+        versions: (package, version) pairs, sorted, driver included; rows of different ones are
+            not mixed unless asked.
     """
 
     device: str
@@ -51,6 +53,9 @@ class LayerRow:
         weight_grad_s: full backward (input and weights) less `input_grad_s`.
         weight_only_s: backward when the weights ask for gradients and the input does not.
             None where not measured.
+        forward_only_s: forward without gradients, which keeps nothing. None where not measured.
+        split_input_s: backward that leaves weight gradients for later. None where not measured.
+        split_weight_s: those weight gradients, later. None where not measured.
         spread: (third quartile - first quartile) / median of the forward.
         repeats: timed calls behind each median.
         tp, cp: degrees of tensor and context parallelism while measuring.
@@ -66,6 +71,9 @@ class LayerRow:
     input_grad_s: float
     weight_grad_s: float
     weight_only_s: float | None = None
+    forward_only_s: float | None = None
+    split_input_s: float | None = None
+    split_weight_s: float | None = None
     spread: float = 0.0
     repeats: int = 1
     tp: int = 1
@@ -74,7 +82,10 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadRow:
-    """Seconds the executor adds to one action of that pass ("F", "B", "I", "W", "REDUCE_GRAD", "STEP")."""
+    """Seconds the executor adds to one action of that pass ("F", "B", "I", "W", "REDUCE_GRAD", "STEP").
+
+    "LAUNCH" is not an action: it is what a kernel costs that does nothing.
+    """
 
     action: str
     seconds: float
@@ -130,18 +141,90 @@ class MatmulRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRow:
-    """One memory-bound kernel that moves `num_bytes` (read plus written)."""
+    """One memory-bound operator whose forward moves `num_bytes` (read plus written).
 
+    Args:
+        operator: "add", "gelu", "swiglu", "layer_norm", "rms_norm", "embedding", "cross_entropy".
+        seconds: of the forward.
+        backward_s: of the backward, all gradients; None where not measured.
+        precision: of its tensors.
+    """
+
+    num_bytes: int
+    seconds: float
+    spread: float = 0.0
+    operator: str = "add"
+    backward_s: float | None = None
+    precision: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRow:
+    """One attention over one packed row.
+
+    Args:
+        mask: name of the mask, e.g. "causal".
+        launch: how it was launched: "dense" (CPU), "whole" or "split" (kernels).
+        length: queries, and as many keys.
+        pairs: query-key pairs that attend, of one head.
+        backward_s: gradients of queries, keys and values; None where not measured.
+    """
+
+    precision: str
+    mask: str
+    launch: str
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    pairs: int
+    seconds: float
+    backward_s: float | None = None
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCopyRow:
+    """A copy of pinned host memory "to_device", or back "to_host": what offload pays."""
+
+    direction: str
     num_bytes: int
     seconds: float
     spread: float = 0.0
 
 
-Row = MatmulRow | CopyRow | LayerRow | OverheadRow | OptimizerRow | LinkRow | CollectiveRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapRow:
+    """The same product alone and beside a collective of `num_bytes` that never ends while it runs."""
+
+    collective: str
+    link: str
+    num_ranks: int
+    num_bytes: int
+    alone_s: float
+    beside_s: float
+    spread: float = 0.0
+
+
+Row = (
+    MatmulRow
+    | CopyRow
+    | AttentionRow
+    | LayerRow
+    | OverheadRow
+    | OptimizerRow
+    | HostCopyRow
+    | LinkRow
+    | CollectiveRow
+    | OverlapRow
+)
 
 _ROWS: dict[str, type[Row]] = {
     "matmul": MatmulRow,
     "copy": CopyRow,
+    "attention": AttentionRow,
+    "host_copy": HostCopyRow,
+    "overlap": OverlapRow,
     "layer": LayerRow,
     "overhead": OverheadRow,
     "optimizer": OptimizerRow,
@@ -180,20 +263,47 @@ def read_measurement(path: Path) -> Measurement:
     return Measurement(Header(**header_fields), rows)
 
 
-def merge_rows(measurements: Iterable[Measurement]) -> Measurement:
-    """Rows of several files of one machine; ValueError when software or machine differ."""
+class Mixing(Enum):
+    """Whether rows of different software go into one profile."""
+
+    REFUSED = "refused"
+    ALLOWED = "allowed"
+
+
+def merge_rows(measurements: Iterable[Measurement], mixing: Mixing = Mixing.REFUSED) -> Measurement:
+    """Rows of several files of one machine.
+
+    A package that one file does not name says nothing about its rows: kernels measured without
+    transformers go together with layers measured with it. Where mixing is allowed, a package of
+    several versions keeps all of them in the header.
+
+    Raises:
+        ValueError: no file; machine or clocks differ; software differs and mixing is refused.
+    """
     merged = list(measurements)
     if not merged:
         raise ValueError("want at least one measurement, got none")
     first = merged[0].header
     for other in (measurement.header for measurement in merged[1:]):
-        for name in ("device", "device_name", "num_threads", "clocks", "versions"):
+        for name in ("device", "device_name", "num_threads", "clocks"):
             if getattr(first, name) != getattr(other, name):
                 raise ValueError(
                     f"rows of different {name} are never mixed: {getattr(first, name)} of {first.date} "
                     f"and {getattr(other, name)} of {other.date}; measure again"
                 )
-    return Measurement(first, tuple(row for measurement in merged for row in measurement.rows))
+    versions: dict[str, list[str]] = {}
+    for package, version in (pair for measurement in merged for pair in measurement.header.versions):
+        versions.setdefault(package, [])
+        if version not in versions[package]:
+            versions[package].append(version)
+    for package, found in versions.items():
+        if len(found) > 1 and mixing is Mixing.REFUSED:
+            raise ValueError(
+                f"rows of different versions are not mixed unless asked: {package} {' and '.join(found)}; "
+                "measure again or allow it with --mix-versions"
+            )
+    header = replace(first, versions=tuple(sorted((name, " + ".join(v)) for name, v in versions.items())))
+    return Measurement(header, tuple(row for measurement in merged for row in measurement.rows))
 
 
 def _parse(path: Path, number: int, line: str, kinds: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from workbench.calibrate.data_sheet import A100, H100, SHEETS, DataSheet
+from workbench.calibrate.tables import collective_fits
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import (
     CollectiveTable,
@@ -69,7 +71,9 @@ def build_profile(sheet: DataSheet) -> Profile:
     normalization, normalization_fit = moved_table(sheet, _NORMALIZATION)
     links, link_fits = machine_links(sheet)
     collectives = collective_tables(sheet)
-    link_fits += tuple(_fit(found.collective, found.table) for found in collectives)
+    link_fits += tuple(
+        replace(fit, median=_digits(fit.median), p90=_digits(fit.p90)) for fit in collective_fits(collectives)
+    )
     fits = [_fit("matmul", matmul)] if matmul.measured else []
     fits += decoder_layer_fit(sheet, matmul)
     fits += [_fit("attention", attention)] if attention.measured else []

@@ -43,7 +43,7 @@ def calibrate_command(
     as_json: Json = False,
 ) -> None:
     """Measure this machine and write its profile."""
-    from runtime.microbench import BenchSettings, measure
+    from runtime.bench_plans import BenchSettings, measure
     from runtime.pool import Pool
 
     for place in (output, rows):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from workbench.cost.hardware import Link
 from workbench.cost.interpolate import Surface
-from workbench.cost.profile import Profile
+from workbench.cost.profile import Profile, Table
 
 
 class Collective(StrEnum):
@@ -27,12 +27,9 @@ class Collectives:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._surfaces = {
-            (measured.collective, measured.scope): Surface(measured.table.points)
+            (measured.collective, measured.scope, num_ranks): Surface(points)
             for measured in profile.collectives
-        }
-        self._ranks = {
-            (measured.collective, measured.scope): {point[0] for point in measured.table.points}
-            for measured in profile.collectives
+            for num_ranks, points in by_ranks(measured.table).items()
         }
 
     def seconds(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
@@ -40,8 +37,8 @@ class Collectives:
         surface = self._measured(kind, num_ranks, link)
         if surface is None or num_bytes == 0:
             return _RING[kind](num_bytes, num_ranks, link)
-        padded = max(num_bytes, surface.low[1])
-        return padded / surface.read(float(num_ranks), padded).rate
+        padded = max(num_bytes, surface.low[0])
+        return padded / surface.read(padded).rate
 
     def is_measured(self, kind: Collective, num_ranks: int, link: Link) -> bool:
         """Whether rows stand behind it, or nothing is sent at all."""
@@ -50,10 +47,18 @@ class Collectives:
     def _measured(self, kind: Collective, num_ranks: int, link: Link) -> Surface | None:
         for machine_link in self._profile.links:
             own = (machine_link.bytes_per_s, machine_link.latency_s) == (link.bytes_per_s, link.latency_s)
-            key = (kind.value, machine_link.scope)
-            if own and float(num_ranks) in self._ranks.get(key, ()):
+            key = (kind.value, machine_link.scope, float(num_ranks))
+            if own and key in self._surfaces:
                 return self._surfaces[key]
         return None
+
+
+def by_ranks(table: Table) -> dict[float, list[tuple[float, ...]]]:
+    """Number of ranks -> points (bytes, rate): times at one number say nothing exact about another."""
+    found: dict[float, list[tuple[float, ...]]] = {}
+    for num_ranks, *point in table.points:
+        found.setdefault(num_ranks, []).append(tuple(point))
+    return found
 
 
 def all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:

@@ -19,7 +19,8 @@ class Reading(NamedTuple):
 class Surface:
     """Rates over positive coordinates, interpolated in log space; measured points come back exactly.
 
-    Inverse squared distance over the six nearest points (Shepard 1968, "A two-dimensional
+    Over one coordinate: a straight line between the two neighbours. Over several: inverse
+    squared distance over the six nearest points (Shepard 1968, "A two-dimensional
     interpolation function for irregularly-spaced data", ACM national conference), all
     points at the sixth distance included, so that the order of points does not matter.
     Coordinates outside the box of the points are moved to its face.
@@ -50,24 +51,41 @@ class Surface:
             asked = np.log2(np.asarray(coordinates, dtype=np.float64))
             at = np.clip(asked, self._low, self._high)
             inside = bool(np.abs(asked - at).max() < 1e-9)
-            distance = np.abs(self._coordinates - at).sum(axis=1)
-            found = Reading(float(np.exp2(_shepard(distance, self._log_rate))), inside)
+            found = Reading(float(np.exp2(_between(self._coordinates, self._log_rate, at))), inside)
             self._known[coordinates] = found
         return found
 
     def leave_one_out(self) -> tuple[float, float]:
         """Median and 90th percentile of |relative error| when each point is predicted by the others.
 
+        Over one coordinate the first and the last point are left in: the others do not enclose them.
+
+        Raises:
+            ValueError: fewer than two points, or three over one coordinate.
+
         Complexity: O(N^2).
         """
-        if len(self._log_rate) < 2:
-            raise ValueError("leave-one-out wants at least two points, got one")
-        errors = np.empty(len(self._log_rate))
-        for index, at in enumerate(self._coordinates):
-            distance = np.abs(self._coordinates - at).sum(axis=1)
-            distance[index] = np.inf
-            errors[index] = abs(np.exp2(_shepard(distance, self._log_rate) - self._log_rate[index]) - 1)
+        order = np.argsort(self._coordinates[:, 0], kind="stable")
+        folds = order[1:-1] if self._coordinates.shape[1] == 1 else order
+        if len(order) < 2 or not len(folds):
+            raise ValueError(f"leave-one-out wants at least two points, or three in a line, got {len(order)}")
+        kept = np.ones(len(order), dtype=bool)
+        errors = np.empty(len(folds))
+        for place, index in enumerate(folds):
+            kept[index] = False
+            at = self._coordinates[index]
+            predicted = _between(self._coordinates[kept], self._log_rate[kept], at)
+            errors[place] = abs(np.exp2(predicted - self._log_rate[index]) - 1)
+            kept[index] = True
         return float(np.median(errors)), float(np.quantile(errors, 0.9))
+
+
+def _between(coordinates: NDArray[np.float64], value: NDArray[np.float64], at: NDArray[np.float64]) -> float:
+    if coordinates.shape[1] > 1:
+        return _shepard(np.abs(coordinates - at).sum(axis=1), value)
+    places, inverse = np.unique(coordinates[:, 0], return_inverse=True)
+    means = np.bincount(inverse, weights=value) / np.bincount(inverse)
+    return float(np.interp(at[0], places, means))
 
 
 def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float:

@@ -11,7 +11,21 @@ from workbench.cost.profile import LayerPoint, LayerTable
 from workbench.cost.roofline import Work
 from workbench.graph.layer import TokenCount
 
-COLUMNS = ("forward_s", "input_grad_s", "weight_grad_s", "weight_only_s")
+COLUMNS = (
+    "forward_s",
+    "input_grad_s",
+    "weight_grad_s",
+    "weight_only_s",
+    "forward_only_s",
+    "split_input_s",
+    "split_weight_s",
+)
+# What stands in for a column that was not measured.
+STAND_IN = {
+    "forward_only_s": "forward_s",
+    "split_input_s": "input_grad_s",
+    "split_weight_s": "weight_grad_s",
+}
 
 
 class MeasuredTime(NamedTuple):
@@ -22,6 +36,9 @@ class MeasuredTime(NamedTuple):
     input_grad_s: float
     weight_grad_s: float
     weight_only_s: float
+    forward_only_s: float
+    split_input_s: float
+    split_weight_s: float
 
 
 class MeasuredLayer:
@@ -109,8 +126,10 @@ def _place(features: NDArray[np.float64]) -> tuple[float, float, float]:
 
 def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:
     """A column; where weights alone were not timed, both gradients stand in for them."""
-    if name != "weight_only_s":
-        return np.array([getattr(point, name) for point in points])
-    both = [point.input_grad_s + point.weight_grad_s for point in points]
-    alone = [point.weight_only_s for point in points]
-    return np.array([b if a is None else min(a, b) for a, b in zip(alone, both, strict=True)])
+    if name == "weight_only_s":
+        both = [point.input_grad_s + point.weight_grad_s for point in points]
+        alone = [point.weight_only_s for point in points]
+        return np.array([b if a is None else min(a, b) for a, b in zip(alone, both, strict=True)])
+    found = [getattr(point, name) for point in points]
+    instead = STAND_IN.get(name, name)
+    return np.array([getattr(p, instead) if s is None else s for p, s in zip(points, found, strict=True)])

@@ -48,6 +48,9 @@ class LayerPoint:
     input_grad_s: float
     weight_grad_s: float
     weight_only_s: float | None = None
+    forward_only_s: float | None = None
+    split_input_s: float | None = None
+    split_weight_s: float | None = None
 
     def __post_init__(self) -> None:
         if min(self.rows, self.tokens_in) < 1 or self.attention_area < 0:

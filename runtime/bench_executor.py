@@ -1,126 +1,26 @@
-"""Times what is not a layer: products, copies, messages, all-reduces, and the executor itself."""
+"""Times the executor itself: what an action costs whose stage has no layers."""
 
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.adapters.choose import adapter_of
-from runtime.bench_layers import quartile_spread
+from runtime.bench_clock import quartile_spread
 from runtime.launch import run_lowered
-from runtime.pool import Place, Pool
-from runtime.rank_job import TORCH_TYPE, RunSettings
+from runtime.pool import Pool
+from runtime.rank_job import RunSettings
 from runtime.stage_module import StageInput
-from workbench.calibrate.measurement import CollectiveRow, CopyRow, LinkRow, MatmulRow, OverheadRow
+from workbench.calibrate.measurement import OverheadRow
 from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Weights
-from workbench.plan.plan import Plan, Precision, Stage
+from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import Pass
-
-MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
-REDUCED_BYTES = (2**12, 2**18, 2**22, 2**24)
-PRODUCTS = ((256, 256, 256), (256, 1024, 512), (512, 512, 2048), (1024, 1024, 1024))  # m, n, k
-COPIED_BYTES = (2**16, 2**20, 2**23, 2**25)
-REPEATS = 15
-WARMUP = 2
-
-
-def time_products(place: Place, precision: Precision) -> list[MatmulRow]:
-    """y[m, n] = x[m, k] w[k, n] in several sizes."""
-    del place
-    dtype = TORCH_TYPE[precision]
-    rows = []
-    for m, n, k in PRODUCTS:
-        x, w = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
-        seconds = _repeat(lambda x=x, w=w: x @ w)  # type: ignore[misc]
-        rows.append(MatmulRow(precision=str(precision), m=m, n=n, k=k, **_summary(seconds)))
-    return rows
-
-
-def time_copies(place: Place) -> list[CopyRow]:
-    """A kernel that reads half of the bytes and writes the other half."""
-    del place
-    rows = []
-    for num_bytes in COPIED_BYTES:
-        source = torch.ones(num_bytes // 8)
-        target = torch.empty_like(source)
-        seconds = _repeat(lambda s=source, t=target: torch.add(s, 1.0, out=t))  # type: ignore[misc]
-        rows.append(CopyRow(num_bytes=num_bytes, **_summary(seconds)))
-    return rows
-
-
-def time_messages(place: Place) -> list[LinkRow]:
-    """Half of a round trip between the first two processes, as the executor sends: isend and irecv."""
-
-    def round_trip(buffer: Tensor) -> None:
-        if place.process == 0:
-            _must(dist.isend(buffer, 1, tag=1)).wait()
-            _must(dist.irecv(buffer, 1, tag=2)).wait()
-        elif place.process == 1:
-            _must(dist.irecv(buffer, 0, tag=1)).wait()
-            _must(dist.isend(buffer, 0, tag=2)).wait()
-
-    return [
-        LinkRow(link="intra", num_bytes=num_bytes, **_summary([second / 2 for second in seconds]))
-        for num_bytes, seconds in _in_turn(MESSAGE_BYTES, round_trip).items()
-    ]
-
-
-def time_reductions(place: Place) -> list[CollectiveRow]:
-    """All-reduces among all processes of the world."""
-
-    def reduce(buffer: Tensor) -> None:
-        dist.all_reduce(buffer)
-
-    return [
-        CollectiveRow(
-            collective="all_reduce",
-            link="intra",
-            num_ranks=place.size,
-            num_bytes=num_bytes,
-            **_summary(seconds),
-        )
-        for num_bytes, seconds in _in_turn(REDUCED_BYTES, reduce).items()
-    ]
-
-
-def _in_turn(sizes: Sequence[int], call: Callable[[Tensor], None]) -> dict[int, list[float]]:
-    """Seconds by size; sizes take turns, so that a disturbance falls on all of them alike."""
-    found: dict[int, list[float]] = {size: [] for size in sizes}
-    buffers = {size: torch.zeros(size // 4) for size in sizes}
-    for turn in range(WARMUP + REPEATS):
-        for size in sizes:
-            dist.barrier()
-            start_s = time.perf_counter()
-            call(buffers[size])
-            if turn >= WARMUP:
-                found[size].append(time.perf_counter() - start_s)
-    return found
-
-
-def _must(work: dist.Work | None) -> dist.Work:
-    assert work is not None
-    return work
-
-
-def _repeat(call: Callable[[], object]) -> list[float]:
-    found = []
-    for _ in range(WARMUP + REPEATS):
-        start_s = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start_s)
-    return found[WARMUP:]
-
-
-def _summary(seconds: list[float]) -> dict[str, Any]:
-    return {"seconds": statistics.median(seconds), "spread": quartile_spread(seconds)}
 
 
 class EmptyStage(nn.Module):
@@ -206,7 +106,7 @@ def time_executor(plan: Plan, pool: Pool, *, steps: int = 5) -> list[OverheadRow
         for span in trace.spans:
             seconds.setdefault(span.action.kind, []).append(span.end_s - span.start_s)
     return [
-        OverheadRow(action=str(kind), **_summary(found))
+        OverheadRow(action=str(kind), seconds=statistics.median(found), spread=quartile_spread(found))
         for kind, found in sorted(seconds.items())
         if kind is not Pass.REDUCE_GRAD
     ]

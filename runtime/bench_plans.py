@@ -1,0 +1,172 @@
+"""Measures a machine for the layers of plans: rows for `workbench.calibrate.fit`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from runtime.bench_clock import Clock
+from runtime.bench_executor import time_executor
+from runtime.bench_layers import Key, Window, rows_of, time_window, windows_of
+from runtime.bench_wires import Ring
+from runtime.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
+from runtime.pool import Place, Pool
+from runtime.rank_job import TORCH_TYPE
+from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan
+from workbench.schedule.action import COMPUTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSettings:
+    """How much is measured.
+
+    Args:
+        concurrency: processes that run every layer at the same time, each pinned where cores
+            allow: as many as ranks will share the machine's memory.
+        sizes: microbatches per module, from small to large.
+        budget_s: of each kind of pass of each window; three rounds are timed at least.
+        timeout_s: of each job.
+        device: "cpu", or "cuda": then this process measures alone, and links between GPUs come
+            from `torchrun -m runtime.microbench`.
+    """
+
+    concurrency: int = 1
+    sizes: int = 3
+    budget_s: float = 0.3
+    timeout_s: float = 120.0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "sizes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
+
+
+def check_device(device: str) -> None:
+    """ValueError where there is no such device."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: torch sees no GPU on this machine; want cpu")
+
+
+def measure(
+    plans: Sequence[Plan],
+    pool: Pool,
+    *,
+    settings: BenchSettings | None = None,
+    path: Path | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Measurement:
+    """Measure what the plans are made of: layers, operators, messages, collectives, executor.
+
+    Args:
+        plans: layers and sizes of all are measured; the first one's ranks give the executor's
+            overhead and the sizes of gradient groups.
+        pool: of at least as many workers as the first plan has ranks and `concurrency`.
+        path: rows are written here as they come; rows that it already holds are not measured
+            again, so an interrupted run goes on where it was.
+        progress: called before each task and at the end.
+
+    Raises:
+        ValueError: no plan, no such device, or a file of another machine or software.
+    """
+    if not plans:
+        raise ValueError("want at least one plan to measure, got none")
+    chosen = settings or BenchSettings()
+    check_device(chosen.device)
+    header = header_here(chosen.device, [("transformers", transformers.__version__)])
+    return run_tasks(_tasks(plans, pool, chosen), header, path=path, progress=progress)
+
+
+def _tasks(plans: Sequence[Plan], pool: Pool, settings: BenchSettings) -> list[Task]:
+    dtype = TORCH_TYPE[plans[0].settings.precision]
+    tasks = operator_tasks(Clock(settings.device), dtype)
+    if settings.device == "cpu":
+        tasks = [_in_pool(task, index, dtype, pool, settings) for index, task in enumerate(tasks)]
+        for size in _group_sizes(plans):
+            ring = Ring(link="intra", processes=tuple(range(size)), process=0)
+            alike = wire_tasks(Clock(), [ring], lambda _: True)
+            tasks += [_among(task, index, size, pool, settings) for index, task in enumerate(alike)]
+        tasks += [_executor_task(plan, pool) for plan in plans[:1]]
+    seen: set[Key] = set()
+    for plan in plans:
+        for window in windows_of(plan, sizes=settings.sizes):
+            if not seen.issuperset(window.keys(plan)):
+                seen.update(window.keys(plan))
+                tasks.append(_layer_task(plan, window, pool, settings))
+    return tasks
+
+
+def _in_pool(task: Task, index: int, dtype: torch.dtype, pool: Pool, settings: BenchSettings) -> Task:
+    """On one pinned worker instead of this process."""
+    return Task(
+        task.what,
+        task.is_done,
+        lambda: pool.run(_operators_job, 1, index, dtype, timeout_s=settings.timeout_s)[0],
+    )
+
+
+def _operators_job(place: Place, index: int, dtype: torch.dtype) -> Sequence[Row]:
+    del place
+    return operator_tasks(Clock(), dtype)[index].measure()
+
+
+def _among(task: Task, index: int, size: int, pool: Pool, settings: BenchSettings) -> Task:
+    """On as many workers as the ring has processes."""
+    return Task(
+        task.what,
+        task.is_done,
+        lambda: pool.run(_wires_job, size, index, timeout_s=settings.timeout_s)[0],
+    )
+
+
+def _wires_job(place: Place, index: int) -> Sequence[Row]:
+    ring = Ring(link="intra", processes=tuple(range(place.size)), process=place.process)
+    return wire_tasks(Clock(), [ring], lambda _: True)[index].measure()
+
+
+def _executor_task(plan: Plan, pool: Pool) -> Task:
+    def is_done(rows: Sequence[Row]) -> bool:
+        return any(isinstance(row, OverheadRow) and row.action in COMPUTE for row in rows)
+
+    return Task("executor", is_done, lambda: time_executor(plan, pool))
+
+
+def _layer_task(plan: Plan, window: Window, pool: Pool, settings: BenchSettings) -> Task:
+    keys = set(window.keys(plan))
+
+    def is_done(rows: Sequence[Row]) -> bool:
+        return keys <= {_key_of(row) for row in rows if isinstance(row, LayerRow)}
+
+    def run() -> Sequence[Row]:
+        if settings.device == "cuda":
+            alone = Place(0, 1, lambda position: None)
+            return list(rows_of(plan, window, [time_window(alone, plan, window, settings.budget_s, "cuda")]))
+        times = pool.run(
+            time_window,
+            settings.concurrency,
+            plan,
+            window,
+            settings.budget_s,
+            timeout_s=settings.timeout_s,
+        )
+        return list(rows_of(plan, window, times))
+
+    first, last = window.layers
+    what = f"{window.module}[{first}:{last}], {window.num_rows} x {window.row.tokens_in} tokens"
+    return Task(what, is_done, run)
+
+
+def _key_of(row: LayerRow) -> Key:
+    return row.signature, row.precision, row.rows, row.tokens_in, row.attention_area
+
+
+def _group_sizes(plans: Sequence[Plan]) -> list[int]:
+    """Two, for messages, and the numbers of ranks that sum a gradient in any of the plans."""
+    sizes = {2, *(len(group.ranks) for plan in plans for group in lower(plan).groups)}
+    return sorted(size for size in sizes if size > 1)

@@ -1,0 +1,138 @@
+"""Rate tables out of measured rows of operators and collectives, with their leave-one-out errors."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from workbench.calibrate.measurement import AttentionRow, CollectiveRow, CopyRow, MatmulRow
+from workbench.cost.collectives import by_ranks
+from workbench.cost.interpolate import Surface
+from workbench.cost.profile import CollectiveTable, Fit, Table
+from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP
+
+R = TypeVar("R")
+K = TypeVar("K")
+
+SOURCE = "microbenchmark"
+NORMS = ("layer_norm", "rms_norm")
+POINTWISE = ("add", "gelu", "swiglu")
+FEWEST_ON_A_LINE = 3  # of which one can be left out between two others
+
+
+def grouped(rows: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
+    """Rows by key, keys in sorted order, so that the order of rows does not matter."""
+    groups: dict[K, list[R]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return dict(sorted(groups.items(), key=lambda item: str(item[0])))
+
+
+def matmul_table(rows: Sequence[MatmulRow]) -> Table:
+    """FLOP/s by (m, n, k)."""
+    shapes = grouped(rows, lambda row: (row.m, row.n, row.k))
+    points = tuple(
+        (float(m), float(n), float(k), 2.0 * m * n * k / median(row.seconds for row in same))
+        for (m, n, k), same in shapes.items()
+    )
+    return Table(axes=("m", "n", "k"), points=points, measured=bool(points), source=SOURCE)
+
+
+def moved_table(rows: Sequence[CopyRow], operators: Sequence[str]) -> Table:
+    """Bytes/s by bytes moved: the median over some memory-bound operators of about one size."""
+    octaves = grouped((r for r in rows if r.operator in operators), lambda row: _octave(row.num_bytes))
+    points = tuple(
+        (median(float(row.num_bytes) for row in same), median(row.num_bytes / row.seconds for row in same))
+        for same in octaves.values()
+    )
+    return Table(axes=("bytes",), points=points, measured=bool(points), source=SOURCE)
+
+
+def _octave(num_bytes: int) -> int:
+    return round(math.log2(num_bytes))
+
+
+def attention_table(rows: Sequence[AttentionRow]) -> Table:
+    """FLOP/s by (length, heads, queries per key) of causal forwards, each by its best launch."""
+    causal = [row for row in rows if row.mask == "causal"]
+    shapes = grouped(causal, lambda row: (row.length, row.heads, row.heads / row.kv_heads))
+    points = tuple(
+        (*map(float, shape), max(_flop_per_s(row) for row in same)) for shape, same in shapes.items()
+    )
+    axes = ("length", "heads", "queries_per_key")
+    return Table(axes=axes, points=points, measured=bool(points), source=SOURCE)
+
+
+def _flop_per_s(row: AttentionRow) -> float:
+    return 4.0 * row.head_dim * row.pairs * row.heads / row.seconds
+
+
+def attention_backward_rate(rows: Sequence[AttentionRow]) -> float | None:
+    """Backward FLOP/s over forward FLOP/s, the median over all shapes; None where not measured."""
+    found = [
+        ATTENTION_BACKWARD_FLOP * row.seconds / row.backward_s
+        for row in rows
+        if row.mask == "causal" and row.backward_s
+    ]
+    return median(found) if found else None
+
+
+def collective_tables(rows: Sequence[CollectiveRow]) -> tuple[CollectiveTable, ...]:
+    """Bytes/s by (ranks, bytes) of every collective over every link."""
+    tables = []
+    for (collective, scope), members in grouped(rows, lambda row: (row.collective, row.link)).items():
+        sizes = grouped(members, lambda row: (row.num_ranks, row.num_bytes))
+        points = tuple(
+            (float(ranks), float(size), size / median(row.seconds for row in same))
+            for (ranks, size), same in sizes.items()
+        )
+        table = Table(axes=("num_ranks", "bytes"), points=points, measured=True, source=SOURCE)
+        tables.append(CollectiveTable(collective=collective, scope=scope, table=table))
+    return tuple(tables)
+
+
+def table_fits(tables: Sequence[tuple[str, Table]]) -> list[Fit]:
+    """Leave-one-out errors of the tables that have points enough."""
+    fits = []
+    for name, table in tables:
+        if len(table.points) >= (FEWEST_ON_A_LINE if len(table.axes) == 1 else 2):
+            middle, p90 = Surface(table.points).leave_one_out()
+            fits.append(Fit(table=name, num_points=len(table.points), median=middle, p90=p90))
+    return fits
+
+
+def collective_fits(tables: Sequence[CollectiveTable]) -> list[Fit]:
+    """Leave-one-out errors, by number of ranks, as predictions read them."""
+    lines = [
+        (
+            f"{found.collective} of {num_ranks:g} over {found.scope}",
+            Table(axes=("bytes",), points=tuple(line)),
+        )
+        for found in tables
+        for num_ranks, line in by_ranks(found.table).items()
+    ]
+    return table_fits(lines)
+
+
+def quality(name: str, errors: Sequence[float]) -> Fit:
+    """Median and 90th percentile of errors."""
+    middle, p90 = (float(np.quantile(errors, q)) for q in (0.5, 0.9))
+    return Fit(table=name, num_points=len(errors), median=middle, p90=p90)
+
+
+def other_masks_fit(rows: Sequence[AttentionRow], causal: Table) -> list[Fit]:
+    """Every other mask predicted by its pairs from the causal table: what its tiles cost on top."""
+    if not causal.points:
+        return []
+    surface = Surface(causal.points)
+    others = [row for row in rows if row.mask != "causal"]
+    best = grouped(others, lambda row: (row.mask, row.length, row.heads, row.kv_heads, row.head_dim))
+    errors = []
+    for same in best.values():
+        row = min(same, key=lambda row: row.seconds)
+        length = max(1.0, 2.0 * row.pairs / row.length)
+        rate = surface.read(length, row.heads * max(1.0, row.length / length), row.heads / row.kv_heads).rate
+        errors.append(abs(4.0 * row.head_dim * row.pairs * row.heads / rate / row.seconds - 1))
+    return [quality("attention, other masks by their pairs", errors)] if errors else []
