@@ -61,8 +61,7 @@ class KernelTimes:
         run, queries = self.execution, operator_tokens(operator, work, grid)
         keys = operator.num_keys or max(row.tokens_in for row in work.rows)
         scores = queries * keys * operator.num_heads / grid.tp
-        length = min(keys, work.tokens(operator.tokens) / len(work.rows))
-        rate = self._rate(Gemm(length, keys, operator.head_dim), precision) * run.attention_rate
+        rate = self._rate(Gemm(scores / keys, keys, operator.head_dim), precision) * run.attention_rate
         return self._floor(4.0 * operator.head_dim * scores / rate) + self.moved_s(
             run.scores_passes * scores * ELEMENT_BYTES[precision]
         )
@@ -87,9 +86,11 @@ class KernelTimes:
 
     def update_s(self, num_bytes: float) -> float:
         """Seconds of an optimizer step that moves so many bytes."""
+        if num_bytes == 0:
+            return 0.0
         rate = self._pointwise.read(num_bytes).rate if self._pointwise else self.profile.memory_bytes_per_s
         run = self.execution
-        return self._floor(num_bytes / (rate * run.step_rate)) + run.step_start_s if num_bytes else 0.0
+        return self._floor(num_bytes / (rate * run.step_rate)) + run.step_start_s
 
     def _floor(self, seconds: float) -> float:
         return max(seconds, self.profile.kernel_floor_s)

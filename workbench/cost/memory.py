@@ -14,6 +14,7 @@ from workbench.cost.eager_memory import (
     eager_kept,
     shared_bytes,
 )
+from workbench.cost.megatron_memory import GRADIENT_BYTES, megatron_saved
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
@@ -31,10 +32,20 @@ class Kernels(StrEnum):
     FUSED: one kernel per norm, activation and attention, each keeping what its formula needs:
     training systems on GPUs. EAGER: transformers' modules as they stand, one PyTorch operator
     after the other, each keeping what autograd asks of it: this workbench's runtime.
+    MEGATRON: FUSED with dropout and float32 gradients; SCORES: attention stores its scores;
+    SEQUENCE: sequence parallelism.
     """
 
     FUSED = "fused"
     EAGER = "eager"
+    MEGATRON = "megatron"
+    MEGATRON_SCORES = "megatron-scores"
+    MEGATRON_SEQUENCE = "megatron-sequence"
+    MEGATRON_SEQUENCE_SCORES = "megatron-sequence-scores"
+
+    @property
+    def is_megatron(self) -> bool:
+        return self.startswith("megatron")
 
 
 class LayerBytes(NamedTuple):
@@ -73,7 +84,19 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     working = working_bytes(layer, setting.work, grid, size)
     backward = working if needs.any else 0
     kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
+    if kernels.is_megatron:
+        kept = Kept(round(sum(_megatron_saved(layer, needs, setting, kernels))), kept.input_bytes)
     return LayerBytes(kept, 0, working, backward, backward)
+
+
+def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> tuple[float, ...]:
+    return megatron_saved(
+        layer,
+        needs,
+        setting,
+        stores_scores=kernels.endswith("scores"),
+        cuts_sequence="sequence" in kernels,
+    )
 
 
 def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
@@ -100,6 +123,9 @@ def state_bytes(element_bytes: int, kernels: Kernels = Kernels.FUSED) -> StateBy
     2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width. EAGER: two
     moments of the weight's own width, as torch's AdamW keeps them.
     """
+    if kernels.is_megatron:
+        master = FLOAT32_BYTES if element_bytes < FLOAT32_BYTES else 0
+        return StateBytes(element_bytes, GRADIENT_BYTES, master + 2 * FLOAT32_BYTES)
     if kernels is Kernels.FUSED and element_bytes < FLOAT32_BYTES:
         return StateBytes(element_bytes, element_bytes, 3 * FLOAT32_BYTES)
     return StateBytes(element_bytes, element_bytes, 2 * element_bytes)

@@ -222,7 +222,7 @@ class _RankAccount:
 
     def _step_working(self) -> int:
         """AdamW's two temporaries of the largest trained parameter; a fused one has none."""
-        if self._plan.settings.kernels is Kernels.FUSED:
+        if self._plan.settings.kernels is not Kernels.EAGER:
             return 0
         sizes = [
             elements_of(parameter, stage) * self._plan.settings.precision.num_bytes

@@ -22,7 +22,7 @@ from workbench.plan.plan import (
     Sharding,
     Stage,
 )
-from workbench.rows.llm_row import Architecture, LlmRow, Number, Optimizer, Recomputed, YesNo
+from workbench.rows.llm_row import Architecture, LlmRow, Number, Optimizer, Recomputed, Scores, YesNo
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.units import GB
 
@@ -156,7 +156,7 @@ def settings_of(row: LlmRow) -> Settings:
     """How layers are computed."""
     return Settings(
         precision=Precision.FLOAT32 if row.precision is Number.FP32 else Precision.BFLOAT16,
-        kernels=Kernels.FUSED,
+        kernels=kernels_of(row),
         modules=(
             ModuleSettings(
                 module=MODULE,
@@ -165,3 +165,11 @@ def settings_of(row: LlmRow) -> Settings:
             ),
         ),
     )
+
+
+def kernels_of(row: LlmRow) -> Kernels:
+    """What layers keep: scores where they are stored and not computed again, shares of the sequence."""
+    keeps_scores = row.attention is Scores.STORED and row.recompute is not Recomputed.SELECTIVE
+    if row.sequence_parallel is YesNo.YES:
+        return Kernels.MEGATRON_SEQUENCE_SCORES if keeps_scores else Kernels.MEGATRON_SEQUENCE
+    return Kernels.MEGATRON_SCORES if keeps_scores else Kernels.MEGATRON
