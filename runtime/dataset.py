@@ -18,11 +18,15 @@ from torch import Tensor
 from runtime.adapters.audio import FRAMES_PER_TOKEN, WhisperAdapter
 from runtime.adapters.choose import adapter_of
 from runtime.adapters.vision import VisionAdapter
+from runtime.batches import CAUSAL
 from runtime.mel import HOP, SAMPLE_HZ, log_mel
 from runtime.scenes import INDEX, make
+from runtime.step_plans import NextBatches, batches_after
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job import Job
+from workbench.masks.builders import SAMPLE_MASKS
+from workbench.plan.plan import Plan
 
 # The byte vocabulary: a text is its UTF-8 bytes, so there is nothing to train or to download.
 NUM_BYTES = 256
@@ -40,10 +44,14 @@ BAD_INPUT = 2  # exit code
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One example: (kind, content) in sequence order; content is a text or a file's path."""
+    """One example: (kind, content) in sequence order; content is a text or a file's path.
+
+    `mask` names who sees whom in the language model.
+    """
 
     id: int
     segments: tuple[tuple[str, str], ...]
+    mask: str = CAUSAL
 
     def of(self, kind: str) -> tuple[str, ...]:
         return tuple(content for name, content in self.segments if name == kind)
@@ -73,8 +81,11 @@ def read_records(folder: Path) -> tuple[Record, ...]:
 
 
 def _record(data: dict[str, Any]) -> Record:
-    if data.keys() != {"id", "segments"} or not isinstance(data["id"], int):
-        raise ValueError("want the keys id (a whole number) and segments")
+    if data.keys() - {"mask"} != {"id", "segments"} or not isinstance(data["id"], int):
+        raise ValueError("want the keys id (a whole number), segments and, at will, mask")
+    mask = data.get("mask", CAUSAL)
+    if mask not in SAMPLE_MASKS:
+        raise ValueError(f"mask must be one of {', '.join(SAMPLE_MASKS)}, got {mask!r}")
     segments: list[tuple[str, str]] = []
     for segment in data["segments"]:
         ((kind, content),) = segment.items()
@@ -83,7 +94,7 @@ def _record(data: dict[str, Any]) -> Record:
         segments.append((kind, content))
     if not any(kind == TEXT for kind, _ in segments):
         raise ValueError("want at least one text")
-    return Record(data["id"], tuple(segments))
+    return Record(data["id"], tuple(segments), mask)
 
 
 class FolderSource:
@@ -145,6 +156,11 @@ def with_data(job: Job, folder: Path) -> Job:
     return replace(job, batch=found[: len(job.batch)])
 
 
+def following_samples(folder: Path | None, plan: Plan) -> NextBatches:
+    """What the plan's batch leaves of a folder, as the batches of further steps; None: nothing."""
+    return NextBatches() if folder is None else batches_after(plan.batch, samples_of(folder, plan.model))
+
+
 @dataclass(frozen=True)
 class _Sizes:
     folder: Path
@@ -166,7 +182,7 @@ class _Sizes:
                 modality, audio = self._audio
                 num = min(_num_frames(self.folder / content) // FRAMES_PER_TOKEN, audio.max_tokens)
                 segments.append(Segment(modality, k, num, num))
-        return Sample(record.id, tuple(segments))
+        return Sample(record.id, tuple(segments), record.mask)
 
     @cached_property
     def _vision(self) -> tuple[str, VisionAdapter]:

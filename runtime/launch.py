@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from runtime.allocator import keep_freed_memory
 from runtime.batches import DataSource, SyntheticSource
-from runtime.dataset import FolderSource, samples_of
+from runtime.dataset import FolderSource, following_samples
 from runtime.failure import RankError
 from runtime.pool import Place, Pool
 from runtime.rank_job import Build, Collect, RankReport, RankState, RunSettings, run_rank
 from runtime.stage_module import build_stage_module
-from runtime.step_plans import NextBatches, Planning, batches_after
+from runtime.step_plans import NextBatches, Planning
 from runtime.timing import Spread, assemble, iteration_spread, median_trace
 from runtime.weights import exporting, refuse_taken
 from workbench.plan.accept import accept
@@ -207,6 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "e.g. torchrun --nproc-per-node 4 -m runtime.launch plan.json"
             )
         lowered, _ = accept(read_plan(options.plan))
+        if options.next_samples and options.data is None:
+            raise ValueError("--next-samples takes them from a data folder; want --data FOLDER")
         source = SyntheticSource(options.seed) if options.data is None else FolderSource(options.data)
         if options.trace is not None:
             check_writable(options.trace)
@@ -220,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeout_s=options.timeout,
             weights=options.weights,
             export=options.export,
-            following=_following(lowered.plan, options),
+            following=following_samples(options.data if options.next_samples else None, lowered.plan),
         )
         result = _run_under_torchrun(lowered, settings, source)
         if result is not None and options.trace is not None:
@@ -237,14 +239,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"step {step}{timed}: loss {loss:.6f}\n")
         sys.stdout.write(f"loss {result.losses[-1]:.6f}, iteration {result.spread.median_s:.6f} s\n")
     return 0
-
-
-def _following(plan: Plan, options: argparse.Namespace) -> NextBatches:
-    if not options.next_samples:
-        return NextBatches()
-    if options.data is None:
-        raise ValueError("--next-samples takes them from a data folder; give --data FOLDER")
-    return batches_after(plan.batch, samples_of(options.data, plan.model))
 
 
 def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSource) -> RunResult | None:

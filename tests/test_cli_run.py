@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.scenes import make
 from tests.test_cli import JOB, accept, refuse
 
 
@@ -45,6 +46,49 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(plan: Path, j
         refuse("plan", job, "-o", place, words=words, folder=folder)
         refuse("calibrate", job, "-o", place, words=words, folder=folder)
         refuse("calibrate", job, "-o", folder / "p.json", "--rows", place, words=words, folder=folder)
+
+
+def folder_of_masks(folder: Path) -> Path:
+    """A data folder whose examples differ in mask."""
+    make(folder, num_samples=14, seed=2)
+    index = folder / "data.jsonl"
+    masks = ("causal", "multimodal", "gemma", "multimodal_items")
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    masked = (line | {"mask": masks[number // 4]} for number, line in enumerate(lines))
+    index.write_text("".join(json.dumps(line) + "\n" for line in masked))
+    return folder
+
+
+def test_steps_go_through_a_folder(job: Path):
+    """Four ranks, the language model's tokens on two of them; every step has other lengths and masks."""
+    folder = folder_of_masks(job.with_name("data"))
+    job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2}"))
+    plan = job.with_name("plan.json")
+    accept("plan", job, "--strategy", "cornstarch", "--data", folder, "-o", plan)
+    run = ("run", plan, "--local", "--warmup", 0, "--data", folder, "--json")
+    ahead = json.loads(accept(*run, "--steps", 4, "--next-samples").stdout.splitlines()[-1])
+    assert len(set(ahead["losses"])) == 4
+    again = json.loads(accept(*run, "--steps", 2).stdout.splitlines()[-1])["losses"]
+    assert ahead["losses"][0] == again[0]
+    assert ahead["losses"][1] != again[1]
+    words = "--next-samples takes them from a data folder"
+    refuse("run", plan, "--local", "--next-samples", words=words, folder=job.parent)
+
+
+def test_key_exchange_is_a_layout_of_the_job(job: Path):
+    job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2, key_exchange: ring}"))
+    plan = job.with_name("plan.json")
+    accept("plan", job, "--strategy", "cornstarch", "-o", plan)
+    assert "ring attention" in accept("simulate", plan, "--profile", "H100", "--json").stdout
+    losses = json.loads(accept("run", plan, "--local", "--json").stdout.splitlines()[-1])["losses"]
+    job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2}"))
+    gathering = job.with_name("gathering.json")
+    accept("plan", job, "--strategy", "cornstarch", "-o", gathering)
+    gathered = json.loads(accept("run", gathering, "--local", "--json").stdout.splitlines()[-1])["losses"]
+    assert losses == pytest.approx(gathered, rel=1e-5)
+    job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2, key_exchange: all-to-all}"))
+    words = "cp must divide the 1 key/value heads"
+    refuse("plan", job, "--strategy", "cornstarch", "-o", plan, words=words, folder=job.parent)
 
 
 @pytest.mark.parametrize(

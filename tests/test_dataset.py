@@ -151,6 +151,11 @@ def test_make_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
             '{"id": 1, "segments": [{"video": "x"}]}', "a segment is text, image or audio", id="kind"
         ),
         pytest.param('{"id": 1, "segments": [{"image": "x"}]}', "want at least one text", id="no-text"),
+        pytest.param(
+            '{"id": 1, "segments": [{"text": "x"}], "mask": "round"}',
+            "mask must be one of causal, full, .*got 'round'",
+            id="mask",
+        ),
         pytest.param("", "no examples in it", id="empty"),
         pytest.param(
             '{"id": 1, "segments": [{"text": "x"}]}\n' * 2, "line 2: id 1 is there twice", id="twice"

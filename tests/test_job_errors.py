@@ -29,7 +29,11 @@ from workbench.job_schema import JobSpec, parse_spec
             [[1, 2]],
             "unknown key 'batch.fixed.items.vision.image'; did you mean 'images'?",
         ),
-        (("layouts", "llm", "zz"), 1, "unknown key 'layouts.llm.zz'; known keys are pp, tp, cp, recompute"),
+        (
+            ("layouts", "llm", "zz"),
+            1,
+            "unknown key 'layouts.llm.zz'; known keys are pp, tp, cp, recompute, key_exchange",
+        ),
         (("profile",), ..., "missing key 'profile'"),
         (("batch", "samples"), ..., "missing key 'batch.samples'"),
         (("batch", "samples"), 0, "batch.samples: input should be greater than or equal to 1, got 0"),

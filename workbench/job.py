@@ -10,7 +10,7 @@ from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
-from workbench.job_schema import JobSpec, read_spec
+from workbench.job_schema import JobSpec, LayoutSpec, read_spec
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
 from workbench.schedule.choice import Schedule, usual
 
@@ -93,9 +93,9 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         precision=Precision(spec.precision),
         kernels=automatic if spec.kernels == "auto" else Kernels(spec.kernels),
         modules=tuple(
-            ModuleSettings(module=name, recompute=Recompute(layout.recompute))
+            settings
             for name, layout in spec.layouts.items()
-            if layout.recompute != "none"
+            if (settings := _module_settings(name, layout)) != ModuleSettings(module=name)
         ),
     )
     return Job(
@@ -113,6 +113,12 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         schedule=replace(usual(spec.schedule.kind), **spec.schedule.model_dump(exclude_none=True)),
         settings=settings,
         profile=profile,
+    )
+
+
+def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
+    return ModuleSettings(
+        module=name, recompute=Recompute(layout.recompute), key_exchange=layout.key_exchange
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from workbench.plan.plan import KeyExchange
 from workbench.schedule.choice import ScheduleKind
 
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
@@ -148,6 +149,7 @@ class LayoutSpec(Strict):
     tp: Count = 1
     cp: Count = 1
     recompute: Literal["none", "full"] = "none"
+    key_exchange: KeyExchange = KeyExchange.ALL_GATHER
 
 
 class ScheduleSpec(Strict):

@@ -78,6 +78,9 @@ def run_command(
         Path | None, typer.Option(help="new folder for the trained weights, as --weights reads them")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="data folder; default: random data")] = None,
+    next_samples: Annotated[
+        bool, typer.Option("--next-samples", help="every step takes the next samples of the data folder")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
     profile: Annotated[
         str | None, typer.Option(help="of collectives, when emulated: profile name or file")
@@ -94,7 +97,9 @@ def run_command(
         )
     if profile is not None and not emulate:
         raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
-    from runtime.dataset import FolderSource
+    if next_samples and (data is None or not local):
+        raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
+    from runtime.dataset import FolderSource, following_samples
     from runtime.rank_job import RunSettings
 
     found = read_plan(plan)
@@ -110,6 +115,7 @@ def run_command(
         weights=weights,
         export=export,
         timeout_s=timeout,
+        following=following_samples(data if next_samples else None, found),
     )
     run = _emulated if emulate else _executed
     names, traces, losses = run(lowered, settings, source, profile, quiet=as_json)
