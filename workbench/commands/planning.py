@@ -1,5 +1,6 @@
 """Commands that make and judge plans: plan, search, check."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,8 @@ from workbench.report.tables import (
     search_table,
     titled,
 )
-from workbench.search.drive import Objective, search
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.search.drive import Objective, search, with_schedules
 from workbench.whole_file import check_writable
 
 
@@ -31,6 +33,9 @@ def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
     strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = Strategy.CORNSTARCH,
+    schedule: Annotated[
+        ScheduleKind | None, typer.Option(help="order of passes instead of the job's")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
     as_json: Json = False,
@@ -38,6 +43,8 @@ def plan_command(
     """Turn a job into a plan."""
     check_writable(output)
     wanted = load_job(job)
+    if schedule is not None:
+        wanted = replace(wanted, schedule=usual(schedule))
     facts = load_profile(profile or wanted.profile)
     if data is not None:
         from runtime.dataset import with_data
@@ -61,17 +68,22 @@ def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
     objective: Annotated[Objective, typer.Option(help="what is best")] = Objective.ITERATION,
+    schedule: Annotated[
+        list[ScheduleKind] | None,
+        typer.Option(help="orders of passes to try instead of the job's; repeatable"),
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a job with every strategy, simulate all plans and rank them."""
+    """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
     wanted = load_job(job)
     facts = load_profile(profile or wanted.profile)
-    with ticking("searching", len(PLANNERS), quiet=as_json) as ticker:
+    planners = with_schedules(PLANNERS, [usual(kind) for kind in schedule or ()])
+    with ticking("searching", len(planners), quiet=as_json) as ticker:
         found = search(
             wanted,
             CostModel(facts),
-            PLANNERS,
+            planners,
             lambda plan: predict(*accept(plan), facts),
             ticker.at,
             objective,

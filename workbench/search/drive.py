@@ -1,13 +1,15 @@
 """Tries every strategy on a job and ranks the plans."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
+from workbench.schedule.choice import Schedule
 from workbench.strategies.stage_counts import Progress
 from workbench.trace import Trace
 
@@ -69,6 +71,21 @@ def search(
         progress(len(found), len(planners), note)
         found.append(_candidate(name, job, cost, planner, predict))
     return tuple(sorted(found, key=_key(objective)))
+
+
+def with_schedules(planners: Mapping[str, Planner], schedules: Sequence[Schedule]) -> dict[str, Planner]:
+    """Every planner with every schedule in place of the job's, named `<strategy> <kind>`; none: as given."""
+    if not schedules:
+        return dict(planners)
+    return {
+        f"{name} {schedule.kind}": partial(_plan_with, planner, schedule)
+        for name, planner in planners.items()
+        for schedule in schedules
+    }
+
+
+def _plan_with(planner: Planner, schedule: Schedule, job: Job, cost: CostModel, progress: Progress) -> Plan:
+    return planner(replace(job, schedule=schedule), cost, progress)
 
 
 def _candidate(
