@@ -227,3 +227,22 @@ def test_token_shards_price_the_slowest_context_parallel_rank():
     (even,) = sharded((0, 1, 0, 1, 0)).rows
     assert even.attention_area == 2 * (10 + 42 + 74)
     assert work_of(plan, llm).rows == (RowWork(20, 20, 210),)
+
+
+def test_passes_that_were_measured_apart_have_their_own_prices():
+    whole = LayerTime(1.0, 2.0, 4.0, interior_grad_s=1.5)
+    apart = LayerTime(
+        1.0, 2.0, 4.0, interior_grad_s=1.5, forward_only_s=0.75, split_input_s=2.5, split_weight_s=4.5
+    )
+    both, weights, frozen, nothing = (Needs(bool(i), bool(w)) for i, w in ((1, 1), (0, 1), (1, 0), (0, 0)))
+    for needs, expected in (
+        (both, (1.0, 2.5, 4.5)),
+        (weights, (1.0, 2.0, 4.5)),
+        (frozen, (1.0, 2.0, 0.0)),
+        (nothing, (0.75, 0.0, 0.0)),
+    ):
+        found = pass_times([apart], [needs], Recompute.NONE)
+        assert (found.of("F"), found.of("I"), found.of("W")) == expected
+        assert found.of("B") == pass_times([whole], [needs], Recompute.NONE).of("B")
+    again = pass_times([apart], [both], Recompute.FULL)
+    assert (again.of("F"), again.of("I")) == (0.75, 1.0 + 2.5)

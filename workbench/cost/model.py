@@ -43,6 +43,10 @@ class LayerTime:
         unmeasured: what went into it that was not measured on that machine.
         interior_grad_s: gradients through the layer as far as its first weights, which
             weight gradients need even when the input asks for none.
+        forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
+        split_input_s: input gradients of a backward that leaves weight gradients for later;
+            None: as `input_grad_s`.
+        split_weight_s: weight gradients, later; None: as `weight_grad_s`.
     """
 
     forward_s: float
@@ -50,6 +54,27 @@ class LayerTime:
     weight_grad_s: float
     unmeasured: frozenset[str] = frozenset()
     interior_grad_s: float = 0.0
+    forward_only_s: float | None = None
+    split_input_s: float | None = None
+    split_weight_s: float | None = None
+
+    def forward_without_graph_s(self) -> float:
+        """A forward that keeps nothing: no gradient runs, or the layer is computed again for it."""
+        return self.forward_s if self.forward_only_s is None else self.forward_only_s
+
+    def split_through_s(self, needs: Needs) -> float:
+        """`I` where the backward is split: what is on the way to later weight gradients is kept."""
+        if self.split_input_s is None or not needs.weight_grad:
+            return self.through_s(needs)
+        if needs.input_grad:
+            return self.split_input_s
+        return max(0.0, self.split_input_s - (self.input_grad_s - self.interior_grad_s))
+
+    def split_weights_s(self, needs: Needs) -> float:
+        """`W` where the backward is split: 0 when the layer is frozen."""
+        if self.split_weight_s is None or not needs.weight_grad:
+            return self.weights_s(needs)
+        return self.split_weight_s
 
     def through_s(self, needs: Needs) -> float:
         """The `I` half of a backward: 0 when no gradient runs."""
@@ -283,6 +308,9 @@ def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTi
         time.weight_grad_s,
         frozenset(reasons),
         min(time.input_grad_s, max(0.0, time.weight_only_s - time.weight_grad_s)),
+        time.forward_only_s,
+        time.split_input_s,
+        time.split_weight_s,
     )
 
 
