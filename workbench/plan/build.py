@@ -1,9 +1,10 @@
 """Builds a plan out of answers: stages and microbatches in, programs out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from workbench.data.sample import Sample
 from workbench.plan.check import check
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
@@ -145,16 +146,29 @@ def batched_microbatches(
             f"batch of {len(draft.batch)} samples: want a multiple of microbatch x replicas, "
             f"got {samples_per_microbatch} x {len(replicas)}"
         )
-    routing = Routing(draft)
     chunks = [
         draft.batch[start : start + samples_per_microbatch]
         for start in range(0, len(draft.batch), samples_per_microbatch)
     ]
+    return chunked_microbatches(
+        draft, {replica: chunks[place :: len(replicas)] for place, replica in enumerate(replicas)}
+    )
+
+
+def chunked_microbatches(
+    draft: Plan, chunks: Mapping[int, Sequence[Sequence[Sample]]]
+) -> tuple[Microbatch, ...]:
+    """The same samples everywhere: each chunk of a replica's samples is a microbatch of every module.
+
+    Every module gets the items of those samples; each item is a row of its own. A module none of
+    whose items stand in a chunk skips it.
+    """
+    routing = Routing(draft)
     found: list[Microbatch] = []
     for module in draft.model.modules:
-        for replica in replicas:
+        for replica, of_replica in chunks.items():
             index = 0
-            for chunk in chunks[replica :: len(replicas)]:
+            for chunk in of_replica:
                 rows = tuple((item,) for sample in chunk for item in routing.items(module.name, sample.id))
                 if rows:
                     found.append(Microbatch(module=module.name, replica=replica, index=index, rows=rows))
