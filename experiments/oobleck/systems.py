@@ -10,7 +10,7 @@ from functools import cache
 
 from experiments.printed import REFERENCE, PrintedRow, printed_rows
 from sim.failures import Checkpoints, Joins, System
-from workbench.resilience.availability import Availability, by_nodes, parse_trace
+from workbench.resilience.availability import Availability, by_nodes, parse_trace, rescaled
 
 MODELS = ("BERT-Large", "GPT-2", "GPT-3 Medium", "GPT-3 2.7b", "GPT-3 6.7b")
 INTERVALS = ("6h", "1h", "10m")
@@ -102,6 +102,14 @@ def with_spares(model: str, num_used: int, rates: Table | None = None) -> System
 def trace(name: str) -> Availability:
     """A trace of `experiments/reference`."""
     return parse_trace(name, (REFERENCE / f"{name}.csv").read_text(encoding="utf-8"))
+
+
+@cache
+def spot_trace(name: str) -> Availability:
+    """A spot trace; `..._scaled30` that is not on file is made by the published rule of scaling."""
+    if (REFERENCE / f"{name}.csv").is_file():
+        return trace(name)
+    return rescaled(trace(name.removesuffix("_scaled30")), MOST_NODES // 2, MOST_NODES, name)
 
 
 @cache

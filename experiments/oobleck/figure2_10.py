@@ -1,0 +1,53 @@
+"""Figure 2.10: throughput on spot traces.
+
+Paper:   I. Jang, dissertation, section 2.7.3, Figure 2.10; the figure's numbers are not printed.
+Setup:   30 nodes at most, 15 at least, one A40 each, nodes leave and join by spot traces with a warning.
+Given:   throughput by number of nodes, batch, time to recover and to save, as in the published simulator.
+Differs: as Table 2.2. New nodes are taken in at the end of the running iteration, by a recovery.
+Ours:    the failure simulator, about 3 s on one CPU core; the plot reads the series it writes.
+Run:     python -m experiments.oobleck.figure2_10
+"""
+
+from experiments import paper
+from experiments.evidence import Evidence, outcome_of
+from experiments.oobleck.runs import on_spot
+from experiments.oobleck.spot import TRACES, draw, spot_evidence, write_series
+from experiments.oobleck.systems import spot_trace
+from experiments.paper import Outcome, PaperNumber
+
+MODELS = ("BERT-Large", "GPT-3 2.7b", "GPT-3 6.7b")
+
+
+def claims_evidence() -> Evidence:
+    """What section 2.7.3 says."""
+    evidence = Evidence()
+    for trace, minutes in (("spot_ec2_p3_scaled30", 7.7), ("spot_gcp_scaled30", 10.3)):
+        key = f"itself/{trace}/min_between_losses"
+        number = PaperNumber(key, minutes, "min", "section 2.7.3", rel_tol=0.01)
+        evidence.add(number, spot_trace(trace).mean_between_leaves_s / 60)
+    rates = {
+        (system, trace): on_spot(system, "GPT-3 6.7b", trace, notice_s).samples_per_s
+        for system in ("oobleck", "varuna")
+        for trace, notice_s in TRACES.items()
+    }
+    for trace in ("spot_ec2_p3_scaled30", "spot_gcp_scaled30"):
+        oobleck, varuna = rates["oobleck", trace], rates["varuna", trace]
+        evidence.claim(
+            f"GPT-3 6.7b, {trace}: Varuna makes next to no progress ({varuna:.2g} against {oobleck:.3g});",
+            varuna < 0.05 * oobleck,
+        )
+    return evidence
+
+
+def run() -> Outcome:
+    """All evidence of the figure; draws it."""
+    draw(write_series("oobleck/figure2_10", MODELS))
+    return outcome_of("oobleck/figure2_10", [spot_evidence(MODELS), claims_evidence()])
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

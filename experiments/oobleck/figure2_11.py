@@ -1,0 +1,60 @@
+"""Figure 2.11 and Figure 2.1: what the time of training goes into when nodes fail.
+
+Paper:   I. Jang, dissertation, section 2.7.4.2, Figure 2.11, and section 2.2.3, Figure 2.1; the figures'
+         numbers are not printed, the text's bounds are.
+Setup:   as Table 2.2, BERT-Large and GPT-3 6.7b, a failure every 6 h and every 10 min.
+Given:   as Table 2.2; the share of Bamboo's iterations that is useful, 0.1971, from the published simulator.
+Ours:    the failure simulator, fractions of the window; they sum up to 1.
+Run:     python -m experiments.oobleck.figure2_11
+"""
+
+from experiments import paper
+from experiments.evidence import Evidence, outcome_of
+from experiments.oobleck.runs import WINDOW, breakdown, controlled, runs
+from experiments.paper import Outcome
+
+MODELS, INTERVALS, SYSTEMS = ("BERT-Large", "GPT-3 6.7b"), ("6h", "10m"), ("bamboo", "varuna", "oobleck")
+
+
+def breakdown_evidence() -> Evidence:
+    """Every bar of the figure, and the bounds of the text."""
+    evidence = Evidence(notes=[WINDOW])
+    worst_waste, least_effective = 0.0, 1.0
+    for model in MODELS:
+        for interval in INTERVALS:
+            for system in (name for name in SYSTEMS if runs(name, model)):
+                parts = breakdown(controlled(system, model, interval))
+                key = f"published/{model.replace(' ', '-')}/{interval}/{system}"
+                evidence.ours.update({f"{key}/{name}": share for name, share in parts.items()})
+                if system == "varuna":
+                    worst_waste = max(worst_waste, parts["lost"] + parts["recovery"])
+                if system == "oobleck":
+                    least_effective = min(least_effective, parts["effective"])
+                if system == "bamboo":
+                    share = parts["redundant"]
+                    evidence.claim(
+                        f"Bamboo, {model}, {interval}: more than half is redundant (ours {share:.0%});",
+                        share > 0.5,
+                    )
+    evidence.claim(
+        f"Oobleck trains effectively for at least 75 % of the time (ours {least_effective:.0%});",
+        least_effective >= 0.75,
+    )
+    evidence.claim(
+        f"Varuna loses up to 75 % to going back (ours {worst_waste:.0%}, restarts included);",
+        worst_waste >= 0.75,
+    )
+    return evidence
+
+
+def run() -> Outcome:
+    """All evidence of the figures."""
+    return outcome_of("oobleck/figure2_11", [breakdown_evidence()])
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

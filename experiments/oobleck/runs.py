@@ -1,0 +1,108 @@
+"""Every system of the Oobleck chapter on a trace, and rows of printed averages beside ours."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+
+from experiments.evidence import Evidence
+from experiments.oobleck import systems
+from experiments.paper import PaperNumber, Unstated
+from experiments.printed import printed_rows
+from sim.failures import FailureRun, Restart, Spent, System, simulate_failures
+from workbench.resilience.availability import warned
+
+REL_TOL = 0.03
+WINDOW = (
+    "window of every average, of all systems: from the first iteration, on 30 nodes, to the 15th loss; "
+    "the iteration running then counts by its part, what is cut off or undone does not"
+)
+
+_RESTART = (
+    "whether training stops while the job restarts, whether the restart time contains saving, and when "
+    "the first checkpoint follows a failure"
+)
+UNSTATED = {
+    "varuna": _RESTART,
+    "varuna_no_ckpt": _RESTART,
+    "bamboo": (
+        "how many of the nodes left Bamboo's fixed pipelines use (0 to 2 fewer), and whether training "
+        "stops while it reconfigures"
+    ),
+}
+
+BUILDERS: Mapping[str, Callable[[str], System]] = {
+    "bamboo": systems.bamboo,
+    "varuna": systems.varuna,
+    "varuna_no_ckpt": systems.varuna_without_checkpoint_cost,
+    "oobleck": systems.oobleck,
+}
+
+
+def runs(system: str, model: str) -> bool:
+    """Whether the system can run the model at all."""
+    return bool(systems.published_rates("varuna" if system == "varuna_no_ckpt" else system, model))
+
+
+@cache
+def controlled(system: str, model: str, interval: str) -> FailureRun:
+    """One node lost every interval, from 30 to 15, without a warning."""
+    return simulate_failures(BUILDERS[system](model), systems.trace(f"failures_{interval}"))
+
+
+@cache
+def on_spot(system: str, model: str, trace: str, notice_s: float) -> FailureRun:
+    """Nodes of a spot trace, with the notice that providers give."""
+    found = warned(systems.spot_trace(trace), notice_s)
+    return simulate_failures(BUILDERS[system](model), found, until_s=found.end_s)
+
+
+def average_rows(table: str, where: str) -> Evidence:
+    """Average throughput of every cell of a table, by published throughputs per node count.
+
+    Where ours lies outside the tolerance, the range over what is unstated is shown.
+    """
+    evidence = Evidence(notes=[WINDOW])
+    for row in printed_rows(table):
+        system, model, interval = row["system"], row["model"], row["failure_interval"]
+        if not row["tput_samples_per_s"]:
+            continue
+        key = f"published/{model.replace(' ', '-')}/{interval}/{system}"
+        number = PaperNumber(key, float(row["tput_samples_per_s"]), "samples/s", where, REL_TOL)
+        ours = controlled(system, model, interval).samples_per_s
+        others = [
+            simulate_failures(each, systems.trace(f"failures_{interval}")).samples_per_s
+            for each in _plausible(system, model)
+        ]
+        open_ended = number.near(ours) or not others
+        what = UNSTATED.get(system, "")
+        evidence.add(
+            number, ours, None if open_ended else Unstated(what, min(ours, *others), max(ours, *others))
+        )
+    return evidence
+
+
+def _plausible(system: str, model: str) -> Iterator[System]:
+    """The readings of what is unstated."""
+    built = BUILDERS[system](model)
+    if built.checkpoints is not None:
+        for restart in Restart:
+            for first in (None, 1):
+                for extra_s in (0.0, built.checkpoints.save_s):
+                    yield replace(
+                        built,
+                        restart=restart,
+                        recover_s=built.recover_s + extra_s,
+                        checkpoints=replace(built.checkpoints, first=first),
+                    )
+    if system == "bamboo":
+        table = systems.published_rates("bamboo", model)
+        least, most = min(table), max(table)
+        for fewer in (0, 1, 2):
+            shifted = {n: table[n if n == most else max(least, n - fewer)] for n in table}
+            for restart in Restart:
+                yield replace(systems.bamboo(model, shifted), restart=restart)
+
+
+def breakdown(run: FailureRun) -> dict[str, float]:
+    """Fractions of the window by what they went into."""
+    return {kind.value.replace(" ", "_"): run.fraction(kind) for kind in Spent}
