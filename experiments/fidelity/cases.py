@@ -141,14 +141,14 @@ def _text_plans(work: Work, cluster: Cluster) -> Plans:
     yield "recompute", lambda: plan_of(work, cluster, _halves(4, 8), samples=eight, recompute=Recompute.FULL)
     whole: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in range(PAIR)]
     for count in (8, 4):
-        yield (
-            f"2 replicas, {count} microbatches",
-            lambda count=count: plan_of(work, cluster, whole, samples=(8 // count,) * count),
-        )
+        yield f"2 replicas, {count} microbatches", _bound(work, cluster, whole, (8 // count,) * count)
 
 
 def _bound(
-    work: Work, cluster: Cluster, cuts: Cuts, samples: Sequence[int] | Mapping[str, Sequence[int]]
+    work: Work,
+    cluster: Cluster,
+    cuts: Cuts | Sequence[Cuts],
+    samples: Sequence[int] | Mapping[str, Sequence[int]],
 ) -> Callable[[], Plan]:
     return lambda: plan_of(work, cluster, cuts, samples=samples)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.fidelity.cases import Case, LeftOut
+from runtime.bench_plans import BenchSettings, measure
 from runtime.failure import WorldFailed
 from runtime.launch import run_local
-from runtime.microbench import BenchSettings, measure
 from runtime.pool import Pool
 from runtime.rank_job import Collect
 from sim.engine import simulate

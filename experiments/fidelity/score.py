@@ -22,7 +22,7 @@ class Timed:
 
     @property
     def median_s(self) -> float:
-        return statistics.median(self.executed_s)
+        return float(statistics.median(self.executed_s))
 
     @property
     def error(self) -> float:
@@ -82,7 +82,7 @@ def sign_test(num_positive: int, num_negative: int) -> float:
     if min(num_positive, num_negative) < 0:
         raise ValueError(f"sign test: want counts >= 0, got {num_positive} and {num_negative}")
     count, fewer = num_positive + num_negative, min(num_positive, num_negative)
-    tail = sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count
+    tail = sum(math.comb(count, k) for k in range(fewer + 1)) / 2.0**count
     return min(1.0, 2 * tail)
 
 
