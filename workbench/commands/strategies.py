@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from workbench.search.drive import Planner
-from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated, entrain
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated, entrain, reordered
 
 
 class Strategy(StrEnum):
@@ -15,6 +15,8 @@ class Strategy(StrEnum):
     ENCODERS_COLOCATED_FROZEN_AWARE = "encoders-colocated-frozen-aware"
     ENCODERS_REPLICATED = "encoders-replicated"
     ENTRAIN = "entrain"
+    DISTTRAIN_REORDERED = "disttrain-reordered"
+    REORDERED_BY_EXCHANGES = "reordered-by-exchanges"
 
 
 PLANNERS: dict[str, Planner] = {
@@ -24,4 +26,6 @@ PLANNERS: dict[str, Planner] = {
     Strategy.ENCODERS_COLOCATED_FROZEN_AWARE: encoders_colocated.plan_frozen_aware,
     Strategy.ENCODERS_REPLICATED: encoders_replicated.plan,
     Strategy.ENTRAIN: entrain.plan,
+    Strategy.DISTTRAIN_REORDERED: reordered.plan,
+    Strategy.REORDERED_BY_EXCHANGES: reordered.plan_by_exchanges,
 }

@@ -44,10 +44,10 @@ def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progre
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, disjoint_stages)
-    return _with_balanced_tokens(fastest_counts(job, ranks_per_stage, candidates, progress))
+    return with_balanced_tokens(fastest_counts(job, ranks_per_stage, candidates, progress))
 
 
-def _with_balanced_tokens(plan: Plan) -> Plan:
+def with_balanced_tokens(plan: Plan) -> Plan:
     """Tokens of context-parallel modules dealt out by attention work, longest block first.
 
     Source: Cornstarch v1 section 4.3.2, ICML section 3.2.1. The baselines keep zigzag.

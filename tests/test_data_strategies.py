@@ -1,4 +1,4 @@
-"""Entrain's plans: work evened out by deferral, adjacent forwards, and the same training."""
+"""Strategies that regroup samples: Entrain and DistTrain's reordering train the same, and more evenly."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.pool import Pool
+from sim.engine import simulate
 from tests.plans import cluster
 from tests.test_parity import assert_same, mixed
 from tests.tiny_valm import tiny_batch
@@ -15,10 +16,12 @@ from workbench.cost.profile import ideal_profile
 from workbench.cost.quadratic import Quadratic, fit_quadratic
 from workbench.data.sample import Sample, Segment
 from workbench.job import Job, ModuleLayout
+from workbench.plan.lower import lower
 from workbench.plan.plan import Precision, Settings
+from workbench.plan.price import price
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-from workbench.strategies import entrain
+from workbench.strategies import entrain, reordered
 from workbench.strategies.sample_work import sample_work
 
 COST = CostModel(ideal_profile())
@@ -107,6 +110,26 @@ def test_every_item_stands_where_it_should():
 def test_training_is_the_same_with_deferral(mix: str, replicas: int, kind: ScheduleKind, pool: Pool):
     plan = entrain.plan(skewed_job(mix, replicas=replicas, schedule=usual(kind)), COST)
     assert_same(plan, pool)
+
+
+@pytest.mark.parametrize("planner", [reordered.plan, reordered.plan_by_exchanges])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reordered_microbatches_train_the_same(planner, replicas: int, pool: Pool):
+    plan = planner(skewed_job(replicas=replicas), COST)
+    sizes = [len(plan.microbatches_of["llm", replica]) for replica in range(replicas)]
+    assert len(set(sizes)) == 1
+    assert_same(plan, pool)
+
+
+def test_exchanges_are_never_slower_than_the_printed_order():
+    job = skewed_job()
+    times_s = [
+        simulate(lowered, price(lowered, COST).duration_s).iteration_s
+        for lowered in (
+            lower(planner(job, COST)) for planner in (reordered.plan, reordered.plan_by_exchanges)
+        )
+    ]
+    assert times_s[1] <= times_s[0] * (1 + 1e-9)
 
 
 def test_fewer_samples_than_replicas_are_refused():
