@@ -1,6 +1,7 @@
 """Memory of real runs: what is counted, that it never exceeds the prediction, how it is compared."""
 
 import gc
+import json
 import threading
 from dataclasses import replace
 
@@ -10,11 +11,16 @@ import torch
 from experiments.fidelity.memory import TINY_MIXES, measure, summarise, tiny_job, variants
 from runtime.activations import Allocations
 from runtime.pool import Pool
+from tests.split_programs import split, weights_anywhere, weights_last
 from tests.test_compare import SIMULATED, executed
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.plan.plan import Plan
+from workbench.graph.hf_config import module_from_config
+from workbench.job import Job
+from workbench.plan.build import with_programs
+from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Group, compare
+from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch, encoders_replicated
 
 MIB = 2**18  # float32 elements
@@ -62,6 +68,45 @@ COST = CostModel(ideal_profile())
 CASES = {mix: lambda mix=mix: cornstarch.plan(tiny_job(mix), COST) for mix in TINY_MIXES}
 CASES["encoders on all ranks"] = lambda: encoders_replicated.plan(tiny_job("all"), COST)
 CASES |= {name: lambda job=job, plan=plan: plan(job, COST) for name, job, plan in variants()}
+CASES |= {  # what is held between I and W: nothing for long, everything, something of all
+    "all, split at once": lambda: split(CASES["all"]()),
+    "all, all W last": lambda: split(CASES["all"](), weights_last),
+    "projectors+llm, W anywhere": lambda: split(CASES["projectors+llm"](), weights_anywhere(3)),
+    "projectors, all W last": lambda: split(CASES["projectors"](), weights_last),
+    "encoders on all ranks, all W last": lambda: split(CASES["encoders on all ranks"](), weights_last),
+    "all, recompute, W anywhere": lambda: split(CASES["all, recompute"](), weights_anywhere(4)),
+    "all, bfloat16, all W last": lambda: split(CASES["all, bfloat16"](), weights_last),
+}
+
+
+def folded(job: Job) -> Plan:
+    """The LLM in a V over the first two ranks: embedding and head, which are tied, on the first."""
+    plan = cornstarch.plan(job, COST)
+    last = len(plan.model.module("llm").layers)
+    cuts = (0, 1, last // 2, last - 1, last)
+    others = tuple(stage for stage in plan.stages if stage.module != "llm")
+    others = tuple(replace(stage, id=i, ranks=((2 + i % 2,),)) for i, stage in enumerate(others))
+    stages = tuple(
+        Stage(id=len(others) + i, module="llm", replica=0, layers=cuts[i : i + 2], ranks=((rank,),))
+        for i, rank in enumerate((0, 1, 1, 0))
+    )
+    return with_programs(replace(plan, stages=(*others, *stages)), Schedule(kind=ScheduleKind.GPIPE))
+
+
+def tied_job() -> Job:
+    """Its vocabulary is a fifth of the LLM's weights."""
+    job = tiny_job("all")
+    llm = job.model.module("llm")
+    tied = json.dumps(json.loads(llm.source.config) | {"tie_word_embeddings": True})
+    modules = tuple(
+        module_from_config(json.loads(tied), name="llm", modality="text") if m is llm else m
+        for m in job.model.modules
+    )
+    return replace(job, model=replace(job.model, modules=modules))
+
+
+CASES["tied, in a V"] = lambda: folded(tied_job())
+CASES["tied, in a V, all W last"] = lambda: split(folded(tied_job()), weights_last)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -53,12 +53,15 @@ class Setting(NamedTuple):
         element_bytes: of weights and activations.
         is_gathered: items differ in length, so attention picks those of one length by index
             and puts the results back, which copies its output.
+        looked_up: tokens on one rank that a layer of embeddings reads from its table, the others
+            being features of another module; None: all.
     """
 
     work: Work
     grid: Grid
     element_bytes: int
     is_gathered: bool
+    looked_up: float | None = None
 
     @property
     def wide_bytes(self) -> int:
@@ -80,7 +83,8 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
       rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
       attention: query, key, value, output, and a float32 a head and query;
       activation: its input; where gated, its output and the other factor too;
-      loss: log-probabilities in float32 and the targets; embedding: indices.
+      loss: log-probabilities in float32 and the targets; embedding: indices, and, where features
+      stand beside text, the text's vectors.
 
     Differs: from the accounting of fused kernels by a trained RMS norm's second tensor, by the
     three tensors of a gated activation (a fused one keeps two) and by what an activation
@@ -90,10 +94,40 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
     """
     if not needs.any:
         return NOTHING
+    walk = _walked(layer, needs, setting)
+    return Kept(round(walk.total), round(walk.input_bytes))
+
+
+def eager_kept_by_operator(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
+    """[operators] their parts of `eager_kept`."""
+    if not needs.any:
+        return (0.0,) * len(layer.operators)
+    return tuple(_walked(layer, needs, setting).by_operator)
+
+
+def eager_input_working(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
+    """[operators] bytes that the backward of each has in work where it computes no weight gradient.
+
+    Gradients of what it wrote and read, twice the latter where neighbours read the same, and
+    where no weight of the layer is trained those of the residual stream.
+    """
+    if not needs.weight_grad:
+        return (float(eager_backward_working(layer, needs, setting)),) * len(layer.operators)
+    found = []
+    for previous, operator in pairwise((None, *layer.operators)):
+        assert operator is not None
+        width = _backward_width(operator, setting)
+        if isinstance(operator, Matmul) and isinstance(previous, Matmul):
+            width += operator.in_features * setting.element_bytes / setting.grid.tp
+        found.append(setting.tokens(operator) * width)
+    return tuple(found)
+
+
+def _walked(layer: Layer, needs: Needs, setting: Setting) -> "_Walk":
     walk = _Walk(layer, needs, setting)
     for operator in layer.operators:
         walk.step(operator)
-    return Kept(round(walk.total), round(walk.input_bytes))
+    return walk
 
 
 def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
@@ -119,12 +153,15 @@ class _Walk:
         self._live = needs.input_grad  # gradients reach the operator's input
         self._previous: Operator | None = None
         self._copies = setting.is_gathered or _is_head_major(layer)
+        self.by_operator: list[float] = []
         self.total: float = 0.0
         self.input_bytes: float = 0.0
 
     def step(self, operator: Operator) -> None:
+        before = self.total
         width = self._kept_width(operator)
         self.total += self._setting.tokens(operator) * width
+        self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
         if not operator.name.endswith(ROTARY):
@@ -134,7 +171,7 @@ class _Walk:
         """Bytes a token."""
         size, tp = self._setting.element_bytes, self._setting.grid.tp
         if isinstance(operator, Lookup):
-            return INDEX_BYTES * (self._trained + (self._layer.kind is LayerKind.EMBED))
+            return self._lookup(operator)
         if isinstance(operator, Matmul):
             return self._matmul(operator) if self._trained else 0.0
         if isinstance(operator, Attention):
@@ -145,6 +182,13 @@ class _Walk:
             return 0.0
         cut = 1 if operator.shard is Shard.REPLICATED else tp
         return self._pointwise(operator) / cut
+
+    def _lookup(self, operator: Lookup) -> float:
+        width = INDEX_BYTES * (self._trained + (self._layer.kind is LayerKind.EMBED))
+        if self._setting.looked_up is None or not self._trained:
+            return width
+        share = self._setting.looked_up / self._setting.tokens(operator)
+        return width + operator.width * self._setting.element_bytes * share
 
     def _matmul(self, operator: Matmul) -> float:
         if self._is_kept(operator):

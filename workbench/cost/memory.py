@@ -1,5 +1,6 @@
 """Bytes one layer holds on one rank: weights, optimizer state, and what it keeps for its backward."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
@@ -11,11 +12,14 @@ from workbench.cost.eager_memory import (
     eager_accumulating_working,
     eager_backward_working,
     eager_forward_working,
+    eager_input_working,
     eager_kept,
+    eager_kept_by_operator,
     shared_bytes,
 )
 from workbench.cost.megatron_memory import GRADIENT_BYTES, megatron_saved
 from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.cost.split_memory import SplitBytes, split_bytes
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
@@ -79,14 +83,33 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
             eager_backward_working(layer, needs, setting),
             eager_accumulating_working(layer, needs, setting),
         )
-    _, grid, size, _ = setting
-    saved = saved_bytes(layer, needs, setting.work, grid, size)
-    working = working_bytes(layer, setting.work, grid, size)
+    work, grid, size = setting.work, setting.grid, setting.element_bytes
+    saved = saved_bytes(layer, needs, work, grid, size)
+    working = working_bytes(layer, work, grid, size)
     backward = working if needs.any else 0
     kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
     if kernels.is_megatron:
         kept = Kept(round(sum(_megatron_saved(layer, needs, setting, kernels))), kept.input_bytes)
     return LayerBytes(kept, 0, working, backward, backward)
+
+
+def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> SplitBytes:
+    """What the layer needs where its stage's backward is split into I and W.
+
+    Fused kernels leave the same tensors; any of their operators may have the largest one's working
+    set, and W adds to the gradients in place.
+
+    Complexity: O(operators).
+    """
+    if kernels is Kernels.EAGER:
+        kept = eager_kept_by_operator(layer, needs, setting)
+        return split_bytes(layer, needs, setting, kept, eager_input_working(layer, needs, setting))
+    work, grid, size = setting.work, setting.grid, setting.element_bytes
+    kept = tuple(_saved_by_operator(layer, needs, work, grid, size))
+    if kernels.is_megatron:
+        kept = _megatron_saved(layer, needs, setting, kernels)
+    working = (float(working_bytes(layer, work, grid, size)),) * len(layer.operators)
+    return split_bytes(layer, needs, setting, kept, working)._replace(temporary=0)
 
 
 def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> tuple[float, ...]:
@@ -149,19 +172,24 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
 
     Complexity: O(operators).
     """
-    if not needs.any:
-        return 0
-    total = 0.0
+    return round(sum(_saved_by_operator(layer, needs, work, grid, element_bytes)))
+
+
+def _saved_by_operator(
+    layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int
+) -> Iterator[float]:
     for previous, operator in pairwise((None, *layer.operators)):
-        tokens = operator_tokens(operator, work, grid) if operator else 0.0
+        assert operator is not None
+        tokens = operator_tokens(operator, work, grid)
         if isinstance(operator, Attention | Pointwise):
-            total += tokens * _token_bytes(layer, operator, grid, element_bytes)
-        elif needs.weight_grad and isinstance(operator, Lookup):
-            total += tokens * INDEX_BYTES
-        elif needs.weight_grad and isinstance(operator, Matmul) and not _kept_already(previous, operator):
+            yield tokens * _token_bytes(layer, operator, grid, element_bytes) if needs.any else 0.0
+        elif not needs.weight_grad or (isinstance(operator, Matmul) and _kept_already(previous, operator)):
+            yield 0.0
+        elif isinstance(operator, Lookup):
+            yield tokens * INDEX_BYTES
+        else:
             width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
-            total += tokens * width * element_bytes
-    return round(total)
+            yield tokens * width * element_bytes
 
 
 def _token_bytes(layer: Layer, operator: Attention | Pointwise, grid: Grid, element_bytes: int) -> float:

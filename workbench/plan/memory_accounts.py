@@ -10,10 +10,18 @@ from workbench.cost.memory import Kernels
 from workbench.plan.lowered import Lowered, Route, Slice, Transfer
 from workbench.plan.plan import Microbatch, Stage
 from workbench.plan.routing import Routing
-from workbench.plan.stage_memory import GRADIENTS, Sizes, StateKind, elements_of, state_of
+from workbench.plan.stage_memory import (
+    GRADIENTS,
+    Sizes,
+    StateKind,
+    early_gradient_bytes,
+    elements_of,
+    state_of,
+)
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass
 
-BACKWARDS = (Pass.B, Pass.I, Pass.W)
+BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
+WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
 
 
 class Accounts:
@@ -42,13 +50,10 @@ class Accounts:
         }
 
     @cached_property
-    def backwards(self) -> dict[tuple[int | None, int | None], list[Action]]:
-        """(stage, microbatch) -> its backward passes, in program order."""
-        found: dict[tuple[int | None, int | None], list[Action]] = {}
-        for action in self._plan.program_actions:
-            if action.kind in BACKWARDS:
-                found.setdefault((action.stage, action.microbatch), []).append(action)
-        return found
+    def backwards(self) -> dict[tuple[int | None, int | None], Action]:
+        """(stage, microbatch) -> its backward, the first pass of a split one."""
+        actions = self._plan.program_actions
+        return {(a.stage, a.microbatch): a for a in actions if a.kind in BACKWARDS}
 
     @cached_property
     def answers(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
@@ -91,6 +96,10 @@ class _RankAccount:
                 self._add_forward(position, action)
             elif action.kind in BACKWARDS:
                 self._add_backward(position, action)
+            elif action.kind is Pass.W:
+                split = self._sizes.split(*self._of(action))
+                is_first = position == self._first_weights[action.stage]
+                self._hold(position, position, split.first if is_first else split.adding)
             elif action.kind is Pass.REDUCE_GRAD:
                 self._add_bucket(position, action)
             elif action == STEP:
@@ -107,9 +116,9 @@ class _RankAccount:
 
     def _add_forward(self, position: int, action: Action) -> None:
         stage, microbatch = self._of(action)
-        backwards = self._accounts.backwards.get((action.stage, action.microbatch), [])
-        size = self._sizes.of(stage, microbatch, keeps=bool(backwards))
-        end = self._place(backwards[-1]) if backwards else position
+        backward = self._accounts.backwards.get((action.stage, action.microbatch))
+        size = self._sizes.of(stage, microbatch, keeps=backward is not None)
+        end = position if backward is None else self._place(backward)
         self._hold(position, position, size.forward)
         held, passed_on = self._input_bytes(action)
         self._hold(position, end, held)
@@ -153,10 +162,10 @@ class _RankAccount:
     def _local_end(self, row: Transfer) -> int:
         """A consumer on this rank reads the very storage, until its backward where it has one."""
         consumer = row.consumer
-        backwards = self._accounts.backwards.get((consumer.stage, consumer.microbatch), [])
+        backward = self._accounts.backwards.get((consumer.stage, consumer.microbatch))
         whole = _is_whole([r for r in self._inputs(consumer) if r.edge == row.edge])
-        if consumer.kind is Pass.F and backwards and whole and _is_view(row):
-            return self._place(backwards[-1])
+        if consumer.kind is Pass.F and backward is not None and whole and _is_view(row):
+            return self._place(backward)
         return self._place(consumer)
 
     def _sent_end(self, row: Transfer) -> int:
@@ -178,8 +187,12 @@ class _RankAccount:
     def _add_backward(self, position: int, action: Action) -> None:
         stage, microbatch = self._of(action)
         size = self._sizes.of(stage, microbatch, keeps=True)
-        is_first = position == self._first_backward[stage.id]
-        self._hold(position, position, size.first if is_first else size.accumulating)
+        if action.kind is Pass.I:
+            self._hold(position, position, self._sizes.split(stage, microbatch).input_pass)
+            self._add_left(position, action)
+        else:
+            is_first = position == self._first_weights[stage.id]
+            self._hold(position, position, size.first if is_first else size.accumulating)
         rows = list(self._inputs(action))
         received = sum(row.num_bytes for row in rows if row.route is not Route.LOCAL)
         whole = len(rows) == 1 and _is_whole(rows)
@@ -190,6 +203,16 @@ class _RankAccount:
             else:
                 self._hold(position + 1, self._sent_end(row), row.num_bytes)
 
+    def _add_left(self, position: int, action: Action) -> None:
+        """What an I leaves for its W, and, from a stage's first I on, gradients that only I makes."""
+        weights = action._replace(kind=Pass.W)
+        if (self._rank, weights) in self._accounts.place:
+            left = self._sizes.split(*self._of(action)).left
+            self._hold(position + 1, self._place(weights), left)
+        stage, _ = self._of(action)
+        if position == self._first_split[stage.id] and stage.id in self._first_weights:
+            self._hold(position, self._first_weights[stage.id], early_gradient_bytes(self._plan, stage))
+
     def _add_bucket(self, position: int, action: Action) -> None:
         """A reduction's copy of the gradients, until STEP makes it the gradients themselves.
 
@@ -199,26 +222,34 @@ class _RankAccount:
         groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
         elements = [group.num_elements for group in groups if self._rank in group.ranks]
         self._hold(position, max(position, self._last - 1), sum(elements) * size)
-        if action.stage not in self._first_backward:
+        if action.stage not in self._first_weights:
             self._hold(position, position, max(elements, default=0) * size)
 
     def _add_gradients(self) -> None:
-        """Gradients exist from a stage's first backward, else from STEP, to the end of the step.
+        """Gradients exist from a stage's first B or W, else from STEP, to the end of the step.
 
-        What the first backward itself holds of them is part of its working set.
+        What that pass itself holds of them is part of its working set.
         """
         for stage, kind, num_bytes in state_of(self._plan, self._rank):
             if kind.part == GRADIENTS:
-                first = self._first_backward.get(stage.id, self._last - 1) + 1
+                first = self._first_weights.get(stage.id, self._last - 1) + 1
                 self._hold(first, self._last, num_bytes)
                 key = self._rank, self._program[first]
                 self._accounts.gradients.setdefault(key, Counter())[kind] += num_bytes
 
     @cached_property
-    def _first_backward(self) -> dict[int | None, int]:
-        """Stage -> position of its first backward pass."""
-        backwards = [pair for pair in enumerate(self._program) if pair[1].kind in BACKWARDS]
-        return {action.stage: position for position, action in reversed(backwards)}
+    def _first_weights(self) -> dict[int | None, int]:
+        """Stage -> position of the first pass that makes gradients of its weights."""
+        return self._first_of(WEIGHTS)
+
+    @cached_property
+    def _first_split(self) -> dict[int | None, int]:
+        """Stage -> position of its first I."""
+        return self._first_of((Pass.I,))
+
+    def _first_of(self, kinds: tuple[Pass, ...]) -> dict[int | None, int]:
+        passes = [pair for pair in enumerate(self._program) if pair[1].kind in kinds]
+        return {action.stage: position for position, action in reversed(passes)}
 
     def _step_working(self) -> int:
         """AdamW's two temporaries of the largest trained parameter; a fused one has none."""

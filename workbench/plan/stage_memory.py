@@ -6,10 +6,10 @@ from math import ceil
 from typing import NamedTuple
 
 from workbench.cost.eager_memory import Setting
-from workbench.cost.memory import LayerBytes, layer_bytes, state_bytes
+from workbench.cost.memory import LayerBytes, layer_bytes, layer_split_bytes, state_bytes
 from workbench.cost.roofline import Grid
 from workbench.graph.frozen import Needs
-from workbench.graph.layer import Layer, Parameter, Shard, TokenCount
+from workbench.graph.layer import Layer, Parameter, Pointwise, Shard, TokenCount
 from workbench.graph.model_graph import TEXT
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
@@ -37,16 +37,16 @@ _SHARDED = {
 
 
 def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
-    """(stage, part, bytes) of every parameter on a rank; a tied weight belongs to its first stage.
+    """(stage, part, bytes) of every parameter on a rank; a weight tied inside a stage counts once.
 
     Complexity: O(parameters of the rank's stages).
     """
-    seen: set[tuple[str, str]] = set()
     for stage in plan.stages_on.get(rank, ()):
+        seen: set[str] = set()
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             for parameter in layer.parameters():
-                if (stage.module, parameter.name) not in seen:
-                    seen.add((stage.module, parameter.name))
+                if parameter.name not in seen:
+                    seen.add(parameter.name)
                     yield from _parameter_state(plan, stage, layer, parameter)
 
 
@@ -64,6 +64,18 @@ def _parameter_state(
     for part, num_bytes in wanted.items():
         cut = parts if settings.sharding in _SHARDED[part] else 1
         yield stage, StateKind(part, stage.module), ceil(elements * num_bytes / cut)
+
+
+def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
+    """Gradients that I makes on one rank: of parameters that are no matrix and no table."""
+    return sum(
+        parameter.num_elements * plan.settings.precision.num_bytes
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
+        if layer.trainable
+        for operator in layer.operators
+        if isinstance(operator, Pointwise)
+        for parameter in operator.parameters()
+    )
 
 
 def elements_of(parameter: Parameter, stage: Stage) -> float:
@@ -92,16 +104,34 @@ class StageBytes:
     first: int
 
 
+@dataclass(frozen=True, slots=True)
+class StageSplitBytes:
+    """Bytes of one stage over one microbatch on one rank where its backward is I and W.
+
+    Args:
+        left: from I to W.
+        input_pass: during I, on top of what the forward kept.
+        first: during the stage's first W, on top of what is left: gradients that it makes.
+        adding: the same for a later W.
+    """
+
+    left: int
+    input_pass: int
+    first: int
+    adding: int
+
+
 class Sizes:
     """Bytes of stages over microbatches; equal ones are computed once."""
 
     def __init__(self, plan: Plan, routing: Routing) -> None:
         self._plan, self._routing = plan, routing
         self._known: dict[tuple[object, ...], StageBytes] = {}
+        self._known_split: dict[tuple[object, ...], StageSplitBytes] = {}
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
-        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        needs = self._needs(stage, microbatch)
         if not keeps:
             needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
         setting = self._setting(stage, microbatch)
@@ -110,12 +140,32 @@ class Sizes:
             self._known[key] = self._sum(stage, needs, setting)
         return self._known[key]
 
+    def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
+        """Of that stage, whose backward of the microbatch is split."""
+        needs, setting = self._needs(stage, microbatch), self._setting(stage, microbatch)
+        key = (stage.module, stage.layers, needs, setting)
+        if key not in self._known_split:
+            self._known_split[key] = self._sum_split(stage, needs, setting)
+        return self._known_split[key]
+
+    def _needs(self, stage: Stage, microbatch: Microbatch) -> tuple[Needs, ...]:
+        return self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         module = self._plan.model.module(stage.module)
         lengths = {self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items}
         grid = Grid(stage.tp, stage.cp)
         size = self._plan.settings.precision.num_bytes
-        return Setting(work_of(self._plan, microbatch), grid, size, len(lengths) > 1)
+        work = work_of(self._plan, microbatch)
+        return Setting(work, grid, size, len(lengths) > 1, self._looked_up(stage, microbatch))
+
+    def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
+        """Text tokens on one rank, where other modules' features stand beside them."""
+        if self._plan.model.module(stage.module).modality != TEXT:
+            return None
+        segments = [s for item in microbatch.items for s in self._plan.sample[item.sample].segments]
+        text = sum(segment.tokens_out for segment in segments if segment.modality == TEXT)
+        return None if text == sum(s.tokens_out for s in segments) else text / stage.cp
 
     def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes:
         plan = self._plan
@@ -144,6 +194,29 @@ class Sizes:
             for layer, need in zip(layers, needs, strict=True)
         ]
         return _stage_bytes(each, (kept, again, gradients), (shared, input_kept, output))
+
+    def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes:
+        """Peaks over the layers: I has left what lies behind; W has made gradients of what lies before."""
+        kernels = self._plan.settings.kernels
+        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
+        pairs = list(zip(layers, needs, strict=True))
+        splits = [layer_split_bytes(layer, need, setting, kernels) for layer, need in pairs]
+        each = [layer_bytes(layer, need, setting, kernels) for layer, need in pairs]
+        recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
+        entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
+        left = behind = sum(split.left for split in splits)
+        kept, total, made = 0, 0, 0
+        most, first = 0, left
+        for split, layer, enters, need in zip(splits, each, entering, needs, strict=True):
+            behind -= split.left
+            first = max(first, made + split.weight_pass + behind)
+            made += split.gradients
+            again = (enters if need.any else 0) + layer.shared if recomputes else 0
+            most = max(most, kept + again + split.input_pass + behind)
+            kept += (enters if need.any else 0) if recomputes else layer.kept.num_bytes
+        total = kept
+        adding = max((split.temporary for split in splits), default=0)
+        return StageSplitBytes(left, most - total, max(0, first - left), adding)
 
     def _emitted(self, layer: Layer, setting: Setting) -> int:
         tokens = setting.work.tokens(layer.emits) / setting.grid.cp
