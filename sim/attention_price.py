@@ -13,7 +13,8 @@ from sim.gpu import COMPUTE_UNITS, Floats, Ints, compute_units
 from sim.pieces import UnitTiming
 from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Link
-from workbench.cost.model import ELEMENT_BYTES, CostModel
+from workbench.cost.kernel_times import ELEMENT_BYTES
+from workbench.cost.model import CostModel
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work, attention_flop
 from workbench.graph.layer import Attention, TokenCount
 from workbench.masks.bitfield import Bitfield, concatenate

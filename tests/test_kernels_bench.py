@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
-from experiments.bench import kernels
+from experiments.bench import kernel_bars, kernels
 from experiments.bench.kernel_bars import Timing, bars
 from experiments.bench.kernel_cells import Cell, attention_of, set_up
 from experiments.bench.kernel_cells import Contender as Who
@@ -86,6 +87,45 @@ def test_bars_are_ratios_of_times_and_rates():
     assert judged["K7 time"].verdict == "OFF"
     assert judged["K13"].value == pytest.approx(0.0)
     assert judged["K5 fwd"].verdict == "MISSING"
+
+
+def test_simulated_forwards_stand_beside_the_measured_ones():
+    """The unit comes from causal cells; a mask that takes twice what its tiles say is off by half."""
+    measured = [
+        timing(Who.OURS, 1.0, 2.0, mask="causal"),
+        replace(timing(Who.OURS, 1.0, 2.0, kind="cp g=4"), modelled=5.0),
+        timing(Who.OURS, 1.0, 2.0, kind="hd64"),
+        timing(Who.FLEX, 1.0, 2.0),
+    ]
+    found = [(row.mask, row.kind, row.error) for row in kernel_bars.simulated_forwards(measured)]
+    assert found == [("causal", "full", 0.0), ("EE", "cp g=4", -0.5)]
+    assert kernel_bars.simulated_forwards(measured[1:]) == []
+    written = kernels.record(measured, {}, bars(measured, {}))
+    assert [row["simulated_s"] for row in written["simulated"]] == [1.0, 0.5]
+
+
+ON_CPU = [who for who in Who if who not in (Who.FLEX_TUNED, Who.FLEX_FLASH, Who.FLASH, Who.CUDNN)]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_contenders_that_need_no_gpu_agree(monkeypatch: pytest.MonkeyPatch):
+    """Forward and backward of every one, timed by the benchmark's own loop."""
+    monkeypatch.setattr(kernels, "LEAST_ROUNDS", 1)
+    stage = set_up(Cell("MP", 140, heads=2, kv_heads=1, head_dim=64), torch.device(DEVICE), torch.float16)
+    forwards = [who for who in ON_CPU if who is not Who.FLEX]  # FlexAttention has no backward on a CPU
+    timings = kernels.measure("full", stage, forwards, clock, seconds=0.0)
+    assert [timing.who for timing in timings] == forwards
+    with torch.no_grad():
+        ours, flex = (attention_of(who, stage)(stage.q, stage.k, stage.v) for who in (Who.OURS, Who.FLEX))
+    torch.testing.assert_close(ours, flex, rtol=2e-3, atol=2e-3)
+
+
+def test_the_flash_backend_runs_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):
+    cell = Cell("EE", 16384)
+    monkeypatch.setattr(kernels, "has_flash_backend", lambda: True)
+    assert Who.FLEX_FLASH in kernels.contenders_of("full", cell)
+    monkeypatch.setattr(kernels, "has_flash_backend", lambda: False)
+    assert Who.FLEX_FLASH not in kernels.contenders_of("full", cell)
 
 
 def test_nothing_measured_is_missing_everywhere():

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, create_block_mask, flex_attention
 
 from runtime.attention_mask import plan_of, token_fields
 from runtime.kernels.bitfield_attention.attention import Backward, Options, bitfield_attention
@@ -46,6 +47,7 @@ class Contender(Enum):
     DETERMINISTIC = "ours, deterministic"
     FLEX = "FlexAttention"
     FLEX_TUNED = "FlexAttention, max-autotune"
+    FLEX_FLASH = "FlexAttention, FLASH backend"
     FLASH = "SDPA flash, causal"
     CUDNN = "SDPA cuDNN, causal"
 
@@ -157,7 +159,14 @@ def _flex(contender: Contender, stage: Stage) -> Attention:
         mode = "max-autotune-no-cudagraphs" if contender is Contender.FLEX_TUNED else None
         compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
     grouped = stage.cell.heads != stage.cell.kv_heads
-    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=grouped)
+    backend = {"kernel_options": {"BACKEND": "FLASH"}} if contender is Contender.FLEX_FLASH else {}
+    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=grouped, **backend)
+
+
+def has_flash_backend() -> bool:
+    """Whether this torch knows FlexAttention's FLASH backend and the package that it compiles is there."""
+    known = "BACKEND" in getattr(FlexKernelOptions, "__annotations__", {})
+    return known and find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
 
 
 def flex_mask(mask: KernelMask) -> BlockMask:

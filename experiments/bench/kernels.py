@@ -24,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from experiments.bench.kernel_bars import Bar, Timing, bars
+from experiments.bench.kernel_bars import Bar, Timing, bars, simulated_forwards
 from experiments.bench.kernel_cells import (
     MASKS,
     OPTIONS,
@@ -33,6 +33,7 @@ from experiments.bench.kernel_cells import (
     Stage,
     attention_of,
     flex_mask,
+    has_flash_backend,
     set_up,
 )
 from runtime.attention_mask import token_fields
@@ -88,6 +89,7 @@ def contenders_of(kind: str, cell: Cell) -> list[Contender]:
     plain = [Contender.FLEX, Contender.OURS, Contender.WHOLE, Contender.DETERMINISTIC]
     if kind == "full":
         plain += [Contender.FLEX_TUNED, Contender.FIXED, Contender.PUBLISHED]
+        plain += [Contender.FLEX_FLASH] if has_flash_backend() else []
         if cell.mask == "causal":
             plain += [Contender.FLASH, Contender.CUDNN]
     elif kind.startswith("cp"):
@@ -205,6 +207,7 @@ def record(timings: Sequence[Timing], extra: dict[str, float], judged: Sequence[
         "date": time.strftime("%Y-%m-%d"),
         "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in judged],
         "extra": extra,
+        "simulated": [asdict(row) for row in simulated_forwards(timings)],
         "timings": [{**asdict(timing), "who": timing.who.value} for timing in timings],
     }
 
@@ -237,6 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"{bar.key:10s} {bar.meaning:66s} {value:>9s} "
             f"{'<=' if bar.at_most else '>='} {bar.must:g} {bar.verdict}"
+        )
+    for row in simulated_forwards(timings):
+        print(
+            f"simulated {row.kind:7s} {row.mask:6s} {row.length // 1024:3d}k {row.simulated_s * 1e3:9.3f} "
+            f"ms, measured {row.measured_s * 1e3:9.3f} ms, error {row.error:+.1%}"
         )
     if arguments.json:
         print(json.dumps(record(timings, extra, judged)))
