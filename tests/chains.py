@@ -1,5 +1,14 @@
 """Chains and DAGs of stages as a scheduler sees them."""
 
+from dataclasses import replace
+
+from tests.plans import chain_module
+from workbench.cost.hardware import Cluster, Link, Node
+from workbench.data.sample import Sample, Segment
+from workbench.graph.model_graph import connect
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.plan import Plan, Stage
+from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 
 
@@ -32,3 +41,38 @@ def chain(num_stages, num_microbatches):
 
 def alone(nodes):
     return [(n.stage,) for n in nodes]
+
+
+def groups_of(schedule, num_stages):
+    """The blocks of ranks that a chain's stages lie on, each with its stages in forward order."""
+    groups = {}
+    for stage in range(num_stages):
+        groups.setdefault(rank_block(schedule, stage, num_stages), []).append(stage)
+    return [tuple(groups[block]) for block in sorted(groups)]
+
+
+def chain_plan(schedule: Schedule, num_ranks: int, num_microbatches: int) -> Plan:
+    """One trainable layer per stage, one sample per microbatch, links that take no time."""
+    num_stages = num_ranks * schedule.virtual_stages
+    node = Node(device="toy", num_ranks=num_ranks, memory_bytes=2**34)
+    link = Link(name="free", bytes_per_s=1e30, latency_s=0.0)
+    draft = Plan(
+        strategy="test",
+        model=connect("chain", (chain_module("llm", "text", [True] * num_stages),)),
+        cluster=Cluster(name="toy", nodes=(node,), intra=link, inter=link),
+        batch=tuple(Sample(index, (Segment("text", 0, 1, 1),)) for index in range(num_microbatches)),
+        stages=tuple(
+            Stage(
+                id=stage,
+                module="llm",
+                replica=0,
+                layers=(stage, stage + 1),
+                ranks=((rank_block(schedule, stage, num_stages),),),
+            )
+            for stage in range(num_stages)
+        ),
+        microbatches=(),
+        programs=(),
+    )
+    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=(0,))
+    return with_programs(replace(draft, microbatches=microbatches), schedule)

@@ -1,7 +1,9 @@
 """Brute force: slow, obviously right, and sharing no code with what it judges."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations, pairwise
+from contextlib import suppress
+from itertools import accumulate, combinations, pairwise, permutations, product
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.schedule.action import STEP, Action, Pass
@@ -22,15 +24,20 @@ def all_partitions(num_layers, num_stages):
 # Schedules
 
 
-def passes_read(nodes: Sequence[ScheduleNode]) -> dict[Action, list[Action]]:
-    """Pass -> passes whose results it needs: forwards of what it reads, backwards of its readers."""
+def passes_read(nodes: Sequence[ScheduleNode], backward: Pass = Pass.B) -> dict[Action, list[Action]]:
+    """Pass -> passes whose results it needs: forwards of what it reads, backwards of its readers.
+
+    With `backward` I every microbatch that has a backward and weights has a W too, which needs the I.
+    """
     needs: dict[Action, list[Action]] = {}
     by_stage = {node.stage: node for node in nodes}
     for node in nodes:
         for own in range(node.num_microbatches):
             needs.setdefault(Action(node.stage, Pass.F, own), [])
             if node.backward[own]:
-                needs[Action(node.stage, Pass.B, own)] = [Action(node.stage, Pass.F, own)]
+                needs[Action(node.stage, backward, own)] = [Action(node.stage, Pass.F, own)]
+                if backward is Pass.I and (node.weights is None or node.weights[own]):
+                    needs[Action(node.stage, Pass.W, own)] = [Action(node.stage, Pass.I, own)]
     for node in nodes:
         for consumer in node.consumers:
             reader = by_stage[consumer.stage]
@@ -38,8 +45,43 @@ def passes_read(nodes: Sequence[ScheduleNode]) -> dict[Action, list[Action]]:
                 for own in read:
                     needs[Action(reader.stage, Pass.F, index)].append(Action(node.stage, Pass.F, own))
                     if node.backward[own] and reader.backward[index]:
-                        needs[Action(node.stage, Pass.B, own)].append(Action(reader.stage, Pass.B, index))
+                        needs[Action(node.stage, backward, own)].append(Action(reader.stage, backward, index))
     return needs
+
+
+def shortest(
+    needs: Mapping[Action, Sequence[Action]],
+    stages: Sequence[int],
+    duration: Callable[[Action], float],
+    limit: int,
+) -> float:
+    """The best makespan of stages that each have a rank, of all orders within a limit.
+
+    At most `limit` microbatches are held by a stage, each from its F to its W. Tries everything: for a handful of passes.
+    """
+    choices = []
+    for stage in stages:
+        mine = sorted(action for action in needs if action.stage == stage)
+        orders = [order for order in permutations(mine) if _follows(order, needs) and _held(order) <= limit]
+        choices.append([((stage,), order) for order in orders])
+    best = math.inf
+    for programs in product(*choices):
+        with suppress(AssertionError):  # stages that wait for each other
+            best = min(best, max(end for _, end in timed(dict(programs), needs, duration).values()))
+    return best
+
+
+def _follows(order: Sequence[Action], needs: Mapping[Action, Sequence[Action]]) -> bool:
+    """Own inputs first, and forwards by index, which is no loss where microbatches are alike."""
+    place = {action: index for index, action in enumerate(order)}
+    forwards = [action.microbatch for action in order if action.kind is Pass.F]
+    inputs = all(place[need] < place[action] for action in order for need in needs[action] if need in place)
+    return inputs and forwards == sorted(forwards)
+
+
+def _held(order: Sequence[Action]) -> int:
+    steps = accumulate({Pass.F: 1, Pass.I: 0, Pass.W: -1}[action.kind] for action in order)
+    return max(steps)
 
 
 def timed(
