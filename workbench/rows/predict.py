@@ -3,18 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil
 
 from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import memory_table, peak_bytes, static_holders
 from workbench.plan.price import Price, price
-from workbench.rows.llm_row import LlmRow, Number, Optimizer, Recomputed, Scores, YesNo
+from workbench.rows.llm_row import LlmRow, Number, Recomputed, Scores, YesNo
 from workbench.rows.replicas import in_one_buffer, standing_for
-from workbench.rows.row_plan import MODULE, plan_of
+from workbench.rows.row_bytes import row_bytes
+from workbench.rows.row_plan import plan_of
 
 Timer = Callable[[Lowered, Price], float]  # seconds of an iteration
 
@@ -97,13 +96,3 @@ def with_replicas(alone: Lowered, row: LlmRow) -> Lowered:
     """The row's one replica, reducing its gradients in flat buffers as all of them."""
     whole = standing_for(alone, num_replicas=row.dp, stride=row.tp * row.cp)
     return in_one_buffer(whole)
-
-
-def row_bytes(alone: Lowered, row: LlmRow) -> int:
-    """Most bytes on any rank; a distributed optimizer leaves each replica its part of the state."""
-    peaks = peak_bytes(alone, memory_table(alone))
-    if row.optimizer is Optimizer.PLAIN or row.dp == 1:
-        return max(peaks.values())
-    name = f"optimizer of {MODULE}"
-    state = {rank: static_holders(alone.plan, rank).get(name, 0) for rank in peaks}
-    return max(peak - state[rank] + ceil(state[rank] / row.dp) for rank, peak in peaks.items())

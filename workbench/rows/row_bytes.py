@@ -1,0 +1,55 @@
+"""Peak bytes of a row's fullest GPU, out of the lines of the plan's memory account."""
+
+from math import ceil
+
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import static_holders
+from workbench.plan.memory_accounts import Accounts
+from workbench.rows.llm_row import LlmRow, Optimizer
+from workbench.rows.row_plan import MODULE
+
+
+def row_bytes(alone: Lowered, row: LlmRow) -> int:
+    """Most bytes any rank holds: `activation_bytes` on top of `held_bytes`.
+
+    Complexity: O(stages x microbatches); ranks of a stage hold the same.
+    """
+    activations = activation_bytes(alone)
+    return max(held_bytes(alone, row, rank) + num_bytes for rank, num_bytes in activations.items())
+
+
+def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
+    """Weights, gradients and optimizer state, from the first step to the last.
+
+    Gradients have a buffer of their own that is never given back (Shoeybi et al. 2019,
+    "Megatron-LM"). A distributed optimizer leaves each replica its part of the state.
+    """
+    holders = static_holders(alone.plan, rank)
+    optimizer = holders.pop(f"optimizer of {MODULE}", 0)
+    parts = row.dp * row.cp if row.optimizer is Optimizer.DISTRIBUTED else 1
+    return sum(holders.values()) + ceil(optimizer / parts)
+
+
+def activation_bytes(alone: Lowered) -> dict[int, int]:
+    """First rank of every place in the pipeline -> most bytes beside what `held_bytes` counts."""
+    accounts = Accounts(alone)
+    leaders = dict.fromkeys(stage.flat_ranks[0] for stage in alone.plan.stages)
+    for rank in leaders:
+        accounts.add_rank(rank)
+    return {rank: _most(alone, accounts, rank) for rank in leaders}
+
+
+def _most(alone: Lowered, accounts: Accounts, rank: int) -> int:
+    """Walks the rank's program, leaving gradients out.
+
+    The account lets a stage's first backward make them and the pass behind it take them.
+    """
+    program = alone.plan.program[rank]
+    made = [sum(accounts.gradients.get((rank, action), {}).values()) for action in program]
+    held = most = 0
+    for position, action in enumerate(program):
+        taken = accounts.acquired.get((rank, action), 0) - made[position]
+        soon = made[position + 1] if position + 1 < len(program) else 0
+        most = max(most, held + (max(0, taken - soon) if soon else taken))
+        held += taken - accounts.released.get((rank, action), 0)
+    return most
