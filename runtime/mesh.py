@@ -1,7 +1,9 @@
 """The ranks of a plan as torch process groups, created eagerly and in plan order."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ class Mesh:
         rank: the plan's name for this process.
         ranks: all ranks that take part, ascending.
         device: where tensors live.
+        timeout_s: of every wait in a group.
         reduction: ranks of a gradient group -> its process group, where this rank is in it.
         pair: (route, source, destination) -> process group of these rows; empty on gloo, where
             rows match by tag and need no order.
@@ -31,6 +34,7 @@ class Mesh:
     rank: int
     ranks: tuple[int, ...]
     device: torch.device
+    timeout_s: float = 60.0
     reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     pair: dict[PairKey, dist.ProcessGroup] = field(default_factory=dict)
     context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
@@ -79,7 +83,7 @@ def local_device() -> torch.device:
     return device
 
 
-def build_mesh(lowered: Lowered, device: torch.device) -> Mesh:
+def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh:
     """Create every process group that the plan needs. Collective: all ranks call it once.
 
     NCCL orders operations per communicator and ignores tags, so each direction of each pair
@@ -88,28 +92,38 @@ def build_mesh(lowered: Lowered, device: torch.device) -> Mesh:
     in which it needs them itself. So does the attention of a context-parallel stage.
     Differs: opposite rows of a pair therefore need no batching into one group.
 
+    Args:
+        timeout_s: of every wait in one of the groups.
+
     Raises:
         ValueError: the number of processes is not the plan's number of ranks.
     """
     ranks = lowered.plan.ranks
     if dist.get_world_size() != len(ranks):
         raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
-    rank = ranks[dist.get_rank()]
-    reduction = {}
-    for members in dict.fromkeys(group.ranks for group in lowered.groups if len(group.ranks) > 1):
-        group = dist.new_group([ranks.index(member) for member in members])
-        if rank in members:
-            reduction[members] = group
-            _warm_up(group, device)
-    context = {}
-    for members in dict.fromkeys(tuple(sorted(s.flat_ranks)) for s in lowered.plan.stages if s.cp > 1):
-        group = dist.new_group([ranks.index(member) for member in members])
-        if rank in members:
-            context[members] = group
-            _warm_up(group, device)
-    mesh = Mesh(rank=rank, ranks=ranks, device=device, reduction=reduction, context=context)
+    mesh = Mesh(rank=ranks[dist.get_rank()], ranks=ranks, device=device, timeout_s=timeout_s)
+    _open_groups(mesh, (group.ranks for group in lowered.groups if len(group.ranks) > 1), mesh.reduction)
+    shared = (tuple(sorted(stage.flat_ranks)) for stage in lowered.plan.stages if stage.cp > 1)
+    _open_groups(mesh, shared, mesh.context)
     open_pairs(mesh, lowered, set())
     return mesh
+
+
+def _open_groups(
+    mesh: Mesh, wanted: Iterable[tuple[int, ...]], held: dict[tuple[int, ...], dist.ProcessGroup]
+) -> None:
+    """Create a group for each distinct set of ranks; those that this rank is in are held."""
+    for members in dict.fromkeys(wanted):
+        group = _new_group(mesh, members)
+        if mesh.rank in members:
+            held[members] = group
+            _warm_up(group, mesh.device)
+
+
+def _new_group(mesh: Mesh, members: Iterable[int]) -> dist.ProcessGroup:
+    """Its waits end like those of the world: a group made without a timeout has torch's, many minutes."""
+    processes = [mesh.process_of(member) for member in members]
+    return dist.new_group(processes, timeout=timedelta(seconds=mesh.timeout_s))
 
 
 def open_pairs(mesh: Mesh, lowered: Lowered, opened: set[PairKey]) -> None:
@@ -120,7 +134,7 @@ def open_pairs(mesh: Mesh, lowered: Lowered, opened: set[PairKey]) -> None:
         return
     for pair in new:
         _, source, destination = pair
-        group = dist.new_group([mesh.process_of(source), mesh.process_of(destination)])
+        group = _new_group(mesh, (source, destination))
         if mesh.rank in (source, destination):
             mesh.pair[pair] = group
             _warm_up(group, mesh.device)

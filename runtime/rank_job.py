@@ -153,7 +153,8 @@ def run_rank(
 ) -> RankReport:
     """Run this process's rank of the plan. The process group exists already."""
     torch.set_num_threads(settings.threads)
-    mesh = build_mesh(lowered, local_device() if dist.get_backend() != "gloo" else torch.device("cpu"))
+    device = local_device() if dist.get_backend() != "gloo" else torch.device("cpu")
+    mesh = build_mesh(lowered, device, settings.timeout_s)
     return run_steps(place, mesh, lowered, settings, source, build)
 
 
