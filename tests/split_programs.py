@@ -36,7 +36,7 @@ def _trains(plan: Plan) -> frozenset[tuple[int | None, int | None]]:
         (stage.id, microbatch.index)
         for stage in plan.stages
         for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ())
-        if any(n.weight_grad for n in routing.flow(microbatch).needs[stage.module][slice(*stage.layers)])
+        if routing.trains(stage, microbatch)
     )
 
 

@@ -15,6 +15,7 @@ from runtime.pool import Pool
 from runtime.weight_gradient import SplitBackward, timed_split
 from tests.plans import disjoint_plan
 from tests.split_programs import Order, split, weights_anywhere, weights_last, weights_last_reversed
+from tests.test_context_parallel_step import plan_of, with_owners
 from tests.test_parity import CUTS, MIXES, assert_same, mixed, on_ranks
 from tests.tiny_valm import tiny_batch
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
@@ -170,15 +171,21 @@ def test_weights_anywhere_behind_their_inputs(seed: int, pool: Pool) -> None:
     assert_same(split(plan, weights_anywhere(seed)), pool)
 
 
+RECOMPUTED = Settings(
+    precision=Precision.FLOAT32,
+    modules=tuple(
+        ModuleSettings(module=name, recompute=Recompute.FULL) for name in ("vision", "audio", "llm")
+    ),
+)
+
+
 def two_replicas() -> Plan:
     cuts = {"vision": (5,), "audio": (4,), "llm": (3, 3)}
     return disjoint_plan(mixed("everything", tied=True), tiny_batch(), cuts, replicas=2)
 
 
 def recomputed() -> Plan:
-    plan = disjoint_plan(mixed("everything"), tiny_batch(), CUTS)
-    modules = tuple(ModuleSettings(module=m.name, recompute=Recompute.FULL) for m in plan.model.modules)
-    return replace(plan, settings=Settings(precision=Precision.FLOAT32, modules=modules))
+    return replace(disjoint_plan(mixed("everything"), tiny_batch(), CUTS), settings=RECOMPUTED)
 
 
 OTHERS: dict[str, Callable[[], Plan]] = {
@@ -188,6 +195,10 @@ OTHERS: dict[str, Callable[[], Plan]] = {
         mixed("projectors-and-llm"), tiny_batch(), encoders=2, llm=(3, 3)
     ),
     "one-rank": lambda: on_ranks(mixed("everything", tied=True), tiny_batch(), encoders=1, llm=(6,)),
+    "context-parallel": lambda: with_owners(plan_of("everything", "mp"), "zigzag"),
+    "context-parallel-recomputed": lambda: replace(
+        with_owners(plan_of("projectors-and-llm", "ee"), "lpt"), settings=RECOMPUTED
+    ),
     "missing-modalities": lambda: disjoint_plan(
         mixed("everything"), tiny_batch((1, 0, 1, 0), (0, 1, 0, 1)), CUTS
     ),

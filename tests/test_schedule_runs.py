@@ -1,0 +1,100 @@
+"""Schedules beyond 1F1B, executed: the loss, gradients and weights of one process, in planned order."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from runtime.pool import Pool
+from tests.plans import cluster
+from tests.test_parity import assert_same, mixed
+from tests.tiny_valm import tiny_batch
+from workbench.graph.model_graph import ModelGraph
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Route
+from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule, ScheduleKind
+
+CHAIN, ROUND_ROBIN, VEE = (0, 1), (0, 1, 0, 1), (0, 1, 1, 0)
+LAYERS = {2: (3, 3), 4: (1, 2, 2, 1)}  # of the LLM's stages
+LAYOUTS = {
+    ScheduleKind.GPIPE: (CHAIN, 1),
+    ScheduleKind.INTERLEAVED: (ROUND_ROBIN, 2),
+    ScheduleKind.ZB_H1: (CHAIN, 1),
+    ScheduleKind.ZB_H2: (CHAIN, 1),
+    ScheduleKind.ZB_V: (VEE, 2),
+}
+
+
+def planned(
+    model: ModelGraph, kind: ScheduleKind, encoder_ranks: Sequence[int], *, replicas: int = 1
+) -> Plan:
+    """The LLM on two ranks of each replica, laid out for the schedule; one stage per encoder."""
+    ranks, virtual = LAYOUTS[kind]
+    per_replica = 1 + max(*ranks, *encoder_ranks)
+    stages: list[Stage] = []
+    for replica in range(replicas):
+        for module in model.modules:
+            is_llm = module.name == "llm"
+            counts = LAYERS[len(ranks)] if is_llm else (len(module.layers),)
+            places = ranks if is_llm else (encoder_ranks[len(stages) % len(encoder_ranks)],)
+            first = 0
+            for count, rank in zip(counts, places, strict=True):
+                stages.append(
+                    Stage(
+                        id=len(stages),
+                        module=module.name,
+                        replica=replica,
+                        layers=(first, first + count),
+                        ranks=((rank + replica * per_replica,),),
+                    )
+                )
+                first += count
+    batch = tiny_batch((1, 2, 0, 1) * replicas, (1, 0, 0, 2) * replicas)
+    draft = Plan(
+        strategy="test",
+        model=model,
+        cluster=cluster(per_replica * replicas),
+        batch=batch,
+        stages=tuple(stages),
+        microbatches=(),
+        programs=(),
+        settings=Settings(precision=Precision.FLOAT32),
+    )
+    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(replicas))
+    schedule = Schedule(kind=kind, virtual_stages=virtual)
+    return with_programs(replace(draft, microbatches=microbatches), schedule)
+
+
+@pytest.mark.parametrize("mix", ["projectors-and-llm", "encoders"])
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_encoders_on_ranks_of_their_own(kind: ScheduleKind, mix: str, pool: Pool) -> None:
+    assert_same(planned(mixed(mix), kind, (2, 3)), pool)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_tied_and_replicated(kind: ScheduleKind, pool: Pool) -> None:
+    assert_same(planned(mixed("everything", tied=True), kind, (2,), replicas=2), pool)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LAYOUTS if kind.splits_backward])
+def test_split_backwards_stand_in_the_program(kind: ScheduleKind) -> None:
+    kinds = {action.kind for action in planned(mixed("everything"), kind, (2, 3)).program_actions}
+    assert {Pass.I, Pass.W} <= kinds
+    assert Pass.B not in kinds
+    frozen = planned(mixed("encoders"), kind, (2, 3))
+    of_llm = [a for a in frozen.program_actions if a.stage in {s.id for s in frozen.chain["llm", 0]}]
+    assert {Pass.F, Pass.I} == {action.kind for action in of_llm}
+
+
+def test_a_v_ties_embedding_and_head_without_a_message(pool: Pool) -> None:
+    plan = planned(mixed("everything", tied=True), ScheduleKind.ZB_V, (2, 3))
+    lowered = lower(plan)
+    tied = [group for group in lowered.groups if group.weights[0].shared is not None]
+    assert [group.ranks for group in tied] == [(0,)]
+    assert not lowered.reductions
+    inside = [row for row in lowered.transfers if row.edge == "llm" and row.source_rank == 1]
+    assert Route.LOCAL in {row.route for row in inside}
+    assert_same(plan, pool)
