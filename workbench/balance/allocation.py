@@ -92,6 +92,23 @@ class SizeTrials:
         return len(self.counts) == 1
 
 
+def trials_of(
+    draw: Callable[[int], Sequence[float]],
+    num_samples: int,
+    num_units: int,
+    *,
+    trials: int,
+    allocate: Allocate = proportional_allocation,
+) -> SizeTrials:
+    """A reference batch and `trials` more of one size. Arguments: `stable_batch_size`."""
+    counts: dict[Allocation, int] = {}
+    for _ in range(1 + trials):
+        allocation = allocate(draw(num_samples), num_units)
+        counts[allocation] = counts.get(allocation, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return SizeTrials(num_samples=num_samples, counts=tuple(ordered))
+
+
 def stable_batch_size(
     draw: Callable[[int], Sequence[float]],
     num_units: int,
@@ -122,12 +139,7 @@ def stable_batch_size(
     found: list[SizeTrials] = []
     size = first
     while size <= most:
-        counts: dict[Allocation, int] = {}
-        for _ in range(1 + trials):
-            allocation = allocate(draw(size), num_units)
-            counts[allocation] = counts.get(allocation, 0) + 1
-        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        found.append(SizeTrials(num_samples=size, counts=tuple(ordered)))
+        found.append(trials_of(draw, size, num_units, trials=trials, allocate=allocate))
         if found[-1].is_stable:
             return tuple(found)
         size *= 2

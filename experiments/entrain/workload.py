@@ -1,0 +1,99 @@
+"""Encoder and LLM seconds of samples of Entrain's four data sets, by our corpora and cost model."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+from experiments.modelled import A40
+from workbench.cost.hardware import Cluster, Link, Node, uniform
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.corpora import Corpus, corpus
+from workbench.data.corpus import qwen2_vl_tokens
+from workbench.data.sample import Sample
+from workbench.data.sizes import Rules, samples_of
+from workbench.graph.model_graph import ModelGraph, connect
+from workbench.graph.zoo import from_shape
+from workbench.job import Job, ModuleLayout
+from workbench.strategies.sample_work import SampleWork, sample_work
+from workbench.units import GB, US_PER_S
+
+CORPUS_OF = {
+    "SynthChartNet": "synthchartnet-like",
+    "LLaVA-150k": "llava-150k-like",
+    "ChartQA": "chartqa-bars",
+    "CocoQA": "cocoqa-like",
+}
+LLM_OF = {"Llama3-1b": "llama-3.2-1b", "Llama3-3b": "llama-3.2-3b"}
+MOST_PIXELS = 28 * 28 * 16384  # Qwen2-VL's processor, as the measured tables were counted
+RULES = Rules(image=lambda height, width: [qwen2_vl_tokens(height, width)])
+TP, GPUS_PER_REPLICA = 2, 16
+POOL_SAMPLES = 20_000
+
+
+@cache
+def model(llm: str) -> ModelGraph:
+    """Qwen2.5-VL's vision encoder in front of a Llama 3; the paper names nothing frozen."""
+    text = from_shape(LLM_OF[llm], module="llm")
+    vision = from_shape("qwen2.5-vl-vision", module="vision", llm_width=text.layers[0].out_width)
+    return connect(f"qwen2.5-vision-{llm}", (vision, text))
+
+
+def a40_nodes(num_nodes: int) -> Cluster:
+    """Nodes of four A40s; NVLink in pairs counts as NVLink, InfiniBand 200 Gb/s between nodes."""
+    node = Node(device="A40", num_ranks=4, memory_bytes=48 * 10**9)
+    return uniform(
+        "a40-testbed",
+        node,
+        num_nodes=num_nodes,
+        intra=Link(name="nvlink", bytes_per_s=50 * GB, latency_s=5 / US_PER_S),
+        inter=Link(name="infiniband", bytes_per_s=22 * GB, latency_s=8 / US_PER_S),
+    )
+
+
+def job_of(dataset: str, llm: str, batch: tuple[Sample, ...], *, pp: tuple[int, int] | None = None) -> Job:
+    """One replica of the paper's setup: tp 2, four samples a microbatch on average."""
+    stages = pp or (None, None)
+    return Job(
+        name=f"{dataset}-{llm}",
+        model=model(llm),
+        cluster=a40_nodes(4),
+        batch=batch,
+        microbatch_samples=4,
+        layouts=(
+            ModuleLayout(module="vision", pp=stages[0], tp=TP),
+            ModuleLayout(module="llm", pp=stages[1], tp=TP),
+        ),
+        profile=A40,
+    )
+
+
+@cache
+def cost_model() -> CostModel:
+    return CostModel(load_profile(A40))
+
+
+def batch_of(dataset: str, num: int, seed: int) -> tuple[Sample, ...]:
+    """Samples of the corpus that stands for a data set."""
+    return samples_of(_corpus(dataset).draw(num, seed), RULES)
+
+
+def _corpus(dataset: str) -> Corpus:
+    return corpus(CORPUS_OF[dataset])
+
+
+@cache
+def work_pool(dataset: str, llm: str) -> SampleWork:
+    """Seconds of many samples, forward and backward on tp 2."""
+    return sample_work(job_of(dataset, llm, batch_of(dataset, POOL_SAMPLES, 0)), cost_model())
+
+
+def batch_draws(dataset: str, llm: str, seed: int) -> Callable[[int], tuple[float, float]]:
+    """Vision and LLM seconds of a fresh random batch of so many samples."""
+    work, rng = work_pool(dataset, llm), random.Random(seed)
+
+    def draw(num_samples: int) -> tuple[float, float]:
+        places = [rng.randrange(POOL_SAMPLES) for _ in range(num_samples)]
+        return sum(work.encoder_s[place] for place in places), sum(work.llm_s[place] for place in places)
+
+    return draw
