@@ -16,18 +16,19 @@ from workbench.cost.profile import load_profile
 from workbench.plan.lowered import Lowered
 from workbench.plan.price import Price
 from workbench.report.tables import titled
-from workbench.rows.columns import NAMES, OUTPUTS, check_header, describe_columns, read_row
+from workbench.rows.columns import OUTPUTS, check_header, describe_columns, read_row
 from workbench.rows.llm_row import LlmRow
 from workbench.rows.predict import Prediction, RowPredictor
 from workbench.units import GB
 from workbench.whole_file import check_writable, write_text
 
 MOST_ROWS = 1_000_000
+SEPARATOR = " | "  # between unmeasured costs
 
 PREDICT_HELP = (
     "Price text-only dense language models, one a row of a CSV file; nothing is fitted.\n\n"
     "The output has the input's columns and predicted_s, predicted_bytes (of the fullest GPU) and "
-    "unmeasured (costs nobody measured). Columns:\n\n\b\n" + describe_columns()
+    "unmeasured (costs nobody measured, with | between). Columns:\n\n\b\n" + describe_columns()
 )
 
 
@@ -117,7 +118,7 @@ def _csv(header: list[str], cells: list[dict[str, str]], predictions: list[Predi
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*header, *OUTPUTS])
     for row, found in zip(cells, predictions, strict=True):
-        added = (repr(found.iteration_s), found.peak_bytes, "; ".join(found.unmeasured))
+        added = (repr(found.iteration_s), found.peak_bytes, SEPARATOR.join(found.unmeasured))
         writer.writerow([*(row[name] for name in header), *added])
     return out.getvalue()
 
@@ -147,6 +148,3 @@ def _tell(output: Path, predictions: list[Prediction], took_s: float, *, quiet: 
         str(too_large),
     )
     show(table, f"written to {output}; {rate:.1f} rows/s")
-
-
-__all__ = ["NAMES", "PREDICT_HELP", "predict_command", "time_of"]

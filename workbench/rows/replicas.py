@@ -15,6 +15,7 @@ def standing_for(lowered: Lowered, *, num_replicas: int, stride: int) -> Lowered
     replica's ranks are at it. REDUCE_GRAD follows each stage's last pass, as in the plan of
     all replicas. Only for `price` and `sim.sweep`, which ask nothing of the ranks that are
     not there; the engine would wait for them.
+    Differs: boundary messages of replicas that share a node's uplink do not wait for one another.
 
     Args:
         lowered: plan of one replica.

@@ -5,17 +5,27 @@ from math import ceil
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import static_holders
 from workbench.plan.memory_accounts import Accounts
-from workbench.rows.llm_row import LlmRow, Optimizer
+from workbench.rows.llm_row import LlmRow, Number, Optimizer, Recomputed
 from workbench.rows.row_plan import MODULE
 
 
 def row_bytes(alone: Lowered, row: LlmRow) -> int:
     """Most bytes any rank holds: `activation_bytes` on top of `held_bytes`.
 
+    Scores that are computed again are there for one layer at a time.
+
     Complexity: O(stages x microbatches); ranks of a stage hold the same.
     """
     activations = activation_bytes(alone)
-    return max(held_bytes(alone, row, rank) + num_bytes for rank, num_bytes in activations.items())
+    again = scores_bytes(row) if row.recompute is Recomputed.SELECTIVE else 0
+    return again + max(held_bytes(alone, row, rank) + size for rank, size in activations.items())
+
+
+def scores_bytes(row: LlmRow) -> int:
+    """Of one layer's stored scores on one rank: softmax, dropout mask, result (Korthikanti et al. 2022)."""
+    element = 4 if row.precision is Number.FP32 else 2
+    pairs = row.micro_batch * row.sequence**2 // row.cp
+    return (2 * element + 1) * pairs * row.heads // row.tp
 
 
 def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
