@@ -255,32 +255,3 @@ class _Apart(torch.autograd.Function):
         ctx.split.note(_Part(operator, gradient.detach(), x))
         wanted = operator.input_gradient(gradient, x) if ctx.needs_input_grad[0] else None
         return wanted, None, None, None, None
-
-
-class SplitTimes(NamedTuple):
-    """Seconds of the two passes of one backward."""
-
-    input_grad_s: float
-    weight_grad_s: float
-
-
-def timed_split(
-    split: SplitBackward, output: Tensor, gradient: Tensor, now_s: Callable[[], float]
-) -> SplitTimes:
-    """Time I and W of one forward's backward, as the executor runs them.
-
-    For microbenchmarks of a layer or a chain of layers: make one `SplitBackward(module)` before
-    the first forward, then, per repetition, run the forward and hand its output over here. What
-    the module does not train it has no work for, so freezing its weights gives `I` of a frozen
-    layer and a W of nothing. Give weights a gradient of zeros first, else W allocates them.
-
-    Args:
-        split: of the module, made before the forward.
-        output: of the forward, gradient: of that output.
-        now_s: a clock; on a GPU one that waits for the device first.
-    """
-    start_s = now_s()
-    work = split.backward(output, gradient)
-    middle_s = now_s()
-    work.run()
-    return SplitTimes(middle_s - start_s, now_s() - middle_s)

@@ -12,8 +12,12 @@ from runtime.pool import Pool
 from runtime.rank_job import Collect
 from runtime.weights import part_folder
 from tests.plans import disjoint_plan
+from tests.test_parity import mixed
+from tests.test_schedule_runs import planned
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.graph.trainable import Trainable
+from workbench.plan.plan import Precision
+from workbench.schedule.choice import ScheduleKind
 
 CUTS = {"vision": (5,), "audio": (4,), "llm": (3, 3)}
 
@@ -50,6 +54,27 @@ def test_an_export_is_what_the_ranks_held_and_comes_back(
     rewritten = tensors_of(tmp_path / "again")
     assert all(torch.equal(rewritten[key], written[key]) for key in frozen)
     assert not part_folder(target).exists()
+
+
+def test_several_stages_of_a_module_on_a_rank_write_and_read_their_own_layers(
+    tmp_path: Path, pool: Pool
+) -> None:
+    """A V with tied embedding and head, split backward: what one plan wrote another goes on from."""
+    model = mixed("everything", tied=True)
+    folded = planned(model, ScheduleKind.ZB_V, (2, 3))
+    first = run_local(folded, steps=2, export=tmp_path / "out", collect=Collect.STATE, pool=pool)
+    held = {key: weight for state in reversed(first.states) for key, weight in state.weights.items()}
+    written = tensors_of(tmp_path / "out")
+    assert written.keys() == held.keys() - {("llm", "lm_head.weight")}
+    for key, weight in written.items():
+        assert torch.equal(weight, held[key]), key
+    flat = disjoint_plan(model, tiny_batch(), CUTS)
+    losses = [
+        run_local(plan, weights=tmp_path / "out", precision=Precision.FLOAT64, pool=pool).losses[0]
+        for plan in (folded, flat)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert losses[0] < first.losses[0]
 
 
 def test_an_untrained_round_trip_is_bit_equal(tmp_path: Path, pool: Pool) -> None:

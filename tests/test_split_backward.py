@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime.activations import Allocations
 from runtime.pool import Pool
-from runtime.weight_gradient import SplitBackward, timed_split
+from runtime.weight_gradient import SplitBackward
 from tests.plans import disjoint_plan
 from tests.split_programs import Order, split, weights_anywhere, weights_last, weights_last_reversed
 from tests.test_context_parallel_step import plan_of, with_owners
@@ -141,15 +141,6 @@ def test_between_the_passes_only_inputs_and_output_gradients_are_held() -> None:
         assert held == sum({t.data_ptr(): t.nbytes for t in work.tensors}.values())
         work.run()
         assert memory.num_bytes == still
-
-
-def test_both_passes_are_timed_alone() -> None:
-    module, x, ids = mixture()
-    parted = SplitBackward(module)
-    output = module(x, ids)
-    ticks = iter(range(10))
-    assert timed_split(parted, output, torch.ones_like(output), lambda: float(next(ticks))) == (1.0, 1.0)
-    assert module.head.weight.grad is not None
 
 
 ORDERS: dict[str, Order] = {
