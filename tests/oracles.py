@@ -57,7 +57,7 @@ def shortest(
 ) -> float:
     """The best makespan of stages that each have a rank, of all orders within a limit.
 
-    At most `limit` microbatches are held by a stage, each from its F to its W. Tries everything: for a handful of passes.
+    At most `limit` microbatches are held by a stage, each from its F to its W. Tries all: for few passes.
     """
     choices = []
     for stage in stages:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.oracles import passes_read, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Action, Pass, parse_action
-from workbench.schedule.check import StageShape, check_schedule
 from workbench.schedule.graph_aware import graph_aware_1f1b
 from workbench.schedule.one_f_one_b import one_f_one_b
 from workbench.schedule.text import (
@@ -111,54 +110,3 @@ def test_error_shows_a_window_of_a_long_schedule():
     assert [line for line in shown if "<--" in line] == [
         next(line for line in shown if line.startswith("20 |"))
     ]
-
-
-STAGES = (StageShape(0, (0,), (True, True)), StageShape(1, (1,), (True, False)))
-GOOD = ("0F0 0F1 0B0 0B1 STEP", "1F0 1B0 1F1 STEP")
-
-
-def test_good_schedule_passes():
-    check_schedule(programs_of(*GOOD), STAGES)
-    check_schedule(programs_of("0F0 0F1 0I0 0B1 0W0", "1F0 1B0 1F1"), STAGES)
-
-
-@pytest.mark.parametrize(
-    ("lines", "message", "marked"),
-    [
-        (("0F0 0F1 0B0", GOOD[1]), r"ranks \[0\]: 0B1 is missing", "0B0 <--"),
-        (("0F0 0F1 0B0 0B1 0F1", GOOD[1]), "0F1 stands twice", "0F1 <--"),
-        (("0B0 0F0 0F1 0B1", GOOD[1]), "0B0 stands before 0F0", "0B0 <--"),
-        (("0F0 0F1 0W0 0I0 0B1", GOOD[1]), "0W0 stands before 0I0", "0W0 <--"),
-        (("0F0 0F1 0I0 0B1", GOOD[1]), "0W0 is missing", "0B1 <--"),
-        (("0F0 0F1 0B0 0I0 0B1", GOOD[1]), "0I0 stands beside 0B0", "0I0 <--"),
-        ((GOOD[0], "1F0 1B0 1F1 1B1"), "1B1 has no gradient to compute", "1B1 <--"),
-        ((GOOD[0], "1F0 1B0 1F1 7F0"), r"7F0 is of no stage, stages are \[0, 1\]", "7F0 <--"),
-        ((GOOD[0], "1F0 1B0 1F1 0F0"), r"0F0 is of a stage on ranks \[0\]", "0F0 <--"),
-        ((GOOD[0], "1F0 1B0 1F1 1F2"), "1F2 is of no microbatch, stage 1 has 2", "1F2 <--"),
-    ],
-)
-def test_broken_schedules_show_the_cell(lines, message, marked):
-    with pytest.raises(ValueError, match=message) as error:
-        check_schedule(programs_of(*lines), STAGES)
-    shown = next(line for line in str(error.value).splitlines() if "<--" in line)
-    if "missing" in message:  # the mark stands behind the row's last action
-        assert " ".join(shown.split()).endswith(marked)
-    else:
-        assert marked in shown
-
-
-def test_ranks_that_share_stages_must_agree():
-    stages = (StageShape(0, (0, 1), (True,)), StageShape(1, (0, 1), (True,)))
-    agreed = programs_of("0F0 1F0 1B0 0B0", "0F0 1F0 1B0 0B0")
-    check_schedule(agreed, stages)
-    with pytest.raises(
-        ValueError, match=r"ranks \[0\] and \[1\] share stages \[0, 1\] but ranks \[1\] run 1F0"
-    ):
-        check_schedule(programs_of("0F0 1F0 1B0 0B0", "1F0 0F0 1B0 0B0"), stages)
-
-
-def test_ranks_need_one_program_each():
-    with pytest.raises(ValueError, match="rank 1 of stage 1 has no program"):
-        check_schedule(programs_of(GOOD[0]), STAGES)
-    with pytest.raises(ValueError, match="rank 0 must have one program, got two"):
-        check_schedule({(0,): (), (0, 1): ()}, STAGES)

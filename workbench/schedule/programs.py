@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.schedule.graph_aware import ScheduleNode, graph_aware_1f1b
+from workbench.schedule.graph_aware import Consumer, ScheduleNode, graph_aware_1f1b
 from workbench.schedule.interleaved import interleaved_1f1b
 from workbench.schedule.list_schedule import Chain, Policy, list_schedule
 from workbench.schedule.pass_graph import Group, PassGraph, finish_time, pass_graph, peak_in_flight
@@ -161,7 +161,18 @@ def _is_laid_out(graph: PassGraph, stages: tuple[int, ...], schedule: Schedule) 
         ScheduleKind.INTERLEAVED: first * schedule.virtual_stages,
         ScheduleKind.ZB_V: first + first[::-1],
     }.get(schedule.kind, first)
-    return len(set(first)) == num_ranks and places == wanted
+    return len(set(first)) == num_ranks and places == wanted and _is_line(graph, stages)
+
+
+def _is_line(graph: PassGraph, stages: tuple[int, ...]) -> bool:
+    """Whether each stage reads, microbatch by microbatch, the one before it and no other of the chain."""
+    for place, stage in enumerate(stages):
+        node = graph.nodes[stage]
+        inside = [consumer for consumer in node.consumers if consumer.stage in stages]
+        needs = tuple((own,) for own in range(node.num_microbatches))
+        if inside != [Consumer(later, needs) for later in stages[place + 1 : place + 2]]:
+            return False
+    return True
 
 
 def _check_layout(graph: PassGraph, chains: Sequence[tuple[int, ...]], schedule: Schedule) -> None:
