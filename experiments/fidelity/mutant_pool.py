@@ -1,0 +1,71 @@
+"""Valid plans, as unlike each other as they come: what mutants are made from."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from experiments.fidelity.memory import STRATEGIES, TINY_MIXES, tiny_job
+from workbench.cost.hardware import Cluster
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job import Job, ModuleLayout
+from workbench.plan.plan import Plan
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+
+NUM_SAMPLES = 4
+NUM_RANKS = 8
+SCHEDULES = (
+    Schedule(kind=ScheduleKind.GPIPE),
+    Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=2),
+    Schedule(kind=ScheduleKind.ZB_H1),
+    Schedule(kind=ScheduleKind.ZB_H2),
+    Schedule(kind=ScheduleKind.ZB_V, virtual_stages=2),
+)
+
+
+def pool() -> tuple[tuple[str, Plan], ...]:
+    """Names and plans, all of the tiny model on at most `NUM_RANKS` ranks; equal ones once."""
+    seen: list[tuple[object, ...]] = []
+    found = []
+    for name, plan in _all():
+        what = (plan.model, plan.stages, plan.programs, plan.microbatches, plan.token_shards)
+        if what not in seen:
+            seen.append(what)
+            found.append((name, plan))
+    return tuple(found)
+
+
+def _all() -> Iterator[tuple[str, Plan]]:
+    cost = CostModel(load_profile("A40"))
+    for mix in TINY_MIXES:
+        job = small(mix)
+        for strategy in STRATEGIES:
+            plan = strategy(job, cost)
+            yield f"{mix}, {plan.strategy}", plan
+    job = small("all")
+    yield "microbatches of 2", cornstarch.plan(replace(job, microbatch_samples=2), cost)
+    shared = with_layouts(job, encoders=1, llm=2)
+    yield "2 replicas, encoders replicated", encoders_replicated.plan(replace(shared, replicas=2), cost)
+    yield "2 replicas", cornstarch.plan(replace(shared, replicas=2), cost)
+    yield "encoders of 2 stages", encoders_colocated.plan(with_layouts(job, encoders=2, llm=3), cost)
+    for mix in TINY_MIXES:
+        sharded = with_layouts(small(mix), encoders=1, llm=2, cp=2)
+        yield f"{mix}, cp 2", cornstarch.plan(sharded, cost)
+        for schedule in SCHEDULES:
+            scheduled = replace(with_layouts(small(mix), encoders=1, llm=2), schedule=schedule)
+            yield f"{mix}, {schedule.kind}", cornstarch.plan(scheduled, cost)
+
+
+def small(mix: str) -> Job:
+    """Few samples on a node of more ranks."""
+    job = tiny_job(mix)
+    node = replace(job.cluster.nodes[0], num_ranks=NUM_RANKS)
+    cluster = Cluster(name="pool", nodes=(node,), intra=job.cluster.intra, inter=job.cluster.inter)
+    return replace(job, batch=job.batch[:NUM_SAMPLES], cluster=cluster, layouts=(), max_ranks=None)
+
+
+def with_layouts(job: Job, *, encoders: int, llm: int, cp: int = 1) -> Job:
+    """Stages of every encoder and of the LLM, and context-parallel ranks of the latter."""
+    *names, last = [module.name for module in job.model.modules]
+    layouts = tuple(ModuleLayout(module=name, pp=encoders) for name in names)
+    return replace(job, layouts=(*layouts, ModuleLayout(module=last, pp=llm, cp=cp)))

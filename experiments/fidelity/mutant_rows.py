@@ -1,0 +1,159 @@
+"""Single edits of a lowered plan: of a transfer row, its place, or a gradient group."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from workbench.plan.lowered import Lowered, Route, Transfer
+from workbench.schedule.action import Action
+
+RowOperator = Callable[[Lowered, random.Random], Lowered | None]
+
+
+def _row(lowered: Lowered, rng: random.Random) -> Transfer | None:
+    return rng.choice(lowered.transfers) if lowered.transfers else None
+
+
+def _with_row(lowered: Lowered, row: Transfer) -> Lowered:
+    rows = tuple(row if other.row == row.row else other for other in lowered.transfers)
+    return replace(lowered, transfers=rows)
+
+
+def drop_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """From what its producer sends, its consumer awaits, or both."""
+    row = _row(lowered, rng)
+    if row is None:
+        return None
+    sides = rng.choice(((True, False), (False, True), (True, True)))
+    inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
+    if sides[0]:
+        outputs[row.producer] = tuple(n for n in outputs[row.producer] if n != row.row)
+    if sides[1]:
+        inputs[row.consumer] = tuple(n for n in inputs[row.consumer] if n != row.row)
+    return replace(lowered, inputs=inputs, outputs=outputs)
+
+
+def duplicate_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """Once more, under a number of its own."""
+    row = _row(lowered, rng)
+    if row is None:
+        return None
+    again = replace(row, row=len(lowered.transfers))
+    inputs = lowered.inputs | {row.consumer: (*lowered.inputs[row.consumer], again.row)}
+    outputs = lowered.outputs | {row.producer: (*lowered.outputs[row.producer], again.row)}
+    return replace(lowered, transfers=(*lowered.transfers, again), inputs=inputs, outputs=outputs)
+
+
+def swap_rows(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """Two rows take each other's number, and so their place in the order of their communicator."""
+    if len(lowered.transfers) < 2:
+        return None
+    one, other = rng.sample(range(len(lowered.transfers)), 2)
+    pair = {one: other, other: one}
+
+    def moved(number: int) -> int:
+        return pair.get(number, number)
+
+    def renamed(table: dict[Action, tuple[int, ...]]) -> dict[Action, tuple[int, ...]]:
+        return {action: tuple(map(moved, rows)) for action, rows in table.items()}
+
+    rows = [
+        replace(row, row=moved(row.row), after=None if row.after is None else moved(row.after))
+        for row in lowered.transfers
+    ]
+    return replace(
+        lowered,
+        transfers=tuple(sorted(rows, key=lambda row: row.row)),
+        inputs=renamed(lowered.inputs),
+        outputs=renamed(lowered.outputs),
+    )
+
+
+def re_peer_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """From or to another rank, by the route it had or the one that fits."""
+    row = _row(lowered, rng)
+    if row is None:
+        return None
+    rank = rng.choice(lowered.plan.ranks)
+    changed = rng.choice((replace(row, source_rank=rank), replace(row, destination_ranks=(rank,))))
+    if rng.random() < 0.5 and changed.route is not Route.BROADCAST:
+        is_own = changed.source_rank == changed.destination_rank
+        changed = replace(changed, route=Route.LOCAL if is_own else Route.P2P)
+    return _with_row(lowered, changed)
+
+
+def re_end_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """Another producer or consumer, with its tables or without."""
+    row = _row(lowered, rng)
+    if row is None:
+        return None
+    action = rng.choice(list(lowered.plan.program_actions))
+    inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
+    if rng.random() < 0.5:
+        changed = replace(row, producer=action)
+        outputs[row.producer] = tuple(n for n in outputs[row.producer] if n != row.row)
+        outputs[action] = (*outputs.get(action, ()), row.row)
+    else:
+        changed = replace(row, consumer=action)
+        inputs[row.consumer] = tuple(n for n in inputs[row.consumer] if n != row.row)
+        inputs[action] = (*inputs.get(action, ()), row.row)
+    if rng.random() < 0.3:
+        inputs, outputs = lowered.inputs, lowered.outputs
+    return replace(_with_row(lowered, changed), inputs=inputs, outputs=outputs)
+
+
+def re_shape_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """A slice starts or ends elsewhere, or is missing."""
+    row = _row(lowered, rng)
+    if row is None:
+        return None
+    at = rng.randrange(len(row.slices))
+    piece, by = row.slices[at], rng.choice((-1, 1))
+    changed = rng.choice(
+        (
+            (piece._replace(source_start=piece.source_start + by),),
+            (piece._replace(destination_start=piece.destination_start + by),),
+            (piece._replace(num_tokens=piece.num_tokens + by),),
+            (),
+        )
+    )
+    slices = (*row.slices[:at], *changed, *row.slices[at + 1 :])
+    num_tokens = sum(piece.num_tokens for piece in slices)
+    return _with_row(lowered, replace(row, slices=slices, num_tokens=num_tokens))
+
+
+def shrink_group(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """A gradient group loses a rank, or a rank's REDUCE_GRAD loses the group."""
+    wide = [group for group in lowered.groups if len(group.ranks) > 1]
+    if not wide:
+        return None
+    group = rng.choice(wide)
+    if rng.random() < 0.5:
+        ranks = tuple(rank for rank in group.ranks if rank != rng.choice(group.ranks))
+        groups = [replace(g, ranks=ranks) if g is group else g for g in lowered.groups]
+        return replace(lowered, groups=tuple(groups))
+    action = rng.choice([a for a, found in lowered.reductions.items() if group.index in found])
+    left = tuple(index for index in lowered.reductions[action] if index != group.index)
+    return replace(lowered, reductions=lowered.reductions | {action: left})
+
+
+def reorder_reductions(lowered: Lowered, rng: random.Random) -> Lowered | None:
+    """A REDUCE_GRAD issues its groups in another order."""
+    several = [action for action, found in lowered.reductions.items() if len(found) > 1]
+    if not several:
+        return None
+    action = rng.choice(several)
+    mixed = rng.sample(lowered.reductions[action], len(lowered.reductions[action]))
+    return replace(lowered, reductions=lowered.reductions | {action: tuple(mixed)})
+
+
+ROW_OPERATORS: tuple[RowOperator, ...] = (
+    drop_row,
+    duplicate_row,
+    swap_rows,
+    re_peer_row,
+    re_end_row,
+    re_shape_row,
+    shrink_group,
+    reorder_reductions,
+)

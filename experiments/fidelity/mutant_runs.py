@@ -1,0 +1,79 @@
+"""Mutants on real processes: those that were accepted must train as their parents, the others hang."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from experiments.fidelity.mutant_pool import NUM_RANKS
+from runtime.batches import SyntheticSource
+from runtime.failure import WorldFailed
+from runtime.launch import RunResult, run_lowered
+from runtime.pool import Pool
+from runtime.rank_job import Collect, RunSettings
+from runtime.reference import ReferenceResult, reference_step
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Precision
+
+BOUND = 1e-10  # of the loss, and of a gradient against the norm of all
+TIMEOUT_S = 5.0
+RUN_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A mutant and its parent; refused ones are those in which the validator sees a deadlock."""
+
+    operator: str
+    plan: Plan
+    parent: Plan
+    is_accepted: bool
+
+
+def run_samples(samples: Sequence[Sample]) -> dict[str, object]:
+    """Run all of them on gloo, in float64; what happened, by kind."""
+    failed, ran = [], []
+    with Pool(NUM_RANKS) as pool:
+        for sample in samples:
+            found = outcome(sample, pool)
+            if sample.is_accepted and found != "same":
+                failed.append(f"{sample.operator}: {found}")
+            if not sample.is_accepted and not found.startswith("failed"):
+                ran.append(f"{sample.operator}: {found}")
+    return {
+        "accepted_run": sum(sample.is_accepted for sample in samples),
+        "accepted_that_failed": failed,
+        "deadlocks_run": sum(not sample.is_accepted for sample in samples),
+        "deadlocks_that_ran": ran,
+    }
+
+
+def outcome(sample: Sample, pool: Pool) -> str:
+    """`same`, `different ...` or `failed ...`."""
+    settings = RunSettings(
+        precision=Precision.FLOAT64,
+        collect=Collect.STATE,
+        timeout_s=RUN_TIMEOUT_S if sample.is_accepted else TIMEOUT_S,
+    )
+    torch.set_num_threads(1)
+    plan = replace(sample.plan, settings=sample.parent.settings)
+    try:
+        result = run_lowered(lower(plan), settings, pool=pool)
+    except (WorldFailed, ValueError) as error:
+        return f"failed: {' '.join(str(error).split())[:200]}"
+    reference = reference_step(
+        sample.parent, seed=settings.seed, dtype=torch.float64, source=SyntheticSource(settings.seed)
+    )
+    return _compared(result, reference)
+
+
+def _compared(result: RunResult, reference: ReferenceResult) -> str:
+    if not math.isclose(result.losses[0], reference.loss, rel_tol=BOUND):
+        return f"different loss: {result.losses[0]} instead of {reference.loss}"
+    norm = float(torch.stack([gradient.norm() for gradient in reference.gradients.values()]).norm())
+    for state in result.states:
+        for key, gradient in state.gradients.items():
+            if float((gradient - reference.gradients[key]).norm()) > BOUND * norm:
+                return f"different gradient of {key} on rank {state.rank}"
+    return "same"

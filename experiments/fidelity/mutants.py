@@ -1,0 +1,260 @@
+"""Does the validator let through a plan that deadlocks or computes something else?
+
+Setup:   valid plans of many kinds (`mutant_pool`), each mutant one edit away from one of them
+         (`mutant_operators`); the validator is `plan.accept`: check, lower, deadlock, memory.
+Judge:   `mutant_judge`, which shares no code with the validator's checks, on every accepted mutant;
+         on the refused ones too, as far as it can execute them, to find what was refused for nothing.
+         A sample of accepted and of deadlock-refused mutants is run on gloo with a short timeout.
+Rows:    edits of lowered plans (`mutant_rows`), which no file can hold; `check_deadlock` alone judges
+         those, and promises only that nobody waits for ever.
+Run:     python -m experiments.fidelity.mutants [--count 10000] [--seed 0] [--json]
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from experiments.fidelity.mutant_judge import judge
+from experiments.fidelity.mutant_meaning import Meaning, meaning_of
+from experiments.fidelity.mutant_operators import OPERATORS
+from experiments.fidelity.mutant_pool import pool
+from experiments.fidelity.mutant_rows import ROW_OPERATORS
+from experiments.fidelity.mutant_runs import Sample, run_samples
+from experiments.fidelity.mutant_verdict import Judgement, Verdict
+from workbench.plan.accept import accept
+from workbench.plan.check import check
+from workbench.plan.deadlock import check_deadlock
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+
+RESULT = Path(__file__).parents[1] / "results" / "fidelity_mutants.json"
+ROW_SHARE = 0.25  # of the mutants that are of rows
+MOST_NAMED = 20
+
+
+class Gate(StrEnum):
+    """Where a mutant was refused, or that it was not."""
+
+    ACCEPTED = "accepted"
+    CHECK = "refused by check"
+    LOWER = "refused by lower"
+    DEADLOCK = "refused by deadlock"
+    MEMORY = "refused by memory or attention"
+    CRASH = "crash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One edit; `plan` is None for an edit of rows."""
+
+    number: int
+    parent: str
+    operator: str
+    plan: Plan | None
+    lowered: Lowered | None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Everything that is reported."""
+
+    by_operator: Counter[tuple[str, Gate, str]] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+    false_accepts: list[str] = field(default_factory=list)
+    false_rejects: Counter[str] = field(default_factory=Counter)
+    crashes: list[str] = field(default_factory=list)
+    rows_of_other_meaning: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        gates: Counter[str] = Counter()
+        verdicts: Counter[str] = Counter()
+        for (_, gate, verdict), count in self.by_operator.items():
+            gates[gate] += count
+            verdicts[f"{gate}: {verdict}"] += count
+        names = sorted({name for name, _, _ in self.by_operator})
+        ordered = sorted(self.seconds)
+        return {
+            "num_mutants": sum(gates.values()),
+            "num_accepted": gates[Gate.ACCEPTED],
+            "false_accepts": len(self.false_accepts),
+            "false_accepts_named": self.false_accepts[:MOST_NAMED],
+            "crashes": len(self.crashes),
+            "crashes_named": self.crashes[:MOST_NAMED],
+            "false_rejects": sum(self.false_rejects.values()),
+            "false_rejects_by_reason": dict(self.false_rejects.most_common(MOST_NAMED)),
+            "rows_of_other_meaning": self.rows_of_other_meaning,
+            "by_verdict": dict(sorted(verdicts.items())),
+            "by_operator": {
+                name: {
+                    f"{gate}: {verdict}": count
+                    for (operator, gate, verdict), count in sorted(self.by_operator.items())
+                    if operator == name
+                }
+                for name in names
+            },
+            "validator_p50_s": statistics.median(ordered),
+            "validator_p95_s": ordered[int(len(ordered) * 0.95)],
+        }
+
+
+def mutants(plans: Sequence[tuple[str, Plan]], count: int, seed: int) -> Iterator[Mutant]:
+    """Operators in turn, parents at random; an edit that changes nothing is drawn again."""
+    rng = random.Random(seed)
+    lowered = {name: lower(plan) for name, plan in plans}
+    made = 0
+    while made < count:
+        name, plan = rng.choice(plans)
+        if rng.random() < ROW_SHARE:
+            edit = ROW_OPERATORS[made % len(ROW_OPERATORS)]
+            rows = edit(lowered[name], rng)
+            if rows is None or rows == lowered[name]:
+                continue
+            yield Mutant(number=made, parent=name, operator=edit.__name__, plan=None, lowered=rows)
+        else:
+            operator = OPERATORS[made % len(OPERATORS)]
+            mutated = operator(plan, rng)
+            if mutated is None or mutated == plan:
+                continue
+            yield Mutant(number=made, parent=name, operator=operator.__name__, plan=mutated, lowered=None)
+        made += 1
+
+
+def validate(mutant: Mutant) -> tuple[Gate, str]:
+    """What the validator says, and why."""
+    try:
+        if mutant.plan is not None:
+            accept(mutant.plan)
+        else:
+            assert mutant.lowered is not None
+            check_deadlock(mutant.lowered)
+    except ValueError as error:
+        return _gate(mutant), str(error).splitlines()[0]
+    except Exception as error:  # a crash is a finding, whatever it is
+        return Gate.CRASH, f"{type(error).__name__}: {error}"
+    return Gate.ACCEPTED, ""
+
+
+def _gate(mutant: Mutant) -> Gate:
+    """Which part of `accept` refused it."""
+    if mutant.plan is None:
+        return Gate.DEADLOCK
+    for gate, step in ((Gate.CHECK, check), (Gate.LOWER, lower), (Gate.DEADLOCK, _deadlock)):
+        try:
+            step(mutant.plan)
+        except ValueError:
+            return gate
+    return Gate.MEMORY
+
+
+def _deadlock(plan: Plan) -> None:
+    check_deadlock(lower(plan))
+
+
+def judged(mutant: Mutant, meaning: Meaning, gate: Gate) -> Judgement | None:
+    """What the mutant does; None where it was refused and cannot even be executed."""
+    try:
+        lowered = lower(mutant.plan) if mutant.plan is not None else mutant.lowered
+        assert lowered is not None
+        return judge(lowered, meaning)
+    except Exception:  # what was refused owes nobody a well-behaved execution
+        if gate is Gate.ACCEPTED:
+            raise
+        return None
+
+
+def count_one(tally: Tally, mutant: Mutant, meaning: Meaning) -> tuple[Gate, Judgement | None]:
+    """Validate, judge and note one mutant."""
+    start_s = time.perf_counter()
+    gate, reason = validate(mutant)
+    if mutant.plan is not None:
+        tally.seconds.append(time.perf_counter() - start_s)
+    found = judged(mutant, meaning, gate)
+    verdict = "not executable" if found is None else str(found.verdict)
+    tally.by_operator[mutant.operator, gate, verdict] += 1
+    name = f"{mutant.number}: {mutant.operator} on {mutant.parent}"
+    if gate is Gate.CRASH:
+        tally.crashes.append(f"{name}: {reason}")
+    if gate is Gate.ACCEPTED:
+        assert found is not None
+        if mutant.plan is None and found.verdict is Verdict.OTHER:
+            tally.rows_of_other_meaning += 1
+        elif found.verdict is not Verdict.SAME:
+            tally.false_accepts.append(f"{name}: {found.verdict}, {found.reason}")
+    elif gate is not Gate.MEMORY and found is not None and found.verdict is Verdict.SAME:
+        tally.false_rejects[f"{mutant.operator}: {_shape(reason)}"] += 1
+    return gate, found
+
+
+def _shape(reason: str) -> str:
+    """A message without its numbers."""
+    return " ".join("#" if any(c.isdigit() for c in word) else word for word in reason.split())[:90]
+
+
+def _drawn(mutant: Mutant, parent: Plan, gate: Gate) -> Sample | None:
+    """The mutant as one to execute, if it is of a kind that is."""
+    if mutant.plan is None or gate not in (Gate.ACCEPTED, Gate.DEADLOCK):
+        return None
+    accepted = gate is Gate.ACCEPTED
+    return Sample(operator=mutant.operator, plan=mutant.plan, parent=parent, is_accepted=accepted)
+
+
+def _is_wanted(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
+    """So many of each kind, no two by the same operator on the same plan."""
+    kin = [sample for sample in samples if sample.is_accepted == drawn.is_accepted]
+    return len(kin) < most and all(
+        sample.operator != drawn.operator or sample.parent is not drawn.parent for sample in kin
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--executed", type=int, default=12, help="mutants of each kind to run on gloo")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args()
+    plans = pool()
+    by_name = dict(plans)
+    meanings = {name: meaning_of(plan) for name, plan in plans}
+    tally, samples = Tally(), list[Sample]()
+    start_s = time.perf_counter()
+    for mutant in mutants(plans, options.count, options.seed):
+        gate, _ = count_one(tally, mutant, meanings[mutant.parent])
+        drawn = _drawn(mutant, by_name[mutant.parent], gate)
+        if drawn is not None and _is_wanted(drawn, samples, options.executed):
+            samples.append(drawn)
+        if mutant.number % 1000 == 999:
+            print(f"{mutant.number + 1} mutants, {time.perf_counter() - start_s:.0f} s", file=sys.stderr)
+    record = tally.as_json() | {"num_plans": len(plans), "seed": options.seed}
+    record |= run_samples(samples)
+    _print(record)
+    RESULT.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(record))
+    is_sound = not (record["false_accepts"] or record["crashes"] or record["accepted_that_failed"])
+    return 0 if is_sound else 1
+
+
+def _print(record: dict[str, object]) -> None:
+    by_operator = record["by_operator"]
+    assert isinstance(by_operator, dict)
+    for name, verdicts in by_operator.items():
+        print(f"{name:22s}" + ", ".join(f"{what} {count}" for what, count in verdicts.items()))
+    for key in ("num_plans", "num_mutants", "num_accepted", "false_accepts", "false_accepts_named", "crashes",
+                "crashes_named", "false_rejects", "false_rejects_by_reason", "rows_of_other_meaning",
+                "accepted_run", "accepted_that_failed", "deadlocks_run", "deadlocks_that_ran"):  # fmt: skip
+        print(f"{key}: {record[key]}")
+    print(f"validator: p50 {record['validator_p50_s']:.4f} s, p95 {record['validator_p95_s']:.4f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
