@@ -1,0 +1,130 @@
+"""Schedules on whole plans: every kind on random DAGs is sound, free of deadlock and runs."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sim.engine import simulate
+from sim.sweep import Sweep
+from tests.job_files import write
+from tests.strategies import plans
+from workbench.commands.strategies import PLANNERS
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job import ModuleLayout, load_job
+from workbench.plan.accept import accept
+from workbench.plan.build import with_programs
+from workbench.plan.check import check
+from workbench.plan.deadlock import check_deadlock
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Route
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import ScheduleKind, rank_block, usual
+from workbench.search.drive import search, with_schedules
+
+
+def laid_out(plan, schedule):
+    """The LLM's stages on fewer ranks, as the schedule wants them; None where their number does not fit."""
+    moved = {}
+    for (module, _), chain in plan.chain.items():
+        if module != "llm":
+            continue
+        if len(chain) % schedule.virtual_stages:
+            return None
+        for place, stage in enumerate(chain):
+            home = chain[rank_block(schedule, place, len(chain))]
+            moved[stage.id] = replace(stage, ranks=home.ranks)
+    return replace(plan, programs=(), stages=tuple(moved.get(s.id, s) for s in plan.stages))
+
+
+@settings(max_examples=80, deadline=None)
+@given(plan=plans(), kind=st.sampled_from(ScheduleKind))
+def test_any_plan_with_any_schedule_is_accepted_and_runs(plan, kind):
+    schedule = usual(kind)
+    draft = laid_out(plan, schedule)
+    assume(draft is not None)
+    counts = [len(own) for (module, _), own in plan.microbatches_of.items() if module == "llm"]
+    num_blocks = len(draft.chain["llm", 0]) // schedule.virtual_stages
+    if kind is ScheduleKind.INTERLEAVED and min(counts) < num_blocks:
+        with pytest.raises(ValueError, match=f"the nearest is {num_blocks}"):
+            with_programs(draft, schedule)
+        return
+    made = with_programs(draft, schedule)
+    check(made)
+    lowered = lower(made)
+    check_deadlock(lowered)
+    simulate(lowered, lambda action: 1.0)
+    whole = any(action.kind is Pass.B for action in made.program_actions)
+    assert not (whole and kind.splits_backward)
+
+
+@pytest.fixture(scope="module")
+def cost():
+    return CostModel(load_profile("A40"))
+
+
+def job_with(tmp_path, kind, **batch):
+    def change(data):
+        data["cluster"] = {"device": "A40", "nodes": 2, "ranks_per_node": 4, "memory_gib": 40}
+        data["cluster"] |= {scope: {"gb_per_s": 20.0, "latency_us": 5} for scope in ("intra", "inter")}
+        data["profile"] = "A40"
+        data["batch"]["samples"] = 8
+        data["batch"] |= batch
+        data["model"]["modules"]["llm"]["trainable"] = "all"
+        data["model"]["modules"]["llm"]["config"]["num_hidden_layers"] = 6
+        data["layouts"] = {"vision": {"pp": 1}, "llm": {"pp": 2}}
+        data["schedule"] = {"kind": kind.value}
+
+    return load_job(write(tmp_path, change))
+
+
+@pytest.mark.parametrize("strategy", PLANNERS)
+@pytest.mark.parametrize("kind", ScheduleKind)
+def test_every_strategy_follows_the_jobs_schedule(tmp_path, cost, strategy, kind):
+    plan = PLANNERS[strategy](job_with(tmp_path, kind, replicas=2), cost, lambda *_: None)
+    lowered, _ = accept(plan)
+    for replica in plan.replicas("llm"):
+        homes = [stage.ranks for stage in plan.chain["llm", replica]]
+        assert len(homes) == 2 * kind.usual_virtual_stages
+        assert homes == [homes[rank_block(usual(kind), n, len(homes))] for n in range(len(homes))]
+    kinds = {action.kind for action in plan.program_actions}
+    assert (Pass.W in kinds) == kind.splits_backward
+    assert Sweep(lowered).times(lambda action: 1.0).iteration_s > 0
+    if kind is ScheduleKind.ZB_V:  # the turn of the V stays on its rank
+        assert any(row.route is Route.LOCAL and row.edge == "llm" for row in lowered.transfers)
+
+
+def test_open_stage_counts_leave_out_what_a_schedule_cannot_do(tmp_path, cost):
+    job = job_with(tmp_path, ScheduleKind.ZB_V)
+    layers = len(job.model.module("llm").layers)
+    job = replace(job, layouts=())
+    plan = PLANNERS["cornstarch"](job, cost, lambda *_: None)
+    assert len(plan.chain["llm", 0]) % 2 == 0
+    assert len(plan.chain["llm", 0]) <= layers
+
+
+def test_search_tries_each_strategy_with_each_schedule(tmp_path, cost):
+    kinds = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1)
+    planners = with_schedules({"cornstarch": PLANNERS["cornstarch"]}, [usual(kind) for kind in kinds])
+    assert list(planners) == ["cornstarch 1f1b", "cornstarch zb-h1"]
+
+    def predict(plan):
+        lowered, _ = accept(plan)
+        return simulate(lowered, lambda action: float(action.kind is not Pass.STEP) + (action.kind is Pass.B))
+
+    found = search(job_with(tmp_path, ScheduleKind.GPIPE), cost, planners, predict)
+    assert [candidate.refusal for candidate in found] == ["", ""]
+    assert found[0].strategy == "cornstarch zb-h1"
+    assert found[0].trace.iteration_s < found[1].trace.iteration_s
+
+
+def test_a_schedule_that_does_not_fit_the_layers_is_one_line(tmp_path, cost):
+    job = job_with(tmp_path, ScheduleKind.ZB_V)
+    layers = len(job.model.module("llm").layers)
+    too_many = layers // 2 + 1
+    wide = replace(job, layouts=(ModuleLayout(module="llm", pp=too_many),))
+    with pytest.raises(ValueError, match="module 'llm'") as raised:
+        PLANNERS["cornstarch"](wide, cost, lambda *_: None)
+    assert "\n" not in str(raised.value)
