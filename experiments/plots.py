@@ -17,6 +17,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.attention_plots import draw_attention
 from experiments.paper import RESULTS
 
 PLOTS = RESULTS / "plots"
@@ -121,6 +122,10 @@ def main() -> int:
     for record in records():
         path = draw(record, PLOTS)
         if path is not None:
+            print(path)
+    attention = RESULTS / "bench_attention.json"
+    if attention.is_file():
+        for path in draw_attention(json.loads(attention.read_text()), PLOTS):
             print(path)
     return 0
 
