@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_mask
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig
 
 from runtime.attention_mask import (
@@ -163,6 +164,37 @@ def test_a_layers_window_narrows_the_mask():
     assert torch.equal(folded(mask), at.dense(7))
     with pytest.raises(ValueError, match="sliding window must be >= 1 token, got 0"):
         windowed(field, 0)
+
+
+@pytest.mark.parametrize("window", [1, 4, 9, 23, 60])
+def test_a_window_sees_an_image_whole_or_not_at_all(window: int):
+    """As FlexAttention evaluates the predicate; transformers' rule differs at images on the edge alone."""
+    runs = [Run(0, 10), Run(1, 20), Run(0, 5), Run(1, 10), Run(2, 3), Run(0, 4)]
+    lengths = torch.tensor([run.length for run in runs])
+    run_of = torch.repeat_interleave(torch.arange(len(runs)), lengths)
+    is_image = torch.tensor([run.modality > 0 for run in runs])[run_of]
+    index = torch.arange(len(run_of))
+    place = torch.where(is_image, (lengths.cumsum(0) - lengths)[run_of], index)
+
+    def same_image(q, k):
+        return is_image[q] & (run_of[q] == run_of[k])
+
+    def ours(_batch, _head, q, k):
+        return ((k <= q) | same_image(q, k)) & (place[q] - place[k] < window)
+
+    def theirs(_batch, _head, q, k):
+        return ((k <= q) & (q - k < window)) | same_image(q, k)
+
+    length = len(index)
+    field = gemma_style(runs)
+    at = AttentionMask(field, field, CPU)
+    seen = create_mask(ours, None, None, length, length, device="cpu")[0, 0]
+    assert torch.equal(at.dense(window), seen)
+    mask, _ = at.planned(window)
+    assert torch.equal(folded(mask), seen)
+    differs = seen != create_mask(theirs, None, None, length, length, device="cpu")[0, 0]
+    assert not differs[~is_image][:, ~is_image].any()
+    assert not (differs & same_image(index[:, None], index)).any()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ Query q attends to key k when all four hold:
 A token's place in the arrays means nothing; `position` does, so any subset in any order (`take`) masks as
 before. Positions need not differ: tokens that share one see each other even where they are causal, which
 is how a run that is bidirectional inside and causal outside (an image among text) is said without a bit
-per run. Positions order visibility only: they are not those of a rotary embedding, and a window laid over
-shared ones counts such a run as one place.
+per run. Positions order visibility only: they are not those of a rotary embedding. A window laid over shared
+ones measures from and to the place that a run shares, so it sees a run whole or not at all; transformers'
+windows count tokens, and cut an image that lies across their edge.
 A query without a key is valid: its row of the mask is empty.
 """
 
