@@ -70,7 +70,7 @@ def read_records(folder: Path) -> tuple[Record, ...]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             record = _record(json.loads(line))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} line {number}: not an example: {error}") from None
         if any(record.id == other.id for other in records):
             raise ValueError(f"{path} line {number}: id {record.id} is there twice")

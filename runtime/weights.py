@@ -77,7 +77,7 @@ def _files(folder: Path, module: str) -> dict[str, Path]:
             raise ValueError(f"module {module!r}: {folder} has neither {SINGLE} nor {INDEX}")
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
-    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
+    except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"module {module!r}: {folder} is not readable as safetensors: {error}") from None
 
 

@@ -196,6 +196,8 @@ def parse_spec(text: str, *, where: str = "job") -> JobSpec:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         raise ValueError(f"{where}: not YAML: {line}{getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply") from None
     if not isinstance(data, dict):
         raise ValueError(f"{where}: want keys and values, got {type(data).__name__}")
     try:

@@ -258,6 +258,10 @@ def read_measurement(path: Path) -> Measurement:
     if header.format_version != FORMAT_VERSION:
         raise ValueError(f"{path}: want format_version {FORMAT_VERSION}, got {header.format_version}")
     header_fields = {field.name: getattr(header, field.name) for field in fields(Header)}
+    if any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in header.versions):
+        raise ValueError(
+            f"{path}: header versions: want [package, version] pairs, got {header.versions!r:.60}"
+        )
     header_fields["versions"] = tuple((str(name), str(version)) for name, version in header.versions)
     rows = tuple(_parse(path, number, line, _ROWS) for number, line in lines[1:])
     return Measurement(Header(**header_fields), rows)
@@ -311,8 +315,10 @@ def _parse(path: Path, number: int, line: str, kinds: dict[str, Any]) -> Any:
         values = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{number}: not JSON ({error.msg})") from error
+    except RecursionError:
+        raise ValueError(f"{path}:{number}: nested too deeply") from None
     kind = values.pop("kind", None) if isinstance(values, dict) else None
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"{path}:{number}: want kind {' | '.join(kinds)}, got {kind!r}")
     known = {field.name for field in fields(kinds[kind])}
     unknown = sorted(set(values) - known)

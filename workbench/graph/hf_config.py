@@ -24,6 +24,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"model config {str(file)!r}: not JSON, line {error.lineno}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"model config {str(file)!r}: nested too deeply") from None
     if not isinstance(config, dict):
         raise ValueError(f"model config {str(file)!r}: want a JSON object, got {type(config).__name__}")
     return config

@@ -51,6 +51,8 @@ def loads(text: str) -> Plan:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"plan file is not JSON (truncated?): {error}") from None
+    except RecursionError:
+        raise ValueError("not a plan file: nested too deeply") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not a plan file: want a JSON object with format {FORMAT!r}")
     if document.get("schema_version") != SCHEMA_VERSION:

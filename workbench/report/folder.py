@@ -94,6 +94,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON (truncated?): {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply") from None
     return document if isinstance(document, dict) else {}
 
 
