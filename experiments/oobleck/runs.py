@@ -69,15 +69,15 @@ def average_rows(table: str, where: str) -> Evidence:
         key = f"published/{model.replace(' ', '-')}/{interval}/{system}"
         number = PaperNumber(key, float(row["tput_samples_per_s"]), "samples/s", where, REL_TOL)
         ours = controlled(system, model, interval).samples_per_s
+        if number.near(ours):
+            evidence.add(number, ours)
+            continue
         others = [
             simulate_failures(each, systems.trace(f"failures_{interval}")).samples_per_s
             for each in _plausible(system, model)
         ]
-        open_ended = number.near(ours) or not others
-        what = UNSTATED.get(system, "")
-        evidence.add(
-            number, ours, None if open_ended else Unstated(what, min(ours, *others), max(ours, *others))
-        )
+        unstated = Unstated(UNSTATED[system], min(ours, *others), max(ours, *others)) if others else None
+        evidence.add(number, ours, unstated)
     return evidence
 
 

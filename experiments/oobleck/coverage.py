@@ -1,0 +1,116 @@
+"""Section 2.4.1.1 and appendix A: whatever fails, the templates use all nodes that are left.
+
+Paper:   I. Jang, dissertation, appendix A.1 and A.2, Theorems 1 and 2.
+Setup:   every N up to 64, every n0 and every f that N allows (8,104 jobs); in each, random nodes fail, one
+         to eight at a time, until training stops.
+Claims:  after each failure all nodes left are in pipelines of n0 to N - f n0 nodes, f + 1 or more, with
+         every missing layer copied from a survivor; or fewer than (f + 1) n0 nodes are left, or more
+         than f failed at once and took the last copy of a layer with them, and either is said.
+Ours:    `workbench.resilience`, one sequence a job: about half a minute on one CPU core.
+Run:     python -m experiments.oobleck.coverage
+"""
+
+import random
+from collections import Counter
+
+from experiments import paper
+from experiments.evidence import Evidence, outcome_of
+from experiments.paper import Outcome
+from workbench.resilience.chain import LayerChain
+from workbench.resilience.exact_mapping import exact_templates
+from workbench.resilience.layout import Layout, first_layout, held_layers
+from workbench.resilience.node_specification import NodeSpecification, TemplateSet
+from workbench.resilience.reconfigure import CannotContinueError, Reconfiguration, survive
+from workbench.resilience.template import Template
+
+MOST_NODES, MOST_AT_ONCE, SEED = 64, 8, 0
+
+
+def templates_from(smallest: int) -> dict[int, Template]:
+    """Templates of one-GPU nodes of a model that fits on `smallest` nodes and not on fewer."""
+    per_node = -(-MOST_NODES // smallest)
+    layers = smallest * per_node
+    chain = LayerChain(
+        widths=(1,), time_s=((1.0,),) * layers, held_bytes=((1,),) * layers, capacity_bytes=per_node
+    )
+    return exact_templates(chain, 1, range(smallest, MOST_NODES + 1))
+
+
+def is_valid(planned: TemplateSet, before: Layout, lost: set[str], after: Reconfiguration) -> bool:
+    """All survivors work in pipelines that have templates, and hold or get all their layers."""
+    specification = planned.specification
+    survivors = {node for pipeline in before.pipelines for node in pipeline} - lost
+    working = {node for pipeline in after.layout.pipelines for node in pipeline}
+    had, needs = held_layers(planned, before), held_layers(planned, after.layout)
+    got = {(copy.destination, copy.layer) for copy in after.copies}
+    sources = all(copy.source in survivors and copy.layer in had[copy.source] for copy in after.copies)
+    complete = all(
+        layer in had[node] or (node, layer) in got for node, layers in needs.items() for layer in layers
+    )
+    sizes = all(size in specification.sizes for size in after.layout.sizes)
+    enough = len(after.layout.pipelines) > specification.num_faults
+    return working == survivors and sources and complete and sizes and enough
+
+
+def run_down(planned: TemplateSet, rng: random.Random) -> str:
+    """Fail nodes until training stops; how it ended."""
+    specification = planned.specification
+    replicas = rng.choice(
+        [
+            count
+            for count in range(
+                specification.num_faults + 1, specification.num_nodes // specification.smallest + 1
+            )
+            if specification.num_nodes <= count * specification.largest
+        ]
+    )
+    sizes = [specification.smallest] * replicas
+    for _ in range(specification.num_nodes - sum(sizes)):
+        sizes[rng.choice([k for k, size in enumerate(sizes) if size < specification.largest])] += 1
+    layout = first_layout([f"node{k}" for k in range(specification.num_nodes)], sizes)
+    layer_bytes = [1] * planned.templates[0].num_layers
+    while True:
+        nodes = [node for pipeline in layout.pipelines for node in pipeline]
+        lost = set(rng.sample(nodes, min(len(nodes), rng.randint(1, MOST_AT_ONCE))))
+        try:
+            after = survive(planned, layout, sorted(lost), layer_bytes)
+        except CannotContinueError:
+            if len(nodes) - len(lost) < specification.threshold:
+                return "too few nodes"
+            return "last copy lost" if len(lost) > specification.num_faults else "WRONG REFUSAL"
+        if not is_valid(planned, layout, lost, after):
+            return "INVALID"
+        layout = after.layout
+
+
+def coverage_evidence() -> Evidence:
+    """All jobs up to 64 nodes."""
+    evidence, rng = Evidence(), random.Random(SEED)
+    ends: Counter[str] = Counter()
+    for smallest in range(1, MOST_NODES + 1):
+        found = templates_from(smallest)
+        for num_nodes in range(smallest, MOST_NODES + 1):
+            for faults in range(num_nodes // smallest):
+                specification = NodeSpecification(num_nodes=num_nodes, num_faults=faults, smallest=smallest)
+                templates = tuple(found[size] for size in specification.sizes)
+                ends[run_down(TemplateSet(specification=specification, templates=templates), rng)] += 1
+    evidence.ours = {f"rule/ended/{end.replace(' ', '_')}": count for end, count in sorted(ends.items())}
+    evidence.claim(
+        f"every one of {sum(ends.values())} jobs stays valid until it says why it stops "
+        f"({', '.join(f'{count} {end}' for end, count in sorted(ends.items()))});",
+        set(ends) <= {"too few nodes", "last copy lost"},
+    )
+    return evidence
+
+
+def run() -> Outcome:
+    """All evidence."""
+    return outcome_of("oobleck/coverage", [coverage_evidence()])
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+"""The planning formula against the simulator: T1 + T2 + T3 is not quite 1F1B.
+
+Paper:   I. Jang, dissertation, section 2.4.1.2: the iteration time that templates and instantiations are
+         chosen by.
+Setup:   every template of GPT-3 2.7b on up to 30 nodes, 4 microbatches per stage, and the three fastest
+         ways to split 18 nodes; A40 times of our own cost model.
+Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without links: about 10 s.
+Run:     python -m experiments.oobleck.formula
+"""
+
+from experiments import paper
+from experiments.evidence import Evidence, outcome_of
+from experiments.modelled import A40
+from experiments.oobleck.modelled import GLOBAL_BATCH, MICROBATCH, chain, graph, planned
+from experiments.oobleck.simulated import pipeline_s, simulated_s
+from experiments.paper import Outcome
+from workbench.resilience.instantiate import instantiate, multisets
+from workbench.resilience.template import PLANNED_PER_STAGE
+
+MODEL, NUM_NODES, NUM_COMPARED = "GPT-3 2.7b", 18, 3
+
+
+def formula_evidence() -> Evidence:
+    """Errors of the formula, and whether it ranks instantiations as the simulator does."""
+    evidence = Evidence()
+    model, found, templates = graph(MODEL), chain(MODEL), planned(MODEL)
+    errors = []
+    for template in templates.templates:
+        count = PLANNED_PER_STAGE * len(template.stages)
+        simulated = pipeline_s(model, found, template, count)
+        errors.append(template.planned_s / simulated - 1)
+        evidence.ours[f"modelled/template/{template.num_nodes}/formula_error"] = errors[-1]
+    evidence.claim(
+        f"the formula is within 5 % of the simulated pipeline for all {len(errors)} templates "
+        f"(ours {min(errors):+.1%} .. {max(errors):+.1%});",
+        max(map(abs, errors)) <= 0.05,
+    )
+    total, fewest = GLOBAL_BATCH[MODEL] // MICROBATCH[MODEL], templates.specification.num_faults + 1
+    ways = multisets(templates.specification.sizes, NUM_NODES, fewest)
+    best = sorted((instantiate(templates, sizes, total) for sizes in ways), key=lambda each: each.iteration_s)
+    simulated = {each.sizes: simulated_s(model, found, templates, each) for each in best[:NUM_COMPARED]}
+    for each in best[:NUM_COMPARED]:
+        key = f"modelled/split/{'+'.join(map(str, each.sizes))}"
+        evidence.ours |= {f"{key}/formula_s": each.iteration_s, f"{key}/simulated_s": simulated[each.sizes]}
+    regret = simulated[best[0].sizes] / min(simulated.values()) - 1
+    evidence.claim(
+        f"of {len(best)} ways to split {NUM_NODES} nodes, the formula's best is within 1 % of the "
+        f"simulator's best among its first {NUM_COMPARED} (ours {regret:.2%});",
+        regret <= 0.01,
+    )
+    return evidence
+
+
+def run() -> Outcome:
+    """All evidence."""
+    return outcome_of("oobleck/formula", [formula_evidence()], profile=A40)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

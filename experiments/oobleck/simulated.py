@@ -1,0 +1,49 @@
+"""Pipelines of templates through the simulator: what the planning formula says beside 1F1B as it runs."""
+
+from collections.abc import Sequence
+
+from experiments.printed_pipeline import free_cluster, microbatched
+from sim.sweep import Sweep
+from workbench.graph.model_graph import ModelGraph
+from workbench.plan.build import with_programs
+from workbench.plan.lower import lower
+from workbench.plan.plan import Stage
+from workbench.resilience.instantiate import Instantiation
+from workbench.resilience.model_chain import ModelChain
+from workbench.resilience.node_specification import TemplateSet
+from workbench.resilience.template import Template
+from workbench.schedule.action import Action, Pass
+
+FORWARD_SHARE = 1 / 3
+
+
+def pipeline_s(model: ModelGraph, chain: ModelChain, template: Template, num_microbatches: int) -> float:
+    """Seconds of one iteration of a template's pipeline, without links; a third of a stage is forward.
+
+    A stage that crosses modules is one plan stage per module on the same rank, which shares its time
+    by layers.
+    """
+    stages: list[Stage] = []
+    seconds: list[float] = []
+    for rank, stage in enumerate(template.stages):
+        for name, first, end in chain.runs_of(stage):
+            stages.append(
+                Stage(id=len(stages), module=name, replica=0, layers=(first, end), ranks=((rank,),))
+            )
+            seconds.append(stage.time_s * (end - first) / (stage.end - stage.first))
+    cluster = free_cluster(len(template.stages))
+    plan = with_programs(microbatched("template", model, cluster, tuple(stages), num_microbatches))
+
+    def duration_s(action: Action) -> float:
+        if action.stage is None or action.kind not in (Pass.F, Pass.B):
+            return 0.0
+        share = FORWARD_SHARE if action.kind is Pass.F else 1 - FORWARD_SHARE
+        return share * seconds[action.stage]
+
+    return Sweep(lower(plan)).iteration_s(duration_s)
+
+
+def simulated_s(model: ModelGraph, chain: ModelChain, planned: TemplateSet, chosen: Instantiation) -> float:
+    """Seconds of the slowest pipeline of an instantiation."""
+    pairs: Sequence[tuple[int, int]] = sorted(set(zip(chosen.sizes, chosen.microbatches, strict=True)))
+    return max(pipeline_s(model, chain, planned.of_size(size), count) for size, count in pairs)

@@ -1,0 +1,106 @@
+"""The Oobleck chapter: averages, planning times, memory, spot traces, formula and simulator."""
+
+import json
+
+import pytest
+
+from experiments.bench import planner
+from experiments.cornstarch_models import icml_model
+from experiments.oobleck import figure2_11, runs, spot, systems, table2_1, table2_2
+from experiments.oobleck.simulated import pipeline_s
+from experiments.paper import Verdict
+from experiments.printed import is_true, printed_rows
+from sim.failures import simulate_failures
+from workbench.resilience.exact_mapping import exact_templates
+from workbench.resilience.model_chain import chain_order, model_chain
+
+
+@pytest.fixture(scope="module")
+def averages():
+    return table2_2.run()
+
+
+def test_oobleck_averages_lie_within_three_percent(averages):
+    rows = [row for row in averages.rows if row.number.key.endswith("/oobleck")]
+    assert len(rows) == 15
+    assert all(row.verdict is Verdict.OK for row in rows)
+
+
+def test_no_average_lies_outside_what_is_unstated(averages):
+    assert averages.count(Verdict.OFF) == 0
+    assert averages.count(Verdict.MISSING) == 0
+    assert sum(row.verdict is Verdict.OK for row in averages.rows if row.number.key.endswith("/varuna")) >= 9
+
+
+def test_claims_of_the_text_hold(averages):
+    assert all(claim.holds for claim in averages.claims)
+    assert all(claim.holds for claim in figure2_11.run().claims)
+
+
+@pytest.mark.parametrize("system", ["bamboo", "varuna", "oobleck"])
+def test_fractions_of_time_sum_up_to_one(system):
+    assert sum(runs.breakdown(runs.controlled(system, "BERT-Large", "10m")).values()) == pytest.approx(1)
+
+
+def test_memory_predicts_which_cells_run():
+    cells = [(is_true(row["runnable"]), table2_1.cell(row)[1]) for row in printed_rows("oobleck_table2_1")]
+    assert sum(printed is ours for printed, ours in cells) >= 14
+
+
+def test_spot_traces_are_those_of_the_text():
+    assert systems.spot_trace("spot_ec2_p3_scaled30").mean_between_leaves_s / 60 == pytest.approx(
+        7.7, rel=0.01
+    )
+    assert systems.spot_trace("spot_gcp_scaled30").mean_between_leaves_s / 60 == pytest.approx(10.3, rel=0.01)
+    real = systems.spot_trace("spot_gcp_a100_scaled30")
+    assert {count for _, count in real.num_nodes()[1:]} <= set(range(15, 31))
+
+
+def test_bins_hold_all_samples():
+    run = runs.on_spot("oobleck", "BERT-Large", "spot_gcp_scaled30", 30.0)
+    assert sum(spot.in_bins(run)) * spot.BIN_S == pytest.approx(run.samples)
+
+
+def test_plots_are_drawn_from_the_series_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(spot, "RESULTS", tmp_path)
+    path = spot.write_series("oobleck/some", ("GPT-2",))
+    assert set(json.loads(path.read_text())["series"]["GPT-2"]) == set(spot.TRACES)
+    assert spot.draw(path).stat().st_size > 0
+
+
+def test_spares_keep_a_job_running_until_they_are_used_up():
+    run = simulate_failures(systems.with_spares("BERT-Large", 24), systems.trace("failures_1h"))
+    rates = {round(each.samples / (each.end_s - each.start_s), 3) for each in run.iterations if each.samples}
+    assert rates == {round(systems.published_rates("varuna", "BERT-Large")[24], 3)}
+    assert run.iterations[-1].end_s < 8 * 3600
+
+
+def test_bamboo_cannot_run_what_is_not_published():
+    with pytest.raises(ValueError, match=r"bamboo cannot run GPT-3 6\.7b"):
+        systems.bamboo("GPT-3 6.7b")
+
+
+def test_bench_has_every_cell_of_the_table(monkeypatch):
+    assert [cell[:3] for cell in planner.grid()[-2:]] == [(96, 24, 8), (256, 64, 8)]
+    assert len(planner.grid()) == 37
+    cells = [planner.measure(24, 8, gpus, 0.28, limit_s=30.0) for gpus in (1, 4)]
+    result = planner.as_json(cells)
+    assert result["never_worse_than_divide_and_conquer"] is True
+    assert set(result["grid"]["24"]["8"]) == {"1", "4"}
+    assert {"ours_s", "paper_s"} <= result["grid"]["24"]["8"]["4"].keys()
+
+
+def test_templates_span_all_modules_of_a_dag():
+    model = icml_model("SSS")
+    found = model_chain(model, (1, 2), lambda *_: 1.0, lambda *_: 1, 1e9)
+    assert found.owners == chain_order(model)
+    assert len(found.owners) == sum(len(module.layers) for module in model.modules)
+    template = exact_templates(found.chain, 2, (2,))[2]
+    covered = [
+        (name, layer)
+        for stage in template.stages
+        for name, first, end in found.runs_of(stage)
+        for layer in range(first, end)
+    ]
+    assert tuple(covered) == found.owners
+    assert pipeline_s(model, found, template, 4) > 0
