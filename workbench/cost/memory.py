@@ -36,8 +36,8 @@ class Kernels(StrEnum):
     FUSED: one kernel per norm, activation and attention, each keeping what its formula needs:
     training systems on GPUs. EAGER: transformers' modules as they stand, one PyTorch operator
     after the other, each keeping what autograd asks of it: this workbench's runtime.
-    MEGATRON: FUSED with dropout and float32 gradients; SCORES: attention stores its scores;
-    SEQUENCE: sequence parallelism.
+    MEGATRON: FUSED with dropout and float32 gradients, outputs of stages given back once sent;
+    SCORES: attention stores its scores; SEQUENCE: sequence parallelism.
     """
 
     FUSED = "fused"

@@ -176,7 +176,8 @@ class Sizes:
             for layer, need in zip(layers, needs, strict=True)
         ]
         is_loss = module.modality == TEXT and stage.layers[1] == len(module.layers)
-        output = 0 if is_loss else self._emitted(layers[-1], setting)
+        is_sent_off = plan.settings.kernels.is_megatron  # its outputs are given back once sent
+        output = 0 if is_loss or is_sent_off else self._emitted(layers[-1], setting)
         if plan.settings.of(stage.module).recompute is Recompute.NONE:
             kept = [layer.kept.num_bytes for layer in each]
             again = [0] * len(each)

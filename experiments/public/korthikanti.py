@@ -1,0 +1,196 @@
+"""Memory and iteration times of four GPT models, predicted with nothing fitted.
+
+Paper:   V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+         MLSys 2023 (arXiv 2022): Figure 1 (bytes), Figure 7 (share of activations), Table 5 (seconds).
+Setup:   tp 8, pp up to 64, interleaved where the paper says so, 8 to 512 A100-80GB with 8 x HDR a node.
+Ours:    the path of `workbench predict`: plan, lowering, price, sweep, lines of the memory account;
+         bytes are those of a first-stage GPU.
+Differs: the printed bytes follow the paper's formulas: they leave out embedding, head, loss, receive
+         buffers and the one layer that is being computed again; ours hold them. Iterations of many microbatches are continued
+         from two shorter ones, between which a pipeline is in its steady state.
+Run:     python -m experiments.public.korthikanti [--json]
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from experiments.paper import Claim, Outcome, PaperNumber, Provenance, command, judge
+from experiments.public.reference import read
+from workbench.commands.predicting import time_of
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.price import price
+from workbench.rows.columns import read_row
+from workbench.rows.llm_row import LlmRow, Recomputed, YesNo
+from workbench.rows.predict import RowPredictor
+from workbench.rows.row_bytes import activation_bytes, held_bytes
+from workbench.rows.row_plan import plan_of, settings_of
+from workbench.units import GIB
+
+SCRIPT = "public/korthikanti"
+BYTES_TOLERANCE, SECONDS_TOLERANCE = 0.05, 0.10
+HIDDEN, HEADS, LAYERS = 0, 1, 2
+SHAPES = {
+    "megatron-22B": (6144, 64, 48),
+    "gpt3-175B": (12288, 96, 96),
+    "turing-530B": (20480, 128, 105),
+    "megatron-1T": (25600, 160, 128),
+}
+WHERE = {"seqsel_fig1": "Figure 1", "seqsel_fig7": "Figure 7", "seqsel_tab5": "Table 5"}
+MODES = {
+    "none": (Recomputed.NONE, YesNo.NO),
+    "seq": (Recomputed.NONE, YesNo.YES),
+    "sel": (Recomputed.SELECTIVE, YesNo.NO),
+    "seqsel": (Recomputed.SELECTIVE, YesNo.YES),
+    "full": (Recomputed.FULL, YesNo.NO),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One model under one mode: seconds of an iteration, bytes on a first-stage GPU."""
+
+    iteration_s: float
+    activation_bytes: int
+    held_bytes: int
+
+
+def run() -> Outcome:
+    """Predict every printed row."""
+    predictor = RowPredictor(time_of)
+    ours: dict[str, float] = {}
+    for model, row in rows().items():
+        found = predictions(row, predictor)
+        for mode, each in found.items():
+            ours |= _values(model, mode, each, found["none"])
+    numbers = printed()
+    time_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("seconds")]
+    byte_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("gib")]
+    summary = {
+        "seconds/mean_abs_error": sum(map(abs, time_errors)) / len(time_errors),
+        "bytes/mean_abs_error": sum(map(abs, byte_errors)) / len(byte_errors),
+    }
+    return judge(
+        SCRIPT,
+        numbers,
+        ours | summary,
+        (
+            Claim("selective beats full recomputation in every model", _selective_wins(ours)),
+            Claim(
+                f"mean error of seconds <= {SECONDS_TOLERANCE:.0%}",
+                summary["seconds/mean_abs_error"] <= SECONDS_TOLERANCE,
+            ),
+        ),
+        notes=(
+            f"mean absolute error: seconds {summary['seconds/mean_abs_error']:.1%}, "
+            f"bytes {summary['bytes/mean_abs_error']:.1%}; nothing fitted",
+        ),
+        provenance=Provenance(profile="A100-80GB"),
+    )
+
+
+def rows() -> dict[str, LlmRow]:
+    """Every model's row, without recomputation."""
+    found = {}
+    for cell in read("korthikanti2022_configs.csv"):
+        model = cell["case"].split("_")[0]
+        if model in found:
+            continue
+        shape = SHAPES[model]
+        cells = {
+            "hidden": shape[HIDDEN],
+            "heads": shape[HEADS],
+            "layers": shape[LAYERS],
+            "sequence": 2048,
+            "vocab": 51200,
+            "global_batch": cell["batch"],
+            "micro_batch": cell["micro_batch"],
+            "tp": cell["tp"],
+            "pp": cell["pp"],
+            "dp": cell["dp"],
+            "virtual_stages": cell["interleaving"],
+            "attention": "stored",
+            "precision": "fp16",
+            "inter_gbytes_per_s": 200,
+        }
+        found[model] = read_row({name: str(value) for name, value in cells.items()})
+    return found
+
+
+def printed() -> tuple[PaperNumber, ...]:
+    """The paper's numbers, as a simulator's validation files repeat them."""
+    numbers = []
+    for cell in read("korthikanti2022.csv"):
+        where, value = WHERE[cell["table"]], float(cell["value"])
+        unit, tolerance = "GiB", BYTES_TOLERANCE
+        name = {"par_opt": "state_gib", "act": "activations_gib"}.get(cell["quantity"], "")
+        if where == "Figure 7":
+            if cell["mode"] == "none":
+                continue
+            name, unit, value = "activations_share", "of none", value / 100
+        elif where == "Table 5":
+            name, unit, tolerance = "seconds", "s", SECONDS_TOLERANCE
+        key = f"modelled/{cell['model']}/{cell['mode']}/{name}"
+        numbers.append(PaperNumber(key, value, unit, where=where, rel_tol=tolerance))
+    return tuple(numbers)
+
+
+def predictions(row: LlmRow, predictor: RowPredictor) -> dict[str, Found]:
+    """Every mode of one model; two lowered plans serve all of them."""
+    short, long = (
+        _lowered(replace(row, global_batch=num * row.pp * row.micro_batch), predictor) for num in (1, 2)
+    )
+    found = {}
+    for mode, (recompute, sequence_parallel) in MODES.items():
+        each = replace(row, recompute=recompute, sequence_parallel=sequence_parallel)
+        plans = [_set(lowered, each) for lowered in (short, long)]
+        cost = predictor.cost(each)
+        seconds = [time_of(lowered, price(lowered, cost)) for lowered in plans]
+        found[mode] = Found(
+            continued_s(seconds[0], seconds[1], row.num_microbatches / row.pp),
+            activation_bytes(plans[1])[0],
+            held_bytes(plans[1], each, 0),
+        )
+    return found
+
+
+def continued_s(short_s: float, long_s: float, rounds: float) -> float:
+    """Seconds of `rounds` x pp microbatches, from those of pp and of 2 pp.
+
+    1F1B, interleaved or not, adds one steady round for every pp more microbatches (Narayanan et
+    al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2).
+    """
+    return short_s + (rounds - 1) * (long_s - short_s)
+
+
+def _lowered(row: LlmRow, predictor: RowPredictor) -> Lowered:
+    return lower(plan_of(row, predictor.cost(row).profile))
+
+
+def _set(lowered: Lowered, row: LlmRow) -> Lowered:
+    """The same plan with the row's settings; neither routes nor programs depend on them."""
+    return replace(lowered, plan=replace(lowered.plan, settings=settings_of(row)))
+
+
+def _values(model: str, mode: str, found: Found, none: Found) -> dict[str, float]:
+    name = f"modelled/{model}/{mode}"
+    return {
+        f"{name}/seconds": found.iteration_s,
+        f"{name}/activations_gib": found.activation_bytes / GIB,
+        f"{name}/activations_share": found.activation_bytes / none.activation_bytes,
+        f"{name}/state_gib": found.held_bytes / GIB,
+    }
+
+
+def _selective_wins(ours: Mapping[str, float]) -> bool:
+    return all(
+        ours[f"modelled/{model}/seqsel/seconds"] < ours[f"modelled/{model}/full/seconds"] for model in SHAPES
+    )
+
+
+def main() -> int:
+    return command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

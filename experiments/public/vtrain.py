@@ -1,0 +1,200 @@
+"""1,440 published A100 iteration times, predicted after fitting a few physical numbers to a tenth of them.
+
+Source:  J. Bang et al., "vTrain", MICRO 2024; data/ground_truth_single.csv of its repository.
+Setup:   GPT of hidden 1024 or 2048, one node of 2 to 8 A100, tp x dp x pp; no recomputation.
+Ours:    `workbench predict`'s own path: plan, lowering, price, sweep. Free are numbers of
+         `workbench.cost.execution`, fitted on 144 rows drawn with seed 0; errors are those of the
+         other 1,296. All-reduces are read from the source's NCCL rows.
+Differs: the file's iterations without pipeline are exactly linear in microbatches (see the notes),
+         so its rows were put together out of few timings, not timed one by one. The worst rows
+         are those of such a timing that stands apart from its neighbours (tp 8 at one sample a
+         microbatch, tp 4 at two); no smooth cost follows them.
+Run:     python -m experiments.public.vtrain [--json]
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from scipy.stats import kendalltau, spearmanr
+
+from experiments.paper import Claim, Outcome, Provenance, as_record, judge, report
+from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
+from experiments.public.plot import scatter
+from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
+from workbench.commands.predicting import time_of
+from workbench.cost.execution import Execution
+from workbench.cost.profile import load_profile
+from workbench.rows.llm_row import LlmRow
+from workbench.rows.predict import RowPredictor
+
+SCRIPT = "public/vtrain"
+SEED = 0
+SHARE = 10  # one row in so many is fitted
+GOAL = 0.05
+PUBLISHED = 0.0837  # the source's own error on these rows
+GROUPS = ("tp", "pp", "dp", "hidden", "micro_batch")
+
+FREE = (
+    Free("matmul_rate", 0.9, 0.5, 1.2),
+    Free("unaligned_rate", 0.7, 0.2, 1.0),
+    Free("scores_passes", 8.0, 3.0, 30.0),
+    Free("memory_rate", 0.8, 0.3, 2.0),
+    Free("loss_passes", 8.0, 0.5, 60.0),
+    Free("collective_rate", 1.0, 0.3, 3.0),
+    Free("reduction_rate", 1.0, 0.5, 2.0),
+    Free("kernel_gap_s", 2e-6, 1e-7, 1e-4),
+    Free("host_kernel_s", 6e-5, 1e-6, 1e-3),
+    Free("host_collective_s", 1e-5, 1e-7, 1e-3),
+    Free("host_rank_s", 1e-6, 1e-8, 1e-4),
+    Free("step_rate", 0.7, 0.2, 3.0),
+    Free("step_start_s", 1e-3, 1e-6, 1e-1),
+)
+
+
+def run() -> Outcome:
+    """Fit, predict, and hold the errors against the goal."""
+    return study()[0]
+
+
+def study() -> tuple[Outcome, dict[str, Any]]:
+    """The outcome, and every row's measured and predicted seconds."""
+    rows, seconds = vtrain_rows()
+    measured_s = np.array(seconds)
+    profile = with_vtrain_all_reduce(load_profile("A100-80GB"))
+    predictor = RowPredictor(time_of, profile=profile)
+    prepared = ready(rows, predictor)
+    kept, held = split(len(rows))
+    execution = fitted([prepared[i] for i in kept], measured_s[kept], predictor, FREE)
+    predicted_s = times_s(prepared, predictor, execution)
+    plain_s = times_s(prepared, predictor, Execution())
+    shipped_s = _shipped_s(rows, prepared)
+    ours = {
+        **errors("held_out", predicted_s[held], measured_s[held]),
+        **errors("fitted", predicted_s[kept], measured_s[kept]),
+        **errors("unfitted", plain_s[held], measured_s[held]),
+        **errors("unfitted_shipped_all_reduce", shipped_s[held], measured_s[held]),
+        **biases([rows[i] for i in held], predicted_s[held] / measured_s[held]),
+        **{f"execution/{free.name}": getattr(execution, free.name) for free in FREE},
+        "num_free": len(FREE),
+        "num_fitted": len(kept),
+        "num_held_out": len(held),
+        "nonlinearity_ms": nonlinearity_s(rows, measured_s) * 1e3,
+    }
+    outcome = judge(
+        SCRIPT,
+        (),
+        ours,
+        (
+            Claim(f"mean error of held-out rows <= {GOAL:.0%}", ours["held_out/mape"] <= GOAL),
+            Claim(f"and below the source's own {PUBLISHED:.2%}", ours["held_out/mape"] < PUBLISHED),
+            Claim("no group of held-out rows is off by more than 5 % on average", _unbiased(ours)),
+        ),
+        notes=_notes(ours, execution),
+        provenance=Provenance(profile="A100-80GB", seeds=(SEED,)),
+    )
+    points = {
+        "measured_s": measured_s.tolist(),
+        "predicted_s": predicted_s.tolist(),
+        "held_out": held.tolist(),
+    }
+    return outcome, points
+
+
+def split(num_rows: int) -> tuple[Any, Any]:
+    """Indices of the rows to fit and of the others, by the seed alone."""
+    kept = np.sort(np.random.default_rng(SEED).choice(num_rows, num_rows // SHARE, replace=False))
+    return kept, np.setdiff1d(np.arange(num_rows), kept)
+
+
+def errors(name: str, predicted_s: Floats, measured_s: Floats) -> dict[str, float]:
+    """Mean, median, p90 and worst absolute relative error, signed mean, and rank correlations."""
+    error = predicted_s / measured_s - 1
+    size = np.abs(error)
+    return {
+        f"{name}/mape": float(size.mean()),
+        f"{name}/median": float(np.median(size)),
+        f"{name}/p90": float(np.quantile(size, 0.9)),
+        f"{name}/worst": float(size.max()),
+        f"{name}/bias": float(error.mean()),
+        f"{name}/spearman": float(spearmanr(predicted_s, measured_s).statistic),
+        f"{name}/kendall": float(kendalltau(predicted_s, measured_s).statistic),
+    }
+
+
+def biases(rows: Sequence[LlmRow], ratio: Floats) -> dict[str, float]:
+    """Mean signed error by value of every grouping column."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row, each in zip(rows, ratio, strict=True):
+        for name in GROUPS:
+            found[f"bias/{name}={getattr(row, name)}"].append(each - 1)
+    return {key: float(np.mean(found[key])) for key in sorted(found)}
+
+
+def nonlinearity_s(rows: Sequence[LlmRow], measured_s: Floats) -> float:
+    """Largest distance from a straight line over microbatches, of rows alike in all else and without pp."""
+    alike: dict[tuple[object, ...], list[tuple[int, float]]] = defaultdict(list)
+    for row, time_s in zip(rows, measured_s, strict=True):
+        if row.pp == 1:
+            key = (row.hidden, row.layers, row.tp, row.dp, row.micro_batch)
+            alike[key].append((row.num_microbatches, time_s))
+    worst = 0.0
+    for points in alike.values():
+        x, y = np.array(points).T
+        if len(x) > 2:
+            worst = max(worst, float(np.abs(np.polyval(np.polyfit(x, y, 1), x) - y).max()))
+    return worst
+
+
+def _shipped_s(rows: Sequence[LlmRow], prepared: Sequence[Ready]) -> Floats:
+    """Without anything of the source: the shipped profile with its own all-reduces."""
+    return times_s(prepared, RowPredictor(time_of), Execution())
+
+
+def _unbiased(ours: dict[str, float]) -> bool:
+    return all(abs(value) <= 0.05 for key, value in ours.items() if key.startswith("bias/"))
+
+
+def _notes(ours: dict[str, float], execution: Execution) -> tuple[str, ...]:
+    def line(name: str) -> str:
+        keys = ("mape", "median", "p90", "worst", "bias")
+        said = ", ".join(f"{key} {ours[f'{name}/{key}']:.2%}" for key in keys)
+        return (
+            f"{name}: {said}, spearman {ours[f'{name}/spearman']:.4f}, kendall {ours[f'{name}/kendall']:.4f}"
+        )
+
+    groups = ", ".join(f"{key[5:]} {value:+.1%}" for key, value in ours.items() if key.startswith("bias/"))
+    numbers = ", ".join(f"{free.name} {getattr(execution, free.name):.3g}" for free in FREE)
+    bounds = [
+        free.name
+        for free in FREE
+        if min(abs(getattr(execution, free.name) / bound - 1) for bound in (free.low, free.high)) < 0.02
+    ]
+    return (
+        *(line(name) for name in ("held_out", "fitted", "unfitted", "unfitted_shipped_all_reduce")),
+        f"mean signed error by group: {groups}",
+        f"{len(FREE)} numbers fitted on {ours['num_fitted']:.0f} rows: {numbers}",
+        f"at a bound: {', '.join(bounds) or 'none'}",
+        f"rows without pipeline leave a straight line over microbatches by at most "
+        f"{ours['nonlinearity_ms']:.1e} ms: composed, not timed one by one",
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    outcome, points = study()
+    status = report(outcome)
+    scatter(SCRIPT, points)
+    if arguments.json:
+        print(json.dumps(as_record(outcome) | {"free": [asdict(free) for free in FREE]}))
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
