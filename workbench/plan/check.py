@@ -142,8 +142,9 @@ def _check_programs(plan: Plan) -> None:
         for rank in stage.flat_ranks:
             held.setdefault(rank, []).append(stage.id)
     for program in plan.programs:
-        for rank in program.ranks:
-            _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in held[rank]})
+        alike = {tuple(held[rank]): rank for rank in reversed(program.ranks)}
+        for stages, rank in alike.items():  # ranks with the same stages break the same rules
+            _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in stages})
     _check_agreement(plan)
 
 

@@ -1,8 +1,9 @@
 """From a plan to what machines need: transfer rows and their order."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from workbench.data.sample import Item
 from workbench.graph.layer import TokenCount
@@ -174,7 +175,51 @@ def _sources(
     return found
 
 
-def _rows(routing: Routing, boundary: _Boundary) -> Iterator[Transfer]:
+class _Content(NamedTuple):
+    """What a row carries, from which pass to which; fields as in `Transfer`."""
+
+    edge: str
+    direction: Direction
+    producer: Action
+    consumer: Action
+    width: int
+    slices: tuple[Slice, ...] = ()
+    num_tokens: int = 0
+    num_bytes: int = 0
+
+
+class _Draft(NamedTuple):
+    """A row without its number; `follows`: it broadcasts what the draft before it brought.
+
+    A tuple for speed: a Transfer is made once, when its number is known.
+    """
+
+    content: _Content
+    route: Route
+    source_rank: int
+    destination_ranks: tuple[int, ...]
+    follows: bool = False
+
+    @property
+    def producer(self) -> Action:
+        return self.content.producer
+
+    @property
+    def consumer(self) -> Action:
+        return self.content.consumer
+
+    def numbered(self, row: int) -> Transfer:
+        return Transfer(
+            row=row,
+            route=self.route,
+            source_rank=self.source_rank,
+            destination_ranks=self.destination_ranks,
+            after=row - 1 if self.follows else None,
+            **self.content._asdict(),
+        )
+
+
+def _rows(routing: Routing, boundary: _Boundary) -> Iterator[_Draft]:
     """The rows of one boundary, forward and, where a gradient flows, back."""
     plan = routing.plan
     producer, consumer = boundary.producer, boundary.consumer
@@ -182,25 +227,17 @@ def _rows(routing: Routing, boundary: _Boundary) -> Iterator[Transfer]:
         Action(producer.id, Pass.F, boundary.source.index),
         Action(consumer.id, Pass.F, boundary.target.index),
     )
-    draft = Transfer(
-        row=-1,
+    content = _Content(
         edge=boundary.edge,
         direction=Direction.FORWARD,
-        route=Route.P2P,
         producer=there[0],
         consumer=there[1],
-        source_rank=-1,
-        destination_ranks=(),
-        slices=(),
-        num_tokens=0,
         width=plan.model.module(producer.module).layers[boundary.after_layer].out_width,
-        num_bytes=0,
     )
     route = _inside_module if producer.module == consumer.module else _between_modules
-    yield from route(producer, consumer, _sized(plan, draft, boundary.forward))
+    yield from route(producer, consumer, _sized(plan, content, boundary.forward))
     if boundary.backward is not None:
-        back = replace(
-            draft,
+        back = content._replace(
             direction=Direction.BACKWARD,
             producer=_backward_action(plan, consumer, boundary.target.index),
             consumer=_backward_action(plan, producer, boundary.source.index),
@@ -208,13 +245,13 @@ def _rows(routing: Routing, boundary: _Boundary) -> Iterator[Transfer]:
         yield from route(consumer, producer, _sized(plan, back, boundary.backward))
 
 
-def _sized(plan: Plan, draft: Transfer, parts: Sequence[tuple[Slice, ...]]) -> list[Transfer | None]:
-    """The draft once per part; None for one without tokens, which makes no row."""
-    found: list[Transfer | None] = []
+def _sized(plan: Plan, content: _Content, parts: Sequence[tuple[Slice, ...]]) -> list[_Content | None]:
+    """The content once per part; None for one without tokens, which makes no row."""
+    found: list[_Content | None] = []
+    token_bytes = content.width * plan.settings.precision.num_bytes
     for slices in parts:
         num_tokens = sum(piece.num_tokens for piece in slices)
-        num_bytes = num_tokens * draft.width * plan.settings.precision.num_bytes
-        sized = replace(draft, slices=slices, num_tokens=num_tokens, num_bytes=num_bytes)
+        sized = content._replace(slices=slices, num_tokens=num_tokens, num_bytes=num_tokens * token_bytes)
         found.append(sized if num_tokens else None)
     return found
 
@@ -225,7 +262,7 @@ def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
     return split if split in plan.program_actions else Action(stage.id, Pass.B, microbatch)
 
 
-def _inside_module(source: Stage, destination: Stage, parts: Sequence[Transfer | None]) -> Iterator[Transfer]:
+def _inside_module(source: Stage, destination: Stage, parts: Sequence[_Content | None]) -> Iterator[_Draft]:
     """Between stages of one module: each rank to the rank at its place in the grid, its tokens alone.
 
     Where the tensor-parallel degree changes, a context-parallel place sends from its first
@@ -241,9 +278,7 @@ def _inside_module(source: Stage, destination: Stage, parts: Sequence[Transfer |
             yield _routed(row, from_rank, to_rank)
 
 
-def _between_modules(
-    source: Stage, destination: Stage, parts: Sequence[Transfer | None]
-) -> Iterator[Transfer]:
+def _between_modules(source: Stage, destination: Stage, parts: Sequence[_Content | None]) -> Iterator[_Draft]:
     """Between modules: every context-parallel place of the source sends what it holds to the
     destination's leader, which broadcasts it in its whole tp x cp group; each rank there keeps
     the tokens it owns. So a token crosses once, and a gradient is summed where it is used.
@@ -254,44 +289,28 @@ def _between_modules(
 
 
 def _leader_to_group(
-    draft: Transfer, from_ranks: Sequence[int], to_ranks: Sequence[int]
-) -> Iterator[Transfer]:
-    """Leader to leader, then broadcast to the others.
-
-    The broadcast's `after` holds -2 until rows are numbered: the row just before it.
-    """
+    content: _Content, from_ranks: Sequence[int], to_ranks: Sequence[int]
+) -> Iterator[_Draft]:
+    """Leader to leader, then broadcast to the others."""
     leader, *others = to_ranks
     # Tensor-parallel ranks of one place hold the same output.
-    yield _routed(draft, leader if leader in from_ranks else from_ranks[0], leader)
+    yield _routed(content, leader if leader in from_ranks else from_ranks[0], leader)
     if others:
-        yield replace(
-            draft,
-            source_rank=leader,
-            destination_ranks=tuple(others),
-            route=Route.BROADCAST,
-            after=_ROW_BEFORE,
-        )
+        yield _Draft(content, Route.BROADCAST, leader, tuple(others), follows=True)
 
 
-def _routed(draft: Transfer, from_rank: int, to_rank: int) -> Transfer:
-    route = Route.LOCAL if from_rank == to_rank else Route.P2P
-    return replace(draft, source_rank=from_rank, destination_ranks=(to_rank,), route=route)
+def _routed(content: _Content, from_rank: int, to_rank: int) -> _Draft:
+    return _Draft(content, Route.LOCAL if from_rank == to_rank else Route.P2P, from_rank, (to_rank,))
 
 
-_ROW_BEFORE = -2
-
-
-def _in_issue_order(plan: Plan, drafts: list[Transfer]) -> tuple[Transfer, ...]:
+def _in_issue_order(plan: Plan, drafts: Sequence[_Draft]) -> tuple[Transfer, ...]:
     """Number the rows by (tick of the producer, producer, consumer); pieces of one boundary stay together."""
     ticks = issue_ticks(plan, drafts)
-    order = sorted(
-        range(len(drafts)),
-        key=lambda i: (ticks[drafts[i].producer], _key(drafts[i].producer), _key(drafts[i].consumer), i),
-    )
-    return tuple(
-        replace(drafts[i], row=row, after=None if drafts[i].after is None else row - 1)
-        for row, i in enumerate(order)
-    )
+    ends = dict.fromkeys(end for draft in drafts for end in (draft.producer, draft.consumer))
+    place = {action: index for index, action in enumerate(sorted(ends, key=_key))}
+    keys = [(ticks[draft.producer], place[draft.producer], place[draft.consumer]) for draft in drafts]
+    order = sorted(range(len(drafts)), key=keys.__getitem__)  # stable: equals keep their order
+    return tuple(drafts[index].numbered(row) for row, index in enumerate(order))
 
 
 def _key(action: Action) -> tuple[int, str, int]:

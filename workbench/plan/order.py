@@ -2,13 +2,23 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Protocol
 
-from workbench.plan.lowered import Transfer
 from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE, Action
 
 
-def issue_ticks(plan: Plan, rows: Sequence[Transfer]) -> dict[Action, int]:
+class Ends(Protocol):
+    """A row: the pass that produces it and the one that waits for it."""
+
+    @property
+    def producer(self) -> Action: ...
+
+    @property
+    def consumer(self) -> Action: ...
+
+
+def issue_ticks(plan: Plan, rows: Sequence[Ends]) -> dict[Action, int]:
     """Action -> tick in which it ends: one after the latest of its ranks' previous actions and its inputs.
 
     Only passes count. Actions on or behind a cycle never run: they get the tick after all
@@ -36,7 +46,7 @@ def issue_ticks(plan: Plan, rows: Sequence[Transfer]) -> dict[Action, int]:
     return ticks | stuck
 
 
-def _dependencies(plan: Plan, rows: Sequence[Transfer]) -> set[tuple[Action, Action]]:
+def _dependencies(plan: Plan, rows: Sequence[Ends]) -> set[tuple[Action, Action]]:
     found = {(row.producer, row.consumer) for row in rows}
     for program in plan.programs:
         passes = [action for action in program.actions if action.kind in COMPUTE]
