@@ -36,7 +36,7 @@ class BenchSettings:
 
     concurrency: int = 1
     sizes: int = 3
-    budget_s: float = 0.3
+    budget_s: float = 0.2
     timeout_s: float = 120.0
     device: str = "cpu"
 

@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from runtime.scenes import make
+from tests.bench_sizes import SHORT, SMALL
 from workbench.cli import app
 from workbench.commands.strategies import PLANNERS, Strategy
 from workbench.cost.profile import load_profile
@@ -257,8 +259,11 @@ def test_plan_and_run_on_a_folder_of_data(job: Path):
     assert json.loads(first)["steps"][0]["loss"] != json.loads(random)["steps"][0]["loss"]
 
 
-def test_calibrate_measures_what_a_job_is_made_of(job: Path):
+def test_calibrate_measures_what_a_job_is_made_of(job: Path, monkeypatch: pytest.MonkeyPatch):
     """Nothing of this job's own layers is left unmeasured; a second run has nothing left to do."""
+    monkeypatch.setattr("runtime.microbench.sizes_of", lambda device: SMALL)
+    monkeypatch.setattr("runtime.microbench.attention_sizes", lambda device: SHORT)
+    monkeypatch.setattr("runtime.bench_wires.BYTES", (2**10, 2**14, 2**18, 2**20))
     rows, profile = job.with_name("rows.jsonl"), job.with_name("cpu.json")
     accept("calibrate", job, "--rows", rows, "-o", profile, "--json")
     measured = rows.read_bytes()
@@ -276,6 +281,18 @@ def test_calibrate_refuses_other_devices(job: Path):
     refuse(
         "calibrate", job, "--device", "tpu", "-o", job.with_name("p.json"), words="tpu|cpu", folder=job.parent
     )
+    if not torch.cuda.is_available():
+        words = "device cuda|no GPU|want cpu"
+        refuse(
+            "calibrate",
+            job,
+            "--device",
+            "cuda",
+            "-o",
+            job.with_name("p.json"),
+            words=words,
+            folder=job.parent,
+        )
 
 
 def test_run_needs_a_place(plan: Path):

@@ -43,6 +43,7 @@ from workbench.cost.roofline import RowWork, Work
 
 R = TypeVar("R")
 LAUNCH = "LAUNCH"
+FEWEST_OF_A_LINK = 3  # sizes that say what latency and bandwidth are, and one to leave out
 MIN_FOLD_POINTS = 4  # a layer's curve has four terms; fewer other points say nothing about the one left out
 
 
@@ -209,14 +210,15 @@ def _links(measurement: Measurement) -> tuple[tuple[MachineLink, ...], list[Fit]
                 source="microbenchmark",
             )
         )
-        if len(sizes) > 2:
+        if len(sizes) > FEWEST_OF_A_LINK:
             fits.append(quality(f"{scope} link", _left_out(sizes, seconds)))
     return tuple(links), fits
 
 
 def _left_out(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
+    """Errors of all sizes but the smallest and the largest, each predicted from the others."""
     errors = []
-    for index in range(len(sizes)):
+    for index in range(1, len(sizes) - 1):
         kept = np.arange(len(sizes)) != index
         latency_s, s_per_byte = affine_fit(sizes[kept], seconds[kept])
         errors.append(abs(float((latency_s + s_per_byte * sizes[index]) / seconds[index]) - 1))
@@ -259,12 +261,13 @@ def _missing(measurement: Measurement) -> tuple[str, ...]:
         MatmulRow: "matmul",
         CopyRow: "memory-bound kernels",
         LayerRow: "layers",
-        OverheadRow: "executor overhead per action",
         OptimizerRow: "optimizer step",
         LinkRow: "links",
         CollectiveRow: "collectives",
     }
     names = [name for kind, name in kinds.items() if not _of(measurement, kind)]
+    if not any(row.action != LAUNCH for row in _of(measurement, OverheadRow)):
+        names.append("executor overhead per action: taken as 0")
     if not _of(measurement, AttentionRow):
         names.append("attention apart from measured layers: peak rate assumed")
     names += [

@@ -1,6 +1,7 @@
 """Commands about this machine and about experiments: calibrate, report, reproduce, demo."""
 
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from workbench.calibrate.fit import fit
+from workbench.calibrate.measurement import Mixing, read_measurement
 from workbench.commands.options import Json
 from workbench.console import emit_json, show, ticking
 from workbench.cost.hardware import Link
@@ -29,6 +31,7 @@ class Device(StrEnum):
     """What `calibrate` can measure."""
 
     CPU = "cpu"
+    CUDA = "cuda"
 
 
 def calibrate_command(
@@ -40,26 +43,43 @@ def calibrate_command(
     device: Annotated[Device, typer.Option(help="what to measure")] = Device.CPU,
     name: Annotated[str | None, typer.Option(help="of the profile; default: the file's")] = None,
     rows: Annotated[Path | None, typer.Option(help="file of measured rows, to continue and to keep")] = None,
+    more: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="another file of rows of this machine, e.g. of runtime.microbench"),
+    ] = None,
+    mix_versions: Annotated[
+        bool, typer.Option("--mix-versions", help="allow files of different software")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure this machine and write its profile."""
-    from runtime.bench_plans import BenchSettings, measure
+    from runtime.bench_plans import BenchSettings, check_device, measure
     from runtime.pool import Pool
 
+    check_device(device)
     for place in (output, rows):
         if place is not None:
             check_writable(place)
+    others = [read_measurement(path) for path in more or ()]
     plans = [_any_plan(job) for job in ([load_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
     with Pool(workers) as pool, ticking(f"measuring {device}", None, quiet=as_json) as ticker:
-        settings = BenchSettings(concurrency=concurrency)
+        settings = BenchSettings(concurrency=concurrency, device=device)
         measurement = measure(plans, pool, settings=settings, path=rows, progress=ticker.at)
-    profile = fit(name or output.name.removesuffix(".json"), [measurement])
+    mixing = Mixing.ALLOWED if mix_versions else Mixing.REFUSED
+    profile = fit(name or output.name.removesuffix(".json"), [measurement, *others], mixing)
     write_profile(profile, output)
     if as_json:
-        emit_json({"profile": profile.name, "rows": len(measurement.rows), "unmeasured": profile.unmeasured})
+        emit_json(
+            {
+                "profile": profile.name,
+                "rows": len(measurement.rows),
+                "unmeasured": profile.unmeasured,
+                "fits": [asdict(found) for found in profile.fits],
+            }
+        )
     else:
         show(fits_table(profile), unmeasured_text(profile.unmeasured), f"written to {output}")
 
