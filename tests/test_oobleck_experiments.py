@@ -90,6 +90,10 @@ def test_bench_has_every_cell_of_the_table(monkeypatch):
     assert {"ours_s", "paper_s"} <= result["grid"]["24"]["8"]["4"].keys()
 
 
+def test_replanning_takes_a_fraction_of_a_second():
+    assert planner.replan_s() < 1.0
+
+
 def test_templates_span_all_modules_of_a_dag():
     model = icml_model("SSS")
     found = model_chain(model, (1, 2), lambda *_: 1.0, lambda *_: 1, 1e9)
