@@ -12,9 +12,8 @@ from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     LOG2E,
-    attends,
-    key_fields,
     query_fields,
+    scored_keys,
     task_and_head,
 )
 
@@ -119,36 +118,29 @@ def _walk(
 ):
     """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL."""
     STEPS: tl.constexpr = LIST_K // BLOCK_N
-    place = tl.arange(0, BLOCK_N)
-    width = tl.arange(0, D)
     for step in range(begin * STEPS, end * STEPS):
-        start = tl.load(others + step // STEPS) * LIST_K + (step % STEPS) * BLOCK_N
-        k_tile = k_head + start.to(tl.int64) * stride_kn + place[:, None] * stride_kn + width[None, :]
-        v_tile = v_head + start.to(tl.int64) * stride_vn + place[:, None] * stride_vn + width[None, :]
-        if MASKED:
-            columns = start + place
-            inside = columns < num_keys
-            k = tl.load(k_tile, mask=inside[:, None], other=0.0)
-            v = tl.load(v_tile, mask=inside[:, None], other=0.0)
-        else:
-            k = tl.load(k_tile)
-            v = tl.load(v_tile)
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if MASKED:
-            own, position, segment = key_fields(key_words, key_places, columns, inside, num_keys)
-            seen = attends(
-                allow[:, None],
-                always[:, None],
-                last[:, None],
-                query_segment[:, None],
-                first[:, None],
-                own[None, :],
-                position[None, :],
-                segment[None, :],
-                HAS_WINDOW,
-                HAS_SEGMENTS,
-            )
-            score = tl.where(seen, score, float("-inf"))
+        k, v, score = scored_keys(
+            q,
+            allow,
+            always,
+            last,
+            query_segment,
+            first,
+            k_head,
+            v_head,
+            stride_kn,
+            stride_vn,
+            key_words,
+            key_places,
+            tl.load(others + step // STEPS) * LIST_K + (step % STEPS) * BLOCK_N,
+            num_keys,
+            D,
+            BLOCK_N,
+            MASKED,
+            HAS_WINDOW,
+            HAS_SEGMENTS,
+            PRECISION,
+        )
         p = tl.exp2(score * qk_scale - lse[:, None])
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         ds = (p * (dp - delta[:, None])).to(k.dtype)

@@ -64,3 +64,61 @@ def attends(
     if HAS_WINDOW:
         seen = seen & ((position >= first) | ((always & own) != 0))
     return seen
+
+
+@triton.jit
+def scored_keys(
+    q,
+    allow,
+    always,
+    last,
+    query_segment,
+    first,
+    k_head,
+    v_head,
+    stride_kn,
+    stride_vn,
+    key_words,
+    key_places,
+    start,
+    num_keys,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Keys and values from `start` on, and the queries' scores of them; -inf where one is not seen.
+
+    A tile that is FULL (not MASKED) lies within the keys, so it is loaded without a bound.
+    """
+    place = tl.arange(0, BLOCK_N)
+    width = tl.arange(0, D)
+    k_tile = k_head + start.to(tl.int64) * stride_kn + place[:, None] * stride_kn + width[None, :]
+    v_tile = v_head + start.to(tl.int64) * stride_vn + place[:, None] * stride_vn + width[None, :]
+    if MASKED:
+        columns = start + place
+        inside = columns < num_keys
+        k = tl.load(k_tile, mask=inside[:, None], other=0.0)
+        v = tl.load(v_tile, mask=inside[:, None], other=0.0)
+    else:
+        k = tl.load(k_tile)
+        v = tl.load(v_tile)
+    score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if MASKED:
+        own, position, segment = key_fields(key_words, key_places, columns, inside, num_keys)
+        seen = attends(
+            allow[:, None],
+            always[:, None],
+            last[:, None],
+            query_segment[:, None],
+            first[:, None],
+            own[None, :],
+            position[None, :],
+            segment[None, :],
+            HAS_WINDOW,
+            HAS_SEGMENTS,
+        )
+        score = tl.where(seen, score, float("-inf"))
+    return k, v, score
