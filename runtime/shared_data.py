@@ -104,7 +104,7 @@ def _language(data: MicrobatchData, shares: TokenShares) -> MicrobatchData:
         input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
         labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
         placed={
-            name: torch.from_numpy(np.searchsorted(shares.own, data.placed[name][index]))
+            name: torch.from_numpy(np.searchsorted(shares.own, data.placed[name][index].numpy()))
             for name, index in kept.items()
         },
         chosen={name: torch.from_numpy(index) for name, index in kept.items()},
