@@ -12,6 +12,7 @@ from sim.failures import FailureRun, Restart, Spent, System, simulate_failures
 from workbench.resilience.availability import warned
 
 REL_TOL = 0.03
+SPARES_BEYOND = 24  # nodes of the plain job; what else there is stands by
 WINDOW = (
     "window of every average, of all systems: from the first iteration, on 30 nodes, to the 15th loss; "
     "the iteration running then counts by its part, what is cut off or undone does not"
@@ -35,12 +36,13 @@ BUILDERS: Mapping[str, Callable[[str], System]] = {
     "varuna": systems.varuna,
     "varuna_no_ckpt": systems.varuna_without_checkpoint_cost,
     "oobleck": systems.oobleck,
+    "restart_24": lambda model: systems.with_spares(model, SPARES_BEYOND),
 }
 
 
 def runs(system: str, model: str) -> bool:
     """Whether the system can run the model at all."""
-    return bool(systems.published_rates("varuna" if system == "varuna_no_ckpt" else system, model))
+    return system != "bamboo" or bool(systems.published_rates("bamboo", model))
 
 
 @cache
