@@ -6,8 +6,9 @@ Setup:   tp 8, pp up to 64, interleaved where the paper says so, 8 to 512 A100-8
 Ours:    the path of `workbench predict`: plan, lowering, price, sweep, lines of the memory account;
          bytes are those of a first-stage GPU.
 Differs: the printed bytes follow the paper's formulas: they leave out embedding, head, loss, receive
-         buffers and the one layer that is being computed again; ours hold them. Iterations of many microbatches are continued
-         from two shorter ones, between which a pipeline is in its steady state.
+         buffers and the one layer that is being computed again; ours hold them.
+         Iterations of many microbatches are continued from two shorter ones, between which a
+         pipeline is in its steady state.
 Run:     python -m experiments.public.korthikanti [--json]
 """
 

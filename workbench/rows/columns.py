@@ -86,7 +86,13 @@ COLUMNS = (
     Column("gpus_per_node", "GPUs of a node", _always(8), shown="8"),
     Column("intra_gbytes_per_s", "GB/s of a rank inside a node", _always(None), real=True, shown="profile's"),
     Column("intra_latency_us", "latency inside a node", _always(None), real=True, shown="profile's"),
-    Column("inter_gbytes_per_s", "GB/s of a node to others, all its NICs", _always(None), real=True, shown="profile's"),
+    Column(
+        "inter_gbytes_per_s",
+        "GB/s of a node to others, all its NICs",
+        _always(None),
+        real=True,
+        shown="profile's",
+    ),
     Column("inter_latency_us", "latency between nodes", _always(None), real=True, shown="profile's"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
