@@ -157,3 +157,27 @@ def test_encoders_in_front_run_what_the_next_forward_needs(kind, most):
     alone_in_time = programs_of(nodes[:-1], groups[1:], schedule, [tuple(range(num_stages))])
     if kind is ScheduleKind.INTERLEAVED:
         assert {group: programs[group] for group in groups[1:]} == alone_in_time
+
+
+def test_equal_replicas_get_equal_programs_and_unequal_ones_their_own():
+    """Three replicas of a chain; the third has stages of other times."""
+    nodes, chains = [], []
+    for first in (0, 10, 20):
+        chains.append(tuple(range(first, first + 3)))
+        nodes += [
+            node(stage, 6, *([(stage + 1, one_to_one(6))] if stage < first + 2 else []))
+            for stage in chains[-1]
+        ]
+
+    def duration(action):
+        return 5.0 if action.stage == 21 and action.kind is Pass.W else 1.0
+
+    schedule = usual(ScheduleKind.ZB_H1)
+    programs = programs_of(nodes, alone(nodes), schedule, chains, duration)
+    for stage in range(3):
+        first, second = programs[stage,], programs[stage + 10,]
+        assert [a._replace(stage=a.stage + 10) for a in first] == list(second)
+    slow = {group: actions for group, actions in programs.items() if group[0] >= 20}
+    by_itself = [n for n in nodes if n.stage >= 20]
+    assert slow == programs_of(by_itself, alone(by_itself), schedule, chains[2:], duration)
+    assert list(programs) == alone(nodes)

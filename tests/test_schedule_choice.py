@@ -1,10 +1,14 @@
 """What a job may ask of its schedule."""
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.chains import alone, chain
 from tests.job_files import put, write
+from workbench.cli import app
 from workbench.job import load_job
+from workbench.plan.codec import read_plan
+from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.one_f_one_b import gpipe
 from workbench.schedule.programs import programs_of
@@ -43,3 +47,14 @@ def test_gpipe_on_a_chain_is_the_published_one():
     groups = alone(nodes)
     wanted = {(stage,): actions for stage, actions in enumerate(gpipe(range(4), 6))}
     assert programs_of(nodes, groups, Schedule(kind=ScheduleKind.GPIPE)) == wanted
+
+
+def test_the_command_line_overrides_the_jobs_schedule(tmp_path):
+    job, plan = write(tmp_path), tmp_path / "plan.json"
+    arguments = ["plan", job, "--schedule", "zb-h1", "--profile", "A40", "-o", plan, "--json"]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
+    assert result.exit_code == 0, result.output
+    assert {action.kind for action in read_plan(plan).program_actions} >= {Pass.F, Pass.I}
+    result = CliRunner().invoke(app, ["plan", str(job), "--schedule", "zb-h3", "-o", str(plan)])
+    assert result.exit_code == 2
+    assert "zb-h2" in result.output

@@ -37,9 +37,10 @@ class Schedule:
         kind: which one.
         virtual_stages: v, stages of the LLM on each of its ranks; `interleaved` wants >= 2, `zb-v`
             is a V of exactly 2, the others have 1.
-        memory_limit: most microbatches whose activations a rank may hold at once, from F to W (to I
-            where there is no W); a microbatch on one of v stages counts 1/v. For the `zb-` kinds;
-            None: the kind's own limit.
+        memory_limit: most microbatches whose activations a rank of the LLM may hold at once, each from
+            its F to its W (to its I where it has no W); on one of v stages it counts 1/v. For the
+            `zb-` kinds; None: the kind's own limit, p, 2p - 1 and p on p sets of ranks. What feeds
+            the LLM may hold what it holds under graph-aware 1F1B, twice that for `zb-h2`.
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B

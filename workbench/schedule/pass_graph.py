@@ -147,6 +147,8 @@ def peak_in_flight(programs: Programs, stages: Sequence[int]) -> float:
     worst = 0.0
     for group, actions in programs.items():
         mine = [stage for stage in group if stage in stages]
+        if not mine:
+            continue
         last = {(a.stage, a.microbatch): a for a in actions if a.stage in mine and a.kind is not Pass.F}
         held = 0
         for action in actions:

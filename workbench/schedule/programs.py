@@ -9,10 +9,9 @@ from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode, graph_aware_1f1b
 from workbench.schedule.interleaved import interleaved_1f1b
 from workbench.schedule.list_schedule import Chain, Policy, list_schedule
-from workbench.schedule.pass_graph import Group, PassGraph, finish_time, pass_graph, peak_in_flight
+from workbench.schedule.parts import Group, Part, Programs, independent_parts
+from workbench.schedule.pass_graph import PassGraph, finish_time, pass_graph, peak_in_flight
 from workbench.schedule.zero_bubble import zb_h1, zb_h2, zb_v
-
-Programs = dict[Group, tuple[Action, ...]]
 
 _POLICIES = tuple(
     Policy(deep_first=deep_first, patience=patience)
@@ -62,11 +61,25 @@ def programs_of(
     if schedule.kind is ScheduleKind.GPIPE:
         return _forwards_first(plain)
     backward = Pass.I if schedule.kind.splits_backward else Pass.B
-    graph = pass_graph(nodes, groups, duration, backward=backward)
-    known = {stage for chain in chains for stage in chain}
-    lines = [*chains, *((node.stage,) for node in nodes if node.stage not in known)]
-    _check_layout(graph, lines, schedule)
-    return _best(graph, [_chain(graph, line, schedule, plain) for line in lines], schedule)
+    found: Programs = {}
+    known: dict[tuple[object, ...], Programs] = {}  # replicas mostly are alike
+    is_laid_out = schedule.virtual_stages == 1
+    for part in independent_parts(nodes, groups, chains):
+        graph = pass_graph(part.nodes, part.groups, _within(part, duration), backward=backward)
+        key = (part.nodes, part.groups, part.chains, graph.duration)
+        if key not in known:
+            is_laid_out |= any(_is_laid_out(graph, chain, schedule) for chain in part.chains)
+            held = graph_aware_1f1b(part.nodes, part.groups)
+            lines = [_chain(graph, chain, schedule, held) for chain in part.chains]
+            known[key] = _best(graph, lines, schedule)
+        found |= part.original_programs(known[key])
+    if not is_laid_out:
+        raise _layout_error(groups, chains, schedule)
+    return {group: found[group] for group in map(tuple, groups)}
+
+
+def _within(part: Part, duration: Callable[[Action], float]) -> Callable[[Action], float]:
+    return lambda action: duration(part.original(action))
 
 
 def _forwards_first(programs: Programs) -> Programs:
@@ -175,13 +188,13 @@ def _is_line(graph: PassGraph, stages: tuple[int, ...]) -> bool:
     return True
 
 
-def _check_layout(graph: PassGraph, chains: Sequence[tuple[int, ...]], schedule: Schedule) -> None:
-    if schedule.virtual_stages == 1 or any(_is_laid_out(graph, chain, schedule) for chain in chains):
-        return
+def _layout_error(
+    groups: Sequence[Group], chains: Sequence[tuple[int, ...]], schedule: Schedule
+) -> ValueError:
     shape = "down the ranks and up again" if schedule.kind is ScheduleKind.ZB_V else "round the ranks"
     longest = max(chains, key=len, default=())
-    raise ValueError(
+    num_places = sum(any(stage in group for stage in longest) for group in groups)
+    return ValueError(
         f"schedule {schedule.kind}: want a module whose stages go {shape}, {schedule.virtual_stages} on "
-        f"each; the longest chain has {len(longest)} stages on "
-        f"{len({graph.group_of[stage] for stage in longest})} sets of ranks"
+        f"each; the longest chain has {len(longest)} stages on {num_places} sets of ranks"
     )

@@ -1,0 +1,85 @@
+"""A scheduling problem in independent parts: replicas that share no stage, no ranks and no reader."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from workbench.schedule.action import Action
+from workbench.schedule.graph_aware import ScheduleNode
+
+Group = tuple[int, ...]
+Programs = dict[Group, tuple[Action, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part with its stages renumbered from 0, so that equal parts are equal.
+
+    Args:
+        stages: [S] their ids in the whole problem.
+        nodes, groups, chains: as the whole problem's, by the new numbers.
+    """
+
+    stages: tuple[int, ...]
+    nodes: tuple[ScheduleNode, ...]
+    groups: tuple[Group, ...]
+    chains: tuple[tuple[int, ...], ...]
+
+    def original(self, action: Action) -> Action:
+        """The action of the whole problem."""
+        assert action.stage is not None
+        return action._replace(stage=self.stages[action.stage])
+
+    def original_programs(self, programs: Programs) -> Programs:
+        """Programs by the groups of the whole problem."""
+        return {
+            tuple(self.stages[stage] for stage in group): tuple(map(self.original, actions))
+            for group, actions in programs.items()
+        }
+
+
+def independent_parts(
+    nodes: Sequence[ScheduleNode], groups: Sequence[Group], chains: Sequence[tuple[int, ...]]
+) -> tuple[Part, ...]:
+    """The parts, in the order of their first groups; a stage in no chain is a chain of its own.
+
+    Complexity: O(stages + consumers + size of all needs), apart from near-constant look-ups.
+    """
+    parent = {node.stage: node.stage for node in nodes}
+
+    def root(stage: int) -> int:
+        while parent[stage] != stage:
+            parent[stage] = parent[parent[stage]]
+            stage = parent[stage]
+        return stage
+
+    for together in (*groups, *chains, *((n.stage, *(c.stage for c in n.consumers)) for n in nodes)):
+        for stage in together:
+            parent[root(stage)] = root(together[0])
+    by_stage = {node.stage: node for node in nodes}
+    members: dict[int, list[Group]] = {}
+    for group in groups:
+        members.setdefault(root(group[0]), []).append(group)
+    chained = {stage for chain in chains for stage in chain}
+    lines: dict[int, list[tuple[int, ...]]] = {}
+    for line in (*chains, *((node.stage,) for node in nodes if node.stage not in chained)):
+        lines.setdefault(root(line[0]), []).append(line)
+    return tuple(_part(by_stage, mine, lines[first]) for first, mine in members.items())
+
+
+def _part(nodes: dict[int, ScheduleNode], groups: Sequence[Group], chains: Sequence[tuple[int, ...]]) -> Part:
+    stages = tuple(stage for group in groups for stage in group)
+    number = {stage: place for place, stage in enumerate(stages)}
+    renumbered = (
+        replace(
+            nodes[stage],
+            stage=number[stage],
+            consumers=tuple(replace(c, stage=number[c.stage]) for c in nodes[stage].consumers),
+        )
+        for stage in stages
+    )
+    return Part(
+        stages=stages,
+        nodes=tuple(renumbered),
+        groups=tuple(tuple(number[stage] for stage in group) for group in groups),
+        chains=tuple(tuple(number[stage] for stage in chain) for chain in chains),
+    )
