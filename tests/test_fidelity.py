@@ -228,7 +228,7 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
         )
 
     monkeypatch.setattr(suite, "cases", few)
-    extent = suite.Extent(rounds=2, steps=1)
+    extent = suite.Extent(rounds=2, steps=1, budget_s=0.01)
     result = suite.run(tmp_path, extent, is_quiet=True)
     assert set(result) >= HEADLINE
     assert result["num_plans"] == 2

@@ -50,17 +50,21 @@ class Predicted:
     simulated: Trace
 
 
-def calibrate(every: Sequence[Case], pool: Pool, folder: Path, progress: Progress) -> Profile:
+def calibrate(
+    every: Sequence[Case], pool: Pool, folder: Path, progress: Progress, *, budget_s: float
+) -> Profile:
     """One profile for all plans; as many processes work while a layer is timed as there are cores.
 
-    The plans that overheads are taken from come first: those with most ranks.
+    Args:
+        every: plans; the executor's overhead is that of the first.
+        budget_s: of each kind of pass of each group of layers.
     """
     plans = [case.plan for case in every]
     cores = plans[0].cluster.nodes[0].num_cores or 1
     measured = measure(
         plans,
         pool,
-        settings=BenchSettings(concurrency=min(cores, pool.num_workers)),
+        settings=BenchSettings(concurrency=min(cores, pool.num_workers), budget_s=budget_s),
         path=folder / "measurement.json",
         progress=progress,
     )

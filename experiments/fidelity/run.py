@@ -32,17 +32,17 @@ from workbench.cost.profile import Profile
 from workbench.whole_file import write_text
 
 OUT = Path("out/fidelity")
-ROUNDS, STEPS = 3, 2
-QUICK_PLANS, QUICK_ROUNDS = 6, 1
+QUICK_PLANS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is run: plans (None: all), rounds over them, timed steps in a round."""
+    """How much is run: plans (None: all), rounds over them, timed steps in a round; and measured before."""
 
     plans: int | None = None
-    rounds: int = ROUNDS
-    steps: int = STEPS
+    rounds: int = 3
+    steps: int = 2
+    budget_s: float = 0.2  # of each kind of pass of each group of layers
 
 
 def run(out: Path, extent: Extent, *, is_quiet: bool) -> dict[str, Any]:
@@ -54,7 +54,9 @@ def run(out: Path, extent: Extent, *, is_quiet: bool) -> dict[str, Any]:
     started_s = time.monotonic()
     left_out: list[LeftOut] = []
     with Pool(CROWD) as pool:
-        profile = _calibrated(_chosen(cases(UNMEASURED), extent), pool, out, is_quiet=is_quiet)
+        unpriced = _chosen(cases(UNMEASURED), extent)
+        with ticking("calibrating", None, quiet=is_quiet) as ticker:
+            profile = calibrate(unpriced, pool, out, ticker.at, budget_s=extent.budget_s)
         chosen = _chosen(cases(profile.machine_link("intra").link, left_out.append), extent)
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
@@ -78,11 +80,6 @@ def rows_of(predicted: Sequence[Predicted], runs: Runs) -> tuple[PlanRow, ...]:
 
 def _chosen(every: Sequence[Case], extent: Extent) -> tuple[Case, ...]:
     return tuple(every) if extent.plans is None else quick(every, extent.plans)
-
-
-def _calibrated(every: Sequence[Case], pool: Pool, out: Path, *, is_quiet: bool) -> Profile:
-    with ticking("calibrating", None, quiet=is_quiet) as ticker:
-        return calibrate(every, pool, out, ticker.at)
 
 
 def _provenance(profile: Profile) -> dict[str, Any]:
@@ -113,7 +110,7 @@ def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
         raise ValueError(f"--plans: want at least one plan, got {options.plans}")
     extent = Extent(plans=options.plans)
     if options.quick:
-        extent = Extent(plans=options.plans or QUICK_PLANS, rounds=QUICK_ROUNDS)
+        extent = Extent(plans=options.plans or QUICK_PLANS, rounds=1, budget_s=0.1)
     if not options.resume:
         _clear(options.out)
     result = run(options.out, extent, is_quiet=False)
