@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -149,7 +149,6 @@ class Pool:
         wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
         try:
             for process, cores in enumerate(cores_of(size)):
-                self._positions[process] = NOTHING_DONE
                 order = _Order(
                     job=job,
                     args=args,
@@ -160,20 +159,28 @@ class Pool:
                     wait_s=wait_s,
                     is_heard=heard is not None,
                 )
-                self._workers[process].pipe.send_bytes(pickle.dumps(order))
+                self._send(order)
             results, failures, missing = self._collect(size, time.monotonic() + timeout_s, heard)
         except BaseException:  # interrupted: what the workers still send must not meet the next job
             for process in range(size):
                 self._end(process)
             raise
-        for process in results:
-            self._let_go(process)
+        self._dismiss(results, [*missing, *(failure.process for failure in failures)])
         store.unlink(missing_ok=True)
-        for process in (*missing, *(failure.process for failure in failures)):
-            self._end(process)
         if not failures and not missing:
             return [results[process] for process in range(size)]
         raise self._explain(failures, missing, timeout_s, where)
+
+    def _send(self, order: _Order) -> None:
+        self._positions[order.process] = NOTHING_DONE
+        self._workers[order.process].pipe.send_bytes(pickle.dumps(order))
+
+    def _dismiss(self, done: Iterable[int], broken: Iterable[int]) -> None:
+        """Let those go that have succeeded, and end the others: the next job forks them anew."""
+        for process in done:
+            self._let_go(process)
+        for process in broken:
+            self._end(process)
 
     def process_ids(self) -> tuple[int, ...]:
         """Of the workers that live now, in process order."""

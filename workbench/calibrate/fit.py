@@ -12,6 +12,7 @@ from workbench.calibrate.measurement import (
     AttentionRow,
     CollectiveRow,
     CopyRow,
+    Header,
     HostCopyRow,
     LayerRow,
     LinkRow,
@@ -83,12 +84,7 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
         memory_bytes=header.memory_bytes,
         peak_flop_per_s=tuple(sorted(_peaks(matmuls).items())),
         peak_bytes_per_s=max((rate for *_, rate in pointwise.points), default=None),
-        provenance=Provenance(
-            date=header.date,
-            clocks=header.clocks,
-            versions=header.versions,
-            sources=(f"measured on {header.device_name}, {header.num_threads} threads a rank",),
-        ),
+        provenance=_provenance(header),
         matmul=matmul,
         attention=attention,
         pointwise=pointwise,
@@ -110,6 +106,15 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
             *layer_fits(layers),
             *link_fits,
         ),
+    )
+
+
+def _provenance(header: Header) -> Provenance:
+    return Provenance(
+        date=header.date,
+        clocks=header.clocks,
+        versions=header.versions,
+        sources=(f"measured on {header.device_name}, {header.num_threads} threads a rank",),
     )
 
 
