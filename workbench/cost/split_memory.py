@@ -9,6 +9,7 @@ from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Shard
 
 INDEX_BYTES = 8
+POSITIONS = "position_embedding"
 
 
 class SplitBytes(NamedTuple):
@@ -127,7 +128,7 @@ def _uses(layer: Layer, setting: Setting, kept: Sequence[float]) -> Iterator[tup
             _Use(
                 kept_by=kept_by,
                 reads=reads,
-                gradient=_written(operator, following, setting),
+                gradient=_written(layer, operator, following, setting),
                 weight=sum(p.num_elements for p in operator.parameters())
                 * setting.element_bytes
                 / (1 if operator.shard is Shard.REPLICATED else setting.grid.tp),
@@ -153,7 +154,7 @@ def _read(
     return index, kept[index]
 
 
-def _written(operator: Matmul | Lookup, following: Operator | None, setting: Setting) -> float:
+def _written(layer: Layer, operator: Matmul | Lookup, following: Operator | None, setting: Setting) -> float:
     """Bytes of the output's gradient; none of its own where it is the residual stream's, as is the
     gradient of the output of an MLP beside the attention."""
     size, tp = setting.element_bytes, setting.grid.tp
@@ -162,8 +163,16 @@ def _written(operator: Matmul | Lookup, following: Operator | None, setting: Set
     if operator.shard is Shard.ROW and isinstance(following, Matmul) and following.shard is Shard.COLUMN:
         return 0.0
     cut = tp if operator.shard is Shard.COLUMN else 1
-    return setting.tokens(operator) * operator.out_features * size / cut
+    own = setting.tokens(operator) * operator.out_features * size / cut
+    if layer.kind is not LayerKind.EMBED:
+        return own
+    # Patches beside a class token: a view of the gradient of all of the layer's output.
+    return max(own, setting.work.tokens(layer.emits) / setting.grid.cp * layer.out_width * size)
 
 
 def _looked_up(operator: Lookup, setting: Setting) -> float:
-    return setting.tokens(operator) if setting.looked_up is None else setting.looked_up
+    """Rows read: of a table of positions once for all items, of a table of tokens one a token."""
+    tokens = setting.tokens(operator)
+    if operator.name == POSITIONS:
+        return min(tokens, operator.num_rows)
+    return tokens if setting.looked_up is None else setting.looked_up
