@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -142,7 +143,7 @@ def run_lowered(
             build,
             timeout_s=settings.timeout_s * (1 + steps),
             wait_s=settings.timeout_s,
-            where=lambda process, position: place_in_program(lowered, process, position),
+            where=partial(_place, lowered, settings),
             heard=heard,
         )
     return result_of(lowered, reports, settings)
@@ -161,6 +162,13 @@ class StepLosses:
         done = len(self._parts[process])
         if min(map(len, self._parts)) == done:
             self._progress(done, self._num_steps, sum(parts[done - 1] for parts in self._parts))
+
+
+def _place(lowered: Lowered, settings: RunSettings, process: int, position: int) -> str:
+    """As `place_in_program`; a program of another batch is not known here, so its action has no name."""
+    if not settings.following.batches or position < 0:
+        return place_in_program(lowered, process, position)
+    return f"rank {lowered.plan.ranks[process]} at action {position + 1} of its step"
 
 
 def place_in_program(lowered: Lowered, process: int, position: int) -> str:
