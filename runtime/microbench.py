@@ -145,7 +145,7 @@ def header_here(device: torch.device | str = "cpu", packages: Sequence[tuple[str
         name, clocks = _processor_name(), "unlocked"
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Header(
-        device=name if is_cuda else "cpu",
+        device=kind_of(name) if is_cuda else "cpu",
         device_name=name,
         memory_bytes=memory_bytes,
         num_threads=1,
@@ -153,6 +153,12 @@ def header_here(device: torch.device | str = "cpu", packages: Sequence[tuple[str
         clocks=clocks,
         versions=tuple(sorted(versions.items())),
     )
+
+
+def kind_of(device_name: str) -> str:
+    """The name by which jobs call such a device: `NVIDIA A100-SXM4-80GB` is an `A100-80GB`."""
+    first, *rest = device_name.removeprefix("NVIDIA ").split()[0].split("-")
+    return "-".join([first, *(part for part in rest if part.endswith("GB"))])
 
 
 def _processor_name() -> str:

@@ -12,7 +12,7 @@ import torch
 from runtime.bench_attention import num_pairs, time_attention
 from runtime.bench_clock import Clock
 from runtime.bench_operators import time_host_copies, time_operator, time_products
-from runtime.microbench import header_here, known_rows, main, operator_tasks, run_tasks
+from runtime.microbench import header_here, kind_of, known_rows, main, operator_tasks, run_tasks
 from runtime.token_fields import token_fields
 from tests.bench_sizes import SHORT, SMALL
 from workbench.calibrate.fit import fit
@@ -27,6 +27,7 @@ from workbench.calibrate.measurement import (
     read_measurement,
     write_measurement,
 )
+from workbench.cost.profile import load_profile
 from workbench.masks.builders import causal, encoder_embedded, full
 
 # What pyproject.toml names besides torch, triton and numpy, by the name of the import.
@@ -115,6 +116,19 @@ def test_no_gpu_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr()
     assert said.err == "error: --device cuda: torch sees no GPU on this machine; want --device cpu\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("device_name", "kind"),
+    [
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+    ],
+)
+def test_devices_have_the_names_of_the_shipped_profiles(device_name: str, kind: str) -> None:
+    assert kind_of(device_name) == kind == load_profile(kind).device
 
 
 def test_rows_of_another_machine_are_refused(tmp_path: Path) -> None:
