@@ -1,6 +1,6 @@
 """Valid plans, as unlike each other as they come: what mutants are made from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from experiments.fidelity.memory import STRATEGIES, TINY_MIXES, tiny_job
@@ -23,11 +23,15 @@ SCHEDULES = (
 )
 
 
-def pool() -> tuple[tuple[str, Plan], ...]:
-    """Names and plans, all of the tiny model on at most `NUM_RANKS` ranks; equal ones once."""
+def pool(mixes: Sequence[str] = tuple(TINY_MIXES)) -> tuple[tuple[str, Plan], ...]:
+    """Names and plans, all of the tiny model on at most `NUM_RANKS` ranks; equal ones once.
+
+    Args:
+        mixes: what is frozen in those that come with every strategy and schedule.
+    """
     seen: list[tuple[object, ...]] = []
     found = []
-    for name, plan in _all():
+    for name, plan in _all(mixes):
         what = (plan.model, plan.stages, plan.programs, plan.microbatches, plan.token_shards)
         if what not in seen:
             seen.append(what)
@@ -35,9 +39,9 @@ def pool() -> tuple[tuple[str, Plan], ...]:
     return tuple(found)
 
 
-def _all() -> Iterator[tuple[str, Plan]]:
+def _all(mixes: Sequence[str]) -> Iterator[tuple[str, Plan]]:
     cost = CostModel(load_profile("A40"))
-    for mix in TINY_MIXES:
+    for mix in mixes:
         job = small(mix)
         for strategy in STRATEGIES:
             plan = strategy(job, cost)
@@ -48,7 +52,7 @@ def _all() -> Iterator[tuple[str, Plan]]:
     yield "2 replicas, encoders replicated", encoders_replicated.plan(replace(shared, replicas=2), cost)
     yield "2 replicas", cornstarch.plan(replace(shared, replicas=2), cost)
     yield "encoders of 2 stages", encoders_colocated.plan(with_layouts(job, encoders=2, llm=3), cost)
-    for mix in TINY_MIXES:
+    for mix in mixes:
         sharded = with_layouts(small(mix), encoders=1, llm=2, cp=2)
         yield f"{mix}, cp 2", cornstarch.plan(sharded, cost)
         for schedule in SCHEDULES:

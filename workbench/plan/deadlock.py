@@ -14,6 +14,9 @@ MOST_LINKS = 12  # of a ring that a message spells out
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
 
 
+_TALKS = (Pass.F, Pass.B, Pass.I)
+
+
 class Model(StrEnum):
     """How rows are matched.
 
@@ -243,6 +246,9 @@ def _check_rows(lowered: Lowered) -> None:
                         f"another {end}"
                     )
     for row in rows:
+        for end in (row.producer, row.consumer):
+            if end.kind not in _TALKS:
+                raise ValueError(f"{describe(row)}: {end} neither sends nor receives, only F, B and I do")
         _check_row(lowered, row)
 
 
