@@ -206,6 +206,7 @@ def three_work() -> Work:
             ("text", 24),
             *[("audio", CLIP)] * (index != 1),
             ("text", 40),
+            class_tokens={"image": 1},
         )
         for index in range(6)
     )

@@ -116,12 +116,19 @@ def text_samples(lengths: Sequence[int]) -> tuple[Sample, ...]:
     return tuple(Sample(index, (Segment("text", 0, n, n),)) for index, n in enumerate(lengths))
 
 
-def sample(index: int, *parts: tuple[str, int], mask: str = "causal") -> Sample:
-    """Segments in the order of `parts`, each (modality, tokens)."""
+def sample(
+    index: int, *parts: tuple[str, int], mask: str = "causal", class_tokens: Mapping[str, int] | None = None
+) -> Sample:
+    """Segments in the order of `parts`, each (modality, tokens in the language model's sequence).
+
+    Args:
+        class_tokens: modality -> tokens that its encoder works on besides those, and drops.
+    """
     counts: dict[str, int] = {}
     segments = []
     for modality, tokens in parts:
-        segments.append(Segment(modality, counts.get(modality, 0), tokens, tokens))
+        dropped = (class_tokens or {}).get(modality, 0)
+        segments.append(Segment(modality, counts.get(modality, 0), tokens + dropped, tokens))
         counts[modality] = counts.get(modality, 0) + 1
     return Sample(index, tuple(segments), mask)
 
