@@ -50,6 +50,7 @@ def test_distribution_of_many_pipelines_is_quick_and_nearly_level():
 
 
 @given(st.integers(1, 9), st.integers(1, 12))
+@settings(deadline=None)
 def test_frobenius_number_is_the_largest_gap(smallest, count):
     sizes = range(smallest, smallest + count)
     reachable = {0}
@@ -68,6 +69,7 @@ def test_frobenius_number_is_the_largest_gap(smallest, count):
 
 
 @given(st.integers(1, 30), st.integers(0, 3), st.integers(1, 8), st.integers(1, 30))
+@settings(deadline=None)
 def test_covering_agrees_with_enumeration(num_nodes, faults, smallest, most):
     try:
         specification = NodeSpecification(

@@ -70,6 +70,7 @@ def test_equal_stages_take_the_pipeline_closed_form(num_stages):
     template = Template(num_nodes=num_stages, gpus_per_node=1, stages=stages)
     for microbatches in (1, 2, 4 * num_stages):
         assert template.iteration_s(microbatches) == 3.0 * (microbatches + num_stages - 1)
+    assert [template.iteration_s(k) for k in range(1, 30)] == template.iterations_s(29).tolist()
 
 
 def test_stopped_divide_and_conquer_says_so():

@@ -4,10 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.resilience.batch_distribution import distribute
+from workbench.resilience.multiset_tables import Ints, most_work
 from workbench.resilience.node_specification import TemplateSet
 from workbench.resilience.template import Template
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ def fastest(planned: TemplateSet, num_nodes: int, num_microbatches: int) -> Inst
     Raises:
         ValueError: fewer nodes than (f + 1) n0, or fewer microbatches than f + 1 pipelines.
 
-    Complexity: O(log(N_b p) x pipelines x nodes x p), vectorised over nodes.
+    Complexity: O(log(N_b p) x pipelines x nodes x p), compiled.
     """
     specification = planned.specification
     if not specification.covers(num_nodes):
@@ -89,11 +93,8 @@ def fastest(planned: TemplateSet, num_nodes: int, num_microbatches: int) -> Inst
             f"pipelines: want at least {specification.num_faults + 1}"
         )
     usable = [size for size in specification.sizes if size <= num_nodes]
-    times = {
-        size: [planned.of_size(size).iteration_s(count) for count in range(1, num_microbatches + 1)]
-        for size in usable
-    }
-    instants = np.unique(np.concatenate([np.array(each) for each in times.values()]))
+    times = {size: planned.of_size(size).iterations_s(num_microbatches) for size in usable}
+    instants = np.unique(np.concatenate(list(times.values())))
     low, high = 0, instants.size - 1
     while low < high:
         middle = (low + high) // 2
@@ -112,30 +113,22 @@ def fastest(planned: TemplateSet, num_nodes: int, num_microbatches: int) -> Inst
 
 def _chosen(
     planned: TemplateSet,
-    times: dict[int, list[float]],
+    times: dict[int, Floats],
     num_nodes: int,
     num_microbatches: int,
     within_s: float,
 ) -> tuple[int, ...] | None:
     """Sizes that use all nodes and do the batch within a time; fewest pipelines, then smallest sizes."""
-    capacity = {size: int(np.searchsorted(each, within_s, side="right")) for size, each in times.items()}
+    counts = [int(np.searchsorted(each, within_s, side="right")) for each in times.values()]
     most = min(num_nodes // planned.specification.smallest, num_microbatches)
-    done = np.full((most + 1, num_nodes + 1), -1, np.int64)  # -1: these nodes are not used in full
-    taken = np.zeros((most + 1, num_nodes + 1), np.int64)
-    done[0, 0] = 0
-    for replicas in range(1, most + 1):
-        for size, count in capacity.items():
-            before = done[replicas - 1, : num_nodes + 1 - size]
-            after = np.where((before >= 0) & (count > 0), before + count, -1)
-            better = after > done[replicas, size:]
-            done[replicas, size:][better] = after[better]
-            taken[replicas, size:][better] = size
-        if replicas > planned.specification.num_faults and done[replicas, num_nodes] >= num_microbatches:
+    done, taken = most_work(np.array(list(times), np.int64), np.array(counts, np.int64), most, num_nodes)
+    for replicas in range(planned.specification.num_faults + 1, most + 1):
+        if done[replicas, num_nodes] >= num_microbatches:
             return _followed(taken, replicas, num_nodes)
     return None
 
 
-def _followed(taken: np.ndarray, replicas: int, num_nodes: int) -> tuple[int, ...]:
+def _followed(taken: Ints, replicas: int, num_nodes: int) -> tuple[int, ...]:
     sizes = []
     for left in range(replicas, 0, -1):
         sizes.append(int(taken[left, num_nodes]))
@@ -146,7 +139,7 @@ def _followed(taken: np.ndarray, replicas: int, num_nodes: int) -> tuple[int, ..
 def _filled(
     planned: TemplateSet,
     sizes: tuple[int, ...],
-    times: dict[int, list[float]],
+    times: dict[int, Floats],
     within_s: float,
     num_microbatches: int,
 ) -> Instantiation:

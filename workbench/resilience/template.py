@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 PLANNED_PER_STAGE = 4  # microbatches per stage assumed while planning
 
 
@@ -98,6 +101,14 @@ class Template:
         steady = max(0, num_microbatches - len(self.stages) + self.slowest - 1)
         by_terms = self.t1_s + steady * self.bottleneck_s + self.t3_s
         return min(by_terms, self.t1_s + (num_microbatches - 1) * self.bottleneck_s)
+
+    def iterations_s(self, most: int) -> NDArray[np.float64]:
+        """[most] `iteration_s` of 1..most microbatches, to the last bit."""
+        count = np.arange(1, most + 1)
+        steady = np.maximum(0, count - len(self.stages) + self.slowest - 1)
+        by_terms = self.t1_s + steady * self.bottleneck_s + self.t3_s
+        least: NDArray[np.float64] = np.minimum(by_terms, self.t1_s + (count - 1) * self.bottleneck_s)
+        return least
 
     def layers_by_node(self) -> tuple[tuple[int, ...], ...]:
         """[nodes] layers that each node of the pipeline holds, ascending."""
