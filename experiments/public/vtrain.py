@@ -22,17 +22,18 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from experiments.paper import Claim, Outcome, Provenance, as_record, judge, report
+from experiments.paper import RESULTS, Claim, Outcome, Provenance, as_record, judge, report
 from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
 from experiments.public.plot import scatter
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
 from workbench.commands.predicting import time_of
-from workbench.cost.execution import Execution
+from workbench.cost.execution import Execution, write_execution
 from workbench.cost.profile import load_profile
 from workbench.rows.llm_row import LlmRow
 from workbench.rows.predict import RowPredictor
 
 SCRIPT = "public/vtrain"
+EXECUTION = RESULTS / "executions" / "public_vtrain.json"  # for `workbench predict --execution`
 SEED = 0
 SHARE = 10  # one row in so many is fitted
 GOAL = 0.05
@@ -191,6 +192,8 @@ def main() -> int:
     outcome, points = study()
     status = report(outcome)
     scatter(SCRIPT, points)
+    numbers = {free.name: outcome.ours[f"execution/{free.name}"] for free in FREE}
+    write_execution(Execution(**numbers), EXECUTION)
     if arguments.json:
         print(json.dumps(as_record(outcome) | {"free": [asdict(free) for free in FREE]}))
     return status
