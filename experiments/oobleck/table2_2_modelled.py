@@ -7,7 +7,7 @@ Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048); TF
          time of bfloat16; layers run at the rates of the A40 profile, stages at those of their layers, and
          neither gradient exchange nor the authors' framework costs anything. Ours are 1.7 to 4 times
          faster for that reason; who wins, and by what factor, is held against the paper apart.
-Ours:    exact templates, fastest instantiations, the failure simulator: about 20 s on one CPU core.
+Ours:    exact templates, fastest instantiations, the failure simulator: about 3 s on one CPU core.
 Run:     python -m experiments.oobleck.table2_2_modelled
 """
 
