@@ -13,8 +13,7 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
 from workbench.schedule.choice import Schedule, rank_block
-
-Cuts = tuple[tuple[int, int], ...]  # [num_stages] layers [first, last) of each stage
+from workbench.strategies.block_cuts import Cuts, even_blocks
 
 
 def layout_of(job: Job, module: str) -> ModuleLayout:
@@ -56,6 +55,15 @@ def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
         return _partition(cost_s, num_stages)
     except ValueError as error:
         raise ValueError(f"module {module!r}: {error}") from None
+
+
+def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str) -> Cuts:
+    """Balanced stages of one module on so many blocks of ranks; where a block holds several, by their sum."""
+    virtual = virtual_stages(job, module)
+    cuts = cut(cost_s, num_blocks * virtual, module)
+    if virtual == 1:
+        return cuts
+    return even_blocks(cost_s, cuts, lambda place: rank_block(job.schedule, place, len(cuts)))
 
 
 def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtual: int) -> float:

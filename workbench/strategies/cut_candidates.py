@@ -7,8 +7,15 @@ from workbench.cost.model import CostModel
 from workbench.job import Job
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import Cuts, bottleneck_s, cut, num_microbatches, scheduled, virtual_stages
+from workbench.strategies.assembly import (
+    blocks_cut,
+    bottleneck_s,
+    num_microbatches,
+    scheduled,
+    virtual_stages,
+)
 from workbench.strategies.belief import Belief
+from workbench.strategies.block_cuts import Cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,5 @@ class CutCandidates:
 
     def _cuts(self, counts: Mapping[str, int]) -> dict[str, Cuts]:
         return {
-            m: cut(self.layers_s[m], counts[entry] * virtual_stages(self.job, m), m)
-            for m, entry in self.entry_of.items()
+            m: blocks_cut(self.job, self.layers_s[m], counts[entry], m) for m, entry in self.entry_of.items()
         }

@@ -10,8 +10,9 @@ from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import Cuts, check_ranks, draft_plan, layout_of, module_stages, num_ranks
+from workbench.strategies.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.strategies.block_cuts import Cuts
 from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent

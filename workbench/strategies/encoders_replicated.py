@@ -16,10 +16,9 @@ from workbench.job import Job
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.strategies.assembly import (
-    Cuts,
+    blocks_cut,
     bottleneck_s,
     check_ranks,
-    cut,
     draft_plan,
     layout_of,
     module_stages,
@@ -29,6 +28,7 @@ from workbench.strategies.assembly import (
     virtual_stages,
 )
 from workbench.strategies.belief import FROZEN_UNAWARE
+from workbench.strategies.block_cuts import Cuts
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
 
@@ -64,7 +64,7 @@ class _Candidates:
         return scheduled(draft, self.job.schedule, self.cost)
 
     def _cuts(self, counts: Mapping[str, int]) -> Cuts:
-        return cut(self.llm_s, counts[self.llm] * virtual_stages(self.job, self.llm), self.llm)
+        return blocks_cut(self.job, self.llm_s, counts[self.llm], self.llm)
 
     def believed_s(self, lowered: Lowered) -> float:
         return FROZEN_UNAWARE.plan_s(lowered, self.cost)
