@@ -40,8 +40,16 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     rank's work. Without them pairs are shared out evenly, as zigzag does for causal rows.
 
     Complexity: O(items) for causal and full masks; others, and token shards, go through the
-    tiles of the mask.
+    tiles of the mask. Kept with the plan object, like its look-up tables: every rank of a stage asks.
     """
+    kept = vars(plan).setdefault("work_of", {})
+    if microbatch not in kept:
+        kept[microbatch] = _work_of(plan, microbatch)
+    found: Work = kept[microbatch]
+    return found
+
+
+def _work_of(plan: Plan, microbatch: Microbatch) -> Work:
     module = plan.model.module(microbatch.module)
     rows = [_row(plan, module, row) for row in microbatch.rows]
     shards = {shard.row: shard for shard in plan.token_shards if _is_of(shard, microbatch)}
