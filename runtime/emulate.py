@@ -141,6 +141,7 @@ class _Ranks:
         num_steps = self._settings.repetitions * (self._settings.warmup + self._settings.steps)
         self._heard = None if progress is None else StepLosses(len(ranks), num_steps, progress)
         was_enabled = gc.isenabled()
+        gc.freeze()  # every rank collects before every step; what was there before is not looked at again
         try:
             for rank in ranks:
                 self._baton.start(rank, self._live)
@@ -149,6 +150,7 @@ class _Ranks:
             self._baton.bring(ranks, lambda runner: runner.has_ended)
         finally:
             self._baton.close()
+            gc.unfreeze()
             (gc.enable if was_enabled else gc.disable)()
         return [self._reports[rank] for rank in ranks]
 
