@@ -160,13 +160,14 @@ def time_overlap(clock: Clock, ring: Ring) -> list[OverlapRow]:
     def product() -> None:
         torch.mm(x, w, out=out)
 
-    alone = clock.repeat(product, 0.2)
+    alone: list[float] = []
     beside: list[float] = []
     for turn in range(WARMUP + ROUNDS):
+        alone += clock.repeat(product, 0.0)  # in every round: both meet the same disturbances
         dist.barrier(group=ring.group)
         clock.wait()
         work = _must(dist.all_reduce(buffer, group=ring.group, async_op=True))
-        seconds = []
+        seconds: list[float] = []
         while len(seconds) < MOST_TURNS:
             second = clock.time_s(product)
             if work.is_completed():  # this product was alone for a while
