@@ -1,8 +1,8 @@
 """When actions ran and messages travelled: recorded per rank, put together as a trace."""
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from workbench.plan.lowered import Lowered, Route
 from workbench.schedule.action import COMPUTE, Action, Pass
@@ -96,11 +96,12 @@ def assemble(
 ) -> Trace:
     """One trace out of all ranks' notes of one step; time zero is the first rank's start.
 
-    A gradient reduction starts when the last rank of its group arrives: waiting for a peer is
-    not work. A message ends when its receiver saw it, or its sender saw it gone, whichever
-    came first: gloo tells neither side earlier.
+    A REDUCE_GRAD is one span over all its groups; it starts when the last rank of the first group
+    arrives: waiting for a peer is not work. A message ends when its receiver saw it, or its sender
+    saw it gone, whichever came first: gloo tells neither side earlier.
     """
     zero_s = min(note.start_s for note in notes)
+    notes = [replace(note, spans=tuple(_whole(note.spans))) for note in notes]
     arrivals = _reduction_starts(lowered, notes)
     spans = [
         span._replace(
@@ -120,6 +121,19 @@ def assemble(
         loss=sum(note.loss_sum for note in notes),
         details=details,
     )
+
+
+def _whole(spans: Sequence[Span]) -> Iterator[Span]:
+    """The groups of a REDUCE_GRAD as one span: from its first start to its last end."""
+    groups: dict[Action, list[Span]] = {}
+    for span in spans:
+        if span.action.kind is Pass.REDUCE_GRAD:
+            groups.setdefault(span.action, []).append(span)
+        else:
+            yield span
+    for parts in groups.values():
+        start_s, end_s = min(part.start_s for part in parts), max(part.end_s for part in parts)
+        yield parts[0]._replace(start_s=start_s, end_s=end_s)
 
 
 def _messages(lowered: Lowered, notes: Sequence[Notes], zero_s: float) -> tuple[Message, ...]:

@@ -25,6 +25,8 @@ from experiments.fidelity.work import (
     text_samples,
     this_machine,
 )
+from runtime.launch import run_local
+from runtime.pool import Pool
 from sim.engine import simulate
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
@@ -256,3 +258,17 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert suite.main(["--plans", "0"]) == 2
     assert capsys.readouterr().err == "error: --plans: want at least one plan, got 0\n"
+
+
+def test_a_reduction_of_several_groups_is_one_span_that_takes_time(pool: Pool) -> None:
+    """Two replicas of a model of three layers: three groups in one REDUCE_GRAD."""
+    work = Work(
+        name="t", model=text_only(decoder("llama", width=128, blocks=1)), batch=text_samples([16] * 2)
+    )
+    whole = [{LLM: [(3, (rank,))]} for rank in range(2)]
+    plan = plan_of(work, this_machine(UNMEASURED, 2), whole, samples=(1, 1))
+    assert len(lower(plan).groups) == 3
+    for trace in run_local(plan, steps=2, pool=pool).traces:
+        spans = [span for span in trace.spans if span.action.kind is Pass.REDUCE_GRAD]
+        assert [span.rank for span in spans] == [0, 1]
+        assert all(span.end_s > span.start_s for span in spans)
