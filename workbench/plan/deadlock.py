@@ -246,9 +246,9 @@ def _check_rows(lowered: Lowered) -> None:
                         f"another {end}"
                     )
     for row in rows:
-        for end in (row.producer, row.consumer):
-            if end.kind not in _TALKS:
-                raise ValueError(f"{describe(row)}: {end} neither sends nor receives, only F, B and I do")
+        for action in (row.producer, row.consumer):
+            if action.kind not in _TALKS:
+                raise ValueError(f"{describe(row)}: {action} neither sends nor receives, only F, B and I do")
         _check_row(lowered, row)
 
 
