@@ -106,6 +106,8 @@ def emulate(
             folder to export to that were refused.
         RankError: an action failed or did not end in time; the message names rank and action.
     """
+    if settings.following.batches:
+        raise ValueError("emulation repeats one batch, as its medians are of equal steps; got following ones")
     order = legal_order(lowered)
     device = local_device()
     _check_fits(lowered.plan, device)
