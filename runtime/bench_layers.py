@@ -14,46 +14,22 @@ from torch import Tensor, nn
 from runtime.adapters.adapter import MicrobatchData
 from runtime.batches import SyntheticSource, microbatch_data
 from runtime.bench_clock import Clock, Stamp, quartile_spread
+from runtime.bench_windows import Window, feature_rows, tokens_held
+from runtime.context_group import ContextGroup
 from runtime.optimizer import OptimizerSettings, build_adamw
 from runtime.pool import Place
 from runtime.rank_job import TORCH_TYPE
 from runtime.stage_module import StageInput, build_stage_module
 from runtime.weight_gradient import SplitBackward
 from workbench.calibrate.measurement import LayerRow, OptimizerRow
-from workbench.cost.roofline import RowWork
 from workbench.cost.signature import signature
-from workbench.plan.plan import Microbatch, Plan, Precision, Recompute, Stage
-from workbench.plan.work import work_of
+from workbench.plan.plan import Plan, Recompute, Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = width.
 
 WARMUP = 1
 LEAST_ROUNDS = 3
-MOST_ALIKE = 3  # equal layers of one window: enough for weights to come from memory as in a stage
 SMALL = 1e-3  # every element of an output's gradient
-
-Key = tuple[str, str, int, int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Neighbouring layers [first, last) of a module over one microbatch of the plan."""
-
-    module: str
-    layers: tuple[int, int]
-    microbatch: Microbatch
-    row: RowWork  # the mean row: tokens and query-key pairs
-    precision: Precision
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.microbatch.rows)
-
-    def keys(self, plan: Plan) -> tuple[Key, ...]:
-        """What tells each layer from other measured ones: signature, precision, rows, tokens and pairs."""
-        size = (self.num_rows, self.row.tokens_in, self.row.attention_area)
-        layers = plan.model.module(self.module).layers[slice(*self.layers)]
-        return tuple((signature(layer), str(self.precision), *size) for layer in layers)
 
 
 class Kind(Enum):
@@ -85,68 +61,11 @@ class WindowTimes:
     optimizer_s: tuple[tuple[int, tuple[float, ...]], ...]  # (parameters, call by call)
 
 
-def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
-    """Windows that hold every distinct layer of every module, over up to `sizes` microbatches.
-
-    A module's layers are taken in order, at most three of one signature; a layer left out ends
-    a window. Rows of unequal size count as so many mean rows: tokens and query-key pairs, which
-    the cost model is linear in, keep their sums.
-    """
-    found: list[Window] = []
-    for module in plan.model.modules:
-        works = {_mean(plan, m): m for m in plan.microbatches if m.module == module.name}
-        spread = _spread(sorted(works, key=_size), sizes)
-        runs = runs_of([signature(layer) for layer in module.layers])
-        found += [
-            Window(
-                module=module.name,
-                layers=run,
-                microbatch=works[num_rows, row],
-                row=row,
-                precision=plan.settings.precision,
-            )
-            for num_rows, row in spread
-            for run in runs
-        ]
-    return tuple(found)
-
-
-def runs_of(names: Sequence[str]) -> list[tuple[int, int]]:
-    """Longest runs [first, last) of layers of which fewer than three before have the same name."""
-    kept = [i for i, name in enumerate(names) if names[:i].count(name) < MOST_ALIKE]
-    starts = [i for i in kept if i - 1 not in kept]
-    return [(first, next(i for i in range(first, len(names) + 1) if i not in kept)) for first in starts]
-
-
-def _size(key: tuple[int, RowWork]) -> tuple[int, int, int, int]:
-    """Small to large: all tokens, rows, tokens and pairs of a row."""
-    num_rows, row = key
-    return num_rows * row.tokens_in, num_rows, row.tokens_in, row.attention_area
-
-
-def _mean(plan: Plan, microbatch: Microbatch) -> tuple[int, RowWork]:
-    rows = work_of(plan, microbatch).rows
-    mean = RowWork(*(round(sum(values) / len(rows)) for values in zip(*map(_sizes, rows), strict=True)))
-    return len(rows), mean
-
-
-def _sizes(row: RowWork) -> tuple[int, int, int]:
-    return row.tokens_in, row.tokens_out, row.attention_area
-
-
-def _spread(values: Sequence[tuple[int, RowWork]], count: int) -> list[tuple[int, RowWork]]:
-    """Up to `count` of the values: first, last, and evenly between."""
-    if len(values) <= count:
-        return list(values)
-    if count == 1:
-        return [values[len(values) // 2]]
-    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
-
-
 def time_window(
     place: Place, plan: Plan, window: Window, budget_s: float, device: str = "cpu"
 ) -> WindowTimes:
-    """Time one window on this process. With others in the world, all of them run it at the same time.
+    """Time one window on this process. With others in the world, all of them run it at the same time:
+    each by itself, or its share of the tokens where the window is context parallel.
 
     All kinds of passes take turns, so that a disturbance falls on all of them, and none finds
     the caches as it left them. Split backwards come last: they change the modules for good.
@@ -156,13 +75,14 @@ def time_window(
         budget_s: of each kind of pass; three rounds are timed all the same.
     """
     together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
-    bench = _Bench(plan, window, device)
+    bench = _Bench(plan, window, device, place.process)
+    agree = _first_says if window.cp > 1 else _own_clock  # whose clock ends the rounds
     whole = (Kind.PLAIN, Kind.WHOLE, Kind.INPUT, Kind.WEIGHTS)
     together()
-    _take_turns(bench, whole, budget_s)
+    _take_turns(bench, whole, budget_s, agree)
     bench.split()
     together()
-    _take_turns(bench, (Kind.SPLIT,), budget_s)
+    _take_turns(bench, (Kind.SPLIT,), budget_s, agree)
     together()
     return WindowTimes(seconds=bench.seconds, optimizer_s=tuple(bench.optimizer_s()))
 
@@ -171,14 +91,27 @@ def _alone() -> None:
     """Nobody to wait for."""
 
 
-def _take_turns(bench: "_Bench", kinds: Sequence[Kind], budget_s: float) -> None:
+def _own_clock(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
+    return go_on
+
+
+def _first_says(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
+    """As many rounds on all processes: they meet inside the layers."""
+    answer = torch.tensor(int(go_on))
+    dist.broadcast(answer, 0)
+    return bool(answer)
+
+
+def _take_turns(
+    bench: "_Bench", kinds: Sequence[Kind], budget_s: float, agree: Callable[[bool], bool]
+) -> None:
     for kind in kinds:
         for _ in range(WARMUP):
             bench.run(kind)
     bench.forget(kinds)
     stop_s = time.perf_counter() + budget_s * len(kinds)
     rounds = 0
-    while rounds < LEAST_ROUNDS or time.perf_counter() < stop_s:
+    while agree(rounds < LEAST_ROUNDS or time.perf_counter() < stop_s):
         for kind in kinds:
             bench.run(kind)
         rounds += 1
@@ -187,12 +120,15 @@ def _take_turns(bench: "_Bench", kinds: Sequence[Kind], budget_s: float) -> None
 class _Bench:
     """A stage of the window's layers, with a stamp at every border between two of them."""
 
-    def __init__(self, plan: Plan, window: Window, device: str) -> None:
+    def __init__(self, plan: Plan, window: Window, device: str, process: int) -> None:
         self._clock = Clock(device)
         self._dtype = TORCH_TYPE[window.precision]
         self._first = window.layers[0]
         replica = window.microbatch.replica
-        stage = Stage(id=0, module=window.module, replica=replica, layers=window.layers, ranks=((0,),))
+        ranks = tuple((rank,) for rank in range(window.cp))
+        stage = Stage(id=0, module=window.module, replica=replica, layers=window.layers, ranks=ranks)
+        members = tuple(range(window.cp))
+        context = ContextGroup(members, process, None) if window.cp > 1 else None
         self._module = build_stage_module(plan, stage, seed=0, dtype=self._dtype, device=self._clock.device)
         self._module.recompute = Recompute.NONE
         self._data: MicrobatchData = microbatch_data(
@@ -202,7 +138,10 @@ class _Bench:
             SyntheticSource(0),
             dtype=self._dtype,
             device=self._clock.device,
+            context=context,
         )
+        self._num_tokens = tokens_held(plan, window, process)
+        self._features = {edge: feature_rows(plan, self._data, edge) for edge in self._data.placed}
         self._width = plan.model.module(window.module).layers[max(self._first - 1, 0)].out_width
         self._parameters = list(dict.fromkeys(self._module.parameters()))
         self._splits: list[SplitBackward] = []
@@ -316,8 +255,10 @@ class _Bench:
     def _inputs(self) -> StageInput:
         """Random activations; they ask for a gradient wherever a layer before them could."""
         wants = self._kind not in (Kind.PLAIN, Kind.WEIGHTS)
-        hidden_TD = self._random(sum(self._data.tokens_in), wants) if self._first > 0 else None
-        features = {edge: self._random(len(places), wants) for edge, places in self._data.placed.items()}
+        hidden_TD = None
+        if self._first > 0 and self._num_tokens:
+            hidden_TD = self._random(self._num_tokens, wants)
+        features = {edge: self._random(rows, wants) for edge, rows in self._features.items()}
         return StageInput(hidden=hidden_TD, features=features, data=self._data)
 
     def _random(self, num_tokens: int, wants_gradient: bool) -> Tensor:  # noqa: FBT001  (torch's word)
@@ -343,7 +284,7 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
     names = [signature(layers[index]) for index in range(*window.layers)]
     for name in dict.fromkeys(names):
         alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
-        yield _layer_row(name, window, _Medians(alike, times))
+        yield _layer_row(name, window, _Medians(alike, times, together=window.cp > 1))
     for found in zip(*(t.optimizer_s for t in times), strict=True):
         steps_s = [second for _, seconds in found for second in seconds]
         yield OptimizerRow(
@@ -355,10 +296,13 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
 
 
 class _Medians:
-    """Times of equal layers of one window on all processes."""
+    """Times of equal layers of one window on all processes; `together`: each ran its share of them.
 
-    def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes]) -> None:
-        self._layers, self._times = layers, times
+    Who has less work waits for the others at the next exchange, so shares take as long in the mean.
+    """
+
+    def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
+        self._layers, self._times, self._together = layers, times, together
 
     def all_s(self, kind: Kind, part: Part) -> list[float]:
         found = (t.seconds.get((layer, kind, part), ()) for t in self._times for layer in self._layers)
@@ -367,7 +311,12 @@ class _Medians:
     def of(self, kind: Kind, part: Part) -> float:
         """0 where nothing ran."""
         found = self.all_s(kind, part)
-        return statistics.median(found) if found else 0.0
+        if not found:
+            return 0.0
+        if not self._together:
+            return statistics.median(found)
+        alone = [_Medians(self._layers, [times], together=False) for times in self._times]
+        return statistics.mean(one.of(kind, part) for one in alone)
 
 
 def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:
@@ -381,7 +330,7 @@ def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:
         tokens_in=window.row.tokens_in,
         tokens_out=window.row.tokens_out,
         attention_area=window.row.attention_area,
-        forward_s=statistics.median(forward_s),
+        forward_s=medians.of(Kind.WHOLE, Part.FORWARD),
         forward_only_s=medians.of(Kind.PLAIN, Part.FORWARD),
         input_grad_s=input_grad_s,
         weight_grad_s=whole_s - input_grad_s,
@@ -390,4 +339,5 @@ def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:
         split_weight_s=medians.of(Kind.SPLIT, Part.LATER),
         spread=quartile_spread(forward_s),
         repeats=len(forward_s),
+        cp=window.cp,
     )

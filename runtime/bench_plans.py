@@ -9,7 +9,8 @@ import transformers
 
 from runtime.bench_clock import Clock
 from runtime.bench_executor import time_executor
-from runtime.bench_layers import Key, Window, rows_of, time_window, windows_of
+from runtime.bench_layers import rows_of, time_window
+from runtime.bench_windows import Key, Window, windows_of
 from runtime.bench_wires import Ring
 from runtime.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
 from runtime.pool import Place, Pool
@@ -96,6 +97,8 @@ def _tasks(plans: Sequence[Plan], pool: Pool, settings: BenchSettings) -> list[T
     seen: set[Key] = set()
     for plan in plans:
         for window in windows_of(plan, sizes=settings.sizes):
+            if window.cp > 1 and settings.device == "cuda":
+                continue  # one process measures alone
             if not seen.issuperset(window.keys(plan)):
                 seen.update(window.keys(plan))
                 tasks.append(_layer_task(plan, window, pool, settings))
@@ -149,7 +152,7 @@ def _layer_task(plan: Plan, window: Window, pool: Pool, settings: BenchSettings)
             return list(rows_of(plan, window, [time_window(alone, plan, window, settings.budget_s, "cuda")]))
         times = pool.run(
             time_window,
-            settings.concurrency,
+            window.cp if window.cp > 1 else settings.concurrency,
             plan,
             window,
             settings.budget_s,
@@ -158,12 +161,13 @@ def _layer_task(plan: Plan, window: Window, pool: Pool, settings: BenchSettings)
         return list(rows_of(plan, window, times))
 
     first, last = window.layers
-    what = f"{window.module}[{first}:{last}], {window.num_rows} x {window.row.tokens_in} tokens"
+    shared = f" on {window.cp} ranks" if window.cp > 1 else ""
+    what = f"{window.module}[{first}:{last}], {window.num_rows} x {window.row.tokens_in} tokens{shared}"
     return Task(what, is_done, run)
 
 
 def _key_of(row: LayerRow) -> Key:
-    return row.signature, row.precision, row.rows, row.tokens_in, row.attention_area
+    return row.signature, row.precision, row.cp, row.rows, row.tokens_in, row.attention_area
 
 
 def _group_sizes(plans: Sequence[Plan]) -> list[int]:

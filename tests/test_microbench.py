@@ -10,14 +10,16 @@ import torch
 from runtime import bench_wires
 from runtime.bench_clock import Clock, quartile_spread
 from runtime.bench_executor import build_empty, time_executor
-from runtime.bench_layers import Kind, Part, rows_of, runs_of, time_window, windows_of
+from runtime.bench_layers import Kind, Part, rows_of, time_window
 from runtime.bench_plans import BenchSettings, measure
+from runtime.bench_windows import runs_of, windows_of
 from runtime.bench_wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.launch import run_lowered
 from runtime.microbench import header_here
 from runtime.pool import Place, Pool
 from runtime.rank_job import RunSettings
 from tests.plans import disjoint_plan
+from tests.test_context_parallel_step import plan_of, with_owners
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import (
@@ -152,6 +154,28 @@ def test_processes_that_measure_together_all_report(plan: Plan, pool: Pool) -> N
     layers = plan.model.module("llm").layers[slice(*window.layers)]
     assert optimizer[-1].num_parameters == sum(layer.num_parameters for layer in layers)
     assert optimizer[0].num_parameters == layers[-1].num_parameters
+
+
+def test_shared_tokens_are_measured_on_as_many_processes(pool: Pool) -> None:
+    """Ranks that share tokens run a window together, and its price is not scaled from one rank."""
+    shared = with_owners(plan_of("everything", "mp", cp=2), "lpt")
+    windows = [window for window in windows_of(shared, sizes=1) if window.module == "llm"]
+    assert {window.cp for window in windows} == {2}
+    rows = [
+        row
+        for window in windows
+        for row in rows_of(shared, window, pool.run(time_window, 2, shared, window, 0.001))
+    ]
+    layers = [row for row in rows if isinstance(row, LayerRow)]
+    assert {row.cp for row in layers} == {2}
+    assert min(row.forward_s for row in layers) > 0
+    header = header_here("cpu", [])
+    cost = CostModel(fit("shared", [Measurement(header=header, rows=tuple(rows))]))
+    llm = shared.model.module("llm")
+    work = work_of(shared, windows[0].microbatch)
+    for layer in llm.layers:
+        time = cost.layer_time(layer, work, tp=1, cp=2, precision=str(windows[0].precision))
+        assert not [reason for reason in time.unmeasured if "scaled" in reason]
 
 
 def test_every_layer_of_a_pass_is_timed(plan: Plan) -> None:
