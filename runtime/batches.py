@@ -14,6 +14,7 @@ from runtime.attention_mask import AttentionMask
 from runtime.context_group import ContextGroup
 from runtime.initialise import generator_of
 from runtime.masked_attention import MaskedAttention
+from runtime.records import CAUSAL
 from runtime.shared_data import shared_data
 from workbench.data.sample import Item, Sample, Segment
 from workbench.graph.model_graph import TEXT, Edge
@@ -21,8 +22,6 @@ from workbench.masks.builders import sample_bitfield
 from workbench.plan.plan import Microbatch, Plan, Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge.
-
-CAUSAL = "causal"
 
 
 class DataSource(Protocol):

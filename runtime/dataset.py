@@ -1,14 +1,13 @@
 """A folder of texts, PNG images and WAV clips as samples for a plan and as tensors for its ranks."""
 
 import argparse
-import json
 import sys
 import wave
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,83 +17,18 @@ from torch import Tensor
 from runtime.adapters.audio import FRAMES_PER_TOKEN, WhisperAdapter
 from runtime.adapters.choose import adapter_of
 from runtime.adapters.vision import VisionAdapter
-from runtime.batches import CAUSAL
 from runtime.mel import HOP, SAMPLE_HZ, log_mel
-from runtime.scenes import INDEX, make
+from runtime.records import AUDIO, IMAGE, VOCAB_SIZE, Record, read_records, text_tokens
+from runtime.scenes import make
 from runtime.step_plans import NextBatches, batches_after
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job import Job
-from workbench.masks.builders import SAMPLE_MASKS
 from workbench.plan.plan import Plan
-
-# The byte vocabulary: a text is its UTF-8 bytes, so there is nothing to train or to download.
-NUM_BYTES = 256
-BOS = 256
-EOS = 257
-PLACEHOLDER_TOKEN = 258  # stands for an image or a clip where a sample is written out as tokens
-VOCAB_SIZE = 259
 
 _A = TypeVar("_A", VisionAdapter, WhisperAdapter)
 
-IMAGE = "image"
-AUDIO = "audio"
 BAD_INPUT = 2  # exit code
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One example: (kind, content) in sequence order; content is a text or a file's path.
-
-    `mask` names who sees whom in the language model.
-    """
-
-    id: int
-    segments: tuple[tuple[str, str], ...]
-    mask: str = CAUSAL
-
-    def of(self, kind: str) -> tuple[str, ...]:
-        return tuple(content for name, content in self.segments if name == kind)
-
-
-def read_records(folder: Path) -> tuple[Record, ...]:
-    """The examples of a folder, in the order of `data.jsonl`.
-
-    Raises:
-        ValueError: no such file, a line that is no example, an id twice. The line is named.
-    """
-    path = folder / INDEX
-    if not path.is_file():
-        raise ValueError(f"data folder {folder}: no {INDEX} in it")
-    records: list[Record] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            record = _record(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} line {number}: not an example: {error}") from None
-        if any(record.id == other.id for other in records):
-            raise ValueError(f"{path} line {number}: id {record.id} is there twice")
-        records.append(record)
-    if not records:
-        raise ValueError(f"{path}: no examples in it")
-    return tuple(records)
-
-
-def _record(data: dict[str, Any]) -> Record:
-    if data.keys() - {"mask"} != {"id", "segments"} or not isinstance(data["id"], int):
-        raise ValueError("want the keys id (a whole number), segments and, at will, mask")
-    mask = data.get("mask", CAUSAL)
-    if mask not in SAMPLE_MASKS:
-        raise ValueError(f"mask must be one of {', '.join(SAMPLE_MASKS)}, got {mask!r}")
-    segments: list[tuple[str, str]] = []
-    for segment in data["segments"]:
-        ((kind, content),) = segment.items()
-        if kind not in (TEXT, IMAGE, AUDIO) or not isinstance(content, str) or not content:
-            raise ValueError(f"a segment is {TEXT}, {IMAGE} or {AUDIO} with its content, got {segment}")
-        segments.append((kind, content))
-    if not any(kind == TEXT for kind, _ in segments):
-        raise ValueError("want at least one text")
-    return Record(data["id"], tuple(segments), mask)
 
 
 class FolderSource:
@@ -119,7 +53,7 @@ class FolderSource:
         if vocab_size < VOCAB_SIZE:
             raise ValueError(f"bytes need a vocabulary of {VOCAB_SIZE}, the model has {vocab_size}")
         self._content(sample, TEXT, segment)
-        return torch.tensor(_tokens(self.records[sample], segment.k))
+        return torch.tensor(text_tokens(self.records[sample], segment.k))
 
     def _content(self, sample: int, kind: str, segment: Segment) -> str:
         if sample not in self.records:
@@ -173,7 +107,7 @@ class _Sizes:
             k = count.get(kind, 0)
             count[kind] = k + 1
             if kind == TEXT:
-                num = len(_tokens(record, k))
+                num = len(text_tokens(record, k))
                 segments.append(Segment(TEXT, k, num, num))
             elif kind == IMAGE:
                 modality, vision = self._vision
@@ -201,12 +135,6 @@ class _Sizes:
                 f"{self.model.name!r}, got {len(fitting)}"
             )
         return fitting[0]
-
-
-def _tokens(record: Record, k: int) -> list[int]:
-    texts = record.of(TEXT)
-    tokens = list(texts[k].encode())
-    return [*([BOS] if k == 0 else []), *tokens, *([EOS] if k == len(texts) - 1 else [])]
 
 
 def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:

@@ -13,8 +13,8 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from runtime.mel import SAMPLE_HZ
+from runtime.records import INDEX
 
-INDEX = "data.jsonl"
 MOST_SAMPLES = 1_000_000
 IMAGE_PX = 64
 COLOURS = {

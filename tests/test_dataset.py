@@ -12,18 +12,15 @@ from transformers.audio_utils import mel_filter_bank
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
 from runtime.dataset import (
-    BOS,
-    EOS,
-    VOCAB_SIZE,
     FolderSource,
     main,
     read_image,
-    read_records,
     read_wave,
     samples_of,
 )
 from runtime.mel import log_mel, mel_filters
 from runtime.optimizer import OptimizerSettings
+from runtime.records import BOS, EOS, VOCAB_SIZE, read_records
 from runtime.reference import Reference
 from runtime.scenes import make
 from tests import tiny_models

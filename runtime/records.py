@@ -1,0 +1,84 @@
+"""The index of a data folder: its examples, and their texts as tokens. Loads no framework."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.data.corpus import TEXT
+from workbench.masks.builders import SAMPLE_MASKS
+
+INDEX = "data.jsonl"
+IMAGE = "image"
+AUDIO = "audio"
+CAUSAL = "causal"
+
+# The byte vocabulary: a text is its UTF-8 bytes, so there is nothing to train or to download.
+BOS = 256
+EOS = 257
+PLACEHOLDER_TOKEN = 258  # stands for an image or a clip where a sample is written out as tokens
+VOCAB_SIZE = 259
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One example: (kind, content) in sequence order; content is a text or a file's path.
+
+    `mask` names who sees whom in the language model.
+    """
+
+    id: int
+    segments: tuple[tuple[str, str], ...]
+    mask: str = CAUSAL
+
+    def of(self, kind: str) -> tuple[str, ...]:
+        return tuple(content for name, content in self.segments if name == kind)
+
+
+def read_records(folder: Path) -> tuple[Record, ...]:
+    """The examples of a folder, in the order of `data.jsonl`.
+
+    Raises:
+        ValueError: no such file, a line that is no example, an id twice. The line is named.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        raise ValueError(f"data folder {folder}: no {INDEX} in it")
+    records: list[Record] = []
+    ids: set[int] = set()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = _record(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} line {number}: not an example: {error}") from None
+        if record.id in ids:
+            raise ValueError(f"{path} line {number}: id {record.id} is there twice")
+        ids.add(record.id)
+        records.append(record)
+    if not records:
+        raise ValueError(f"{path}: no examples in it")
+    return tuple(records)
+
+
+def _record(data: dict[str, Any]) -> Record:
+    if data.keys() - {"mask"} != {"id", "segments"} or not isinstance(data["id"], int):
+        raise ValueError("want the keys id (a whole number), segments and, at will, mask")
+    mask = data.get("mask", CAUSAL)
+    if mask not in SAMPLE_MASKS:
+        raise ValueError(f"mask must be one of {', '.join(SAMPLE_MASKS)}, got {mask!r}")
+    segments: list[tuple[str, str]] = []
+    for segment in data["segments"]:
+        ((kind, content),) = segment.items()
+        if kind not in (TEXT, IMAGE, AUDIO) or not isinstance(content, str) or not content:
+            raise ValueError(f"a segment is {TEXT}, {IMAGE} or {AUDIO} with its content, got {segment}")
+        segments.append((kind, content))
+    if not any(kind == TEXT for kind, _ in segments):
+        raise ValueError("want at least one text")
+    return Record(data["id"], tuple(segments), mask)
+
+
+def text_tokens(record: Record, k: int) -> list[int]:
+    """The bytes of text k; the first of a sample starts with BOS, the last ends with EOS."""
+    texts = record.of(TEXT)
+    tokens = list(texts[k].encode())
+    return [*([BOS] if k == 0 else []), *tokens, *([EOS] if k == len(texts) - 1 else [])]
