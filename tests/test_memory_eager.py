@@ -8,7 +8,8 @@ from torch import Tensor
 
 from runtime.adapters.adapter import MicrobatchData, StageLayer
 from runtime.adapters.choose import adapter_of
-from workbench.cost.eager_memory import Setting, eager_kept, shared_bytes
+from workbench.cost.eager_memory import eager_kept, shared_bytes
+from workbench.cost.memory_setting import Setting
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Item
 from workbench.graph.frozen import Needs

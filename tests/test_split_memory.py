@@ -23,8 +23,8 @@ from tests.test_memory_eager import (
     materialised,
     module_of,
 )
-from workbench.cost.eager_memory import Setting
 from workbench.cost.memory import Kernels, layer_split_bytes
+from workbench.cost.memory_setting import Setting
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.cost.split_memory import SplitBytes
 from workbench.graph.frozen import Needs

@@ -18,8 +18,8 @@ from experiments.oobleck.modelled import ELEMENT_BYTES, GLOBAL_BATCH, MEMORY_BYT
 from experiments.oobleck.systems import MOST_NODES
 from experiments.paper import Outcome
 from experiments.printed import PrintedRow, is_true, printed_rows
-from workbench.cost.eager_memory import Setting
 from workbench.cost.memory import Kernels, layer_bytes
+from workbench.cost.memory_setting import Setting
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.graph.frozen import gradient_needs
 

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.cost.memory_setting import Setting
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
-FLOAT32_BYTES = 4
 INDEX_BYTES = 8
 
 # Memory-bound operators whose backward needs no tensor of the forward.
@@ -44,32 +43,6 @@ class Kept(NamedTuple):
 
 
 NOTHING = Kept(0, 0)
-
-
-class Setting(NamedTuple):
-    """What a layer's tensors depend on besides the layer.
-
-    Args:
-        element_bytes: of weights and activations.
-        is_gathered: items differ in length, so attention picks those of one length by index
-            and puts the results back, which copies its output.
-        looked_up: tokens on one rank that a layer of embeddings reads from its table, the others
-            being features of another module; None: all.
-    """
-
-    work: Work
-    grid: Grid
-    element_bytes: int
-    is_gathered: bool
-    looked_up: float | None = None
-
-    @property
-    def wide_bytes(self) -> int:
-        """Norms, softmax and loss compute in float32 or wider."""
-        return max(FLOAT32_BYTES, self.element_bytes)
-
-    def tokens(self, operator: Operator) -> float:
-        return operator_tokens(operator, self.work, self.grid)
 
 
 def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
@@ -295,7 +268,8 @@ def eager_backward_working(layer: Layer, needs: Needs, setting: Setting) -> int:
     """
     if not needs.any:
         return 0
-    return _most(layer, setting, _trained_backward_width if needs.weight_grad else _backward_width)
+    width = _trained_backward_width if needs.weight_grad else _backward_width
+    return _most(layer, setting, width, _kept_behind(layer, needs, setting))
 
 
 def eager_accumulating_working(layer: Layer, needs: Needs, setting: Setting) -> int:
@@ -322,10 +296,25 @@ def _with_weight(layer: Layer, setting: Setting) -> int:
 Width = Callable[[Operator, Setting], float]  # bytes a token
 
 
-def _most(layer: Layer, setting: Setting, width: Width) -> int:
+def _kept_behind(layer: Layer, needs: Needs, setting: Setting) -> float:
+    """What operators behind a shared attention kept: it is given back when scores are made again."""
+    places = [place for place, operator in enumerate(layer.operators) if isinstance(operator, Attention)]
+    if setting.grid.cp == 1 or not places:
+        return 0.0
+    return sum(eager_kept_by_operator(layer, needs, setting)[places[0] + 1 :])
+
+
+def _most(layer: Layer, setting: Setting, width: Width, given_back: float = 0.0) -> int:
+    """Of the stream and the widest operator; `given_back` counts against attention."""
     stream = 0 if layer.kind is LayerKind.HEAD else 2 * layer.out_width * setting.element_bytes
     tokens = max((setting.tokens(operator) for operator in layer.operators), default=0.0)
-    inner = max((setting.tokens(op) * width(op, setting) for op in layer.operators), default=0.0)
+    inner = max(
+        (
+            setting.tokens(op) * width(op, setting) - given_back * isinstance(op, Attention)
+            for op in layer.operators
+        ),
+        default=0.0,
+    )
     return round(tokens * stream + inner)
 
 
@@ -333,7 +322,7 @@ def _forward_width(operator: Operator, setting: Setting) -> float:
     size, tp = setting.element_bytes, setting.grid.tp
     if isinstance(operator, Attention):
         queries, both = _attention_widths(operator)
-        return 2 * (both + queries) * size / tp
+        return 2 * (both + queries) * size / tp + _shared_scores(operator, setting, copies=3)
     if isinstance(operator, Matmul):
         return (operator.in_features / OVERLAP.get(operator.name, 1.0) + operator.out_features) * size / tp
     if isinstance(operator, Lookup):
@@ -349,7 +338,7 @@ def _backward_width(operator: Operator, setting: Setting) -> float:
     size, tp = setting.element_bytes, setting.grid.tp
     if isinstance(operator, Attention):
         queries, both = _attention_widths(operator)
-        return (both + 3 * queries) * size / tp
+        return (both + 3 * queries) * size / tp + _shared_scores(operator, setting, copies=4)
     return _forward_width(operator, setting)
 
 
@@ -369,10 +358,21 @@ def _extra_width(operator: Operator, setting: Setting) -> float:
     """One tensor of the operator, or what the loss makes before it keeps the log-probabilities."""
     size, tp = setting.element_bytes, setting.grid.tp
     if isinstance(operator, Attention):
-        return _attention_widths(operator)[1] * size / tp
+        return _attention_widths(operator)[1] * size / tp + _shared_scores(operator, setting, copies=3)
     if isinstance(operator, Matmul):
         return operator.out_features * size / tp
     return operator.width * size / (1 if operator.shard is Shard.REPLICATED else tp)
+
+
+def _shared_scores(attention: Attention, setting: Setting, *, copies: int) -> float:
+    """Where ranks share the tokens: scores of one key/value head's queries over all keys, in so many
+    copies, and two heads of everybody's keys and values with their gradients.
+    """
+    if setting.grid.cp == 1:
+        return 0.0
+    scores = attention.num_heads // attention.num_kv_heads * setting.work.tokens(attention.tokens)
+    gathered = 8 * attention.head_dim * setting.grid.cp
+    return float((copies * scores + gathered) * setting.wide_bytes)
 
 
 def _attention_widths(attention: Attention) -> tuple[int, int]:

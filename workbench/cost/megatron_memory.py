@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from workbench.cost.eager_memory import Setting
+from workbench.cost.memory_setting import Setting
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 

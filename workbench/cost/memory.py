@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from workbench.cost.eager_memory import (
     Kept,
-    Setting,
     eager_accumulating_working,
     eager_backward_working,
     eager_forward_working,
@@ -18,12 +17,12 @@ from workbench.cost.eager_memory import (
     shared_bytes,
 )
 from workbench.cost.megatron_memory import GRADIENT_BYTES, megatron_saved
+from workbench.cost.memory_setting import FLOAT32_BYTES, Setting
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.cost.split_memory import SplitBytes, split_bytes
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
-FLOAT32_BYTES = 4
 INDEX_BYTES = 8
 
 # Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from workbench.cost.eager_memory import Setting
 from workbench.cost.memory import LayerBytes, layer_bytes, layer_split_bytes, state_bytes
-from workbench.cost.roofline import Grid
+from workbench.cost.memory_setting import Setting
+from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Layer, Parameter, Pointwise, Shard, TokenCount
 from workbench.graph.model_graph import TEXT
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
+from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 
 
@@ -121,6 +122,11 @@ class StageSplitBytes:
     adding: int
 
 
+def _scaled_row(row: RowWork, factor: float) -> RowWork:
+    tokens_in, tokens_out = (ceil(tokens * factor) for tokens in (row.tokens_in, row.tokens_out))
+    return RowWork(tokens_in, tokens_out, row.attention_area)
+
+
 class Sizes:
     """Bytes of stages over microbatches; equal ones are computed once."""
 
@@ -156,8 +162,18 @@ class Sizes:
         lengths = {self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items}
         grid = Grid(stage.tp, stage.cp)
         size = self._plan.settings.precision.num_bytes
-        work = work_of(self._plan, microbatch)
+        work = self._most_held(stage, microbatch)
         return Setting(work, grid, size, len(lengths) > 1, self._looked_up(stage, microbatch))
+
+    def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
+        """The microbatch's work, with tokens as if every rank held as many as the one that holds most."""
+        work = work_of(self._plan, microbatch)
+        if stage.cp == 1:
+            return work
+        held = held_runs(self._routing, microbatch, TokenCount.IN)
+        counts = [sum(run.num_tokens for run in runs) for runs in held]
+        excess = max(counts) * stage.cp / sum(counts)
+        return Work(tuple(_scaled_row(row, excess) for row in work.rows))
 
     def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
         """Text tokens on one rank, where other modules' features stand beside them."""
