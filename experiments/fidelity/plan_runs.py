@@ -34,6 +34,7 @@ from workbench.whole_file import write_text
 
 WARMUP = 1  # AdamW makes its state in the first step
 WAIT_S = 60.0  # of any single wait
+BETWEEN = 10  # plans
 
 Progress = Callable[[int, int, str], None]  # (done, total, what)
 
@@ -134,10 +135,17 @@ class Runs:
         self._worst, self._worst_error = "", 0.0
         self.left_out: dict[str, LeftOut] = {}  # plan hash -> why it did not run
 
-    def execute(self, every: Sequence[Predicted], progress: Progress) -> None:
-        """Run what has not run yet. A plan that the runtime refuses, or that fails, is left out."""
+    def execute(
+        self, every: Sequence[Predicted], progress: Progress, between: Callable[[], object] = lambda: None
+    ) -> None:
+        """Run what has not run yet. A plan that the runtime refuses, or that fails, is left out.
+
+        `between` is called every few plans, while nothing runs.
+        """
         total = self._rounds * len(every)
         for done, (turn, one) in enumerate(self._turns(every)):
+            if done % BETWEEN == 0:
+                between()
             progress(done, total, f"round {turn + 1}: {one.case.name}{self._worst}")
             paths = [self._path(one, f"{turn}.{step}") for step in range(self._steps)]
             if all(path.is_file() for path in paths) or one.plan_hash in self.left_out:

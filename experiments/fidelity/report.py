@@ -106,8 +106,12 @@ def _memory(one: Predicted, watched: Trace) -> tuple[MemoryRow, ...]:
     )
 
 
-def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+def summary(
+    rows: Sequence[PlanRow], left_out: Sequence[LeftOut], drift: float | None = None
+) -> dict[str, Any]:
     """The figures that the goals speak of, then everything they are made of.
+
+    `drift`: how much slower the machine was between the runs than while it was calibrated.
 
     Headline figures are of the plans with a core for every rank; memory is of all plans.
     """
@@ -123,6 +127,8 @@ def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, A
         "regret": head["regret"],
         "memory_mean_abs_error": summarise_memory(memory).mean_abs_error if memory else None,
         "num_plans": len(rows),
+        "drift": drift,
+        "mean_error_without_drift": None if drift is None else _mean_error_at(chosen, drift),
         "headline_parts": [str(part) for part in PINNED] if pinned else ["all"],
         "pinned": head,
         "parts": {
@@ -135,6 +141,11 @@ def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, A
         "goals": _goals(head, memory),
         "plans": [_as_json(row) for row in rows],
     }
+
+
+def _mean_error_at(rows: Sequence[PlanRow], drift: float) -> float:
+    """Mean error with its sign, had the machine stayed as it was calibrated."""
+    return statistics.fmean((1 + row.timed.error) * (1 + drift) - 1 for row in rows)
 
 
 def _goals(head: dict[str, Any], memory: Sequence[MemoryRow]) -> dict[str, bool | None]:
@@ -236,6 +247,11 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
         yield (
             f"memory: {memory['num_ranks']} ranks, mean absolute error {memory['mean_abs_error']:.2%}, "
             f"worst {memory['worst_abs_error']:.2%}, {memory['num_exceeded']} above the prediction"
+        )
+    if result["drift"] is not None:
+        yield (
+            f"drift: the machine ran {result['drift']:+.2%} slower between the runs than while calibrated; "
+            f"mean error without that {result['mean_error_without_drift']:+.2%}"
         )
     for one in result["left_out"]:
         yield f"left out: {one['name']}: {one['reason']}"

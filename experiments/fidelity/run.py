@@ -20,6 +20,7 @@ from typing import Any
 
 from experiments.fidelity.cases import CROWD, Case, LeftOut, cases, quick
 from experiments.fidelity.draw import RESULT, draw
+from experiments.fidelity.gauge import CALIBRATING, RUNNING, gauge_of
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import UNMEASURED
@@ -33,6 +34,7 @@ from workbench.whole_file import write_text
 
 OUT = Path("out/fidelity")
 QUICK_PLANS = 6
+READINGS = 12  # tasks of the calibration between two readings of the gauge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +58,25 @@ def run(out: Path, extent: Extent, *, is_quiet: bool) -> dict[str, Any]:
     with Pool(CROWD) as pool:
         unpriced = _chosen(cases(UNMEASURED), extent)
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
-            profile = calibrate(unpriced, pool, out, ticker.at, budget_s=extent.budget_s)
+            out.mkdir(parents=True, exist_ok=True)
+            gauge = gauge_of(unpriced[0].plan, pool, out)
+
+            def tell(done: int, total: int, what: str) -> None:
+                if done % READINGS == 0 or done == total:
+                    gauge.read(CALIBRATING)
+                ticker.at(done, total, what)
+
+            profile = calibrate(unpriced, pool, out, tell, budget_s=extent.budget_s)
         chosen = _chosen(cases(profile.machine_link("intra").link, left_out.append), extent)
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
         runs = Runs(out, rounds=extent.rounds, steps=extent.steps, pool=pool)
         with ticking("plans", None, quiet=is_quiet) as ticker:
-            runs.execute(predicted, ticker.at)
+            runs.execute(predicted, ticker.at, lambda: gauge.read(RUNNING))
         with ticking("memory", None, quiet=is_quiet) as ticker:
             runs.watch(predicted, ticker.at)
     rows = rows_of(predicted, runs)
-    result = _provenance(profile) | summary(rows, (*left_out, *runs.left_out.values()))
+    result = _provenance(profile) | summary(rows, (*left_out, *runs.left_out.values()), gauge.drift())
     result["seconds"] = time.monotonic() - started_s
     write_text(json.dumps(result, indent=1) + "\n", out / "fidelity.json")
     return result
@@ -127,7 +137,14 @@ def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
 def _clear(out: Path) -> None:
     """Remove what an earlier run left; nothing else that lies in the folder."""
     shutil.rmtree(out / "runs", ignore_errors=True)
-    for pattern in ("measurement.json", "predictions.json", "runs.jsonl", "*.plan.json", "*.sim.json"):
+    for pattern in (
+        "measurement.json",
+        "predictions.json",
+        "runs.jsonl",
+        "gauge.jsonl",
+        "*.plan.json",
+        "*.sim.json",
+    ):
         for path in out.glob(pattern):
             path.unlink()
 
