@@ -4,7 +4,7 @@ import random
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.balance.allocation import (
@@ -22,6 +22,7 @@ def all_allocations(num_modules: int, num_units: int):
 
 
 @given(cases)
+@example(([1, 5, 7], 4))
 def test_nearest_allocation_is_nearest(case: tuple[list[int], int]):
     work, extra = case
     num_units = len(work) + extra

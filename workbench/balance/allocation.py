@@ -12,39 +12,37 @@ def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation
     """The whole numbers nearest to exact shares, at least one each.
 
     Source: Entrain (dissertation, section 4.4.2, Algorithm 2 line 5: "rounding to the nearest feasible
-    integers"). Nearest is by the sum of absolute differences: floors first, then one more where the
-    remainder is largest.
+    integers"). Nearest is by the sum of absolute differences. That sum is separable and convex, and
+    floors of at least one are nearest for their own sum, so units given or taken one at a time where
+    that costs least stay nearest. Equal costs: the module that is shortest of its share.
 
     Args:
         work: [M] work of each module, > 0 in total.
         num_units: GPUs of one replica, or groups of tp x cp of them; >= M.
 
     Returns:
-        [M] units of each module. Equal remainders: the earlier module.
+        [M] units of each module. Equal shortage: the earlier module.
 
     Raises:
         ValueError: no work, negative work, or fewer units than modules.
 
-    Complexity: O(M log M) unless minimum shares bind, then O(M^2 log M).
+    Complexity: O(M^2).
     """
     _check(work, num_units)
     total = sum(work)
-    least = {index for index, share in enumerate(work) if share * num_units < total}
-    while True:  # modules below one unit get one, the rest share what is left
-        rest = [index for index in range(len(work)) if index not in least]
-        left = num_units - len(least)
-        rest_work = sum(work[index] for index in rest)
-        below = {index for index in rest if work[index] * left < rest_work}
-        if not below:
-            break
-        least |= below
-    exact = {index: work[index] * left / rest_work for index in rest}
-    units = {index: floor(share) for index, share in exact.items()} | dict.fromkeys(least, 1)
-    missing = num_units - sum(units.values())
-    by_remainder = sorted(rest, key=lambda index: (floor(exact[index]) - exact[index], index))
-    for index in by_remainder[:missing]:
-        units[index] += 1
-    return tuple(units[index] for index in range(len(work)))
+    shares = [each * num_units / total for each in work]
+    units = [max(1, floor(share)) for share in shares]
+
+    def cost_of_change(index: int, change: int) -> tuple[float, float, int]:
+        over = units[index] - shares[index]
+        return abs(over + change) - abs(over), change * over, change * index
+
+    while sum(units) < num_units:
+        units[min(range(len(work)), key=lambda index: cost_of_change(index, 1))] += 1
+    while sum(units) > num_units:
+        several = [index for index in range(len(work)) if units[index] > 1]
+        units[min(several, key=lambda index: cost_of_change(index, -1))] -= 1
+    return tuple(units)
 
 
 def fastest_allocation(work: Sequence[float], num_units: int) -> Allocation:

@@ -12,6 +12,7 @@ from workbench.rows.llm_row import Architecture, LlmRow, Number, Optimizer, Reco
 
 MOST = 10**7  # of any count; far above any model's
 SIMILAR = 0.8  # an unknown name this like a column's is taken for a misspelling
+LONGEST = 250  # characters of a cell, a path included
 
 Values = Mapping[str, Any]
 
@@ -147,6 +148,10 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
 
 
 def _read(column: Column, text: str) -> Any:
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"{column.name}: want at most {LONGEST} characters, got {len(text):,} that begin {text[:20]!r}"
+        )
     if column.name == "gpu":
         return text
     if column.choices is not None:
