@@ -8,6 +8,7 @@ from pathlib import Path
 from workbench.cost.hardware import Cluster
 from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample
+from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
 from workbench.job_schema import JobSpec, LayoutSpec, read_spec
@@ -17,17 +18,41 @@ from workbench.schedule.choice import Schedule, usual
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
-    """Ranks of one replica of a module: `pp` stages of tp x cp ranks; pp None: to be searched."""
+    """Ranks of a module: `dp` replicas of `pp` stages of cp x tp ranks.
+
+    Args:
+        module: its name.
+        pp: blocks of ranks that a replica's stages take. None: to be searched.
+        tp: tensor-parallel degree.
+        cp: context-parallel degree.
+        dp: replicas. None: the job's.
+        rank_offset: the module's first rank. None: behind the modules in front of it.
+        stage_layers: layers of every stage. Empty: the strategy balances them.
+    """
 
     module: str
     pp: int | None = None
     tp: int = 1
     cp: int = 1
+    dp: int | None = None
+    rank_offset: int | None = None
+    stage_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, degree in (("pp", self.pp), ("tp", self.tp), ("cp", self.cp)):
+        for name in ("pp", "tp", "cp", "dp"):
+            degree = getattr(self, name)
             if degree is not None and degree < 1:
                 raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {degree}")
+        if self.rank_offset is not None and self.rank_offset < 0:
+            raise ValueError(f"layout of {self.module!r}: rank_offset must be >= 0, got {self.rank_offset}")
+        if any(count < 1 for count in self.stage_layers):
+            raise ValueError(
+                f"layout of {self.module!r}: every stage wants >= 1 layer, got stage_layers "
+                f"{list(self.stage_layers)}"
+            )
+
+
+_PLACES = {"pp", "tp", "cp", "dp", "rank_offset", "stage_layers"}  # of a LayoutSpec, the rest are settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +65,7 @@ class Job:
         cluster: the ranks there are.
         batch: samples of one step; ids are unique.
         microbatch_samples: samples that the LLM processes together.
-        replicas: data-parallel copies.
+        replicas: data-parallel copies of every module whose layout does not say otherwise.
         layouts: where given; a module without one has pp None, tp 1, cp 1.
         max_ranks: how many of the cluster's ranks may be used. None: all.
         schedule: the order of passes.
@@ -106,7 +131,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         microbatch_samples=spec.batch.microbatch_samples,
         replicas=spec.batch.replicas,
         layouts=tuple(
-            ModuleLayout(module=name, pp=layout.pp, tp=layout.tp, cp=layout.cp)
+            ModuleLayout(module=name, **layout.model_dump(include=_PLACES))
             for name, layout in spec.layouts.items()
         ),
         max_ranks=spec.max_ranks,
@@ -175,11 +200,52 @@ def _check_layouts(job: Job) -> None:
                 f"job {job.name!r}: module {layout.module!r} has {num_layers} layers, "
                 f"which cannot make {layout.pp} stages"
             )
+        _check_stage_layers(job, layout, num_layers)
+        _check_tensor_parallel(job, layout)
     if job.max_ranks is not None and not 1 <= job.max_ranks <= job.cluster.num_ranks:
         raise ValueError(
             f"job {job.name!r}: max_ranks must be 1 to {job.cluster.num_ranks}, the ranks of cluster "
             f"{job.cluster.name!r}, got {job.max_ranks}"
         )
+
+
+def _check_stage_layers(job: Job, layout: ModuleLayout, num_layers: int) -> None:
+    """They cover the module, and every block of ranks holds as many stages as the schedule wants."""
+    if not layout.stage_layers:
+        return
+    where = f"job {job.name!r}: module {layout.module!r}"
+    if sum(layout.stage_layers) != num_layers:
+        *others, last = layout.stage_layers
+        nearest = num_layers - sum(others)
+        hint = f"; nearest: {nearest} in place of the last {last}" if nearest > 0 else ""
+        raise ValueError(
+            f"{where} has {num_layers} layers, got stage_layers {list(layout.stage_layers)} "
+            f"with {sum(layout.stage_layers)}{hint}"
+        )
+    is_llm = job.model.module(layout.module).modality == TEXT
+    virtual = job.schedule.virtual_stages if is_llm else 1
+    if layout.pp is not None and len(layout.stage_layers) != layout.pp * virtual:
+        raise ValueError(
+            f"{where}: pp {layout.pp} with {virtual} stages per rank wants {layout.pp * virtual} "
+            f"stage_layers, got {len(layout.stage_layers)}"
+        )
+    if len(layout.stage_layers) % virtual:
+        raise ValueError(
+            f"{where}: {len(layout.stage_layers)} stage_layers are no multiple of {virtual} stages per rank"
+        )
+
+
+def _check_tensor_parallel(job: Job, layout: ModuleLayout) -> None:
+    for layer in job.model.module(layout.module).layers:
+        for operator in layer.operators:
+            heads = operator.num_kv_heads if isinstance(operator, Attention) else layout.tp
+            if heads % layout.tp:
+                valid = [degree for degree in range(1, heads + 1) if heads % degree == 0]
+                nearest = min(valid, key=lambda degree: abs(degree - layout.tp))
+                raise ValueError(
+                    f"job {job.name!r}: tp of module {layout.module!r} must divide its {heads} key/value "
+                    f"heads, got {layout.tp}; nearest: {nearest}"
+                )
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -143,11 +143,18 @@ class BatchSpec(Strict):
 
 
 class LayoutSpec(Strict):
-    """Ranks of one replica of a module: pp stages of tp x cp ranks; pp absent: searched."""
+    """Ranks of a module: dp replicas of pp stages of tp x cp ranks.
+
+    Absent: pp is searched, dp is the batch's replicas, rank_offset is behind the modules in front,
+    stage_layers (layers of every stage) are balanced.
+    """
 
     pp: Count | None = None
     tp: Count = 1
     cp: Count = 1
+    dp: Count | None = None
+    rank_offset: Annotated[int, Field(ge=0, le=10_000_000, strict=True)] | None = None
+    stage_layers: tuple[Count, ...] = ()
     recompute: Literal["none", "full"] = "none"
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
 

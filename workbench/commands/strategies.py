@@ -3,7 +3,14 @@
 from enum import StrEnum
 
 from workbench.search.drive import Planner
-from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated, entrain, reordered
+from workbench.strategies import (
+    cornstarch,
+    encoders_colocated,
+    encoders_replicated,
+    entrain,
+    megatron_heterogeneous,
+    reordered,
+)
 
 
 class Strategy(StrEnum):
@@ -17,6 +24,7 @@ class Strategy(StrEnum):
     ENTRAIN = "entrain"
     DISTTRAIN_REORDERED = "disttrain-reordered"
     REORDERED_BY_EXCHANGES = "reordered-by-exchanges"
+    MEGATRON_HETEROGENEOUS = "megatron-heterogeneous"
 
 
 PLANNERS: dict[str, Planner] = {
@@ -28,4 +36,5 @@ PLANNERS: dict[str, Planner] = {
     Strategy.ENTRAIN: entrain.plan,
     Strategy.DISTTRAIN_REORDERED: reordered.plan,
     Strategy.REORDERED_BY_EXCHANGES: reordered.plan_by_exchanges,
+    Strategy.MEGATRON_HETEROGENEOUS: megatron_heterogeneous.plan,
 }

@@ -1,10 +1,11 @@
 """Builds a plan out of answers: stages and microbatches in, programs out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from workbench.data.sample import Sample
+from workbench.graph.model_graph import TEXT
 from workbench.plan.check import check
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
@@ -141,11 +142,7 @@ def batched_microbatches(
 
     Raises ValueError when the batch does not divide.
     """
-    if samples_per_microbatch < 1 or len(draft.batch) % (samples_per_microbatch * len(replicas)):
-        raise ValueError(
-            f"batch of {len(draft.batch)} samples: want a multiple of microbatch x replicas, "
-            f"got {samples_per_microbatch} x {len(replicas)}"
-        )
+    _check_divides(draft, samples_per_microbatch, len(replicas))
     chunks = [
         draft.batch[start : start + samples_per_microbatch]
         for start in range(0, len(draft.batch), samples_per_microbatch)
@@ -164,13 +161,89 @@ def chunked_microbatches(
     whose items stand in a chunk skips it.
     """
     routing = Routing(draft)
+    return tuple(
+        microbatch
+        for module in draft.model.modules
+        for replica, of_replica in chunks.items()
+        for microbatch in _of_replica(routing, module.name, replica, of_replica)
+    )
+
+
+def shared_microbatches(
+    draft: Plan, *, samples_per_microbatch: int, dp: Mapping[str, int]
+) -> tuple[Microbatch, ...]:
+    """One global batch, shared out among the replicas of every module by its own degree.
+
+    The LLM decides: a round is one microbatch of each of its replicas. Another module's replicas
+    cut a round, or as few rounds as give each of them a sample, into consecutive intervals: fan-in where
+    it has more replicas than the LLM, fan-out where it has fewer. Where that does not divide, some
+    intervals have a sample more, and the replicas take turns to get them. With equal degrees it is
+    `batched_microbatches`.
+
+    Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+    section 3 (batch intervals).
+    Differs: degrees need not divide each other, and a module may have more replicas than a round has
+    samples.
+
+    Args:
+        draft: its stages and microbatches are not looked at.
+        samples_per_microbatch: of the LLM.
+        dp: module -> replicas 0..n-1.
+
+    Raises:
+        ValueError: a batch that does not divide by the LLM's round, or gives a replica no sample.
+    """
+    llm = next(module.name for module in draft.model.modules if module.modality == TEXT)
+    _check_divides(draft, samples_per_microbatch, dp[llm])
+    routing = Routing(draft)
     found: list[Microbatch] = []
     for module in draft.model.modules:
-        for replica, of_replica in chunks.items():
-            index = 0
-            for chunk in of_replica:
-                rows = tuple((item,) for sample in chunk for item in routing.items(module.name, sample.id))
-                if rows:
-                    found.append(Microbatch(module=module.name, replica=replica, index=index, rows=rows))
-                    index += 1
+        if dp[module.name] > len(draft.batch):
+            raise ValueError(
+                f"module {module.name!r}: a batch of {len(draft.batch)} samples has none for some of "
+                f"{dp[module.name]} replicas; nearest: dp {len(draft.batch)}"
+            )
+        intervals = _intervals(draft.batch, samples_per_microbatch * dp[llm], dp[module.name])
+        for replica in range(dp[module.name]):
+            found += _of_replica(routing, module.name, replica, intervals[replica :: dp[module.name]])
     return tuple(found)
+
+
+def _intervals(batch: Sequence[Sample], per_round: int, replicas: int) -> list[Sequence[Sample]]:
+    """Consecutive samples for replica 0, 1, ..., 0, 1, ... in turn; an interval may be empty."""
+    found: list[Sequence[Sample]] = []
+    window = per_round * -(-replicas // per_round)
+    favoured = 0  # the replica that gets a sample more, first
+    for first in range(0, len(batch), window):
+        num_samples = min(window, len(batch) - first)
+        share, rest = divmod(num_samples, replicas)
+        start = first
+        for replica in range(replicas):
+            end = start + share + ((replica - favoured) % replicas < rest)
+            found.append(batch[start:end])
+            start = end
+        favoured = (favoured + rest) % replicas
+    return found
+
+
+def _of_replica(
+    routing: Routing, module: str, replica: int, chunks: Sequence[Sequence[Sample]]
+) -> Iterator[Microbatch]:
+    """A microbatch per chunk that has items of the module; each item is a row of its own."""
+    index = 0
+    for chunk in chunks:
+        rows = tuple((item,) for sample in chunk for item in routing.items(module, sample.id))
+        if rows:
+            yield Microbatch(module=module, replica=replica, index=index, rows=rows)
+            index += 1
+
+
+def _check_divides(draft: Plan, samples_per_microbatch: int, replicas: int) -> None:
+    unit, num_samples = samples_per_microbatch * replicas, len(draft.batch)
+    if samples_per_microbatch < 1 or num_samples % unit:
+        below = num_samples - num_samples % unit if unit > 0 else 0
+        nearest = f"; nearest: {f'{below} or ' if below else ''}{below + unit} samples" if unit > 0 else ""
+        raise ValueError(
+            f"batch of {num_samples} samples: want a multiple of microbatch x replicas, "
+            f"got {samples_per_microbatch} x {replicas}{nearest}"
+        )

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate, pairwise
 
 from workbench.balance.partition import partition
 from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job, ModuleLayout
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
@@ -21,9 +22,48 @@ def layout_of(job: Job, module: str) -> ModuleLayout:
     return next((layout for layout in job.layouts if layout.module == module), ModuleLayout(module=module))
 
 
+def dp_of(job: Job, module: str) -> int:
+    """Replicas of a module: its layout's, or the job's."""
+    return layout_of(job, module).dp or job.replicas
+
+
 def draft_plan(job: Job, strategy: str) -> Plan:
-    """A plan without stages or programs; its microbatches are the same samples in every module."""
-    empty = Plan(
+    """A plan without stages or programs; its microbatches are the same samples in every module.
+
+    Raises:
+        ValueError: a batch that does not divide, or a layout with replicas or a place of its own.
+    """
+    for layout in job.layouts:
+        if layout.rank_offset is not None or dp_of(job, layout.module) != job.replicas:
+            own = f"dp {layout.dp}" if layout.rank_offset is None else f"rank_offset {layout.rank_offset}"
+            raise ValueError(
+                f"{strategy}: all modules have {job.replicas} replicas, placed in order, but the layout of "
+                f"{layout.module!r} has {own}; strategy megatron-heterogeneous takes it"
+            )
+    empty = _empty(job, strategy)
+    microbatches = batched_microbatches(
+        empty, samples_per_microbatch=job.microbatch_samples, replicas=range(job.replicas)
+    )
+    return replace(empty, microbatches=microbatches)
+
+
+def shared_draft(job: Job, strategy: str) -> Plan:
+    """A plan without stages or programs; every module shares the batch out among replicas of its own.
+
+    Raises:
+        ValueError: as `shared_microbatches`.
+    """
+    empty = _empty(job, strategy)
+    microbatches = shared_microbatches(
+        empty,
+        samples_per_microbatch=job.microbatch_samples,
+        dp={module.name: dp_of(job, module.name) for module in job.model.modules},
+    )
+    return replace(empty, microbatches=microbatches)
+
+
+def _empty(job: Job, strategy: str) -> Plan:
+    return Plan(
         strategy=strategy,
         model=job.model,
         cluster=job.cluster,
@@ -33,10 +73,6 @@ def draft_plan(job: Job, strategy: str) -> Plan:
         programs=(),
         settings=job.settings,
     )
-    microbatches = batched_microbatches(
-        empty, samples_per_microbatch=job.microbatch_samples, replicas=range(job.replicas)
-    )
-    return replace(empty, microbatches=microbatches)
 
 
 def num_microbatches(draft: Plan, module: str) -> int:
@@ -60,6 +96,8 @@ def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
 def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str) -> Cuts:
     """Balanced stages of one module on so many blocks of ranks; where a block holds several, by their sum."""
     virtual = virtual_stages(job, module)
+    if given := layout_of(job, module).stage_layers:
+        return tuple(pairwise(accumulate(given, initial=0)))
     cuts = cut(cost_s, num_blocks * virtual, module)
     if virtual == 1:
         return cuts
@@ -87,11 +125,21 @@ def virtual_stages(job: Job, module: str) -> int:
 
 
 def module_stages(
-    job: Job, module: str, cuts: Cuts, *, replica: int, first_id: int, first_rank: int
+    job: Job,
+    module: str,
+    cuts: Cuts,
+    *,
+    replica: int,
+    first_id: int,
+    first_rank: int,
+    blocks_apart: int = 1,
 ) -> tuple[Stage, ...]:
-    """The stages of one replica on consecutive blocks of ranks; of the LLM as its schedule lays them out."""
+    """The stages of one replica on blocks of ranks; of the LLM as its schedule lays them out.
+
+    The blocks of consecutive stages lie side by side, or `blocks_apart` blocks from start to start.
+    """
     layout = layout_of(job, module)
-    size = layout.tp * layout.cp
+    size = layout.tp * layout.cp * blocks_apart
     is_virtual = virtual_stages(job, module) > 1
     stages = []
     for place, layers in enumerate(cuts):

@@ -10,7 +10,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
-from workbench.strategies.assembly import layout_of, virtual_stages
+from workbench.strategies.assembly import dp_of, layout_of, virtual_stages
 
 Progress = Callable[[int, int, float], None]  # (candidates done, candidates in all, best seconds so far)
 
@@ -47,7 +47,7 @@ def fastest_counts(
     Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
 
     Args:
-        ranks_per_stage: entries whose counts are to be found -> ranks that one stage takes.
+        ranks_per_stage: entries whose counts are to be found -> ranks that one replica's stage takes.
         candidates: how a planner bounds, builds and judges.
 
     Raises:
@@ -89,8 +89,9 @@ def _options(job: Job, name: str) -> tuple[int, ...]:
     modules = [m for m in job.model.modules if m.name == name] or [
         m for m in job.model.modules if m.modality != TEXT
     ]
-    given = layout_of(job, modules[0].name).pp
-    if given is not None:
+    layout = layout_of(job, modules[0].name)
+    given = layout.pp or len(layout.stage_layers) // virtual_stages(job, modules[0].name)
+    if given:
         return (given,)
     layers = min(len(module.layers) // virtual_stages(job, module.name) for module in modules)
     return tuple(range(1, min(layers, _budget(job)) + 1))
@@ -101,7 +102,7 @@ def _within_budget(
 ) -> Iterator[dict[str, int]]:
     for counts in product(*options.values()):
         chosen = dict(zip(options, counts, strict=True))
-        used = job.replicas * sum(ranks_per_stage[name] * count for name, count in chosen.items())
+        used = sum(dp_of(job, name) * ranks_per_stage[name] * count for name, count in chosen.items())
         if used <= _budget(job):
             yield chosen
 

@@ -1,0 +1,80 @@
+"""Megatron with a layout per module (NC): every module on an island of ranks, with degrees of its own.
+
+Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+sections 3.1 and 3.3: disjoint rank sets, graph-aware 1F1B.
+Differs: the paper sets all degrees by hand; stage counts that the job leaves open are searched here, and
+stages that it leaves open are balanced by the gradients that really run.
+"""
+
+from collections.abc import Mapping
+
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.plan.plan import Plan, Stage
+from workbench.rank_spans import Placement, Span, placement_of
+from workbench.strategies.assembly import (
+    check_ranks,
+    dp_of,
+    layout_of,
+    module_stages,
+    num_ranks,
+    shared_draft,
+)
+from workbench.strategies.belief import FROZEN_AWARE
+from workbench.strategies.block_cuts import Cuts
+from workbench.strategies.cut_candidates import CutCandidates
+from workbench.strategies.layer_cost import believed_layers_s
+from workbench.strategies.stage_counts import Progress, fastest_counts, silent
+
+NAME = "megatron-heterogeneous"
+
+
+def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """Every module with its own tp, cp, pp and dp, one after the other or from its rank_offset on.
+
+    Raises:
+        ValueError: more stages than layers, a batch that cannot be shared out, too few ranks, rank sets
+            that overlap or leave a gap.
+    """
+    draft = shared_draft(job, NAME)
+    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
+    entry_of = {module: module for module in layers_s}
+    ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
+    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, island_stages)
+    return fastest_counts(job, ranks_per_stage, candidates, progress)
+
+
+def island_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
+    """The modules' stages; inside a module tp varies fastest, then cp, dp and pp.
+
+    Source: Megatron-LM's default order of ranks, tp-cp-ep-dp-pp.
+
+    Raises:
+        ValueError: rank sets that overlap or leave a gap, or more ranks than there are.
+    """
+    stages: list[Stage] = []
+    spans: list[Span] = []
+    end = 0
+    for module in job.model.modules:
+        layout, dp = layout_of(job, module.name), dp_of(job, module.name)
+        first = end if layout.rank_offset is None else layout.rank_offset
+        start = len(stages)
+        for replica in range(dp):
+            stages += module_stages(
+                job,
+                module.name,
+                cuts[module.name],
+                replica=replica,
+                first_id=len(stages),
+                first_rank=first + replica * layout.tp * layout.cp,
+                blocks_apart=dp,
+            )
+        spans.append(Span(module.name, first, num_ranks(stages[start:])))
+        end = spans[-1].end
+    if placement_of(spans) is Placement.SHARED:
+        raise ValueError(
+            f"{NAME}: modules want ranks of their own, got {' and '.join(map(str, spans))}; "
+            f"nearest: rank_offset {spans[0].end} for {spans[1].module!r}"
+        )
+    check_ranks(job, max(span.end for span in spans))
+    return tuple(stages)
