@@ -1,12 +1,13 @@
 """A backward in two passes: gradients of the input now, gradients of the weights later.
 
-Every trained `nn.Linear`, `nn.Conv1d`, `nn.Conv2d` and `nn.Embedding` runs through one autograd
-function. While its backward is split it computes the gradient of its input alone and notes the
-two tensors that its weight's gradient is made of: what it read and the gradient of what it
-wrote. Everything else of the graph is freed as that backward goes. Weights and biases of these
-operators get their gradient in the second pass; parameters of norms, and a table that a layer
-reads without calling its module, get theirs in the first: they are small, and what they would
-have to keep is not.
+Every trained `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`, `nn.Embedding` and GPT-2's `Conv1D` runs
+through one autograd function. While its backward is split it computes the gradient of its input
+alone and notes the two tensors that its weight's gradient is made of: what it read and the
+gradient of what it wrote. Everything else of the graph is freed as that backward goes. Weights
+and biases of these operators get their gradient in the second pass; parameters of norms, and a
+table that a layer reads without calling its module, get theirs in the first: they are small, and
+what they would have to keep is not. So do the experts' matrices of Mixtral, which are slices of
+one parameter.
 
 Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2 (B and W, our I and W).
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 # Shape suffixes: N = all dims of an activation but its last, I = features in, O = features out.
 
@@ -71,6 +73,23 @@ class _Linear(_Operator):
             weight.grad.addmm_(gradient_NO.t(), x_NI)
         if bias is not None:
             _add(bias, gradient_NO.sum(0))
+
+
+class _Transposed(_Operator):
+    """GPT-2's `Conv1D`: a linear map whose weight is [features in, features out]."""
+
+    def run(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight.t(), self.bias)
+
+    def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        del x
+        return gradient @ self.weight.t()
+
+    def add_weight_gradient(self, gradient: Tensor, x: Tensor) -> None:
+        gradient_NO, x_NI = gradient.flatten(0, -2), x.flatten(0, -2)
+        _add(self.weight, x_NI.t() @ gradient_NO)
+        if self.bias is not None:
+            _add(self.bias, gradient_NO.sum(0))
 
 
 class _Convolution(_Operator):
@@ -140,6 +159,8 @@ def _operator_of(module: nn.Module) -> _Operator | None:
     """None for what stays with autograd; a subclass may compute something else than its parent."""
     if type(module) is nn.Linear:
         return _Linear(module)
+    if type(module) is Conv1D:
+        return _Transposed(module)
     if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module) in (nn.Conv1d, nn.Conv2d):
         plain = module.padding_mode == "zeros" and module.padding != "same"
         return _Convolution(module) if plain else None

@@ -78,13 +78,22 @@ PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up
 NO_TARGET = -100
 
 
+Rotations = Mapping[str, tuple[Tensor, Tensor]]
+ONE_ROTATION = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all layers of a stage share during one forward pass."""
+    """What all layers of a stage share during one forward pass.
+
+    Args:
+        rotary: kind of layer -> cosine and sine of every token's angles; `ONE_ROTATION` where all
+            layers turn alike, empty where positions are no rotations.
+    """
 
     data: MicrobatchData
     packing: Packing | Attends
-    rotary: tuple[Tensor, Tensor] | None = None
+    rotary: Rotations = field(default_factory=dict)
 
 
 class StageLayer(nn.Module, ABC):

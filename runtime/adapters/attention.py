@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,7 @@ def packed_sdpa(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Attention inside each item alone; the signature is that of transformers' attention functions.
@@ -93,29 +94,71 @@ def packed_sdpa(
         [1, T, H, D] and None (no attention weights).
     """
     if not isinstance(attention_mask, Packing):
+        if softcap is not None:
+            raise ValueError(f"attention under a mask or over several ranks has no soft cap, got {softcap}")
         scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
         y_HTD = attention_mask.attend(
             query_1HTD[0], key_1HTD[0], value_1HTD[0], scale=scale, window=sliding_window
         )
         return y_HTD.transpose(0, 1)[None], None
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    rule = _Rule(scaling, causal, sliding_window, softcap)
     outputs = []
     for group in attention_mask.groups:
         q_NHLD, k_NHLD, v_NHLD = (_items(x, group) for x in (query_1HTD, key_1HTD, value_1HTD))
-        windowed = sliding_window is not None and group.length > sliding_window
-        y_NHLD = functional.scaled_dot_product_attention(
-            q_NHLD,
-            k_NHLD,
-            v_NHLD,
-            attn_mask=_window(group.length, sliding_window, q_NHLD.device) if windowed else None,
-            scale=scaling,
-            is_causal=causal and not windowed,
-            enable_gqa=q_NHLD.shape[1] != k_NHLD.shape[1],
-        )
-        outputs.append(y_NHLD.transpose(1, 2).flatten(0, 1))
+        kernel = _fused if softcap is None else _capped
+        outputs.append(kernel(q_NHLD, k_NHLD, v_NHLD, rule).transpose(1, 2).flatten(0, 1))
     if attention_mask.restore is None:
         return outputs[0][None], None
     return torch.cat(outputs).index_select(0, attention_mask.restore)[None], None
+
+
+class _Rule(NamedTuple):
+    """How tokens of one item see each other; a window is a causal one."""
+
+    scale: float | None
+    causal: bool
+    window: int | None
+    softcap: float | None
+
+    def mask(self, length: int, device: torch.device) -> Tensor | None:
+        """[L, L] True where a query sees a key; None where the rule is causal or everything."""
+        if self.window is None or length <= self.window:
+            return None
+        return _window(length, self.window, device)
+
+
+def _fused(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tensor:
+    """[N, H, L, D] by torch's own kernel."""
+    mask_LL = rule.mask(q_NHLD.shape[2], q_NHLD.device)
+    return functional.scaled_dot_product_attention(
+        q_NHLD,
+        k_NHLD,
+        v_NHLD,
+        attn_mask=mask_LL,
+        scale=rule.scale,
+        is_causal=rule.causal and mask_LL is None,
+        enable_gqa=q_NHLD.shape[1] != k_NHLD.shape[1],
+    )
+
+
+def _capped(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tensor:
+    """[N, H, L, D] with scores bent to softcap * tanh(score / softcap), as Gemma 2 does it.
+
+    torch's kernel has no such cap, so all scores of an item are in memory: O(H L^2) bytes.
+    """
+    assert rule.softcap is not None
+    length, repeats = q_NHLD.shape[2], q_NHLD.shape[1] // k_NHLD.shape[1]
+    k_NHLD, v_NHLD = (x.repeat_interleave(repeats, dim=1) for x in (k_NHLD, v_NHLD))
+    scale = q_NHLD.shape[-1] ** -0.5 if rule.scale is None else rule.scale
+    score_NHLL = torch.tanh(q_NHLD @ k_NHLD.transpose(2, 3) * (scale / rule.softcap)) * rule.softcap
+    mask_LL = rule.mask(length, q_NHLD.device)
+    if mask_LL is None and rule.causal:
+        mask_LL = _window(length, length, q_NHLD.device)
+    if mask_LL is not None:
+        score_NHLL = score_NHLL.masked_fill(~mask_LL, float("-inf"))
+    wide = torch.promote_types(score_NHLL.dtype, torch.float32)
+    return score_NHLL.softmax(dim=-1, dtype=wide).to(v_NHLD.dtype) @ v_NHLD
 
 
 def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
@@ -126,10 +169,10 @@ def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
     return x_HTD.unflatten(1, (group.count, group.length)).transpose(0, 1)
 
 
-def _window(length: int, window: int | None, device: torch.device) -> Tensor:
+def _window(length: int, window: int, device: torch.device) -> Tensor:
     """[L, L] True where a query sees a key: not later, and fewer than `window` tokens back."""
     back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
-    return (back >= 0) & (back < (window or length))
+    return (back >= 0) & (back < window)
 
 
 def register_packed_sdpa() -> None:

@@ -3,120 +3,69 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
-from transformers.models.gemma.modeling_gemma import (
-    GemmaConfig,
-    GemmaDecoderLayer,
-    GemmaRMSNorm,
-    GemmaRotaryEmbedding,
-)
-from transformers.models.llama.modeling_llama import (
-    LlamaConfig,
-    LlamaDecoderLayer,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
-from transformers.models.mistral.modeling_mistral import (
-    MistralConfig,
-    MistralDecoderLayer,
-    MistralRMSNorm,
-    MistralRotaryEmbedding,
-)
-from transformers.models.phi.modeling_phi import PhiConfig, PhiDecoderLayer, PhiRotaryEmbedding
-from transformers.models.phi3.modeling_phi3 import (
-    Phi3Config,
-    Phi3DecoderLayer,
-    Phi3RMSNorm,
-    Phi3RotaryEmbedding,
-)
-from transformers.models.qwen2.modeling_qwen2 import (
-    Qwen2Config,
-    Qwen2DecoderLayer,
-    Qwen2RMSNorm,
-    Qwen2RotaryEmbedding,
-)
 
-from runtime.adapters.adapter import ATTENTION, NO_TARGET, Adapter, Context, MicrobatchData, StageLayer
+from runtime.adapters.adapter import (
+    ATTENTION,
+    NO_TARGET,
+    ONE_ROTATION,
+    Adapter,
+    Context,
+    MicrobatchData,
+    Rotations,
+    StageLayer,
+)
 from runtime.adapters.attention import pack, positions
+from runtime.adapters.decoder_families import DECODERS, DecoderFamily
 from runtime.adapters.norm import WideRMSNorm, widen_norms
+from runtime.adapters.router import widen_routers
 from workbench.graph.model_graph import Module
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width, V = vocabulary.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderFamily:
-    """What differs between architectures that share Llama's outline.
-
-    Args:
-        norm: class of its RMSNorm, None where it uses LayerNorm.
-        norm_offset: 1.0 where the norm's scale is 1 + weight.
-        final_norm: name of the norm before the head.
-        scales_embedding: whether token embeddings are multiplied by sqrt(width).
-        head_bias: whether the head has a bias.
-    """
-
-    config: type[PretrainedConfig]
-    layer: type[nn.Module]
-    rotary: type[nn.Module]
-    norm: type[nn.Module] | None
-    norm_offset: float = 0.0
-    final_norm: str = "model.norm"
-    scales_embedding: bool = False
-    head_bias: bool = False
-
-
-DECODERS: Mapping[str, DecoderFamily] = {
-    "llama": DecoderFamily(
-        config=LlamaConfig, layer=LlamaDecoderLayer, rotary=LlamaRotaryEmbedding, norm=LlamaRMSNorm
-    ),
-    "qwen2": DecoderFamily(
-        config=Qwen2Config, layer=Qwen2DecoderLayer, rotary=Qwen2RotaryEmbedding, norm=Qwen2RMSNorm
-    ),
-    "mistral": DecoderFamily(
-        config=MistralConfig, layer=MistralDecoderLayer, rotary=MistralRotaryEmbedding, norm=MistralRMSNorm
-    ),
-    "gemma": DecoderFamily(
-        config=GemmaConfig,
-        layer=GemmaDecoderLayer,
-        rotary=GemmaRotaryEmbedding,
-        norm=GemmaRMSNorm,
-        norm_offset=1.0,
-        scales_embedding=True,
-    ),
-    "phi3": DecoderFamily(
-        config=Phi3Config, layer=Phi3DecoderLayer, rotary=Phi3RotaryEmbedding, norm=Phi3RMSNorm
-    ),
-    "phi": DecoderFamily(
-        config=PhiConfig,
-        layer=PhiDecoderLayer,
-        rotary=PhiRotaryEmbedding,
-        norm=None,
-        final_norm="model.final_layernorm",
-        head_bias=True,
-    ),
-}
+def _std(config: PretrainedConfig) -> float:
+    """Standard deviation of fresh matrices; OPT has a word of its own for it."""
+    return float(config.init_std if hasattr(config, "init_std") else config.initializer_range)
 
 
 class EmbedTokens(StageLayer):
-    """Layer 0: token embeddings, with each edge's features at the places its segments hold."""
+    """Layer 0: token embeddings, with each edge's features at the places its segments hold; positions."""
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily) -> None:
-        super().__init__({"embed_tokens": "model.embed_tokens"}, config.initializer_range)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        names = {"embed_tokens": family.embedding}
+        table = family.positions
+        if table is not None:
+            names["embed_positions"] = table.name
+        super().__init__(names, _std(config))
+        padding = config.pad_token_id if family.pads_embedding else None
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding)
         self.scale = math.sqrt(config.hidden_size) if family.scales_embedding else None
+        self.first_position = 0 if table is None else table.offset
+        self.embed_positions = None
+        if table is not None:
+            rows = config.max_position_embeddings + table.offset
+            self.embed_positions = nn.Embedding(rows, config.hidden_size)
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del hidden_TD
+        merged_TD = self._merged(features, context)
+        if self.embed_positions is None:
+            return merged_TD
+        place_T = _position_ids(context.data, merged_TD.device)
+        positions_TD: Tensor = self.embed_positions(place_T + self.first_position)
+        return merged_TD + positions_TD
+
+    def _merged(self, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        """[T, D] of tokens and features, before positions."""
         ids_T = context.data.input_ids
         assert ids_T is not None, "the first stage of the LLM is given its tokens"
         text = torch.nonzero(ids_T >= 0).squeeze(1)
-        text_TD = self.embed_tokens(ids_T[text])
+        text_TD: Tensor = self.embed_tokens(ids_T[text])
         if self.scale is not None:
             text_TD = text_TD * torch.tensor(self.scale).to(text_TD)  # rounded as transformers rounds it
         if len(text) == len(ids_T):
@@ -127,12 +76,20 @@ class EmbedTokens(StageLayer):
         return merged_TD
 
 
+def _position_ids(data: MicrobatchData, device: torch.device) -> Tensor:
+    """[T] place of every token in its item."""
+    return positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
+
+
 class DecoderBlock(StageLayer):
     """Layers 1..N: transformers' decoder layer on one packed row."""
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
-        super().__init__({"block": f"model.layers.{index}"}, config.initializer_range)
-        self.block = family.layer(config, index)
+        super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
+        self.block = family.layer(config, layer_idx=index)
+        self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
+        if family.router is not None:
+            widen_routers(self, family.router)
         if family.norm is not None:
             widen_norms(self, family.norm, family.norm_offset)
 
@@ -140,26 +97,38 @@ class DecoderBlock(StageLayer):
         del features
         assert hidden_TD is not None, "a block is given its input"
         y_1TD: Tensor = self.block(
-            hidden_TD[None], attention_mask=context.packing, position_embeddings=context.rotary
+            hidden_TD[None],
+            attention_mask=context.packing,
+            position_embeddings=context.rotary.get(self.rotation),
         )
         return y_1TD[0]
+
+
+def _layer_norm_eps(config: PretrainedConfig) -> float:
+    """As it is called in Phi and in GPT-2; OPT has no word for it and takes torch's."""
+    if hasattr(config, "layer_norm_eps"):
+        return float(config.layer_norm_eps)
+    return float(getattr(config, "layer_norm_epsilon", 1e-5))
 
 
 class NextTokenHead(StageLayer):
     """Layer N+1: final norm, head and the sum of next-token losses, in float32 or wider."""
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily) -> None:
-        super().__init__({"norm": family.final_norm, "lm_head": "lm_head"}, config.initializer_range)
+        super().__init__({"norm": family.final_norm, "lm_head": "lm_head"}, _std(config))
         if family.norm is None:
-            self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=_layer_norm_eps(config))
         else:
             self.norm = WideRMSNorm(config.hidden_size, config.rms_norm_eps, family.norm_offset)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias)
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """[T, V]."""
         logits_TV: Tensor = self.lm_head(self.norm(hidden_TD))
-        return logits_TV
+        if self.softcap is None:
+            return logits_TV
+        return torch.tanh(logits_TV / self.softcap) * self.softcap
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del features
@@ -179,13 +148,24 @@ class DecoderAdapter(Adapter):
         self.family = DECODERS[architecture]
         self.config = self.family.config.from_dict(json.loads(config))
         self.config._attn_implementation = ATTENTION
-        rope_type = self.config.rope_parameters["rope_type"]
-        if rope_type in ("dynamic", "longrope"):
+        self.config._experts_implementation = "eager"  # the chosen experts, one after the other
+        self._refuse_what_depends_on_others()
+        self._rotary = None if self.family.rotary is None else self.family.rotary(config=self.config)
+
+    def _refuse_what_depends_on_others(self) -> None:
+        """ValueError for positions that depend on the batch, and attention that looks ahead."""
+        for rope_type in _rope_types(self.config):
+            if rope_type in ("dynamic", "longrope"):
+                raise ValueError(
+                    f"module {self.module.name!r}: rope type {rope_type!r} depends on the longest sequence "
+                    "of a batch, so results would depend on grouping; give a fixed one, e.g. 'default' or "
+                    "'yarn'"
+                )
+        if getattr(self.config, "use_bidirectional_attention", None):
             raise ValueError(
-                f"module {module.name!r}: rope type {rope_type!r} depends on the longest sequence of a "
-                "batch, so results would depend on grouping; give a fixed one, e.g. 'default' or 'yarn'"
+                f"module {self.module.name!r}: use_bidirectional_attention must be false: the language "
+                "model predicts the next token"
             )
-        self._rotary = self.family.rotary(config=self.config)
 
     @property
     def num_layers(self) -> int:
@@ -201,7 +181,7 @@ class DecoderAdapter(Adapter):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.ties_embeddings else {}
+        return {"lm_head.weight": f"{self.family.embedding}.weight"} if self.ties_embeddings else {}
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -215,6 +195,35 @@ class DecoderAdapter(Adapter):
         return DecoderBlock(self.config, self.family, index - 1)
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        ids_T = positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
-        rotary = self._rotary(torch.empty(0, dtype=dtype, device=device), ids_T[None])
-        return Context(data=data, packing=data.attention or pack(data.tokens_in, device), rotary=rotary)
+        self._check_lengths(data)
+        packing = data.attention or pack(data.tokens_in, device)
+        return Context(data=data, packing=packing, rotary=self._rotations(data, device, dtype))
+
+    def _check_lengths(self, data: MicrobatchData) -> None:
+        limit = self.config.max_position_embeddings
+        if self.family.positions is None or max(data.tokens_in) <= limit:
+            return
+        item = data.items[data.tokens_in.index(max(data.tokens_in))]
+        raise ValueError(
+            f"item {tuple(item)}: module {self.module.name!r} has a table of {limit} positions, "
+            f"got {max(data.tokens_in)} tokens"
+        )
+
+    def _rotations(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Rotations:
+        if self._rotary is None:
+            return {}
+        ids_1T, like = _position_ids(data, device)[None], torch.empty(0, dtype=dtype, device=device)
+        if not self.family.rotates_by_layer_type:
+            return {ONE_ROTATION: self._rotary(like, ids_1T)}
+        kinds = sorted(set(self.config.layer_types))
+        return {kind: self._rotary(like, ids_1T, kind) for kind in kinds}
+
+
+def _rope_types(config: PretrainedConfig) -> tuple[str, ...]:
+    """Of all kinds of layers; none where positions are a table."""
+    found = getattr(config, "rope_parameters", None)
+    if found is None:
+        return ()
+    if "rope_type" in found:
+        return (found["rope_type"],)
+    return tuple(each["rope_type"] for each in found.values())

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.graph.config_fields import Config, heads_of, text, whole
+from workbench.graph.experts import Experts, with_experts
 from workbench.graph.layer import Layer, Pointwise
 from workbench.graph.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.graph.transformer import Block, Mlp, Norm, Placement
@@ -127,8 +128,82 @@ def _phi(config: Config) -> tuple[Layer, ...]:
     )
 
 
+def _qwen3(config: Config) -> tuple[Layer, ...]:
+    defaults = _defaults(151936, 4096, 22016, 32, 32, num_key_value_heads=32, head_dim=128)
+    bias = "qkvo" if config.get("attention_bias") else ""
+    return _llama_like(config, defaults=defaults, heads={"bias": bias, "qk_norm": Norm.RMS}, mlp={})
+
+
+def _gemma3(config: Config) -> tuple[Layer, ...]:
+    """Gemma 2's outline, with norms of heads in place of soft caps."""
+    bias = "qkvo" if config.get("attention_bias") else ""
+    return _llama_like(
+        config,
+        defaults=_defaults(262208, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256),
+        activation="gelu_pytorch_tanh",
+        tied=True,
+        heads={"bias": bias, "qk_norm": Norm.RMS},
+        mlp={},
+        placement=Placement.SANDWICH,
+    )
+
+
+def _mixtral(config: Config) -> tuple[Layer, ...]:
+    """Every block's MLP becomes a router and experts, of which a token runs a few."""
+    defaults = _defaults(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
+    embed, *blocks, head = _llama_like(config, defaults=defaults, heads={}, mlp={})
+    experts = Experts(
+        num=whole(config, "num_local_experts", 8),
+        num_chosen=whole(config, "num_experts_per_tok", 2),
+        mlp=Mlp(
+            width=whole(config, "intermediate_size", 14336),
+            gated=True,
+            activation=text(config, "hidden_act", "silu"),
+            fused=True,
+        ),
+    )
+    return (embed, *(with_experts(block, experts) for block in blocks), head)
+
+
+def _opt(config: Config) -> tuple[Layer, ...]:
+    """With norms before attention and MLP: the 350M model, which has them behind, is not known."""
+    width, vocab = whole(config, "hidden_size", 768), whole(config, "vocab_size", 50272)
+    _refuse_other_opt(config, width)
+    bias = bool(config.get("enable_bias", True))
+    heads = heads_of(config, width=width, num=whole(config, "num_attention_heads", 12))
+    activation = text(config, "activation_function", "relu")
+    block = Block(
+        width=width,
+        heads=replace(heads, bias="qkvo" if bias else ""),
+        mlp=Mlp(width=whole(config, "ffn_dim", 3072), gated=False, activation=activation, bias=bias),
+        norm=Norm.LAYER,
+    )
+    tied = bool(config.get("tie_word_embeddings", True))
+    rows = whole(config, "max_position_embeddings", 2048) + 2  # the first position is row 2
+    return (
+        token_embedding(vocab, width, more=learned_positions(rows, width), tied=tied),
+        *block_layers(block, whole(config, "num_hidden_layers", 12)),
+        lm_head(vocab, width, Norm.LAYER, tied=tied),
+    )
+
+
+def _refuse_other_opt(config: Config, width: int) -> None:
+    wanted = {
+        "do_layer_norm_before": True,
+        "_remove_final_layer_norm": False,
+        "layer_norm_elementwise_affine": True,
+        "word_embed_proj_dim": width,
+    }
+    for key, value in wanted.items():
+        given = config.get(key)
+        if given is not None and given != value:
+            raise ValueError(f"opt: {key} must be {value}, got {given!r}")
+
+
 def _gpt2(config: Config) -> tuple[Layer, ...]:
     width, vocab = whole(config, "n_embd", 768), whole(config, "vocab_size", 50257)
+    if config.get("add_cross_attention"):
+        raise ValueError("gpt2: add_cross_attention must be false")
     heads = heads_of(config, width=width, num=whole(config, "n_head", 12))
     activation = text(config, "activation_function", "gelu_new")
     block = Block(
@@ -140,7 +215,7 @@ def _gpt2(config: Config) -> tuple[Layer, ...]:
     tied = bool(config.get("tie_word_embeddings", True))
     positions = learned_positions(whole(config, "n_positions", 1024), width)
     return (
-        token_embedding(vocab, width, more=positions, tied=tied),
+        token_embedding(vocab, width, name="wte", more=positions, tied=tied),
         *block_layers(block, whole(config, "n_layer", 12)),
         lm_head(vocab, width, Norm.LAYER, tied=tied),
     )
@@ -149,10 +224,14 @@ def _gpt2(config: Config) -> tuple[Layer, ...]:
 LLMS: dict[str, Callable[[Config], tuple[Layer, ...]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
+    "qwen3": _qwen3,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "gemma": _gemma,
     "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "phi": _phi,
     "phi3": _phi3,
     "gpt2": _gpt2,
+    "opt": _opt,
 }

@@ -67,17 +67,21 @@ def token_embedding(
     vocab: int,
     width: int,
     *,
+    name: str = "embed_tokens",
     more: tuple[Operator, ...] = (),
     tied: bool = False,
 ) -> Layer:
-    """The token table, then `more` (positions, scale). Tied: the LM head has the same table."""
-    table = Lookup(name="embed_tokens", num_rows=vocab, width=width, shard=Shard.COLUMN)
+    """The token table, then `more` (positions, scale). Tied: the LM head has the same table.
+
+    `name` is the table's in a checkpoint, without what stands before it.
+    """
+    table = Lookup(name=name, num_rows=vocab, width=width, shard=Shard.COLUMN)
     return Layer(
         name="embed",
         kind=LayerKind.EMBED,
         operators=(table, *more),
         out_width=width,
-        tied=((SHARED_EMBEDDING, SHARED_EMBEDDING),) if tied else (),
+        tied=((f"{name}.weight", SHARED_EMBEDDING),) if tied else (),
     )
 
 

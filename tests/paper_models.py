@@ -1,0 +1,46 @@
+"""The models that the papers train, tiny: which run, and why the rest do not.
+
+Cornstarch (ICML) Table 6 and Cornstarch v1 section 6.3 name them.
+"""
+
+from typing import Any
+
+from tests import tiny_models
+
+LLAMA = tiny_models.LLAMA
+SLIDING = LLAMA | {"head_dim": 8, "sliding_window": 4, "pad_token_id": 0, "query_pre_attn_scalar": 8}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_inner": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 64,
+    "n_positions": 128,
+    "scale_attn_by_inverse_layer_idx": True,
+}
+OPT: dict[str, Any] = {
+    "model_type": "opt",
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+}
+DECODERS: dict[str, dict[str, Any]] = {
+    "qwen2.5": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16},
+    "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "gemma2": SLIDING | {"model_type": "gemma2", "attn_logit_softcapping": 2.0},
+    "gemma3": SLIDING
+    | {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 5.0,
+    },
+    "phi-4": LLAMA | {"model_type": "phi3", "pad_token_id": 0, "partial_rotary_factor": 0.5},
+    "gpt2": GPT2,
+    "opt": OPT,
+}

@@ -1,0 +1,186 @@
+"""Language models of the papers against transformers' own: loss and gradients, whole and split."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from runtime.adapters.attention import Packing, pack, packed_sdpa
+from runtime.adapters.choose import adapter_of
+from runtime.adapters.decoder import DECODERS, DecoderAdapter
+from runtime.adapters.norm import widen_norms
+from runtime.adapters.router import WideRouter, widen_routers
+from runtime.stage_module import StageInput, StageModule
+from runtime.weight_gradient import SplitBackward
+from tests import paper_models, tiny_models
+from tests.test_adapters import build, relative
+from workbench.data.sample import Sample, Segment
+from workbench.graph.model_graph import TEXT
+
+torch.set_num_threads(1)
+F64 = torch.float64
+SAMPLES = (Sample(1, (Segment(TEXT, 0, 9, 9),)), Sample(2, (Segment(TEXT, 0, 6, 6),)))
+
+
+def plain_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """What papers write down, in the inputs' own type; transformers' own rounds to float32."""
+    del module
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = query @ key.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    return ((scores + attention_mask).softmax(-1) @ value).transpose(1, 2), None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plain() -> None:
+    ALL_ATTENTION_FUNCTIONS.register("plain", plain_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("plain", eager_mask)
+
+
+def original(name: str, ours: StageModule) -> nn.Module:
+    """transformers' whole model with our weights, its norms and routers in float64."""
+    adapter = ours.adapter
+    assert isinstance(adapter, DecoderAdapter)
+    family = adapter.family
+    config = family.config.from_dict(paper_models.DECODERS[name])
+    config._experts_implementation = "eager"  # the others know no float64
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="plain").to(F64).eval()
+    if family.norm is not None:
+        widen_norms(theirs, family.norm, family.norm_offset)
+    if family.router is not None:
+        widen_routers(theirs, family.router)
+    theirs.to(F64)
+    theirs.tie_weights()
+    missing, unexpected = theirs.load_state_dict(
+        {key: value.detach() for key, value in ours.named_weights()}, strict=False
+    )
+    assert not unexpected
+    assert set(missing) <= set(adapter.aliases)
+    return theirs
+
+
+def loss_of(theirs: nn.Module, ids_T: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Summed over the samples, each run alone."""
+    losses = []
+    for ids in ids_T.split(lengths):
+        logits = theirs(input_ids=ids[None]).logits[0]
+        losses.append(functional.cross_entropy(logits[:-1], ids[1:], reduction="sum"))
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("name", list(paper_models.DECODERS))
+def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
+    ours, _, data = build(tiny_models.llm(paper_models.DECODERS[name]), F64, *SAMPLES)
+    theirs = original(name, ours)
+    expected = loss_of(theirs, data.input_ids, data.tokens_in)
+    expected.backward()
+    original_grads = {key: parameter.grad for key, parameter in theirs.named_parameters()}
+    scale = torch.stack([grad.norm() for grad in original_grads.values()]).norm()
+
+    loss = ours(StageInput(None, data))
+    assert relative(loss, expected) <= 1e-10
+    loss.backward()
+    for key, parameter in ours.named_weights():
+        assert (parameter.grad - original_grads[key]).norm() <= 1e-10 * scale, key
+        parameter.grad = None
+
+    parted = SplitBackward(ours)
+    loss = ours(StageInput(None, data))
+    work = parted.backward(loss, torch.ones_like(loss))
+    late = {key for key, parameter in ours.named_weights() if parameter.grad is None}
+    work.run()
+    assert late, "no weight's gradient was left for the second pass"
+    for key, parameter in ours.named_weights():
+        assert (parameter.grad - original_grads[key]).norm() <= 1e-10 * scale, key
+        assert key in late or parameter.ndim == 1 or "experts" in key or key.endswith("gate.weight"), key
+
+
+@pytest.mark.parametrize("name", list(paper_models.DECODERS))
+def test_decoder_layers_hold_what_the_plan_says(name: str) -> None:
+    module = tiny_models.llm(paper_models.DECODERS[name])
+    adapter = adapter_of(module)
+    for index, layer in enumerate(module.layers):
+        built = adapter.build(index)
+        assert sum(each.numel() for each in built.parameters()) == layer.num_parameters, layer.name
+        assert all(each.is_meta for each in built.parameters())
+        assert not any(each.is_meta for each in built.buffers())
+
+
+def test_every_decoder_is_tested() -> None:
+    configs = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values())
+    assert {config["model_type"] for config in configs} == set(DECODERS)
+
+
+def test_only_chosen_experts_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the experts' matmuls: tokens x experts per token, not tokens x experts."""
+    ours, _, data = build(tiny_models.llm(paper_models.DECODERS["mixtral"]), F64, *SAMPLES)
+    rows = []
+    linear = functional.linear
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.shape == (2 * 48, 32):
+            rows.append(x.shape[0])
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(functional, "linear", counted)
+    ours(StageInput(None, data))
+    assert any(isinstance(each, WideRouter) for each in ours.modules())
+    assert sum(rows) == 2 * 15 * 2  # layers x tokens x experts of each token
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_soft_cap_far_above_all_scores_changes_nothing(window: int | None) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 11, 8, dtype=F64) for heads in (4, 2, 2))
+    packing: Packing = pack((5, 6), "cpu")
+    rule = {"is_causal": True, "sliding_window": window}
+    plain, _ = packed_sdpa(nn.Identity(), q, k, v, packing, **rule)
+    capped, _ = packed_sdpa(nn.Identity(), q, k, v, packing, softcap=1e6, **rule)
+    bent, _ = packed_sdpa(nn.Identity(), q, k, v, packing, softcap=0.5, **rule)
+    assert relative(capped, plain) <= 1e-10
+    assert relative(bent, plain) > 1e-2
+
+
+def test_decoders_that_cannot_run_are_refused() -> None:
+    def refused(name: str, message: str, **changes: object) -> None:
+        with pytest.raises(ValueError, match=message):
+            adapter_of(tiny_models.llm(paper_models.DECODERS[name] | changes))
+
+    refused("opt", "opt: word_embed_proj_dim must be 32, got 16", word_embed_proj_dim=16)
+    refused("opt", "opt: do_layer_norm_before must be True, got False", do_layer_norm_before=False)
+    refused("gpt2", "gpt2: add_cross_attention must be false", add_cross_attention=True)
+    refused("gemma3", "use_bidirectional_attention must be false", use_bidirectional_attention=True)
+    refused("mixtral", "a token's experts must be at most 5, got 6", num_experts_per_tok=6)
+    scaled = {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}
+    refused("gemma3", "rope type 'dynamic' depends on the longest", rope_parameters=scaled)
+
+
+def test_samples_longer_than_a_table_of_positions_are_refused() -> None:
+    short = paper_models.GPT2 | {"n_positions": 8}
+    ours, _, data = build(tiny_models.llm(short), F64, *SAMPLES)
+    with pytest.raises(ValueError, match=r"item \(1, 0\): module 'llm' has a table of 8 positions, got 9"):
+        ours(StageInput(None, data))
+
+
+def test_soft_caps_do_not_run_under_masks() -> None:
+    class Masked:
+        def attend(self, q_HTD: Tensor, *_: Tensor, **__: object) -> Tensor:
+            return q_HTD
+
+    q = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match=r"under a mask or over several ranks has no soft cap, got 2\.0"):
+        packed_sdpa(nn.Identity(), q, q, q, Masked(), softcap=2.0)
