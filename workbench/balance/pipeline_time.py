@@ -25,6 +25,17 @@ def first_stage_starts(forward_s: Seconds, backward_s: Seconds, order: Order) ->
 
     Complexity: O(m p) time and space.
     """
+    stages = forward_s.shape[1]
+    return eager_starts(forward_s, backward_s, order, np.arange(stages, 0, -1))
+
+
+@compiled
+def eager_starts(forward_s: Seconds, backward_s: Seconds, order: Order, warmups: Order) -> Seconds:
+    """The same where stage s runs min(warmups[s], m) forwards before its first backward.
+
+    `warmups` [p] must be >= 1 and never rise along the chain, or two stages wait for each other for
+    ever; the caller sees to that.
+    """
     num, stages = len(order), forward_s.shape[1]
     forward_end = np.zeros((stages, num))
     backward_end = np.zeros((stages, num))
@@ -36,7 +47,7 @@ def first_stage_starts(forward_s: Seconds, backward_s: Seconds, order: Order) ->
     while left > 0:
         for s in range(stages):
             while done_b[s] < num:
-                warmup = min(stages - s, num)
+                warmup = min(warmups[s], num)
                 is_forward = done_f[s] < num and done_f[s] < warmup + done_b[s]
                 if is_forward:
                     at = done_f[s]

@@ -54,7 +54,7 @@ def reorder_microbatches(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[i
 
     Complexity: O(l^2 p); the incremental recurrence of the paper would save a factor of l / p.
     """
-    forward, backward = _matrices(forward_s, backward_s)
+    forward, backward = time_matrices(forward_s, backward_s)
     num, stages = forward.shape
     smallest_first = [int(index) for index in np.argsort(forward[:, 0], kind="stable")]
     order, rear, rest = smallest_first[:1], smallest_first[1:stages], smallest_first[stages:]
@@ -82,7 +82,7 @@ def reorder_by_exchanges(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[i
 
     Complexity: O(l^3 p) a round, compiled; rounds end at the first that finds nothing.
     """
-    forward, backward = _matrices(forward_s, backward_s)
+    forward, backward = time_matrices(forward_s, backward_s)
     starts = (np.arange(len(forward)), np.array(reorder_microbatches(forward, backward)))
     best = min((_exchange(forward, backward, start) for start in starts), key=lambda found: found[1])
     return tuple(int(index) for index in best[0])
@@ -107,7 +107,8 @@ def _exchange(forward_s: Seconds, backward_s: Seconds, start: Order) -> tuple[Or
     return order, best_s
 
 
-def _matrices(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[Seconds, Seconds]:
+def time_matrices(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[Seconds, Seconds]:
+    """Both as [microbatches, stages] arrays; ValueError where they are none of seconds."""
     forward, backward = np.asarray(forward_s, float), np.asarray(backward_s, float)
     if forward.ndim != 2 or forward.shape != backward.shape or 0 in forward.shape:
         raise ValueError(

@@ -8,6 +8,7 @@ from workbench.strategies import (
     encoders_colocated,
     encoders_replicated,
     entrain,
+    entrain_ordered,
     megatron_heterogeneous,
     reordered,
 )
@@ -22,6 +23,7 @@ class Strategy(StrEnum):
     ENCODERS_COLOCATED_FROZEN_AWARE = "encoders-colocated-frozen-aware"
     ENCODERS_REPLICATED = "encoders-replicated"
     ENTRAIN = "entrain"
+    ENTRAIN_ORDERED = "entrain-ordered"
     DISTTRAIN_REORDERED = "disttrain-reordered"
     REORDERED_BY_EXCHANGES = "reordered-by-exchanges"
     MEGATRON_HETEROGENEOUS = "megatron-heterogeneous"
@@ -34,6 +36,7 @@ PLANNERS: dict[str, Planner] = {
     Strategy.ENCODERS_COLOCATED_FROZEN_AWARE: encoders_colocated.plan_frozen_aware,
     Strategy.ENCODERS_REPLICATED: encoders_replicated.plan,
     Strategy.ENTRAIN: entrain.plan,
+    Strategy.ENTRAIN_ORDERED: entrain_ordered.plan,
     Strategy.DISTTRAIN_REORDERED: reordered.plan,
     Strategy.REORDERED_BY_EXCHANGES: reordered.plan_by_exchanges,
     Strategy.MEGATRON_HETEROGENEOUS: megatron_heterogeneous.plan,

@@ -16,6 +16,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Program
 from workbench.plan.routing import Routing
 from workbench.schedule.adjacent import with_followers
+from workbench.schedule.eager import with_eager_forwards
 from workbench.strategies.assembly import disjoint_stages, draft_plan, layout_of
 from workbench.strategies.belief import FROZEN_AWARE
 from workbench.strategies.cut_candidates import CutCandidates
@@ -42,7 +43,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """
     draft = draft_plan(job, "entrain")
     assignments = assign(job, cost)
-    microbatches, followers = _microbatches(draft, assignments)
+    microbatches, followers = deferring_microbatches(draft, assignments)
     draft = replace(draft, microbatches=microbatches)
     layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
     entry_of = {module: module for module in layers_s}
@@ -74,21 +75,27 @@ class _Deferring:
         return self.cuts.bound_s(counts)
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
-        return _with_adjacent_forwards(self.cuts.plan(counts), self.followers)
+        return with_adjacent_forwards(self.cuts.plan(counts), self.followers)
 
     def believed_s(self, lowered: Lowered) -> float:
         return self.cuts.believed_s(lowered)
 
 
-def _with_adjacent_forwards(plan: Plan, followers: Followers) -> Plan:
-    """The plan with every deferred encoder forward right after the one it was cut from."""
+def with_adjacent_forwards(plan: Plan, followers: Followers, lead: int = 0) -> Plan:
+    """The plan with every deferred encoder forward right after the one it was cut from.
+
+    Encoder forwards run `lead` microbatches further ahead than scheduled.
+    """
     of_stage = {
         stage.id: followers[stage.module, stage.replica]
         for stage in plan.stages
-        if (stage.module, stage.replica) in followers
+        if (stage.module, stage.replica) in followers and plan.model.module(stage.module).modality != TEXT
     }
     programs = tuple(
-        Program(ranks=program.ranks, actions=with_followers(program.actions, of_stage))
+        Program(
+            ranks=program.ranks,
+            actions=with_eager_forwards(with_followers(program.actions, of_stage), of_stage, lead),
+        )
         for program in plan.programs
     )
     adjacent = replace(plan, programs=programs)
@@ -96,9 +103,10 @@ def _with_adjacent_forwards(plan: Plan, followers: Followers) -> Plan:
     return adjacent
 
 
-def _microbatches(
+def deferring_microbatches(
     draft: Plan, assignments: tuple[MicrobatchAssignment, ...]
 ) -> tuple[tuple[Microbatch, ...], Followers]:
+    """Microbatches of all modules and replicas, and which encoder microbatch was cut from which."""
     routing = Routing(draft)
     found: list[Microbatch] = []
     followers: dict[tuple[str, int], dict[int, int]] = {}

@@ -7,26 +7,19 @@ Source: DistTrain, section 5. Its orchestration of the modules is not part of th
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from workbench.balance.reorder import reorder_by_exchanges, reorder_microbatches, reorder_samples
 from workbench.balance.tokens import longest_first_equal_counts
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
-from workbench.graph.model_graph import TEXT
 from workbench.job import Job
 from workbench.plan.build import chunked_microbatches
-from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
-from workbench.plan.price import price
-from workbench.schedule.action import COMPUTE, Pass
 from workbench.strategies import cornstarch
 from workbench.strategies.assembly import scheduled
 from workbench.strategies.sample_work import sample_work
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.stage_times import Seconds, stage_times
 
-Seconds = NDArray[np.float64]
 Reorder = Callable[[Seconds, Seconds], tuple[int, ...]]
 
 
@@ -81,31 +74,7 @@ def _scheduled(job: Job, cost: CostModel, first: Plan, chunks: dict[int, list[tu
 def _stage_times(
     plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Sequence[Sample]]
 ) -> tuple[Seconds, Seconds]:
-    """[microbatches, stages] seconds of both passes along one chain: encoders side by side, then the LLM."""
-    prices = price(lower(plan), cost)
-    place = {sample.id: number for number, chunk in enumerate(chunks) for sample in chunk}
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
-    encoders = [module.name for module in plan.model.modules if module.name != llm]
-    depth = max((len(plan.chain[name, replica]) for name in encoders), default=0)
-    columns = {
-        stage.id: depth - len(plan.chain[name, replica]) + index
-        for name in encoders
-        for index, stage in enumerate(plan.chain[name, replica])
-    }
-    columns |= {stage.id: depth + index for index, stage in enumerate(plan.chain[llm, replica])}
-    shape = len(chunks), depth + len(plan.chain[llm, replica])
-    taken_s = {True: np.zeros((len(plan.stages), shape[0])), False: np.zeros((len(plan.stages), shape[0]))}
-    number = {stage.id: row for row, stage in enumerate(plan.stages)}
-    for action in plan.program_actions:
-        if action.kind in COMPUTE and action.stage in columns:
-            stage = plan.stage[action.stage]
-            microbatch = plan.microbatches_of[stage.module, replica][action.microbatch or 0]
-            at = number[stage.id], place[microbatch.items[0].sample]
-            taken_s[action.kind is Pass.F][at] += prices.duration_s(action)
-    found = {direction: np.zeros(shape) for direction in taken_s}
-    for direction, by_stage_s in taken_s.items():
-        for stage_id, column in columns.items():
-            np.maximum(
-                found[direction][:, column], by_stage_s[number[stage_id]], out=found[direction][:, column]
-            )
-    return found[True], found[False]
+    """[microbatches, stages] seconds of both passes along one chain."""
+    places = {sample.id: number for number, chunk in enumerate(chunks) for sample in chunk}
+    times = stage_times(plan, cost, replica, produced=places, consumed=places)
+    return times.forward_s, times.backward_s
