@@ -1,7 +1,7 @@
 """Entrain with an order of its own: units in order, forwards ahead, never slower by its estimate."""
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def units_and_times(num: int, stages: int, seed: int):
     rng = np.random.default_rng(seed)
     forward = rng.lognormal(0, 0.7, (num, stages))
     cuts = [0, *sorted(rng.choice(range(1, num), min(3, num - 1), replace=False).tolist()), num]
-    units = [tuple(range(*pair)) for pair in zip(cuts, cuts[1:], strict=False)]
+    units = [tuple(range(*pair)) for pair in pairwise(cuts)]
     return forward, 2 * forward, units
 
 
