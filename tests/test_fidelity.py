@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, kendalltau
 
 from experiments.fidelity import run as suite
-from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick
+from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick, rehearsals
 from experiments.fidelity.causes import OTHER, SHARED, causes, executed_medians
 from experiments.fidelity.draw import draw
 from experiments.fidelity.report import lines
@@ -28,6 +28,7 @@ from experiments.fidelity.work import (
 from runtime.launch import run_local
 from runtime.pool import Pool
 from sim.engine import simulate
+from workbench.cost.profile import load_profile
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -195,7 +196,11 @@ def test_the_suite_has_its_plans() -> None:
     every = cases(UNMEASURED, left_out.append)
     assert not left_out
     assert len(every) >= 40
-    assert {case.part for case in every} == set(Part)
+    assert {case.part for case in every} == set(Part) - {Part.REHEARSAL}
+    assert {case.part for case in rehearsals(UNMEASURED)} == {Part.REHEARSAL}
+    assert {plan_hash(case.plan) for case in rehearsals(UNMEASURED)}.isdisjoint(
+        plan_hash(case.plan) for case in every
+    )
     assert len({case.name for case in every}) == len({plan_hash(case.plan) for case in every}) == len(every)
     for case in every:
         pinned = len(case.plan.ranks) <= (case.plan.cluster.nodes[0].num_cores or 0)
@@ -229,7 +234,12 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
             if part is not Part.CROWDED
         )
 
+    def rehearsed(*_: object) -> tuple[Case, ...]:
+        plan = tiny_plan(2, samples=(2, 1))
+        return (Case(name="tiny rehearsal", job="tiny", part=Part.REHEARSAL, plan=plan),)
+
     monkeypatch.setattr(suite, "cases", few)
+    monkeypatch.setattr(suite, "rehearsals", rehearsed)
     extent = suite.Extent(rounds=2, steps=1, budget_s=0.01)
     result = suite.run(tmp_path, extent, is_quiet=True)
     assert set(result) >= HEADLINE
@@ -253,6 +263,11 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path for path, time_ns in written.items() if path.stat().st_mtime_ns != time_ns] == [missing]
     assert any(line.startswith("goal: ") for line in lines(again))
     assert draw(again, tmp_path / "fidelity.png").stat().st_size > 0
+    assert load_profile(tmp_path / "profile.json").pipeline_factor("F") != 1
+
+    monkeypatch.setattr(suite, "rehearsals", few)
+    with pytest.raises(ValueError, match=r"'tiny \(1, 1\)' is judged: it cannot be run to calibrate"):
+        suite.run(tmp_path, extent, is_quiet=True)
 
 
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ class Part(StrEnum):
     CLEAN = "clean"  # two ranks, each pinned to a core of its own
     CONTEXT = "context"  # two ranks that share the tokens of the language model
     CROWDED = "crowded"  # more ranks than cores
+    REHEARSAL = "rehearsal"  # run while calibrating, never judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,26 @@ def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, .
                 continue
             found.append(Case(name=full, job=work.name, part=part, plan=plan))
     return tuple(found)
+
+
+def rehearsals(link: Link) -> tuple[Case, ...]:
+    """Plans that are run to calibrate: like those that are judged, and none of them."""
+    cluster = this_machine(link, PAIR)
+    text, images = text_work(), image_work("everything")
+    two = (2,) * 4
+    replicas: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in range(PAIR)]
+    beside: Cuts = {"vision": ((6, (0,)),), LLM: ((3, (0,)), (3, (1,)))}
+    split = Schedule(kind=ScheduleKind.ZB_H1)
+    plans = {
+        "6 | 2 layers, 4 microbatches": (text, plan_of(text, cluster, _halves(6, 8), samples=two)),
+        "2 replicas, 2 microbatches": (text, plan_of(text, cluster, replicas, samples=(4, 4))),
+        "zb-h1, 5 | 3 layers": (text, plan_of(text, cluster, _halves(5, 8), samples=two, schedule=split)),
+        "encoder + 3 | 3": (images, plan_of(images, cluster, beside, samples=(1,) * 6)),
+    }
+    return tuple(
+        Case(name=f"{work.name}, {name}", job=work.name, part=Part.REHEARSAL, plan=plan)
+        for name, (work, plan) in plans.items()
+    )
 
 
 def quick(every: Sequence[Case], count: int) -> tuple[Case, ...]:

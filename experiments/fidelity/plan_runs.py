@@ -1,8 +1,9 @@
 """Predicts plans before they run, then runs them round by round; every step is kept as a file.
 
-Files of a folder: `measurement.json` and `profile.json` (this machine), `predictions.json` (written
-before the first plan runs), `<hash>.plan.json`, `<hash>.sim.json`, `runs/<hash>.<round>.<step>.run.json`,
-`runs/<hash>.watched.run.json`, and `runs.jsonl` (a line for every run as it ends).
+Files of a folder: `measurement.json` and `profile.json` (this machine), `rehearsals/` (plans run to
+calibrate), `predictions.json` (written before the first judged plan runs), `<hash>.plan.json`,
+`<hash>.sim.json`, `runs/<hash>.<round>.<step>.run.json`, `runs/<hash>.watched.run.json`, and
+`runs.jsonl` (a line for every run as it ends).
 What is there already is not done again.
 """
 
@@ -20,8 +21,9 @@ from runtime.pool import Pool
 from runtime.rank_job import Collect
 from sim.engine import simulate
 from workbench.calibrate.fit import fit
+from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.model import CostModel
-from workbench.cost.profile import Profile, write_profile
+from workbench.cost.profile import Profile
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.lowered import Lowered
@@ -69,9 +71,29 @@ def calibrate(
         path=folder / "measurement.json",
         progress=progress,
     )
-    profile = fit("this machine", [measured])
-    write_profile(profile, folder / "profile.json")
-    return profile
+    return fit("this machine", [measured])
+
+
+def rehearse(
+    profile: Profile, every: Sequence[Case], judged: Sequence[Case], runs: "Runs", progress: Progress
+) -> Profile:
+    """The profile with what running plans show: how much longer passes take in a pipeline.
+
+    Raises:
+        ValueError: a plan that is judged too, or one that did not run.
+    """
+    told = {plan_hash(case.plan) for case in judged}
+    predicted = [predict(case, profile) for case in every]
+    both = next((one for one in predicted if one.plan_hash in told), None)
+    if both is not None:
+        raise ValueError(f"plan {both.case.name!r} is judged: it cannot be run to calibrate")
+    runs.execute(predicted, progress)
+    for one in predicted:
+        if one.plan_hash in runs.left_out:
+            raise ValueError(f"plan {one.case.name!r} did not run: {runs.left_out[one.plan_hash].reason}")
+    return with_pipeline_factors(
+        profile, [Rehearsal(simulated=one.simulated, executed=runs.timed(one)) for one in predicted]
+    )
 
 
 def predict(case: Case, profile: Profile) -> Predicted:

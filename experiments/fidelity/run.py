@@ -2,8 +2,9 @@
 
 Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a core of their own,
          and three or four ranks on two cores. Real transformers layers, random weights and data.
-Ours:    one calibration; all predictions are written, with the plans' hashes, before the first plan
-         runs; then all plans run round by round, so that drift of the machine meets all alike.
+Ours:    one calibration, with four plans that run for it and are not judged; all predictions are
+         written, with the plans' hashes, before the first judged plan runs; then all run round by
+         round, so that drift of the machine meets all alike.
 Run:     python -m experiments.fidelity.run [--json] [--plans N] [--quick] [--resume] [--out FOLDER]
 """
 
@@ -18,10 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.fidelity.cases import CROWD, Case, LeftOut, cases, quick
+from experiments.fidelity.cases import CROWD, Case, LeftOut, cases, quick, rehearsals
 from experiments.fidelity.draw import RESULT, draw
 from experiments.fidelity.gauge import CALIBRATING, RUNNING, gauge_of
-from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
+from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, rehearse, write_predictions
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import UNMEASURED
 from experiments.paper import commit
@@ -29,11 +30,12 @@ from experiments.plots import PLOTS
 from runtime.microbench import header_here
 from runtime.pool import Pool
 from workbench.console import ticking
-from workbench.cost.profile import Profile
+from workbench.cost.profile import Profile, write_profile
 from workbench.whole_file import write_text
 
 OUT = Path("out/fidelity")
 QUICK_PLANS = 6
+REHEARSED = 4  # steps of a plan in a round
 READINGS = 12  # tasks of the calibration between two readings of the gauge
 
 
@@ -67,7 +69,12 @@ def run(out: Path, extent: Extent, *, is_quiet: bool) -> dict[str, Any]:
                 ticker.at(done, total, what)
 
             profile = calibrate(unpriced, pool, out, tell, budget_s=extent.budget_s)
-        chosen = _chosen(cases(profile.machine_link("intra").link, left_out.append), extent)
+        link = profile.machine_link("intra").link
+        chosen = _chosen(cases(link, left_out.append), extent)
+        rehearsing = Runs(out / "rehearsals", rounds=extent.rounds, steps=REHEARSED, pool=pool)
+        with ticking("rehearsals", None, quiet=is_quiet) as ticker:
+            profile = rehearse(profile, rehearsals(link), chosen, rehearsing, ticker.at)
+        write_profile(profile, out / "profile.json")
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
         runs = Runs(out, rounds=extent.rounds, steps=extent.steps, pool=pool)
@@ -136,7 +143,8 @@ def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
 
 def _clear(out: Path) -> None:
     """Remove what an earlier run left; nothing else that lies in the folder."""
-    shutil.rmtree(out / "runs", ignore_errors=True)
+    for folder in ("runs", "rehearsals"):
+        shutil.rmtree(out / folder, ignore_errors=True)
     for pattern in (
         "measurement.json",
         "predictions.json",

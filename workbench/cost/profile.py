@@ -133,6 +133,8 @@ class Profile:
         attention_head_dim: head width in the attention table; None: holds for any.
         kernel_floor_s: no kernel is shorter.
         overheads_s: (action kind, seconds the executor adds to each such action).
+        in_pipeline: (action kind, how many times as long it takes in a running pipeline as its parts
+            do alone in a loop, where memory and caches are as they left them).
         optimizer_s_per_parameter: (precision, seconds) measured; absent: by bytes.
         layers: layers measured as a whole; they win over the tables.
         links: of this machine.
@@ -157,6 +159,7 @@ class Profile:
     attention_head_dim: int | None = None
     kernel_floor_s: float = 0.0
     overheads_s: tuple[tuple[str, float], ...] = ()
+    in_pipeline: tuple[tuple[str, float], ...] = ()
     optimizer_s_per_parameter: tuple[tuple[str, float], ...] = ()
     layers: tuple[LayerTable, ...] = ()
     links: tuple[MachineLink, ...] = ()
@@ -172,6 +175,7 @@ class Profile:
             )
         rates = [self.attention_backward_rate, *(rate for _, rate in self.peak_flop_per_s)]
         rates += [] if self.peak_bytes_per_s is None else [self.peak_bytes_per_s]
+        rates += [factor for _, factor in self.in_pipeline]
         if min(rates) <= 0 or self.memory_bytes < 1:
             raise ValueError(f"profile {self.name!r}: rates and memory must be > 0")
 
@@ -193,6 +197,10 @@ class Profile:
     def overhead_s(self, kind: str) -> float:
         """Seconds the executor adds to an action of that kind ("F", ...); 0 where not measured."""
         return dict(self.overheads_s).get(kind, 0.0)
+
+    def pipeline_factor(self, kind: str) -> float:
+        """Seconds of an action of that kind in a pipeline over those alone; 1 where not measured."""
+        return dict(self.in_pipeline).get(kind, 1.0)
 
     def machine_link(self, scope: str) -> MachineLink:
         """Its "intra" or "inter" link; ValueError naming the known ones."""

@@ -71,7 +71,8 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
 
     Passes are sums over the stage's layers by the exact frozen rule for the modules present
     in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other; STEP is
-    each rank's own optimizer update. Each action also takes the executor's measured overhead.
+    each rank's own optimizer update. Each is as many times longer as was measured in a pipeline, and
+    each action also takes the executor's measured overhead.
 
     Args:
         attention: times of attentions that follow from masks, token shards and a kernel's
@@ -109,11 +110,12 @@ class _Pricing:
 
     def duration_s(self, action: Action) -> float:
         overhead_s = self._cost.profile.overhead_s(action.kind)
+        factor = self._cost.profile.pipeline_factor(action.kind)
         if action.kind is Pass.STEP:
             return max(self.steps_s.values())
         stage = self._plan.stage[_stage_of(action)]
         if action.kind is Pass.REDUCE_GRAD:
-            return overhead_s + self._reduce_s(action)
+            return overhead_s + factor * self._reduce_s(action)
         if action.kind not in COMPUTE:
             raise ValueError(f"action {action}: {action.kind} has no price; want passes, REDUCE_GRAD or STEP")
         microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
@@ -122,7 +124,7 @@ class _Pricing:
         times = self._times(stage, microbatch)
         if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
             raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
-        return overhead_s + times.of(action.kind)
+        return overhead_s + factor * times.of(action.kind)
 
     def _times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         name = (microbatch.module, microbatch.replica, microbatch.index)
@@ -198,7 +200,8 @@ class _Pricing:
             for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
                 elements[rank] += group.num_elements / num_shards(self._plan, group)
                 steps_s[rank] += self._gather_s(group)
-        return {rank: steps_s[rank] + self._update_s(elements[rank]) for rank in steps_s}
+        factor = self._cost.profile.pipeline_factor(Pass.STEP)
+        return {rank: steps_s[rank] + factor * self._update_s(elements[rank]) for rank in steps_s}
 
     def _update_s(self, num_parameters: float) -> float:
         precision = self._plan.settings.precision

@@ -1,0 +1,76 @@
+"""How much longer actions take in a running pipeline than their parts do alone in a loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from workbench.calibrate.tables import quality
+from workbench.cost.profile import Fit, Profile
+from workbench.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A plan that ran in order to calibrate: as simulated with a profile, and its executed steps."""
+
+    simulated: Trace
+    executed: tuple[Trace, ...]
+
+
+def with_pipeline_factors(profile: Profile, rehearsals: Sequence[Rehearsal]) -> Profile:
+    """The profile with the ratio of executed to simulated seconds of each kind of action.
+
+    Layers are timed alone, over and over; in a pipeline, activations of other microbatches,
+    messages and gradients of other layers stand between two calls of one. The ratio is that of
+    sums over all rehearsals, of the median step of each, less the executor's own overhead. Plans
+    to be predicted must be others.
+
+    Args:
+        profile: that the rehearsals were simulated with; it has no such factors yet.
+        rehearsals: one step at least of each; they ran one rank to a core.
+
+    Returns:
+        the profile; its fits say how well the ratio of the other rehearsals predicts each one.
+
+    Raises:
+        ValueError: a profile with factors, or no executed step.
+    """
+    if profile.in_pipeline:
+        raise ValueError(f"profile {profile.name!r} has factors of passes in a pipeline already")
+    if not all(one.executed for one in rehearsals):
+        raise ValueError("want at least one executed step of every rehearsal, got none")
+    kinds = sorted({str(span.action.kind) for one in rehearsals for span in one.simulated.spans})
+    factors: list[tuple[str, float]] = []
+    fits: list[Fit] = []
+    for kind in kinds:
+        pairs = [_seconds(one, kind, profile.overhead_s(kind)) for one in rehearsals]
+        pairs = [(simulated_s, executed_s) for simulated_s, executed_s in pairs if simulated_s > 0]
+        factor = _ratio(pairs)
+        if factor <= 0:
+            continue
+        factors.append((kind, factor))
+        if len(pairs) > 1:
+            errors = [
+                abs(_ratio([*pairs[:place], *pairs[place + 1 :]]) * simulated_s / executed_s - 1)
+                for place, (simulated_s, executed_s) in enumerate(pairs)
+                if executed_s > 0
+            ]
+            fits.append(quality(f"{kind} in a pipeline, x {factor:.3f}", errors))
+    return replace(profile, in_pipeline=tuple(factors), fits=(*profile.fits, *fits))
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    simulated_s = sum(simulated for simulated, _ in pairs)
+    return sum(executed for _, executed in pairs) / simulated_s if simulated_s > 0 else 0.0
+
+
+def _seconds(rehearsal: Rehearsal, kind: str, overhead_s: float) -> tuple[float, float]:
+    """Simulated and median executed seconds of a kind on all ranks, without the executor's."""
+    simulated_s, count = _sum(rehearsal.simulated, kind)
+    executed_s = median(_sum(trace, kind)[0] for trace in rehearsal.executed)
+    return simulated_s - count * overhead_s, executed_s - count * overhead_s
+
+
+def _sum(trace: Trace, kind: str) -> tuple[float, int]:
+    lengths = [span.end_s - span.start_s for span in trace.spans if span.action.kind == kind]
+    return sum(lengths), len(lengths)
