@@ -165,6 +165,8 @@ class ScheduleSpec(Strict):
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     virtual_stages: Count | None = None
     memory_limit: Count | None = None
+    window: Count | None = None
+    run_ahead: Annotated[int, Field(ge=0, le=10_000_000, strict=True)] | None = None
 
 
 class JobSpec(Strict):

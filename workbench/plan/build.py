@@ -11,9 +11,12 @@ from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass
-from workbench.schedule.choice import Schedule
+from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
-from workbench.schedule.programs import one_unit, programs_of
+from workbench.schedule.parts import Group, Programs
+from workbench.schedule.pass_graph import one_unit
+from workbench.schedule.programs import programs_of
+from workbench.schedule.three_phase import three_phase
 
 
 def with_programs(
@@ -24,7 +27,8 @@ def with_programs(
     """The plan with programs for its stages and microbatches, checked.
 
     Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
-    order. REDUCE_GRAD follows the stage's last pass, STEP ends every program.
+    order. REDUCE_GRAD follows the stage's last pass, STEP ends every program. Under `three-phase` the
+    LLM and what reads it are the inner stages; ranks may then be shared in part.
 
     Args:
         schedule: see `programs_of`.
@@ -33,15 +37,18 @@ def with_programs(
     Raises:
         ValueError: what `check` refuses, or stages whose ranks overlap without being equal.
     """
+    schedule = schedule or Schedule()
     groups = _rank_groups(draft)
-    chains = [tuple(stage.id for stage in chain) for chain in draft.chain.values()]
-    orders = programs_of(
-        schedule_nodes(draft), list(groups.values()), schedule or Schedule(), chains, duration
-    )
+    if schedule.kind is ScheduleKind.THREE_PHASE:
+        orders = _in_three_phases(draft, list(groups), schedule, duration)
+    else:
+        _check_equal_ranks(draft)
+        chains = [tuple(stage.id for stage in chain) for chain in draft.chain.values()]
+        orders = programs_of(schedule_nodes(draft), list(groups), schedule, chains, duration)
     reduced = reduction_order(draft)
     programs = tuple(
         Program(ranks=ranks, actions=(*_with_reductions(orders[group], group, reduced), STEP))
-        for ranks, group in groups.items()
+        for group, ranks in groups.items()
     )
     plan = replace(draft, programs=programs)
     check(plan)
@@ -95,25 +102,50 @@ def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
     return found
 
 
-def _rank_groups(plan: Plan) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Ranks -> stages on them, in forward order (modules in the model's order, then layers)."""
+def _in_three_phases(
+    draft: Plan, groups: Sequence[Group], schedule: Schedule, duration: Callable[[Action], float]
+) -> Programs:
+    """The LLM and all modules behind it are what runs between the other modules' forwards and backwards."""
+    inner = {module.name for module in draft.model.modules if module.modality == TEXT}
+    for _ in draft.model.modules:
+        inner |= {edge.target for edge in draft.model.edges if edge.source in inner}
+    return three_phase(
+        schedule_nodes(draft),
+        groups,
+        [stage.id for stage in draft.stages if stage.module in inner],
+        window=schedule.window,
+        run_ahead=schedule.run_ahead,
+        duration=duration,
+    )
+
+
+def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:
+    """Stages that some ranks hold, in forward order (modules in the model's order, then layers) -> ranks."""
     position = {module.name: index for index, module in enumerate(plan.model.modules)}
-    groups: dict[tuple[int, ...], list[Stage]] = {}
+    order = {
+        stage.id: place
+        for place, stage in enumerate(
+            sorted(plan.stages, key=lambda stage: (position[stage.module], stage.layers, stage.replica))
+        )
+    }
+    ranks_of: dict[Group, list[int]] = {}
+    listed = dict.fromkeys(rank for stage in plan.stages for rank in sorted(stage.flat_ranks))
+    for rank in listed:
+        held = sorted((stage.id for stage in plan.stages_on[rank]), key=order.__getitem__)
+        ranks_of.setdefault(tuple(held), []).append(rank)
+    return {group: tuple(sorted(ranks)) for group, ranks in ranks_of.items()}
+
+
+def _check_equal_ranks(plan: Plan) -> None:
     owner: dict[int, Stage] = {}
     for stage in plan.stages:
-        ranks = tuple(sorted(stage.flat_ranks))
-        groups.setdefault(ranks, []).append(stage)
-        for rank in ranks:
+        for rank in sorted(stage.flat_ranks):
             other = owner.setdefault(rank, stage)
-            if sorted(other.flat_ranks) != list(ranks):
+            if sorted(other.flat_ranks) != sorted(stage.flat_ranks):
                 raise ValueError(
                     f"stages {other.id} and {stage.id} share rank {rank} but not all ranks: "
-                    f"{other.flat_ranks} and {stage.flat_ranks}"
+                    f"{other.flat_ranks} and {stage.flat_ranks}; schedule three-phase takes them"
                 )
-    return {
-        ranks: tuple(s.id for s in sorted(stages, key=lambda s: (position[s.module], s.layers, s.replica)))
-        for ranks, stages in groups.items()
-    }
 
 
 def _with_reductions(

@@ -8,7 +8,7 @@ class ScheduleKind(StrEnum):
     """Schedules by the names users type.
 
     The `zb-` kinds split the backward into I and W; `interleaved` and `zb-v` give each rank several
-    stages of one module.
+    stages of one module. `three-phase` is for modules that share ranks under grids of their own.
     """
 
     ONE_F_ONE_B = "1f1b"
@@ -17,6 +17,7 @@ class ScheduleKind(StrEnum):
     ZB_H1 = "zb-h1"
     ZB_H2 = "zb-h2"
     ZB_V = "zb-v"
+    THREE_PHASE = "three-phase"
 
     @property
     def splits_backward(self) -> bool:
@@ -41,13 +42,18 @@ class Schedule:
             its F to its W (to its I where it has no W); on one of v stages it counts 1/v. For the
             `zb-` kinds; None: the kind's own limit, p, 2p - 1 and p on p sets of ranks. What feeds
             the LLM may hold what it holds under graph-aware 1F1B, twice that for `zb-h2`.
+        window: for `three-phase`: microbatches of the LLM between two changes of module. None: all.
+        run_ahead: for `three-phase`: windows by which the encoders' forwards come early.
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     virtual_stages: int = 1
     memory_limit: int | None = None
+    window: int | None = None
+    run_ahead: int = 0
 
     def __post_init__(self) -> None:
+        self._check_window()
         usual = self.kind.usual_virtual_stages
         fits = self.virtual_stages == usual or (
             self.kind is ScheduleKind.INTERLEAVED and self.virtual_stages > usual
@@ -66,6 +72,19 @@ class Schedule:
             )
         if self.memory_limit < 1:
             raise ValueError(f"schedule {self.kind}: memory_limit must be >= 1, got {self.memory_limit}")
+
+    def _check_window(self) -> None:
+        for name, given, least in (("window", self.window, 1), ("run_ahead", self.run_ahead, 0)):
+            if given and self.kind is not ScheduleKind.THREE_PHASE:
+                raise ValueError(
+                    f"schedule {self.kind} has no {name}, got {given}; {ScheduleKind.THREE_PHASE} has one"
+                )
+            if given is not None and given < least:
+                raise ValueError(f"schedule {self.kind}: {name} must be >= {least}, got {given}")
+        if self.run_ahead and self.window is None:
+            raise ValueError(
+                f"schedule {self.kind}: run_ahead {self.run_ahead} wants a window, all microbatches are one"
+            )
 
 
 def usual(kind: ScheduleKind) -> Schedule:

@@ -11,6 +11,11 @@ Group = tuple[int, ...]
 Programs = Mapping[Group, Sequence[Action]]
 
 
+def one_unit(action: Action) -> float:
+    """F = I = W = 1, and B is I and W."""
+    return 2.0 if action.kind is Pass.B else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassGraph:
     """Passes by number, with their places, durations and inputs.
@@ -114,6 +119,18 @@ def finish_time(graph: PassGraph, programs: Programs) -> float:
 
     Complexity: O(passes + inputs).
     """
+    starts = start_times(graph, programs)
+    return max((start + graph.duration[place] for place, start in starts.items()), default=0.0)
+
+
+def start_times(graph: PassGraph, programs: Programs) -> dict[int, float]:
+    """When each pass starts, by its number, in an order in which every pass comes after its inputs.
+
+    Raises:
+        ValueError: programs in which some pass can never run.
+
+    Complexity: O(passes + inputs).
+    """
     after: list[list[int]] = [[] for _ in graph.actions]
     waiting = [len(needed) for needed in graph.inputs]
     for actions in programs.values():
@@ -123,10 +140,8 @@ def finish_time(graph: PassGraph, programs: Programs) -> float:
             waiting[later] += 1
     start = [0.0] * len(waiting)
     ready = [place for place, count in enumerate(waiting) if count == 0]
-    last = 0.0
     for place in ready:  # grows while we walk it
         end = start[place] + graph.duration[place]
-        last = max(last, end)
         for later in (*graph.followers[place], *after[place]):
             start[later] = max(start[later], end)
             waiting[later] -= 1
@@ -135,7 +150,7 @@ def finish_time(graph: PassGraph, programs: Programs) -> float:
     if len(ready) < len(waiting):
         stuck = next(graph.actions[place] for place, count in enumerate(waiting) if count)
         raise ValueError(f"pass {stuck} can never run: its inputs wait for it")
-    return last
+    return {place: start[place] for place in ready}
 
 
 def peak_in_flight(programs: Programs, stages: Sequence[int]) -> float:

@@ -10,7 +10,7 @@ from workbench.schedule.graph_aware import Consumer, ScheduleNode, graph_aware_1
 from workbench.schedule.interleaved import interleaved_1f1b
 from workbench.schedule.list_schedule import Chain, Policy, list_schedule
 from workbench.schedule.parts import Group, Part, Programs, independent_parts
-from workbench.schedule.pass_graph import PassGraph, finish_time, pass_graph, peak_in_flight
+from workbench.schedule.pass_graph import PassGraph, finish_time, one_unit, pass_graph, peak_in_flight
 from workbench.schedule.zero_bubble import zb_h1, zb_h2, zb_v
 
 _POLICIES = tuple(
@@ -18,11 +18,6 @@ _POLICIES = tuple(
     for deep_first in (True, False)
     for patience in (0.0, 0.5, 1.0)
 )
-
-
-def one_unit(action: Action) -> float:
-    """F = I = W = 1, and B is I and W."""
-    return 2.0 if action.kind is Pass.B else 1.0
 
 
 def programs_of(
@@ -55,6 +50,8 @@ def programs_of(
         ValueError: as `graph_aware_1f1b`; chains that are not laid out for the kind; a memory limit
             that no schedule found keeps, with the least that one needs.
     """
+    if schedule.kind is ScheduleKind.THREE_PHASE:
+        raise ValueError("schedule three-phase wants to know which stages are inner ones; see three_phase")
     plain = graph_aware_1f1b(nodes, groups)
     if schedule.kind is ScheduleKind.ONE_F_ONE_B:
         return plain

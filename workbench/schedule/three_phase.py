@@ -1,0 +1,313 @@
+"""The three-phase schedule of modules that share ranks: forward all, run the pipeline, backward all."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from workbench.schedule.action import Action, Pass
+from workbench.schedule.graph_aware import (
+    Consumer,
+    ScheduleNode,
+    graph_aware_1f1b,
+    topological_positions,
+)
+from workbench.schedule.parts import Group, Programs
+from workbench.schedule.pass_graph import one_unit, pass_graph, start_times
+
+Pipeline = Callable[[Sequence[ScheduleNode], Sequence[Group]], Programs]
+Duration = Callable[[Action], float]
+
+
+def three_phase(
+    nodes: Sequence[ScheduleNode],
+    groups: Sequence[Group],
+    inner: Collection[int],
+    *,
+    window: int | None = None,
+    run_ahead: int = 0,
+    pipeline: Pipeline = graph_aware_1f1b,
+    duration: Duration = one_unit,
+) -> Programs:
+    """Programs in which modules under different grids of the same ranks never wait for each other's order.
+
+    The microbatches of the pipeline are cut into windows. For each window: the outer stages (the
+    encoders) run forward over all that the window reads; the inner stages (the LLM) run their own
+    pipeline over the window; the outer stages run backward, in reverse. An outer microbatch that
+    several windows read runs forward in the first of them and backward in the last.
+
+    With `run_ahead` r, outer forwards come r windows early: where the inner stages on their ranks
+    wait longest in the pipeline of an earlier window, so in its bubbles. Their activations are held as
+    much longer.
+
+    All programs are restrictions of one total order in which every pass comes after its inputs,
+    whatever ranks the stages share: so nothing can deadlock, also where an outer stage spans the ranks
+    of several inner ones, or the other way round.
+
+    Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+        section 3.3, Figure 4b and appendix D.
+    Differs: several outer microbatches per window, outer stages of several modules, and run-ahead.
+
+    Args:
+        nodes: the stages; any order.
+        groups: [G] the stages that some ranks hold, producers first. A stage may stand in several groups;
+            the inner stages of two groups are the same or disjoint.
+        inner: stages of the second phase. None of them feeds an outer stage.
+        window: microbatches of the first inner stages in a window. None: all.
+        run_ahead: windows by which outer forwards come early.
+        pipeline: programs of inner stages over one window, whose microbatches count from 0.
+        duration: time of a pass in any one unit; decides where the inner stages wait longest.
+
+    Returns:
+        Per group, its passes in issue order.
+
+    Raises:
+        ValueError: a window below 1, a negative run_ahead, inner stages that feed outer ones, that
+            share ranks in part, or of which one window reads what another does not.
+
+    Complexity: O(A log A) for A passes, plus the size of all needs and the pipeline's own.
+    """
+    problem = _Problem(nodes, groups, inner, window)
+    if run_ahead < 0:
+        raise ValueError(f"three-phase: run_ahead must be >= 0 windows, got {run_ahead}")
+    programs: dict[Group, list[Action]] = {tuple(group): [] for group in groups}
+    for early in range(run_ahead):
+        _extend(programs, problem.forwards(early))
+    for number in range(problem.num_windows):
+        if run_ahead == 0:
+            _extend(programs, problem.forwards(number))
+        body = _Body(problem, number, pipeline, duration)
+        _extend(programs, body.order(problem.forwards(number + run_ahead) if run_ahead else []))
+        _extend(programs, problem.backwards(number))
+    return {group: tuple(actions) for group, actions in programs.items()}
+
+
+def _extend(programs: Mapping[Group, list[Action]], order: Sequence[Action]) -> None:
+    """Every group does its part of a total order."""
+    for group, program in programs.items():
+        program.extend(action for action in order if action.stage in group)
+
+
+class _Problem:
+    """The stages, and the window of each of their microbatches."""
+
+    def __init__(
+        self,
+        nodes: Sequence[ScheduleNode],
+        groups: Sequence[Group],
+        inner: Collection[int],
+        window: int | None,
+    ) -> None:
+        self.nodes = {node.stage: node for node in nodes}
+        self.groups = [tuple(group) for group in groups]
+        self.inner = frozenset(inner)
+        self._check(window)
+        self.inner_groups = list(
+            dict.fromkeys(part for group in self.groups if (part := self.inner_part(group)))
+        )
+        self._check_groups()
+        self.position = topological_positions(self.nodes, self.groups)
+        self._order = sorted(self.nodes, key=self.position.__getitem__)
+        self._forward: dict[int, list[int]] = {}  # stage -> window of each microbatch's forward
+        self._backward: dict[int, list[int]] = {}
+        self._set_inner_windows(window)
+        self.num_windows = 1 + max((max(w, default=0) for w in self._forward.values()), default=0)
+        for stage in reversed(self._order):
+            if stage not in self.inner:
+                self._set_outer_windows(self.nodes[stage])
+
+    def inner_part(self, group: Group) -> Group:
+        """The inner stages of a group."""
+        return tuple(stage for stage in group if stage in self.inner)
+
+    def members(self, stage: int, window: int) -> tuple[int, ...]:
+        """Microbatches of an inner stage in a window."""
+        return tuple(own for own, number in enumerate(self._forward[stage]) if number == window)
+
+    def forwards(self, window: int) -> list[Action]:
+        """Outer forwards that a window is the first to need, producers first."""
+        return [
+            Action(stage, Pass.F, own)
+            for stage in self._order
+            if stage not in self.inner
+            for own, number in enumerate(self._forward[stage])
+            if number == window
+        ]
+
+    def backwards(self, window: int) -> list[Action]:
+        """Outer backwards that a window is the last to feed, readers first."""
+        return [
+            Action(stage, Pass.B, own)
+            for stage in reversed(self._order)
+            if stage not in self.inner
+            for own, number in enumerate(self._backward[stage])
+            if number == window and self.nodes[stage].backward[own]
+        ]
+
+    def _check(self, window: int | None) -> None:
+        if window is not None and window < 1:
+            raise ValueError(f"three-phase: a window has >= 1 microbatch, got {window}")
+        if missing := self.inner - self.nodes.keys():
+            raise ValueError(
+                f"three-phase: inner stage {min(missing)} is not there, stages are {[*self.nodes]}"
+            )
+        if lost := self.nodes.keys() - {stage for group in self.groups for stage in group}:
+            raise ValueError(f"three-phase: stage {min(lost)} stands in no group")
+        for stage in self.inner:
+            for consumer in self.nodes[stage].consumers:
+                if consumer.stage not in self.inner:
+                    raise ValueError(
+                        f"three-phase: inner stage {stage} feeds an outer one, stage {consumer.stage}"
+                    )
+
+    def _check_groups(self) -> None:
+        owner: dict[int, Group] = {}
+        for group in self.inner_groups:
+            for stage in group:
+                if owner.setdefault(stage, group) != group:
+                    raise ValueError(
+                        f"three-phase: inner stages {owner[stage]} and {group} share ranks in part; want the "
+                        "same ranks or none"
+                    )
+
+    def _set_inner_windows(self, window: int | None) -> None:
+        """By index where nothing inner is read, else with what is read."""
+        read: dict[int, list[int]] = {}  # stage -> latest window that each microbatch reads from
+        for stage in (stage for stage in self._order if stage in self.inner):
+            node = self.nodes[stage]
+            latest = read.get(stage)
+            own_windows = [
+                (own // window if window else 0) if latest is None or latest[own] < 0 else latest[own]
+                for own in range(node.num_microbatches)
+            ]
+            self._forward[stage] = own_windows
+            for consumer in node.consumers:
+                target = read.setdefault(consumer.stage, [-1] * len(consumer.needs))
+                for reader, needs in enumerate(consumer.needs):
+                    for own in needs:
+                        target[reader] = max(target[reader], own_windows[own])
+        self._check_inner_reads()
+
+    def _check_inner_reads(self) -> None:
+        for stage in self.inner:
+            for consumer in self.nodes[stage].consumers:
+                for reader, needs in enumerate(consumer.needs):
+                    for own in needs:
+                        mine, theirs = self._forward[stage][own], self._forward[consumer.stage][reader]
+                        if mine != theirs:
+                            raise ValueError(
+                                f"three-phase: microbatch {own} of stage {stage} is in window {mine}, but "
+                                f"microbatch {reader} of stage {consumer.stage}, which reads it, in window "
+                                f"{theirs}; want a window of all microbatches"
+                            )
+
+    def _set_outer_windows(self, node: ScheduleNode) -> None:
+        count = node.num_microbatches
+        first: list[int | None] = [None] * count
+        last: list[int | None] = [None] * count
+        for consumer in node.consumers:
+            for reader, needs in enumerate(consumer.needs):
+                early = self._forward[consumer.stage][reader]
+                late = self._backward.get(consumer.stage, self._forward[consumer.stage])[reader]
+                for own in needs:
+                    first[own] = min(early, early if (f := first[own]) is None else f)
+                    last[own] = max(late, late if (b := last[own]) is None else b)
+        unread = [own * self.num_windows // count for own in range(count)]
+        self._forward[node.stage] = [u if f is None else f for f, u in zip(first, unread, strict=True)]
+        self._backward[node.stage] = [u if b is None else b for b, u in zip(last, unread, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A pass with its place in a total order."""
+
+    start: float
+    rank: int
+    action: Action
+
+
+class _Body:
+    """The second phase of one window."""
+
+    def __init__(self, problem: _Problem, window: int, pipeline: Pipeline, duration: Duration) -> None:
+        self._problem = problem
+        self._members = {stage: problem.members(stage, window) for stage in problem.inner}
+        nodes = [self._within(problem.nodes[stage]) for stage in problem.nodes if stage in problem.inner]
+        programs = pipeline(nodes, problem.inner_groups)
+        splits = any(action.kind is Pass.I for program in programs.values() for action in program)
+        graph = pass_graph(
+            nodes,
+            problem.inner_groups,
+            lambda action: duration(self._whole(action)),
+            backward=Pass.I if splits else Pass.B,
+        )
+        starts = start_times(graph, programs)
+        self._placed = [
+            _Placed(start, place, graph.actions[number])
+            for place, (number, start) in enumerate(starts.items())
+        ]
+        self._ends = {
+            graph.actions[number]: start + graph.duration[number] for number, start in starts.items()
+        }
+        self._group_of = {stage: group for group in problem.inner_groups for stage in group}
+
+    def order(self, early: Sequence[Action]) -> list[Action]:
+        """The window's inner passes by their start, and these outer forwards in their longest wait."""
+        keyed = [((p.start, 1, p.rank), self._whole(p.action)) for p in self._placed]
+        waits = {group: self._longest_wait(group) for group in self._problem.inner_groups}
+        at: dict[int, float] = {}
+        for place, action in enumerate(early):
+            assert action.stage is not None
+            start = self._wait_of(action.stage, waits, at)
+            at[action.stage] = start
+            keyed.append(((start, 0, place), action))
+        return [action for _, action in sorted(keyed, key=lambda entry: entry[0])]
+
+    def _wait_of(self, stage: int, waits: Mapping[Group, float], at: Mapping[int, float]) -> float:
+        """The latest of the waits of the inner stages on its ranks, and never before what it reads."""
+        problem = self._problem
+        shared = [part for group in problem.groups if stage in group and (part := problem.inner_part(group))]
+        producers = [
+            start
+            for source, start in at.items()
+            if any(c.stage == stage for c in problem.nodes[source].consumers)
+        ]
+        return max((*(waits[part] for part in shared), *producers), default=0.0)
+
+    def _longest_wait(self, group: Group) -> float:
+        """Start of the pass before which the group waits longest; of equal waits the first."""
+        mine = [placed for placed in self._placed if placed.action.stage in group]
+        if not mine:
+            return 0.0
+        mine.sort(key=lambda placed: (placed.start, placed.rank))
+        waits = [(mine[0].start, mine[0].start)]
+        waits += [(after.start - self._ends[before.action], after.start) for before, after in pairwise(mine)]
+        return max(waits, key=lambda wait: (wait[0], -wait[1]))[1]
+
+    def _within(self, node: ScheduleNode) -> ScheduleNode:
+        """The stage with the microbatches of this window alone."""
+        mine = self._members[node.stage]
+        number = {own: place for place, own in enumerate(mine)}
+        consumers = tuple(
+            Consumer(
+                consumer.stage,
+                tuple(
+                    tuple(number[own] for own in consumer.needs[reader])
+                    for reader in self._members[consumer.stage]
+                ),
+            )
+            for consumer in node.consumers
+        )
+        weights = None if node.weights is None else tuple(node.weights[own] for own in mine)
+        return replace(
+            node,
+            num_microbatches=len(mine),
+            backward=tuple(node.backward[own] for own in mine),
+            consumers=consumers,
+            weights=weights,
+        )
+
+    def _whole(self, action: Action) -> Action:
+        """The pass with its number in the whole problem."""
+        assert action.stage is not None
+        assert action.microbatch is not None
+        return action._replace(microbatch=self._members[action.stage][action.microbatch])
