@@ -45,6 +45,7 @@ def played(programs: list[list[Action]], forward: np.ndarray, backward: np.ndarr
     return [ends[Pass.B, 0, m] for m in range(len(forward))]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 3), st.integers(0, 50))
 def test_eager_recurrence_equals_an_execution_of_the_hurried_programs(
     num: int, stages: int, lead: int, seed: int
