@@ -28,6 +28,13 @@ class ActivationCut(StrEnum):
     SEQUENCE = "sequence"
 
 
+class KeyTravel(StrEnum):
+    """Keys of context parallelism: gathered AHEAD of an attention, or passed on BEHIND it, block by block."""
+
+    AHEAD = "ahead"
+    BEHIND = "behind"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """Everything at its default leaves a profile's times as they are.
@@ -38,6 +45,7 @@ class Execution:
     Args:
         attention: how attention is computed.
         activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
+        keys: when keys of other context-parallel ranks travel, where a plan does not say.
         matmul_rate: of matrix products.
         unaligned_rate: factor on a product's rate for each halving of the alignment of its sizes
             below 16 bytes.
@@ -57,6 +65,7 @@ class Execution:
 
     attention: AttentionKernel = AttentionKernel.FUSED
     activations: ActivationCut = ActivationCut.WHOLE
+    keys: KeyTravel = KeyTravel.AHEAD
     matmul_rate: float = 1.0
     unaligned_rate: float = 1.0
     attention_rate: float = 1.0
@@ -105,7 +114,7 @@ class Execution:
         return 2 if isinstance(operator, Matmul) and operator.bias else 1
 
 
-NUMBERS = tuple(field.name for field in fields(Execution) if field.name not in ("attention", "activations"))
+NUMBERS = tuple(field.name for field in fields(Execution) if field.name.endswith(("_rate", "_passes", "_s")))
 Execution.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
 _ADAPTER = TypeAdapter(Execution)
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from workbench.cost.collectives import Collective, Collectives
-from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
+from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, KeyTravel
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.measured import MeasuredLayer
@@ -91,6 +92,13 @@ class LayerTime:
         return self.through_s(needs) + self.weights_s(needs)
 
 
+class _Links(NamedTuple):
+    """What joins the ranks of a grid along each axis; None where there is one rank."""
+
+    tensor: Link | None
+    context: Link | None
+
+
 class CostModel(KernelTimes):
     """Times of layers on the machine of one profile.
 
@@ -115,7 +123,15 @@ class CostModel(KernelTimes):
         return other
 
     def layer_time(
-        self, layer: Layer, work: Work, *, tp: int, cp: int, precision: str, link: Link | None = None
+        self,
+        layer: Layer,
+        work: Work,
+        *,
+        tp: int,
+        cp: int,
+        precision: str,
+        link: Link | None = None,
+        context_link: Link | None = None,
     ) -> LayerTime:
         """Time of one call of the layer on each rank of a tp x cp grid.
 
@@ -124,7 +140,8 @@ class CostModel(KernelTimes):
             work: the packed rows.
             tp, cp: degrees of tensor and context parallelism, shared out evenly.
             precision: "bfloat16", "float32" or "float64".
-            link: that joins the grid; None: the profile's intra-node link.
+            link: that joins tensor-parallel ranks; None: the profile's intra-node link.
+            context_link: that joins context-parallel ranks; None: the same.
 
         Raises:
             ValueError: unknown precision, or a grid without any link.
@@ -132,30 +149,30 @@ class CostModel(KernelTimes):
         Complexity: O(operators x table points), once per distinct argument.
         """
         name = _signature(layer)
-        key = (name, work, tp, cp, str(precision), link)
+        key = (name, work, tp, cp, str(precision), link, context_link)
         if key not in self._known:
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
-            self._known[key] = self._time(layer, name, work, Grid(tp, cp), str(precision), link)
+            links = self._links(Grid(tp, cp), link, context_link)
+            self._known[key] = self._time(layer, name, work, Grid(tp, cp), str(precision), links)
         return self._known[key]
 
     def _time(
-        self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, link: Link | None
+        self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
         measured = self._layers.get((name, precision, *grid))
         if measured is not None:
             return _from_measured(layer, measured, work)
         whole = self._layers.get((name, precision, 1, 1))
-        joined = self._link(grid, link)
-        sums = _OperatorSums(self, work, grid, precision, joined)
+        sums = _OperatorSums(self, work, grid, precision, links)
         if whole is None:
             return sums.layer(layer)
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
 
-    def _link(self, grid: Grid, link: Link | None) -> Link | None:
-        if grid == Grid(1, 1) or link is not None:
-            return link
-        return self.profile.machine_link("intra").link
+    def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
+        if grid != Grid(1, 1) and link is None:
+            link = self.profile.machine_link("intra").link
+        return _Links(link, context_link or link)
 
     def between_ranks_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         """Seconds of a collective over gradients or updated weights."""
@@ -174,8 +191,8 @@ class _Passes:
 class _OperatorSums:
     """A layer's time as the sum of its operators, with the reasons why that may be off."""
 
-    def __init__(self, cost: CostModel, work: Work, grid: Grid, precision: str, link: Link | None) -> None:
-        self._cost, self._work, self._grid, self._precision, self._link = cost, work, grid, precision, link
+    def __init__(self, cost: CostModel, work: Work, grid: Grid, precision: str, links: _Links) -> None:
+        self._cost, self._work, self._grid, self._precision, self._links = cost, work, grid, precision, links
         self._bytes = ELEMENT_BYTES[precision]
         self.unmeasured: set[str] = set()
 
@@ -263,31 +280,47 @@ class _OperatorSums:
 
     def _communication(self, layer: Layer) -> tuple[float, list[tuple[int, float]]]:
         """Seconds of collectives: of the forward, and (operator, seconds) of the backward."""
-        grid, link = self._grid, self._link
-        if link is None:
+        grid, links = self._grid, self._links
+        if links.tensor is None or links.context is None:
             return 0.0, []
         messages = tensor_parallel_messages(layer, self._work, grid, self._bytes)
-        reduced = [
-            self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp) for num_bytes in messages.forward
-        ]
+        forward_s = sum(
+            self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp, links.tensor)
+            for num_bytes in messages.forward
+        )
         backward = [
-            (index, self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp))
+            (index, self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp, links.tensor))
             for index, num_bytes in messages.backward
         ]
-        forward_s = sum(reduced)
         for index, operator in enumerate(layer.operators):
             if grid.cp > 1 and isinstance(operator, Attention):
-                gathered = key_value_bytes(operator, self._work, grid, self._bytes)
-                forward_s += self._collective_s(Collective.ALL_GATHER, gathered, grid.cp)
-                backward.append((index, self._collective_s(Collective.REDUCE_SCATTER, gathered, grid.cp)))
+                there_s, back_s = self._keys_s(operator, links.context)
+                forward_s += there_s
+                backward.append((index, back_s))
         return forward_s, backward
 
-    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int) -> float:
-        assert self._link is not None
-        if not self._cost.collectives.is_measured(kind, num_ranks, self._link):
+    def _keys_s(self, operator: Attention, link: Link) -> tuple[float, float]:
+        """Seconds for which keys, and gradients of them, hold up an attention's forward and backward."""
+        grid = self._grid
+        gathered = key_value_bytes(operator, self._work, grid, self._bytes)
+        there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
+        back_s = self._collective_s(Collective.REDUCE_SCATTER, gathered, grid.cp, link)
+        if self._cost.execution.keys is KeyTravel.AHEAD:
+            return there_s, back_s
+        passes = self._attention(operator)
+        behind = (grid.cp - 1) / grid.cp  # the first block of keys is a rank's own
+        return (
+            max(0.0, there_s - behind * passes.forward_s),
+            max(0.0, there_s + back_s - behind * passes.input_grad_s),
+        )
+
+    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
+        if not self._cost.collectives.is_measured(kind, num_ranks, link):
             self.unmeasured.add("collectives inside a layer: ring formula")
-        seconds = self._cost.collectives.seconds(kind, num_bytes, num_ranks, self._link)
-        return seconds / self._cost.execution.collective_rate
+        return (
+            self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
+            / self._cost.execution.collective_rate
+        )
 
     def _note(self, table: Table, name: str) -> None:
         if not table.points:

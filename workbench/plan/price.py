@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Cluster, Link
@@ -95,6 +96,26 @@ def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     return cluster.intra if len({cluster.node_of(rank) for rank in ranks}) == 1 else cluster.inter
 
 
+class GridLinks(NamedTuple):
+    """What joins the ranks of a stage along each axis of its grid; None where it has one rank."""
+
+    tensor: Link | None
+    context: Link | None
+
+
+def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
+    """The slowest link of each axis: tensor-parallel ranks in a node keep its link when keys leave it."""
+    if stage.tp * stage.cp == 1:
+        return GridLinks(None, None)
+    columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
+    return GridLinks(_slowest(cluster, stage.ranks), _slowest(cluster, columns))
+
+
+def _slowest(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Link:
+    links = [stage_link(cluster, ranks) for ranks in groups]
+    return cluster.inter if cluster.inter in links else cluster.intra
+
+
 class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
@@ -131,30 +152,30 @@ class _Pricing:
         if name not in self._work:
             self._work[name] = work_of(self._plan, microbatch)
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-        link = None if stage.tp * stage.cp == 1 else stage_link(self._plan.cluster, stage.flat_ranks)
+        links = grid_links(self._plan.cluster, stage)
         key: tuple[object, ...] = (
             stage.module,
             stage.layers,
             stage.tp,
             stage.cp,
-            link,
+            links,
             self._work[name],
             needs,
         )
         if self._attention is not None:  # may tell apart microbatches of equal work
             key = (*key, name, stage.ranks)
         if key not in self._known:
-            times = self._layer_times(stage, microbatch, link)
+            times = self._layer_times(stage, microbatch, links)
             settings = self._plan.settings.of(stage.module)
             self._known[key] = pass_times(times, needs, settings.recompute)
             self.unmeasured |= self._known[key].unmeasured
         return self._known[key]
 
-    def _layer_times(self, stage: Stage, microbatch: Microbatch, link: Link | None) -> list[LayerTime]:
+    def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:
         layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
-        return [self._layer_time(layer, stage, microbatch, link) for layer in layers]
+        return [self._layer_time(layer, stage, microbatch, links) for layer in layers]
 
-    def _layer_time(self, layer: Layer, stage: Stage, microbatch: Microbatch, link: Link | None) -> LayerTime:
+    def _layer_time(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> LayerTime:
         given: Times = {}
         if self._attention is not None:
             given = times_of(self._attention, self._plan, stage, microbatch, layer)
@@ -164,7 +185,8 @@ class _Pricing:
             tp=stage.tp,
             cp=stage.cp,
             precision=self._plan.settings.precision,
-            link=link,
+            link=links.tensor,
+            context_link=links.context,
         )
         return with_attention(rest, layer, given)
 

@@ -1,0 +1,74 @@
+"""Which link a collective runs over, and what travels behind an attention."""
+
+from dataclasses import replace
+
+import pytest
+
+from workbench.cost.execution import Execution, KeyTravel
+from workbench.cost.group_link import group_link
+from workbench.cost.hardware import Cluster, Link, Node, uniform
+from workbench.cost.model import CostModel, RowWork, Work
+from workbench.cost.profile import load_profile
+from workbench.graph.zoo import from_shape
+
+NVLINK = Link(name="nvlink", bytes_per_s=300.0, latency_s=1.0)
+CARD = Link(name="card", bytes_per_s=50.0, latency_s=2.0)
+CLUSTER: Cluster = uniform(
+    "c", Node(device="gpu", num_ranks=8, memory_bytes=1), num_nodes=4, intra=NVLINK, inter=CARD
+)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "stride", "bytes_per_s"),
+    [
+        pytest.param(8, 1, 300.0, id="one-node"),
+        pytest.param(4, 2, 300.0, id="every-second-rank-of-a-node"),
+        pytest.param(4, 8, 50.0, id="one-rank-a-node"),
+        pytest.param(8, 4, 100.0, id="two-ranks-a-node"),
+        pytest.param(32, 1, 300.0, id="eight-cards-outrun-the-node"),
+        pytest.param(1, 64, 300.0, id="alone"),
+    ],
+)
+def test_a_group_uses_the_cards_of_all_its_members(num_ranks, stride, bytes_per_s):
+    assert group_link(CLUSTER, num_ranks=num_ranks, stride=stride).bytes_per_s == bytes_per_s
+
+
+def test_a_group_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="num_ranks and stride >= 1"):
+        group_link(CLUSTER, num_ranks=0, stride=1)
+
+
+def block_time(execution, **links):
+    cost = CostModel(load_profile("H100"), execution)
+    layer = from_shape("llama-3.1-8b", module="llm").layers[1]
+    work = Work((RowWork(32768, 32768, 32768 * 32769 // 2),))
+    return cost.layer_time(layer, work, tp=2, cp=8, precision="bfloat16", **links)
+
+
+def test_each_axis_has_its_own_link():
+    slow = replace(CARD, bytes_per_s=1e9, latency_s=1e-5)
+    fast = replace(CARD, bytes_per_s=3e11, latency_s=1e-6)
+    both = [
+        block_time(Execution(), link=a, context_link=b).forward_s for a in (fast, slow) for b in (fast, slow)
+    ]
+    assert both[0] < both[1] < both[3]
+    assert both[0] < both[2] < both[3]
+    assert both[3] - both[2] == pytest.approx(both[1] - both[0])  # the axes do not touch each other
+    assert block_time(Execution(), link=slow).forward_s == both[3]  # one link holds for both
+
+
+def test_keys_behind_an_attention_cost_what_it_does_not_hide():
+    links = {"link": replace(CARD, bytes_per_s=3e11, latency_s=1e-6)}
+    ahead = block_time(Execution(), **links, context_link=replace(CARD, bytes_per_s=2e11, latency_s=5e-6))
+    hidden = block_time(
+        Execution(keys=KeyTravel.BEHIND),
+        **links,
+        context_link=replace(CARD, bytes_per_s=2e11, latency_s=5e-6),
+    )
+    free = block_time(Execution(), **links, context_link=replace(CARD, bytes_per_s=1e18, latency_s=0.0))
+    slow = replace(CARD, bytes_per_s=1e8, latency_s=5e-6)
+    exposed = block_time(Execution(keys=KeyTravel.BEHIND), **links, context_link=slow)
+    assert hidden.forward_s == pytest.approx(free.forward_s)
+    assert hidden.input_grad_s == pytest.approx(free.input_grad_s)
+    assert ahead.forward_s > free.forward_s
+    assert free.forward_s < exposed.forward_s < block_time(Execution(), **links, context_link=slow).forward_s
