@@ -1,0 +1,1 @@
+"""Preprocessing of images apart from training: producers decode, a server hands out batches."""

@@ -1,0 +1,84 @@
+"""One peer's end of the wire to a preprocessing server: bounded waits, and refusals by name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from runtime.preprocess.example import Buffer, unpacked
+from runtime.preprocess.keys import ClientKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A header and the buffers that came with it."""
+
+    header: dict[str, Any]
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def kind(self) -> str:
+        return str(self.header["kind"])
+
+
+class Connection:
+    """A DEALER socket in a context of its own, so that it may be opened after a fork.
+
+    Args:
+        address: `tcp://HOST:PORT` of the server.
+        keys: None: the server has none.
+        name: under which the server knows the peer's socket; None: the server invents one.
+    """
+
+    def __init__(self, address: str, keys: ClientKeys | None, name: bytes | None = None) -> None:
+        self.address = address
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        if name is not None:
+            self._socket.routing_id = name
+        if keys is not None:
+            self._socket.curve_publickey = keys.public.encode()
+            self._socket.curve_secretkey = keys.secret.encode()
+            self._socket.curve_serverkey = keys.server.encode()
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(f"address {address!r}: want tcp://HOST:PORT: {error}") from None
+
+    def send(self, header: bytes, buffers: list[Buffer] | None = None) -> None:
+        """Queue a message; it leaves in the background."""
+        self._socket.send_multipart([header, *(buffers or [])], copy=False)
+
+    def receive(self, wait_s: float) -> Message | None:
+        """The next message, or None after `wait_s` seconds.
+
+        Raises:
+            ValueError: the server refuses this peer's key or message, or has given up.
+        """
+        ready = dict(self._poller.poll(max(0, round(1000 * wait_s))))
+        if self._monitor in ready:
+            recv_monitor_message(self._monitor)
+            raise ValueError(f"server {self.address} refuses this client's key")
+        if self._socket not in ready:
+            return None
+        first, *rest = self._socket.recv_multipart(copy=False)
+        message = Message(unpacked(first.buffer), tuple(frame.buffer for frame in rest))
+        if message.kind == "fatal":
+            raise ValueError(f"server {self.address} has given up: {message.header['reason']}")
+        if message.kind == "refused":
+            raise ValueError(f"server {self.address} refuses a message: {message.header['reason']}")
+        return message
+
+    def close(self) -> None:
+        """Let go of the socket; what has not left yet has 200 ms for it."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=200)
+        self._context.term()

@@ -1,0 +1,96 @@
+"""Producers on the server's own host: processes that are replaced when they die."""
+
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from runtime.preprocess.keys import ClientKeys
+from runtime.preprocess.producer import settings_text
+
+MOST_STILLBORN = 3  # in a row: then something is wrong with all of them
+END_S = 5.0
+
+
+class Crew:
+    """A fixed number of producers.
+
+    Args:
+        number: how many; 0: none here, they come from elsewhere.
+        address: of the server, as seen from this host.
+        folder: of the data.
+        silence_s: after which a producer that hears nothing from the server ends.
+    """
+
+    def __init__(
+        self, number: int, *, address: str, folder: Path, keys: ClientKeys | None, silence_s: float
+    ) -> None:
+        if number < 0:
+            raise ValueError(f"producers: want >= 0, got {number}")
+        self._address, self._folder, self._keys, self._silence_s = address, folder, keys, silence_s
+        self._numbers = count()
+        self._at_work: dict[str, subprocess.Popen[str]] = {}
+        self._unheard: set[str] = set()
+        self._num_stillborn = 0
+        self.num_lost = 0
+        for _ in range(number):
+            self._start()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by producer."""
+        return {name: process.pid for name, process in self._at_work.items()}
+
+    def heard_of(self, name: str) -> None:
+        """A producer has spoken to the server."""
+        if name in self._unheard:
+            self._unheard.discard(name)
+            self._num_stillborn = 0
+
+    def replace_lost(self) -> tuple[str, ...]:
+        """Names of producers that have died since the last call; a new one stands in for each.
+
+        Raises:
+            ValueError: several died in a row without a word.
+        """
+        lost = [name for name, process in self._at_work.items() if process.poll() is not None]
+        for name in lost:
+            code = self._at_work.pop(name).returncode
+            self.num_lost += 1
+            if name in self._unheard:
+                self._unheard.discard(name)
+                self._num_stillborn += 1
+            if self._num_stillborn >= MOST_STILLBORN:
+                raise ValueError(
+                    f"producers: {MOST_STILLBORN} in a row ended before their first word, "
+                    f"the last with exit code {code}"
+                )
+            self._start()
+        return tuple(lost)
+
+    def end(self) -> None:
+        """End all of them; those that do not go within 5 s are killed."""
+        for process in self._at_work.values():
+            process.terminate()
+        for process in self._at_work.values():
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._at_work.clear()
+
+    def _start(self) -> None:
+        name = f"local-{next(self._numbers)}"
+        text = settings_text(
+            self._address, self._folder, keys=self._keys, name=name, silence_s=self._silence_s
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runtime.preprocess.producer"], stdin=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as pipe:  # it has ended: `replace_lost` says so
+            pipe.write(text)
+        self._at_work[name] = process
+        self._unheard.add(name)

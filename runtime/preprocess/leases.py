@@ -1,0 +1,96 @@
+"""Who preprocesses which example: every task done is taken once, whoever dies on the way."""
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+Task = tuple[int, int]  # (position of the batch in the stream, place in the batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    producer: bytes
+    end_s: float
+
+
+class Leases:
+    """Tasks that wait, and those lent to producers until a deadline.
+
+    A task goes back when its lease ends or its producer dies, and the first result of a task is the
+    only one that counts. Times are the caller's clock in seconds. Every call takes O(log tasks) but
+    `release`, `expire` and `drop`, which look at all tasks of the window.
+
+    Args:
+        lease_s: how long a producer may take for one task.
+        most_attempts: as often a task is lent; a task that kills its producers must not go on forever.
+    """
+
+    def __init__(self, *, lease_s: float, most_attempts: int = 3) -> None:
+        self._lease_s, self._most_attempts = lease_s, most_attempts
+        self._waiting: list[Task] = []
+        self._open: dict[Task, _Lease | None] = {}  # None: waiting
+        self._attempts: dict[Task, int] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(lease is None for lease in self._open.values())
+
+    @property
+    def num_lent(self) -> int:
+        return len(self._open) - self.num_waiting
+
+    def add(self, task: Task) -> None:
+        """ValueError where it is open already."""
+        if task in self._open:
+            raise ValueError(f"task {task} is open already")
+        self._open[task], self._attempts[task] = None, 0
+        heappush(self._waiting, task)
+
+    def lend(self, producer: bytes, now_s: float) -> Task | None:
+        """The first task that waits, in order of the stream; None: there is none."""
+        while self._waiting:
+            task = heappop(self._waiting)
+            if self._open.get(task, task) is None:
+                self._open[task] = _Lease(producer, now_s + self._lease_s)
+                self._attempts[task] += 1
+                return task
+        return None
+
+    def complete(self, task: Task) -> bool:
+        """Whether this result is the task's first: any other is to be thrown away."""
+        if task not in self._open:
+            return False
+        self._forget(task)
+        return True
+
+    def release(self, producer: bytes) -> tuple[Task, ...]:
+        """Take back what a producer holds; those that were lent too often are given up and returned."""
+        return self._back(
+            [task for task, lease in self._open.items() if lease is not None and lease.producer == producer]
+        )
+
+    def expire(self, now_s: float) -> tuple[Task, ...]:
+        """Take back whose lease ended; those that were lent too often are given up and returned."""
+        return self._back(
+            [task for task, lease in self._open.items() if lease is not None and lease.end_s <= now_s]
+        )
+
+    def drop(self, position: int) -> None:
+        """Forget all tasks of a batch that nobody wants any more."""
+        for task in [task for task in self._open if task[0] == position]:
+            self._forget(task)
+        self._waiting = [task for task in self._waiting if task[0] != position]
+        heapify(self._waiting)
+
+    def _back(self, tasks: list[Task]) -> tuple[Task, ...]:
+        given_up = []
+        for task in tasks:
+            if self._attempts[task] >= self._most_attempts:
+                self._forget(task)
+                given_up.append(task)
+            else:
+                self._open[task] = None
+                heappush(self._waiting, task)
+        return tuple(given_up)
+
+    def _forget(self, task: Task) -> None:
+        del self._open[task], self._attempts[task]

@@ -1,0 +1,293 @@
+"""Where a trainer's batches come from: a server, or the trainer's own cores."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from runtime.preprocess.connection import Connection, Message
+from runtime.preprocess.example import Buffer, Example, example_of, num_frames, packed, preprocess
+from runtime.preprocess.images import MalformedImageError, Rule, rule_from_json
+from runtime.preprocess.keys import ClientKeys
+from runtime.preprocess.order import OrderSettings, Size, ordered
+from runtime.preprocess.stream import Content, Malformed, Skipped
+from runtime.records import Record, read_records
+
+ASK_AGAIN_S = 3.0  # a server that was started anew has forgotten what was asked
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One data-parallel group's part of a batch, in execution order."""
+
+    position: int
+    microbatches: tuple[tuple[Example, ...], ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        return tuple(example for microbatch in self.microbatches for example in microbatch)
+
+
+class Loader(Protocol):
+    """Batch after batch, from `position` on."""
+
+    @property
+    def position(self) -> int:
+        """Of the batch that `next` gives."""
+        ...
+
+    def next(self) -> Batch:
+        """The next batch; all earlier ones count as finished."""
+        ...
+
+    def close(self) -> None:
+        """No more is wanted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Which of how many data-parallel groups."""
+
+    index: int = 0
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.number:
+            raise ValueError(f"data-parallel group: want 0 to {self.number - 1}, got {self.index}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What a trainer asks a server for.
+
+    Args:
+        name: under which the server remembers how far this trainer is; groups of one trainer share it.
+            Empty: nobody else's, made up of host and process.
+        timeout_s: of any single wait.
+    """
+
+    address: str
+    keys: ClientKeys | None = None
+    name: str = ""
+    group: Group = Group()
+    content: Content = Content.ALL
+    timeout_s: float = 60.0
+
+    @property
+    def full_name(self) -> str:
+        """With the group."""
+        name = self.name or f"{socket.gethostname()}-{os.getpid()}-{self.content}"
+        return f"{name}/{self.group.index}/{self.group.number}"
+
+
+class ServedLoader:
+    """Batches of a server, received in the background up to the server's window.
+
+    Args:
+        start: position of the first batch; None: where the server remembers this name to be.
+
+    Raises:
+        ValueError: nobody answers in time, or the server refuses the key.
+    """
+
+    def __init__(self, subscription: Subscription, *, start: int | None = None) -> None:
+        self._subscription = subscription
+        self._name = subscription.full_name
+        self._connection = Connection(subscription.address, subscription.keys)
+        self._arrived: dict[int, Message] = {}
+        self._asked: dict[int, float] = {}
+        try:
+            self.welcome = self._request("welcome", packed("hello", name=self._name)).header
+        except ValueError:
+            self._connection.close()
+            raise
+        self._position = int(self.welcome["done"]) if start is None else start
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    @property
+    def num_batches(self) -> int:
+        """Of an epoch: position p is batch p modulo this."""
+        return int(self.welcome["num_batches"])
+
+    @property
+    def rule(self) -> Rule:
+        """Of the images."""
+        return rule_from_json(self.welcome["rule"])
+
+    def seek(self, position: int) -> None:
+        """Go on from another position; batches on their way that are not in reach of it are forgotten."""
+        self._position = position
+
+    def next(self) -> Batch:
+        """Waits only where the batch is not here yet; asks for those that follow.
+
+        Raises:
+            ValueError: it is not here in time, or the server has given up.
+        """
+        position = self._position
+        end_s = time.monotonic() + self._subscription.timeout_s
+        reach = range(position, position + int(self.welcome["window"]))
+        for held in (self._arrived, self._asked):
+            for other in [other for other in held if other not in reach]:
+                del held[other]
+        while True:
+            self._ask(reach)
+            now_s = time.monotonic()
+            if position in self._arrived:
+                break
+            if now_s >= end_s:
+                raise ValueError(
+                    f"batch {position} of server {self._subscription.address}: not there within "
+                    f"{self._subscription.timeout_s:g} s"
+                )
+            self._take(self._connection.receive(min(ASK_AGAIN_S, end_s - now_s)))
+        while (message := self._connection.receive(0.0)) is not None:
+            self._take(message)
+        self._position = position + 1
+        return batch_of_message(self._arrived.pop(position))
+
+    def finish(self) -> None:
+        """Everything that `next` gave is finished: a trainer of this name goes on after it."""
+        self._connection.send(packed("finished", name=self._name, done=self._position))
+
+    def find(self, example: int) -> int:
+        """Position, in the first epoch, of the batch that has the example; ValueError: none has."""
+        return int(self._request("found", packed("find", example=example)).header["position"])
+
+    def status(self) -> Mapping[str, Any]:
+        """What the server says of itself: producers, tasks, batches, examples left out."""
+        return self._request("status", packed("status")).header
+
+    def records(self) -> tuple[Record, ...]:
+        """The examples of the server's folder, in its order, as far as the index knows them."""
+        found: list[Record] = []
+        while True:
+            header = self._request("records", packed("records", start=len(found))).header
+            found += [
+                Record(number, tuple((kind, content) for kind, content in segments), mask)
+                for number, segments, mask in header["records"]
+            ]
+            if len(found) >= header["total"]:
+                return tuple(found)
+
+    def close(self) -> None:
+        """Tell the server to prepare nothing more."""
+        self._connection.send(packed("leave"))
+        self._connection.close()
+
+    def _ask(self, reach: range) -> None:
+        """For what has not arrived and was not asked for lately."""
+        now_s = time.monotonic()
+        group = self._subscription.group
+        for position in reach:
+            asked_s = self._asked.get(position)
+            if position in self._arrived or (asked_s is not None and now_s < asked_s + ASK_AGAIN_S):
+                continue
+            self._asked[position] = now_s
+            message = packed(
+                "want",
+                name=self._name,
+                done=reach.start,
+                position=position,
+                group=group.index,
+                num_groups=group.number,
+                content=self._subscription.content,
+            )
+            self._connection.send(message)
+
+    def _take(self, message: Message | None) -> None:
+        if message is not None and message.kind == "batch":
+            position = int(message.header["position"])
+            if position in self._asked:  # the second answer to a question asked twice is like the first
+                self._arrived[position] = message
+
+    def _request(self, answer: str, question: bytes) -> Message:
+        end_s = time.monotonic() + self._subscription.timeout_s
+        self._connection.send(question)
+        while (left_s := end_s - time.monotonic()) > 0:
+            message = self._connection.receive(left_s)
+            if message is not None and message.kind == answer:
+                return message
+            self._take(message)
+        raise ValueError(
+            f"no server at {self._subscription.address}: no {answer!r} within "
+            f"{self._subscription.timeout_s:g} s"
+        )
+
+
+def batch_of_message(message: Message) -> Batch:
+    """The batch; arrays are views of what came off the wire."""
+    buffers = iter(message.buffers)
+
+    def one(header: Mapping[str, Any]) -> Example:
+        own: list[Buffer] = [next(buffers) for _ in range(num_frames(header))]
+        return example_of(header, own)
+
+    microbatches = tuple(tuple(one(header) for header in held) for held in message.header["microbatches"])
+    skipped = tuple(Skipped(*each) for each in message.header["skipped"])
+    return Batch(int(message.header["position"]), microbatches, skipped)
+
+
+class ColocatedLoader:
+    """The baseline: the trainer preprocesses its own batches, when it wants them, on its own cores.
+
+    Args:
+        folder, rule, batch_size, order, malformed: as a server's.
+        start: position of the first batch.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rule: Rule,
+        *,
+        batch_size: int,
+        order: OrderSettings | None = None,
+        malformed: Malformed = Malformed.FATAL,
+        group: Group | None = None,
+        start: int = 0,
+    ) -> None:
+        self._folder, self._rule, self._batch_size = folder, rule, batch_size
+        self._order, self._malformed, self._group = order or OrderSettings(), malformed, group or Group()
+        self._records = read_records(folder)
+        if not 1 <= batch_size <= len(self._records):
+            raise ValueError(f"batch size: want 1 to {len(self._records)}, got {batch_size}")
+        self._position = start
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    def next(self) -> Batch:
+        """Decodes the whole batch of all groups: its order depends on all sizes.
+
+        Raises:
+            MalformedImageError: unless such examples are to be left out.
+        """
+        num_batches = len(self._records) // self._batch_size
+        first = self._position % num_batches * self._batch_size
+        examples: list[Example] = []
+        skipped: list[Skipped] = []
+        for record in self._records[first : first + self._batch_size]:
+            try:
+                examples.append(preprocess(record, self._folder, self._rule))
+            except MalformedImageError as error:
+                if self._malformed is Malformed.FATAL:
+                    raise
+                skipped.append(Skipped(record.id, str(error.path), str(error)))
+        sizes = [Size(example.tokens_in, example.tokens) for example in examples]
+        chosen = ordered(sizes, self._group.number, self._order)[self._group.index]
+        microbatches = tuple(tuple(examples[index] for index in held) for held in chosen)
+        self._position += 1
+        return Batch(self._position - 1, microbatches, tuple(skipped))
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,90 @@
+"""In which order a batch's examples go to the trainers: between groups, then in time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+
+from workbench.balance.reorder import reorder_microbatches, reorder_samples
+from workbench.balance.tokens import longest_first_equal_counts
+
+BACKWARD_PER_FORWARD = 2.0
+
+
+class Reordering(StrEnum):
+    """What is evened out."""
+
+    NONE = "none"
+    WITHIN = "within"  # work of data-parallel groups
+    BOTH = "both"  # and the bubbles that unequal microbatches leave in the pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSettings:
+    """How examples are dealt to groups and cut into microbatches.
+
+    Args:
+        microbatch: examples in one; the last of a group may have fewer.
+        num_stages: of the pipeline; the first has the encoder, the others share the language model.
+        encoder_work: of one token inside the encoder, in that of one token in the language model.
+    """
+
+    reordering: Reordering = Reordering.BOTH
+    microbatch: int = 1
+    num_stages: int = 2
+    encoder_work: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.microbatch < 1 or self.num_stages < 2 or self.encoder_work < 0:
+            raise ValueError(
+                "order: want microbatch >= 1, num_stages >= 2 and encoder_work >= 0, got "
+                f"{self.microbatch}, {self.num_stages} and {self.encoder_work}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Tokens of one example: inside the encoder, and in the language model."""
+
+    tokens_in: int
+    tokens: int
+
+
+def ordered(
+    sizes: Sequence[Size], num_groups: int, settings: OrderSettings
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """[groups][microbatches] examples in execution order: a partition of range(len(sizes)).
+
+    Source: DistTrain, sections 5.2 and 5.3, Algorithms 1 and 2; groups get equal numbers of examples,
+    give or take one. Without reordering, groups are runs of the batch as it came.
+
+    Raises:
+        ValueError: num_groups < 1.
+    """
+    if num_groups < 1:
+        raise ValueError(f"groups of a batch: want >= 1, got {num_groups}")
+    if not sizes:
+        return ((),) * num_groups
+    work = [settings.encoder_work * size.tokens_in + size.tokens for size in sizes]
+    if settings.reordering is Reordering.NONE:
+        cuts = [len(sizes) * group // num_groups for group in range(num_groups + 1)]
+        dealt = tuple(tuple(range(start, stop)) for start, stop in pairwise(cuts))
+    else:
+        dealt = reorder_samples(work, num_groups, longest_first_equal_counts)
+    return tuple(_in_time(group, sizes, settings) for group in dealt)
+
+
+def _in_time(
+    group: tuple[int, ...], sizes: Sequence[Size], settings: OrderSettings
+) -> tuple[tuple[int, ...], ...]:
+    starts = range(0, len(group), settings.microbatch)
+    microbatches = [group[start : start + settings.microbatch] for start in starts]
+    if settings.reordering is not Reordering.BOTH or not microbatches:
+        return tuple(microbatches)
+    encoder = [settings.encoder_work * sum(sizes[i].tokens_in for i in each) for each in microbatches]
+    rest = [sum(sizes[i].tokens for i in each) / (settings.num_stages - 1) for each in microbatches]
+    forward = np.column_stack([encoder, *[rest] * (settings.num_stages - 1)])
+    order = reorder_microbatches(forward, BACKWARD_PER_FORWARD * forward)
+    return tuple(microbatches[index] for index in order)

@@ -1,0 +1,103 @@
+"""A producer: takes examples from the server one by one, preprocesses them, sends them back.
+
+It keeps nothing, so that it may die at any moment. `python -m runtime.preprocess.producer` reads
+what it needs, keys included, as JSON from its standard input.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from runtime.preprocess.connection import Connection, Message
+from runtime.preprocess.example import Buffer, example_frames, packed, preprocess
+from runtime.preprocess.images import MalformedImageError, rule_from_json
+from runtime.preprocess.keys import ClientKeys
+from runtime.records import Record
+
+READY_AGAIN_S = 3.0  # a server that was started anew does not know its producers
+
+
+def produce(
+    address: str, folder: Path, *, keys: ClientKeys | None, name: str | None, silence_s: float
+) -> int:
+    """Work for the server at that address until it has been silent for `silence_s` seconds.
+
+    A server with nothing to do still speaks about once a second.
+
+    Args:
+        folder: where this host sees the server's data folder.
+        name: of this producer; None: the server invents one.
+
+    Returns:
+        Examples preprocessed.
+
+    Raises:
+        ValueError: the server was never there, refuses the key, or has given up.
+    """
+    connection = Connection(address, keys, None if name is None else name.encode())
+    num_done = 0
+    heard = False
+    end_s = time.monotonic() + silence_s
+    try:
+        connection.send(packed("ready"))
+        while (now_s := time.monotonic()) < end_s:
+            message = connection.receive(min(READY_AGAIN_S, end_s - now_s))
+            if message is None:
+                connection.send(packed("ready"))
+                continue
+            heard = True
+            if message.kind == "task":
+                header, buffers = _answer(message, folder)
+                connection.send(header, buffers)
+                num_done += 1
+            end_s = time.monotonic() + silence_s
+    finally:
+        connection.close()
+    if not heard:
+        raise ValueError(f"no server at {address}: waited {silence_s:g} s for it")
+    return num_done
+
+
+def _answer(message: Message, folder: Path) -> tuple[bytes, list[Buffer]]:
+    header = message.header
+    record = Record(header["id"], tuple((kind, content) for kind, content in header["segments"]))
+    try:
+        example = preprocess(record, folder, rule_from_json(header["rule"]))
+    except MalformedImageError as error:
+        return packed("malformed", task=header["task"], path=str(error.path), reason=str(error)), []
+    described, buffers = example_frames(example)
+    return packed("done", task=header["task"], example=described), buffers
+
+
+def settings_text(address: str, folder: Path, *, keys: ClientKeys | None, name: str, silence_s: float) -> str:
+    """What `main` reads."""
+    given = None if keys is None else asdict(keys)
+    return json.dumps(
+        {"address": address, "folder": str(folder), "keys": given, "name": name, "silence_s": silence_s}
+    )
+
+
+def main() -> int:
+    """Entry point of a local producer."""
+    settings = json.loads(sys.stdin.read())
+    keys = None if settings["keys"] is None else ClientKeys(**settings["keys"])
+    try:
+        produce(
+            settings["address"],
+            Path(settings["folder"]),
+            keys=keys,
+            name=settings["name"],
+            silence_s=settings["silence_s"],
+        )
+    except ValueError as error:
+        sys.stderr.write(f"producer {settings['name']}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,345 @@
+"""The preprocessing server: lends examples to producers, hands whole batches to trainers."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from runtime.preprocess.crew import Crew
+from runtime.preprocess.doorway import Doorway
+from runtime.preprocess.example import Buffer, example_of, packed, unpacked
+from runtime.preprocess.images import Rule, rule_as_json
+from runtime.preprocess.keys import ClientKeys, ServerKeys, client_pair
+from runtime.preprocess.leases import Task
+from runtime.preprocess.order import OrderSettings
+from runtime.preprocess.stream import Content, Held, Malformed, Skipped, Stream
+from runtime.records import IMAGE, read_records
+
+POLL_S = 0.1
+STILL_S = 1.0  # between two words to a producer that has nothing to do
+PRESENCE_S = 10.0  # between two looks whether a trainer is still there
+RECORDS_PER_MESSAGE = 2000
+BAD_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What is served, and how.
+
+    Args:
+        folder: with `data.jsonl`.
+        rule: of its images.
+        batch_size: examples.
+        window: batches prepared ahead of each trainer, the one that it works on included.
+        lease_s: that a producer has for one example before another gets it, too.
+        num_producers: on this host.
+        host: address to listen on; any but this machine's own wants keys.
+        port: 0: any free one.
+        silence_s: after which a producer that hears nothing of the server ends.
+    """
+
+    folder: Path
+    rule: Rule
+    batch_size: int
+    window: int = 3
+    order: OrderSettings = field(default_factory=OrderSettings)
+    malformed: Malformed = Malformed.FATAL
+    lease_s: float = 60.0
+    num_producers: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+    silence_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.lease_s <= 0 or self.silence_s <= STILL_S:
+            raise ValueError(
+                f"server: want lease_s > 0 and silence_s > {STILL_S:g}, "
+                f"got {self.lease_s} and {self.silence_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    name: str
+    group: int
+    num_groups: int
+    content: Content
+
+
+class Server:
+    """One socket, one thread, and the local producers.
+
+    Nothing is kept that a trainer could not ask for again: a server that is started anew goes on
+    where its trainers are. Memory is bounded by `window` batches per trainer.
+
+    Args:
+        keys: None: everyone who reaches the address may connect.
+
+    Raises:
+        ValueError: an address that others can reach without keys, or one that cannot be had.
+    """
+
+    def __init__(self, settings: ServerSettings, keys: ServerKeys | None = None) -> None:
+        refuse_open_address(settings.host, keys)
+        self._settings = settings
+        self._records = read_records(settings.folder)
+        self._stream = Stream(
+            self._records,
+            batch_size=settings.batch_size,
+            window=settings.window,
+            lease_s=settings.lease_s,
+            order=settings.order,
+        )
+        own = None if keys is None else client_pair()
+        self._doorway = Doorway(settings.host, settings.port, keys, own_client=own and own[0])
+        self.address = self._doorway.address
+        self._idle: list[bytes] = []
+        self._producers: set[bytes] = set()
+        self._trainers: dict[bytes, str] = {}
+        self._wants: dict[tuple[bytes, int], _Want] = {}
+        self._skipped: dict[int, Skipped] = {}
+        self._num_done = 0
+        self._next_still_s = self._next_presence_s = 0.0
+        self._on: Mapping[str, Callable[[bytes, dict[str, Any], tuple[Buffer, ...]], None]] = {
+            "ready": self._on_ready,
+            "done": self._on_done,
+            "malformed": self._on_malformed,
+            "hello": self._on_hello,
+            "find": self._on_find,
+            "want": self._on_want,
+            "finished": self._on_finished,
+            "leave": self._on_leave,
+            "records": self._on_records,
+            "status": self._on_status,
+        }
+        self._crew = Crew(
+            settings.num_producers,
+            address=self.address,
+            folder=settings.folder,
+            keys=None
+            if own is None or keys is None
+            else ClientKeys(public=own[0], secret=own[1], server=keys.public),
+            silence_s=settings.silence_s,
+        )
+
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Turn after turn, until `until()`; then everything is closed.
+
+        Raises:
+            ValueError: an image that must not be left out cannot be read, or producers cannot work.
+        """
+        try:
+            while not until():
+                self.turn()
+        except ValueError as error:
+            for peer in (*self._producers, *self._trainers):
+                self._send(peer, packed("fatal", reason=str(error)))
+            raise
+        finally:
+            self.close()
+
+    def turn(self) -> None:
+        """Everything that waits in the socket, then everything that can be handed out."""
+        for peer, frames in self._doorway.received(POLL_S):
+            self._hear(peer, frames)
+        now_s = time.monotonic()
+        for name in self._crew.replace_lost():
+            self._forget_producer(name.encode())
+        self._give_up(self._stream.leases.expire(now_s))
+        self._speak(now_s)
+        self._lend(now_s)
+        self._answer()
+
+    def close(self) -> None:
+        """End local producers and let go of the address."""
+        self._crew.end()
+        self._doorway.close()
+
+    def _hear(self, peer: bytes, frames: list[zmq.Frame]) -> None:
+        try:
+            header = unpacked(frames[0].buffer)
+            if header["kind"] not in self._on:
+                raise ValueError(f"no message of kind {header['kind']!r}")
+            self._on[header["kind"]](peer, header, tuple(frame.buffer for frame in frames[1:]))
+        except _FatalImageError as error:
+            raise ValueError(str(error)) from None
+        except BAD_MESSAGE as error:
+            self._send(peer, packed("refused", reason=f"{type(error).__name__}: {error}"))
+
+    def _on_ready(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del header, buffers
+        self._crew.heard_of(peer.decode(errors="replace"))
+        self._producers.add(peer)
+        if peer not in self._idle:
+            self._idle.append(peer)
+
+    def _on_done(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        self._on_ready(peer, header, buffers)
+        example_of(header["example"], buffers)
+        self._num_done += self._stream.put(_task(header), Held(header["example"], buffers))
+
+    def _on_malformed(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        self._on_ready(peer, header, buffers)
+        self._leave_out(_task(header), str(header["path"]), str(header["reason"]))
+
+    def _on_hello(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del buffers
+        stream = self._stream
+        content = {
+            "done": stream.done(str(header["name"])),
+            "window": stream.window,
+            "batch_size": stream.batch_size,
+            "num_batches": stream.num_batches,
+            "rule": rule_as_json(self._settings.rule),
+        }
+        self._send(peer, packed("welcome", **content))
+
+    def _on_find(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del buffers
+        self._send(peer, packed("found", position=self._stream.batch_of(int(header["example"]))))
+
+    def _on_want(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del buffers
+        name, position = str(header["name"]), int(header["position"])
+        done, group, num_groups = int(header["done"]), int(header["group"]), int(header["num_groups"])
+        if not done <= position < done + self._stream.window or not 0 <= group < num_groups:
+            raise ValueError(
+                f"trainer {name!r}: want positions from {done} to below {done + self._stream.window} and "
+                f"groups below {num_groups}, got position {position} of group {group}"
+            )
+        self._stream.progress(name, done)
+        self._trainers[peer] = name
+        self._wants[peer, position] = _Want(name, group, num_groups, Content(header["content"]))
+
+    def _on_finished(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del buffers
+        self._trainers[peer] = str(header["name"])
+        self._stream.progress(str(header["name"]), int(header["done"]))
+
+    def _on_leave(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del header, buffers
+        self._forget_trainer(peer)
+
+    def _on_records(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del buffers
+        start = int(header["start"])
+        chosen = self._records[start : start + RECORDS_PER_MESSAGE]
+        lines = [[record.id, record.segments, record.mask] for record in chosen]
+        self._send(peer, packed("records", start=start, total=len(self._records), records=lines))
+
+    def _on_status(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        del header, buffers
+        content = {
+            "producers": len(self._producers),
+            "local": self._crew.pids,
+            "lost": self._crew.num_lost,
+            "trainers": sorted(self._trainers.values()),
+            "done": self._num_done,
+            "skipped": [[each.id, each.path, each.reason] for each in self._skipped.values()],
+            "batches": self._stream.num_open,
+            "waiting": self._stream.leases.num_waiting,
+            "lent": self._stream.leases.num_lent,
+        }
+        self._send(peer, packed("status", **content))
+
+    def _lend(self, now_s: float) -> None:
+        """A task for everyone who waits for one, as long as there are tasks."""
+        leases = self._stream.leases
+        while self._idle and (task := leases.lend(self._idle[0], now_s)) is not None:
+            producer = self._idle.pop(0)
+            record = self._stream.record(task)
+            message = packed(
+                "task",
+                task=task,
+                id=record.id,
+                segments=record.segments,
+                rule=rule_as_json(self._settings.rule),
+            )
+            if not self._send(producer, message):
+                self._forget_producer(producer)
+
+    def _answer(self) -> None:
+        """Every share that somebody wants and that is whole."""
+        for (peer, position), want in list(self._wants.items()):
+            share = self._stream.share(position, want.group, want.num_groups)
+            if share is None:
+                continue
+            del self._wants[peer, position]
+            texts = want.content is Content.TEXTS
+            given = [[each.texts if texts else each for each in held] for held in share.microbatches]
+            header = packed(
+                "batch",
+                position=position,
+                microbatches=[[each.header for each in held] for held in given],
+                skipped=[[each.id, each.path, each.reason] for each in share.skipped],
+            )
+            buffers = [buffer for held in given for each in held for buffer in each.buffers]
+            if not self._send(peer, header, buffers):
+                self._forget_trainer(peer)
+
+    def _speak(self, now_s: float) -> None:
+        """Idle producers hear that there is a server; peers that have gone are noticed."""
+        if now_s >= self._next_still_s:
+            self._next_still_s = now_s + STILL_S
+            for peer in [peer for peer in self._producers if not self._send(peer, packed("still"))]:
+                self._forget_producer(peer)
+        if now_s >= self._next_presence_s:
+            self._next_presence_s = now_s + PRESENCE_S
+            for peer in [peer for peer in self._trainers if not self._send(peer, packed("still"))]:
+                self._forget_trainer(peer)
+
+    def _forget_producer(self, peer: bytes) -> None:
+        self._producers.discard(peer)
+        with suppress(ValueError):
+            self._idle.remove(peer)
+        self._give_up(self._stream.leases.release(peer))
+
+    def _forget_trainer(self, peer: bytes) -> None:
+        name = self._trainers.pop(peer, None)
+        for key in [key for key in self._wants if key[0] == peer]:
+            del self._wants[key]
+        if name is not None and name not in self._trainers.values():
+            self._stream.leave(name)
+
+    def _give_up(self, tasks: tuple[Task, ...]) -> None:
+        for task in tasks:
+            record = self._stream.record(task)
+            path = str(self._settings.folder / (record.of(IMAGE) or ("no image",))[0])
+            self._leave_out(task, path, f"example {record.id}: no producer survived it or was in time")
+
+    def _leave_out(self, task: Task, path: str, reason: str) -> None:
+        record = self._stream.record(task)
+        if self._settings.malformed is Malformed.FATAL:
+            raise _FatalImageError(f"example {record.id}: {reason}")
+        skipped = Skipped(record.id, path, reason)
+        if self._stream.put(task, skipped):
+            self._skipped[record.id] = skipped
+
+    def _send(self, peer: bytes, header: bytes, buffers: list[Buffer] | None = None) -> bool:
+        return self._doorway.send(peer, [header, *(buffers or [])])
+
+
+class _FatalImageError(ValueError):
+    """One that no message may excuse."""
+
+
+def _task(header: Mapping[str, Any]) -> Task:
+    position, place = header["task"]
+    return int(position), int(place)
+
+
+def refuse_open_address(host: str, keys: ServerKeys | None) -> None:
+    """ValueError where others could reach the address and there are no keys."""
+    try:
+        own = ip_address(host).is_loopback
+    except ValueError:
+        raise ValueError(f"host: want an address like 127.0.0.1, got {host!r}") from None
+    if not own and keys is None:
+        raise ValueError(
+            f"host {host}: others can reach it; want keys, see `workbench preprocess keys`, or 127.0.0.1"
+        )
