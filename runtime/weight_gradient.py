@@ -1,13 +1,12 @@
 """A backward in two passes: gradients of the input now, gradients of the weights later.
 
-Every trained `nn.Linear`, `nn.Conv1d`, `nn.Conv2d`, `nn.Embedding` and GPT-2's `Conv1D` runs
-through one autograd function. While its backward is split it computes the gradient of its input
-alone and notes the two tensors that its weight's gradient is made of: what it read and the
-gradient of what it wrote. Everything else of the graph is freed as that backward goes. Weights
-and biases of these operators get their gradient in the second pass; parameters of norms, and a
-table that a layer reads without calling its module, get theirs in the first: they are small, and
-what they would have to keep is not. So do the experts' matrices of Mixtral, which are slices of
-one parameter.
+Every trained `nn.Linear`, convolution, `nn.Embedding` and GPT-2's `Conv1D` runs through one
+autograd function. While its backward is split it computes the gradient of its input alone and
+notes the two tensors that its weight's gradient is made of: what it read and the gradient of what
+it wrote. Everything else of the graph is freed as that backward goes. Weights and biases of these
+operators get their gradient in the second pass; parameters of norms, and a table that a layer
+reads without calling its module, get theirs in the first: they are small, and what they would
+have to keep is not. So do the experts' matrices of Mixtral, which are slices of one parameter.
 
 Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2 (B and W, our I and W).
 """
@@ -93,14 +92,15 @@ class _Transposed(_Operator):
 
 
 class _Convolution(_Operator):
-    def __init__(self, module: nn.Conv1d | nn.Conv2d) -> None:
+    def __init__(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
         super().__init__(module)
         padding = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
         self._geometry = (module.stride, padding, module.dilation)
         self._groups = module.groups
 
     def run(self, x: Tensor) -> Tensor:
-        convolve: Callable[..., Tensor] = functional.conv1d if self.weight.ndim == 3 else functional.conv2d
+        by_ndim = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
+        convolve: Callable[..., Tensor] = by_ndim[self.weight.ndim]
         return convolve(x, self.weight, self.bias, *self._geometry, self._groups)
 
     def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
@@ -155,13 +155,16 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad.add_(gradient)
 
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 def _operator_of(module: nn.Module) -> _Operator | None:
     """None for what stays with autograd; a subclass may compute something else than its parent."""
     if type(module) is nn.Linear:
         return _Linear(module)
     if type(module) is Conv1D:
         return _Transposed(module)
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module) in (nn.Conv1d, nn.Conv2d):
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and type(module) in _CONVOLUTIONS:
         plain = module.padding_mode == "zeros" and module.padding != "same"
         return _Convolution(module) if plain else None
     if type(module) is nn.Embedding:

@@ -203,7 +203,7 @@ def with_config(module: Module, **changes: object) -> Module:
         pytest.param(replace(tiny_models.llm(), source=None), "has no source", id="no-source"),
         pytest.param(
             replace(tiny_models.llm(), source=Source(architecture="llana", config="{}")),
-            "no adapter for 'llana'; there are clip_vision_model, gemma, ",
+            "no adapter for 'llana'; there are clip_vision_model, ",
             id="unknown",
         ),
         pytest.param(

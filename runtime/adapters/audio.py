@@ -1,4 +1,4 @@
-"""Audio encoders: Whisper's."""
+"""Audio encoders: Whisper's and Qwen2-Audio's."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
 from runtime.adapters.adapter import ATTENTION, Adapter, Context, StageLayer
-from runtime.adapters.projector import ProjectorLayer
+from runtime.adapters.projector import PooledProjectorLayer, ProjectorLayer
 from runtime.initialise import Fill
 from workbench.data.sample import Segment
 from workbench.graph.model_graph import Module
@@ -76,6 +76,8 @@ class WhisperAdapter(Adapter):
     weight, the plan's layer says whether they are trained.
     """
 
+    _last: type[ProjectorLayer] = ProjectorLayer
+
     def __init__(self, module: Module, config: str, projector: str | None) -> None:
         super().__init__(module)
         self.config = WhisperConfig.from_dict(json.loads(config))
@@ -115,6 +117,17 @@ class WhisperAdapter(Adapter):
         if index < self.num_layers - 1:
             return AudioBlock(config, index - 1)
         widths = (config.d_model, self.module.layers[-1].out_width)
-        return ProjectorLayer(
-            self.projector, widths, config.init_std, nn.LayerNorm(config.d_model), "layer_norm"
-        )
+        return self._last(self.projector, widths, config.init_std, nn.LayerNorm(config.d_model), "layer_norm")
+
+
+class Qwen2AudioAdapter(WhisperAdapter):
+    """Qwen2-Audio's encoder: Whisper's, with the mean of two tokens before the final norm.
+
+    Its layers are Whisper's under the same names, so they are built as Whisper's.
+    """
+
+    _last = PooledProjectorLayer
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "audio_tower.", "model.audio_tower.")

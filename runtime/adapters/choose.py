@@ -1,15 +1,23 @@
 """From a module of a plan to its adapter: the one place where an architecture's name becomes code."""
 
 from runtime.adapters.adapter import Adapter, named_refusals
-from runtime.adapters.audio import WhisperAdapter
+from runtime.adapters.audio import Qwen2AudioAdapter, WhisperAdapter
 from runtime.adapters.decoder import DECODERS, DecoderAdapter
 from runtime.adapters.vision import ClipAdapter, SiglipAdapter
+from runtime.adapters.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
+from runtime.adapters.vision_scaled import Dinov2Adapter, InternVitAdapter
 from workbench.graph.model_graph import Module
 
 ENCODERS = {
     "siglip_vision_model": SiglipAdapter,
     "clip_vision_model": ClipAdapter,
+    "dinov2": Dinov2Adapter,
+    "internvl_vision": InternVitAdapter,
+    "pixtral": PixtralAdapter,
+    "qwen2_vl_vision": Qwen2VisionAdapter,
+    "qwen2_5_vl_vision": Qwen25VisionAdapter,
     "whisper": WhisperAdapter,
+    "qwen2_audio_encoder": Qwen2AudioAdapter,
 }
 
 

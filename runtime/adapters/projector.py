@@ -103,6 +103,24 @@ class ProjectorLayer(StageLayer):
         return torch.cat(reduced)
 
 
+class PooledProjectorLayer(ProjectorLayer):
+    """One where two tokens become one before the norm, as Qwen2-Audio's do."""
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a projector is given its input"
+        assert self.norm is not None, "it stands between the two"
+        data = context.data
+        for item, tokens_in, tokens_out in zip(data.items, data.tokens_in, data.tokens_out, strict=True):
+            if tokens_in != 2 * tokens_out:
+                raise ValueError(
+                    f"item {tuple(item)}: two tokens become one, want {tokens_in / 2:g} behind the encoder, "
+                    f"got {tokens_out}"
+                )
+        y_TD: Tensor = self.projector(self.norm(self._reduce_shared(hidden_TD, context)))
+        return y_TD
+
+
 def _average(x_TD: Tensor, num_tokens: int) -> Tensor:
     """[num_tokens, D]: means of equal runs of consecutive tokens."""
     return x_TD.unflatten(0, (num_tokens, -1)).mean(dim=1)

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,31 @@ def grid_of(num_patches: int) -> tuple[int, int]:
     return rows, num_patches // rows
 
 
-class EmbedPatches(StageLayer):
-    """Layer 0: patches, positions and, for CLIP, the class token and its first norm.
+class EmbedImages(StageLayer):
+    """Layer 0: images of one size run together, and come out in the order they came in."""
 
-    Images of one size run together. A size other than the configured one gets interpolated
-    positions, as transformers' own embeddings do it.
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del hidden_TD, features
+        images = context.data.raw
+        sizes: dict[tuple[int, ...], list[int]] = {}
+        for index, image in enumerate(images):
+            sizes.setdefault(tuple(image.shape), []).append(index)
+        embedded: dict[int, Tensor] = {}
+        for members in sizes.values():
+            pixels_NCHW = torch.stack([images[index] for index in members])
+            embedded.update(zip(members, self.embed(pixels_NCHW), strict=True))
+        return torch.cat([embedded[index] for index in range(len(images))])
+
+    @abstractmethod
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        """[N, T, D] of N images of one size."""
+
+
+class EmbedPatches(EmbedImages):
+    """Patches, positions and, for CLIP, the class token and its first norm.
+
+    A size other than the configured one gets interpolated positions, as transformers' own
+    embeddings do it.
     """
 
     def __init__(self, embeddings: nn.Module, pre_norm: nn.Module | None, std: float) -> None:
@@ -44,27 +65,19 @@ class EmbedPatches(StageLayer):
         with torch.device("cpu"):  # the only buffer; made on the meta device it would hold nothing
             self.embeddings.position_ids = torch.arange(num_positions).expand((1, -1))
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del hidden_TD, features
-        images = context.data.raw
-        sizes: dict[tuple[int, ...], list[int]] = {}
-        for index, image in enumerate(images):
-            sizes.setdefault(tuple(image.shape), []).append(index)
-        embedded: dict[int, Tensor] = {}
-        for shape, members in sizes.items():
-            pixels_NCHW = torch.stack([images[index] for index in members])
-            resized = shape[1:] != (self.embeddings.image_size,) * 2
-            x_NTD = self.embeddings(pixels_NCHW, interpolate_pos_encoding=resized)
-            embedded.update(zip(members, x_NTD, strict=True))
-        x_TD = torch.cat([embedded[index] for index in range(len(images))])
-        return x_TD if self.pre_norm is None else self.pre_norm(x_TD)
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        resized = pixels_NCHW.shape[2:] != (self.embeddings.image_size,) * 2
+        x_NTD: Tensor = self.embeddings(pixels_NCHW, interpolate_pos_encoding=resized)
+        return x_NTD if self.pre_norm is None else self.pre_norm(x_NTD)
 
 
 class VisionBlock(StageLayer):
     """Layers 1..N: one encoder layer on packed images."""
 
+    blocks = "encoder.layers"
+
     def __init__(self, block: nn.Module, index: int, std: float) -> None:
-        super().__init__({"block": f"encoder.layers.{index}"}, std)
+        super().__init__({"block": f"{self.blocks}.{index}"}, std)
         self.block = block
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
@@ -83,8 +96,13 @@ class XavierBlock(VisionBlock):
         return super().fill(name)
 
 
+def square_px(side: int | Sequence[int]) -> int:
+    """224 out of 224 or (224, 224)."""
+    return side if isinstance(side, int) else int(side[0])
+
+
 class VisionAdapter(Adapter):
-    """What SigLIP and CLIP share: sizes of images and the layer list."""
+    """What vision transformers of one configured image size share: sizes of images, the layer list."""
 
     config: PretrainedConfig
     has_class_token = False
@@ -109,15 +127,15 @@ class VisionAdapter(Adapter):
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: no patches left besides the class token"
             )
-        side = self.config.image_size // self.config.patch_size
+        patch = square_px(self.config.patch_size)
+        side = square_px(self.config.image_size) // patch
         rows, columns = (side, side) if patches == side * side else grid_of(patches)
-        patch = self.config.patch_size
         return (self.config.num_channels, rows * patch, columns * patch)
 
     @property
     def native_tokens(self) -> tuple[int, int]:
         """(tokens in, tokens out) of an image of the configured size."""
-        patches = (self.config.image_size // self.config.patch_size) ** 2
+        patches = (square_px(self.config.image_size) // square_px(self.config.patch_size)) ** 2
         return patches + (1 if self.has_class_token else 0), patches
 
     @property

@@ -43,8 +43,8 @@ def module_from_config(
     """The module that transformers would build from this configuration.
 
     Args:
-        config: as in `config.json`. A composite one (clip, siglip, qwen2_vl, qwen2_5_vl) gives
-            its `vision_config` for an encoder.
+        config: as in `config.json`. A composite one (clip, siglip, qwen2_vl, qwen2_5_vl, internvl,
+            qwen2_audio) gives its `vision_config`, or else its `audio_config`, for an encoder.
         name: of the module.
         modality: "text" makes it the LLM; anything else an encoder with a projector.
         trainable: what of it is trained.
@@ -85,7 +85,7 @@ def modality_of(config: Config) -> str:
     kind = _model_type(_part_for(config, TEXT))
     if kind in LLMS:
         return TEXT
-    return "audio" if kind in ("whisper", "phi4_multimodal_audio") else "vision"
+    return "audio" if kind in _AUDIO else "vision"
 
 
 def canonical_json(config: Config) -> str:
@@ -98,6 +98,8 @@ def _part_for(config: Config, modality: str) -> dict[str, Any]:
     if modality != TEXT and isinstance(part.get("vision_config"), dict):
         composite, part = part.get("model_type"), dict(part["vision_config"])
         part.setdefault("model_type", f"{composite}_vision_model")
+    elif modality != TEXT and isinstance(part.get("audio_config"), dict):
+        part = dict(part["audio_config"])
     part["model_type"] = _ALIASES.get(str(part.get("model_type")), part.get("model_type"))
     return part
 
@@ -117,16 +119,17 @@ def _projected(
 ) -> tuple[tuple[Layer, ...], Projector]:
     if llm_width is None:
         raise ValueError("an encoder needs llm_width, the width its projector ends with")
-    own = Projector.MERGER if encoder.merge > 1 else Projector.MLP
-    used = own if projector is None else projector
-    if (used is Projector.MERGER) != (encoder.merge > 1):
-        allowed = "'merger'" if encoder.merge > 1 else "'linear' or 'mlp'"
+    used = encoder.projectors[0] if projector is None else projector
+    if used not in encoder.projectors:
+        allowed = " or ".join(repr(each.value) for each in sorted(encoder.projectors))
         raise ValueError(f"its projector must be {allowed}, got {used.value!r}")
     projection = Projection(
         kind=used, in_width=encoder.width, out_width=llm_width, norm=encoder.norm, merge=encoder.merge
     )
     return (*encoder.layers, projector_layer(projection)), used
 
+
+_AUDIO = ("whisper", "qwen2_audio_encoder", "phi4_multimodal_audio")
 
 # Names under which older files hold the vision half.
 _ALIASES: dict[str | None, str] = {

@@ -6,18 +6,34 @@ from dataclasses import dataclass, replace
 from workbench.graph.config_fields import Config, heads_of, text, whole
 from workbench.graph.conformer import Conformer, conformer_layers, conformer_stem
 from workbench.graph.layer import Layer
-from workbench.graph.module_layers import block_layers, patch_embedding, unequal_block_layers, whisper_stem
+from workbench.graph.module_layers import (
+    Projector,
+    block_layers,
+    patch_embedding,
+    unequal_block_layers,
+    whisper_stem,
+)
+from workbench.graph.scaled_vit import dinov2_layers, internvit_layers
 from workbench.graph.transformer import Block, Heads, Mlp, Norm, vit_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """An encoder before its projector: its layers and how it ends."""
+    """An encoder before its projector: its layers and how it ends.
+
+    Args:
+        layers: up to the last block.
+        width: of its output.
+        norm: its final norm, None where it has none.
+        merge: tokens that become one behind it.
+        projectors: those it can end with; the first is its own.
+    """
 
     layers: tuple[Layer, ...]
     width: int
     norm: Norm | None
     merge: int = 1
+    projectors: tuple[Projector, ...] = (Projector.MLP, Projector.LINEAR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +130,37 @@ def _qwen_vision(config: Config, blocks: Sequence[Block]) -> Encoder:
         width=blocks[0].width,
         norm=blocks[0].norm,
         merge=whole(config, "spatial_merge_size", 2) ** 2,
+        projectors=(Projector.MERGER,),
     )
+
+
+def _dinov2(config: Config) -> Encoder:
+    return Encoder(layers=dinov2_layers(config), width=whole(config, "hidden_size", 768), norm=Norm.LAYER)
+
+
+def _internvit(config: Config) -> Encoder:
+    """Without a final norm where the configuration pools by the mean, which it does by default."""
+    norm = None if config.get("use_mean_pooling", True) else Norm.LAYER
+    return Encoder(layers=internvit_layers(config), width=whole(config, "hidden_size", 1024), norm=norm)
+
+
+def _pixtral(config: Config) -> Encoder:
+    """Images of any size under rotary positions; a norm behind the patches and none at the end."""
+    width = whole(config, "hidden_size", 1024)
+    num_heads = whole(config, "num_attention_heads", 16)
+    heads = heads_of({"model_type": config["model_type"]}, width=width, num=num_heads, causal=False)
+    activation = text(config, "hidden_act", "gelu")
+    block = Block(
+        width=width,
+        heads=replace(heads, rotary=True),
+        mlp=Mlp(width=whole(config, "intermediate_size", 4096), gated=True, activation=activation),
+        norm=Norm.RMS,
+    )
+    patch = whole(config, "patch_size", 16)
+    elements = whole(config, "num_channels", 3) * patch**2
+    embed = patch_embedding(patch_elements=elements, width=width, bias=False, pre_norm=Norm.RMS)
+    layers = (embed, *block_layers(block, whole(config, "num_hidden_layers", 24)))
+    return Encoder(layers=layers, width=width, norm=None)
 
 
 def _whisper(config: Config) -> Encoder:
@@ -136,6 +182,20 @@ def _whisper(config: Config) -> Encoder:
     )
     layers = (stem, *block_layers(block, whole(config, "encoder_layers", 4)))
     return Encoder(layers=layers, width=width, norm=Norm.LAYER)
+
+
+def _qwen2_audio(config: Config) -> Encoder:
+    """Whisper's encoder; two of its tokens become one before the final norm."""
+    sizes = {
+        "d_model": 1280,
+        "encoder_layers": 32,
+        "encoder_attention_heads": 20,
+        "encoder_ffn_dim": 5120,
+        "num_mel_bins": 128,
+    }
+    given = {key: value for key, value in config.items() if value is not None}
+    projectors = (Projector.LINEAR, Projector.MLP)
+    return replace(_whisper({**sizes, **given}), merge=2, projectors=projectors)
 
 
 def _conformer(config: Config) -> Encoder:
@@ -167,6 +227,10 @@ ENCODERS: dict[str, Callable[[Config], Encoder]] = {
     "clip_vision_model": _clip,
     "qwen2_vl_vision": _qwen2_vl,
     "qwen2_5_vl_vision": _qwen2_5_vl,
+    "dinov2": _dinov2,
+    "internvl_vision": _internvit,
+    "pixtral": _pixtral,
     "whisper": _whisper,
+    "qwen2_audio_encoder": _qwen2_audio,
     "phi4_multimodal_audio": _conformer,
 }

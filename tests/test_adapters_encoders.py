@@ -1,0 +1,228 @@
+"""Encoders of the papers against transformers' own: features and gradients of packed items."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Dinov2Config,
+    Dinov2Model,
+    PixtralVisionConfig,
+    PixtralVisionModel,
+    Qwen2AudioEncoder,
+    Qwen2AudioEncoderConfig,
+)
+from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+
+from runtime.adapters.choose import adapter_of
+from runtime.adapters.norm import widen_norms
+from runtime.adapters.vision_rotary import rotated, window_order
+from runtime.stage_module import StageInput, StageModule
+from runtime.weight_gradient import SplitBackward
+from tests import tiny_models
+from tests.test_adapters import build, relative
+from workbench.data.sample import Sample, Segment
+from workbench.graph.hf_config import modality_of, module_from_config
+from workbench.graph.model_graph import Module
+
+torch.set_num_threads(1)
+F64 = torch.float64
+VIT = {key: value for key, value in tiny_models.SIGLIP.items() if key != "model_type"}
+QWEN = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "hidden_act": "quick_gelu"}
+
+
+class Case(NamedTuple):
+    """A configuration, (tokens in, tokens out) of two items, and transformers' answer to raw inputs."""
+
+    config: dict[str, Any]
+    items: tuple[tuple[int, int], ...]
+    original: Callable[[dict[str, Any]], nn.Module]
+    features: Callable[[nn.Module, Tensor], Tensor]
+    projected: bool = True  # by our projector, which transformers' part does not have
+
+
+def patches(model: nn.Module, image_CHW: Tensor) -> Tensor:
+    return model(image_CHW[None]).last_hidden_state[0, 1:]
+
+
+def qwen_features(model: nn.Module, image_CHW: Tensor) -> Tensor:
+    """Patches as Qwen's processor lays them out: merging blocks, then channels, frames and pixels."""
+    rows, columns = image_CHW.shape[1] // 4, image_CHW.shape[2] // 4
+    x = image_CHW[None].expand(2, -1, -1, -1).reshape(1, 2, 3, rows // 2, 2, 4, columns // 2, 2, 4)
+    flat = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, -1)
+    return model(flat, torch.tensor([[1, rows, columns]])).pooler_output
+
+
+def internvit(config: dict[str, Any]) -> nn.Module:
+    model = internvl.InternVLVisionModel(internvl.InternVLVisionConfig.from_dict(config))
+    widen_norms(model, internvl.InternVLVisionRMSNorm)
+    return model
+
+
+def pixtral_tower(config: dict[str, Any]) -> nn.Module:
+    model = PixtralVisionModel(PixtralVisionConfig.from_dict(config))
+    widen_norms(model, pixtral.PixtralRMSNorm)
+    return model
+
+
+def qwen2_tower(config: dict[str, Any]) -> nn.Module:
+    return qwen2.Qwen2VisionTransformerPretrainedModel(qwen2.Qwen2VLVisionConfig.from_dict(config))
+
+
+def qwen25_tower(config: dict[str, Any]) -> nn.Module:
+    given = qwen2_5.Qwen2_5_VLVisionConfig.from_dict(config)
+    model = qwen2_5.Qwen2_5_VisionTransformerPretrainedModel(given)
+    widen_norms(model, qwen2_5.Qwen2_5_VLRMSNorm)
+    return model
+
+
+DINO = VIT | {"model_type": "dinov2", "mlp_ratio": 2, "layerscale_value": 0.3, "hidden_act": "gelu"}
+INTERNVIT = VIT | {"model_type": "internvl_vision", "hidden_act": "gelu", "layer_scale_init_value": 0.4}
+CASES = {
+    "dinov2": Case(DINO, ((10, 9), (7, 6)), lambda c: Dinov2Model(Dinov2Config.from_dict(c)), patches),
+    "dinov2-gated": Case(
+        DINO | {"use_swiglu_ffn": True, "qkv_bias": False},
+        ((10, 9), (10, 9)),
+        lambda c: Dinov2Model(Dinov2Config.from_dict(c)),
+        patches,
+    ),
+    "internvit": Case(INTERNVIT, ((10, 9), (5, 4)), internvit, patches),
+    "internvit-6b-style": Case(
+        INTERNVIT | {"norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
+        ((10, 9), (10, 9)),
+        internvit,
+        patches,
+    ),
+    "pixtral": Case(
+        VIT | {"model_type": "pixtral", "hidden_size": 32, "hidden_act": "silu"},
+        ((12, 12), (6, 6)),
+        pixtral_tower,
+        lambda model, image: model(image[None]).last_hidden_state[0],
+    ),
+    "qwen2-vl": Case(
+        QWEN | {"model_type": "qwen2_vl_vision", "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
+        ((24, 6), (16, 4)),
+        qwen2_tower,
+        qwen_features,
+        projected=False,
+    ),
+    "qwen2.5-vl": Case(
+        QWEN
+        | {
+            "model_type": "qwen2_5_vl_vision",
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 40,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        ((48, 12), (60, 15)),
+        qwen25_tower,
+        qwen_features,
+        projected=False,
+    ),
+    "qwen2-audio": Case(
+        tiny_models.WHISPER | {"model_type": "qwen2_audio_encoder"},
+        ((10, 5), (10, 5)),
+        lambda c: Qwen2AudioEncoder(Qwen2AudioEncoderConfig.from_dict(c)),
+        lambda model, mel: model(mel[None]).last_hidden_state[0],
+    ),
+}
+
+
+def module_of(case: Case) -> Module:
+    modality = modality_of(case.config)
+    return module_from_config(case.config, name=modality, modality=modality, llm_width=tiny_models.WIDTH)
+
+
+def samples_of(case: Case, modality: str) -> tuple[Sample, ...]:
+    return tuple(Sample(k, (Segment(modality, 0, *tokens),)) for k, tokens in enumerate(case.items))
+
+
+def original(case: Case, ours: StageModule) -> nn.Module:
+    theirs = case.original(case.config).to(F64).eval()
+    weights = {key: value.detach() for key, value in ours.named_weights() if not key.startswith("projector.")}
+    missing, unexpected = theirs.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert all(key.startswith(("layernorm.", "embeddings.mask_token")) for key in missing), missing
+    return theirs
+
+
+def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return rotated(q, cos, sin), rotated(k, cos, sin)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in (qwen2, qwen2_5):  # transformers rotates in float32
+        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
+    case = CASES[name]
+    module = module_of(case)
+    ours, _, data = build(module, F64, *samples_of(case, module.modality))
+    theirs = original(case, ours)
+    expected = torch.cat([case.features(theirs, raw) for raw in data.raw])
+    if case.projected:
+        expected = ours.layers[-1].projector(expected)
+    torch.manual_seed(0)
+    cotangent = torch.randn_like(expected)
+    expected.backward(cotangent)
+    grads = {key: parameter.grad for key, parameter in theirs.named_parameters()}
+    scale = torch.stack([grad.norm() for grad in grads.values() if grad is not None]).norm()
+    for parameter in ours.parameters():
+        parameter.grad = None
+
+    parted = SplitBackward(ours)
+    features = ours(StageInput(None, data))
+    assert relative(features, expected) <= 1e-10
+    parted.backward(features, cotangent).run()
+    for key, parameter in ours.named_weights():
+        if not key.startswith("projector.") and grads[key] is not None:
+            assert (parameter.grad - grads[key]).norm() <= 1e-10 * scale, key
+        assert parameter.grad is not None, key
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl"])
+def test_rotations_equal_transformers_in_float32(name: str) -> None:
+    """Against the untouched attention."""
+    case = CASES[name]
+    ours, _, data = build(module_of(case), torch.float32, *samples_of(case, "vision"))
+    theirs = original(case, ours).float()
+    expected = torch.cat([case.features(theirs, raw) for raw in data.raw])
+    assert relative(ours(StageInput(None, data)), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_encoder_layers_hold_what_the_plan_says(name: str) -> None:
+    module = module_of(CASES[name])
+    adapter = adapter_of(module)
+    for index, layer in enumerate(module.layers):
+        built = adapter.build(index)
+        assert sum(each.numel() for each in built.parameters()) == layer.num_parameters, layer.name
+        assert all(each.is_meta for each in built.parameters())
+
+
+def test_windows_at_the_edge_are_smaller() -> None:
+    order, sizes = window_order(3, 5, 2)
+    assert sizes == [4, 4, 2, 2, 2, 1]
+    assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]
+
+
+def test_encoders_that_cannot_run_are_refused() -> None:
+    adapter = adapter_of(module_of(CASES["qwen2-vl"]))
+    with pytest.raises(ValueError, match="2 x 2 patches become one, so an image must have a multiple of 4"):
+        adapter.raw_shape(Segment("vision", 0, 6, 2))
+    config = CASES["internvit"].config
+    with pytest.raises(ValueError, match="norm_type must be one of layer_norm, rms_norm, got 'batch'"):
+        module_from_config(config | {"norm_type": "batch"}, name="v", modality="vision", llm_width=32)
+    tables = config | {"use_absolute_position_embeddings": False}
+    with pytest.raises(ValueError, match="use_absolute_position_embeddings must be true"):
+        module_from_config(tables, name="v", modality="vision", llm_width=32)
+    audio = CASES["qwen2-audio"]
+    ours, _, data = build(module_of(audio), F64, Sample(1, (Segment("audio", 0, 10, 10),)))
+    with pytest.raises(ValueError, match=r"item \(1, 0\): two tokens become one, want 5 behind the encoder"):
+        ours(StageInput(None, data))
