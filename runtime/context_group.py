@@ -70,7 +70,8 @@ def context_group(mesh: Mesh, stage: Stage) -> ContextGroup | None:
     """The ranks that share the stage's tokens, as this one sees them; None where it is alone."""
     if stage.cp == 1:
         return None
-    ranks = tuple(sorted(stage.flat_ranks))
+    place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
+    ranks = tuple(sorted(row[place] for row in stage.ranks))
     return ContextGroup(ranks, mesh.rank, mesh.context[ranks])
 
 

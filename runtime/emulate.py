@@ -39,6 +39,7 @@ from runtime.pool import Place
 from runtime.rank_job import Build, RankReport, RankState, RunSettings, run_steps
 from runtime.shared_mesh import Exchange, Post, SharedMesh, join_shared
 from runtime.stage_module import StageModule, build_stage_module
+from runtime.tensor_group import TensorGroup
 from runtime.weights import exporting
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
@@ -210,9 +211,12 @@ class _Ranks:
         dtype: torch.dtype,
         weights: Path | None,
         device: torch.device | str,
+        tensor: TensorGroup | None,
     ) -> StageModule:
         """A stage whose frozen weights are stored once in this process."""
-        module = self._build(plan, stage, seed=seed, dtype=dtype, weights=weights, device=device)
+        module = self._build(
+            plan, stage, seed=seed, dtype=dtype, weights=weights, device=device, tensor=tensor
+        )
         for name, parameter in module.named_weights():
             if not parameter.requires_grad:
                 parameter.data = self._frozen.setdefault((stage.module, name), parameter.data)

@@ -1,7 +1,7 @@
 """Walks one rank's program. It decides nothing: order, rows and groups come from the lowered plan."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,15 +114,6 @@ class Executor:
                     f"rank {self.rank}: {action} cannot be executed; the executor knows "
                     f"{', '.join(self._do)} (simulate this plan instead)"
                 )
-        for stage in self._stages():
-            if stage.tp > 1:
-                raise ValueError(
-                    f"stage {stage.id} is cut over {stage.cp} x {stage.tp} ranks (cp x tp); the executor "
-                    "runs tp = 1 (simulate this plan instead)"
-                )
-
-    def _stages(self) -> Iterator[Stage]:
-        return (stage for stage in self.lowered.plan.stages if self.rank in stage.flat_ranks)
 
     def resume(self, before: "Executor") -> None:
         """Go on with the optimizer of the step before, which trained the same weights on another plan."""
@@ -164,7 +155,7 @@ class Executor:
         }
         with torch.set_grad_enabled(backward is not None):
             output = self._run(stage, key, leaves)
-        if self._is_loss(stage):
+        if self._is_loss(stage) and _sharers(stage, self.rank)[0] == self.rank:
             self._recorder.loss_sum += float(output.detach()) * self._loss_scale
         self._give(action, output.detach())
         if backward is not None:
@@ -248,8 +239,16 @@ class Executor:
             self._wires.give(number, output_TD)
 
     def _edges_that_want_gradients(self, backward: Action) -> frozenset[str]:
-        rows = (self.lowered.transfers[number] for number in self._outputs.get(backward, ()))
-        return frozenset(row.edge for row in rows if row.direction is Direction.BACKWARD)
+        """Those whose gradient this rank or one that shares its weights sends: they compute it together."""
+        sharers = _sharers(self.lowered.plan.stage[_id(backward)], self.rank)
+        rows = (self.lowered.transfers[number] for number in self.lowered.outputs.get(backward, ()))
+        return frozenset(
+            row.edge
+            for row in rows
+            if row.direction is Direction.BACKWARD
+            and row.source_rank in sharers
+            and row.route is not Route.BROADCAST
+        )
 
     def _is_loss(self, stage: Stage) -> bool:
         module = self.lowered.plan.model.module(stage.module)
@@ -289,6 +288,11 @@ def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -
         )
         ahead.append(rows if action.kind in COMPUTE and rows else ahead[-1])
     return tuple(reversed(ahead))
+
+
+def _sharers(stage: Stage, rank: int) -> tuple[int, ...]:
+    """The tensor-parallel ranks at this rank's context-parallel place; the first counts their loss."""
+    return next(ranks for ranks in stage.ranks if rank in ranks)
 
 
 def _id(action: Action) -> int:

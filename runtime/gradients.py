@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from runtime.failure import RankError
 from runtime.mesh import Mesh
 from runtime.optimizer import clip_factor, squared_norm
+from runtime.tensor_group import SharedWeights
 from runtime.timing import Recorder
 from runtime.transfers import first_line, wait
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
@@ -25,6 +26,10 @@ class HoldsWeights(Protocol):
     def weights(self) -> Mapping[Weights, Sequence[nn.Parameter]]:
         """Every weight of the stage by gradient group, each group's in the same order on every rank."""
 
+    @property
+    def shared(self) -> SharedWeights | None:
+        """What to do together with tensor-parallel ranks; None: this one has whole weights."""
+
 
 class _Reduction(NamedTuple):
     action: Action
@@ -34,7 +39,11 @@ class _Reduction(NamedTuple):
 
 
 class Gradients:
-    """All gradients of one rank. A weight held by several stages here is one weight with copies."""
+    """All gradients of one rank. A weight held by several stages here is one weight with copies.
+
+    Args:
+        modules: stages of this rank, in the plan's order.
+    """
 
     def __init__(
         self,
@@ -45,6 +54,8 @@ class Gradients:
         recorder: Recorder,
         timeout_s: float,
     ) -> None:
+        self._shared = [module.shared for module in modules if module.shared is not None]
+        self._elsewhere = frozenset(id(weight) for shared in self._shared for weight in shared.elsewhere)
         self._lowered = lowered
         self._mesh = mesh
         self._recorder = recorder
@@ -68,6 +79,8 @@ class Gradients:
         """Start the all-reduce of every group of a REDUCE_GRAD; zeros where this rank had no items."""
         for index in self._lowered.reductions.get(action, ()):
             group = self._lowered.groups[index]
+            if self._mesh.rank not in group.ranks:
+                continue  # another tensor-parallel place of the stage
             start_s = time.perf_counter()
             bucket_N = torch.cat([_summed(copies).reshape(-1) for copies in self._of(group)])
             work = self._mesh.start_sum(bucket_N, group.ranks)
@@ -109,6 +122,11 @@ class Gradients:
             if weights not in reduced:
                 for copies in held:
                     _set(copies, _summed(copies))
+        for shared in self._shared:
+            if shared.partial:
+                bucket_N = torch.cat([_gradient(parameter).reshape(-1) for parameter in shared.partial])
+                shared.group.sum(bucket_N)
+                _hand_out(bucket_N, [[parameter] for parameter in shared.partial])
 
     def clip(self, clip_norm: float) -> float:
         """Scale all gradients to the global norm; returns the norm. Collective over all ranks.
@@ -126,6 +144,7 @@ class Gradients:
             for weights, held in self._copies.items()
             if weights in counted
             for copies in held
+            if id(copies[0]) not in self._elsewhere
         ]
         total = squared_norm(mine).to(self._mesh.device)
         try:

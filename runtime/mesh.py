@@ -28,7 +28,8 @@ class Mesh:
         reduction: ranks of a gradient group -> its process group, where this rank is in it.
         pair: (route, source, destination) -> process group of these rows; empty on gloo, where
             rows match by tag and need no order.
-        context: ranks of a context-parallel stage, ascending -> the process group of its attention.
+        context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
+        tensor: ranks that share the weights of a stage, in grid order -> the process group of their sums.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Mesh:
     reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     pair: dict[PairKey, dist.ProcessGroup] = field(default_factory=dict)
     context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    tensor: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def process_of(self, rank: int) -> int:
         """Global process index of a rank of the plan."""
@@ -89,7 +91,8 @@ def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh
     NCCL orders operations per communicator and ignores tags, so each direction of each pair
     gets a communicator of its own: a send never stands before a receive that it waits for.
     Broadcasts have theirs apart from other rows, because their sender posts them in the order
-    in which it needs them itself. So does the attention of a context-parallel stage.
+    in which it needs them itself. So do the attention of a context-parallel stage and the sums of a
+    tensor-parallel one.
     Differs: opposite rows of a pair therefore need no batching into one group.
 
     Args:
@@ -103,8 +106,10 @@ def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh
         raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
     mesh = Mesh(rank=ranks[dist.get_rank()], ranks=ranks, device=device, timeout_s=timeout_s)
     _open_groups(mesh, (group.ranks for group in lowered.groups if len(group.ranks) > 1), mesh.reduction)
-    shared = (tuple(sorted(stage.flat_ranks)) for stage in lowered.plan.stages if stage.cp > 1)
-    _open_groups(mesh, shared, mesh.context)
+    stages = lowered.plan.stages
+    columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
+    _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
+    _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
     open_pairs(mesh, lowered, set())
     return mesh
 

@@ -25,6 +25,7 @@ from runtime.optimizer import OptimizerSettings
 from runtime.pool import Place
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.step_plans import NextBatches, Planning, StepPlans
+from runtime.tensor_group import TensorGroup, tensor_group
 from runtime.timing import Notes, Recorder, check_order
 from runtime.transfers import Wires, first_line
 from runtime.weights import write_part
@@ -66,6 +67,7 @@ class Build(Protocol):
         dtype: torch.dtype,
         weights: Path | None,
         device: torch.device | str,
+        tensor: TensorGroup | None,
     ) -> StageModule: ...
 
 
@@ -234,6 +236,7 @@ class _Rank:
                 dtype=dtype,
                 weights=settings.weights,
                 device=mesh.device,
+                tensor=tensor_group(mesh, stage),
             )
             for stage in stages
         }
@@ -318,8 +321,10 @@ class _Rank:
         """This rank's part of an export: stages of replica 0, each by its first rank."""
         for module in self._modules.values():
             stage = module.stage
-            if stage.replica == 0 and stage.flat_ranks[0] == self._mesh.rank:
-                write_part(folder, stage.module, stage.layers[0], module.owned_weights())
+            if stage.replica == 0 and self._mesh.rank in stage.ranks[0]:
+                weights = module.owned_weights()  # together with those that share them
+                if stage.flat_ranks[0] == self._mesh.rank:
+                    write_part(folder, stage.module, stage.layers[0], weights)
 
     def close(self) -> None:
         self._wires.close()

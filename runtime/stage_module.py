@@ -1,6 +1,6 @@
 """The part of a model that one stage holds, as a torch module with the plan's names for its weights."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from runtime.adapters.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.adapters.choose import adapter_of
 from runtime.initialise import initial_value
+from runtime.tensor_cuts import Cut, Cuts, cuts_of
+from runtime.tensor_group import SharedWeights, TensorGroup
+from runtime.tensor_parallel import parallelize, whole_name
 from runtime.token_shares import rows_of
 from runtime.weights import WeightReader
 from workbench.graph.model_graph import TEXT, Edge, Module
@@ -52,6 +55,8 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.edges = edges  # those that enter a layer of this stage
         self.recompute = Recompute.NONE
+        self.shared: SharedWeights | None = None
+        self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty where weights are whole
         self.train(mode=False)
 
     @property
@@ -139,10 +144,40 @@ class StageModule(nn.Module):
                 found.setdefault(self.adapter.aliases.get(name, name), parameter)
         yield from found.items()
 
+    def share(self, group: TensorGroup, cuts: Sequence[Cuts]) -> None:
+        """Be one member of tensor-parallel ranks; every layer holds its parts, as `cuts` says, already."""
+        partial: list[nn.Parameter] = []
+        for each, layer_cuts in zip(self.layers, cuts, strict=True):
+            assert isinstance(each, StageLayer)
+            partial += [each.get_parameter(name) for name in layer_cuts.partial]
+            named = ((each.hugging_face_name(local), cut) for local, cut in layer_cuts.cut.items())
+            self.cuts |= {self.adapter.aliases.get(name, name): cut for name, cut in named}
+            parallelize(each, layer_cuts, group)
+        whole = (weight for name, weight in self.named_weights() if name not in self.cuts)
+        self.shared = SharedWeights(
+            group,
+            elsewhere=tuple(whole) if group.member > 0 else (),
+            partial=tuple(parameter for parameter in partial if parameter.requires_grad),
+        )
+
     def owned_weights(self) -> dict[str, Tensor]:
-        """What this stage writes to a checkpoint: all its weights but copies of an earlier layer's."""
+        """What this stage writes to a checkpoint: all its weights but copies of an earlier layer's.
+
+        Whole ones: with tensor-parallel ranks it is a collective of them.
+        """
         owned = (item for layer in self.layers for item in _named(layer))
-        return {name: weight.detach() for name, weight in owned if name not in self.adapter.aliases}
+        return {
+            name: self._whole(name, weight.detach())
+            for name, weight in owned
+            if name not in self.adapter.aliases
+        }
+
+    def _whole(self, name: str, weight: Tensor) -> Tensor:
+        cut = self.cuts.get(name)
+        if self.shared is None or cut is None:
+            return weight
+        group = self.shared.group
+        return cut.join(group.collect(weight, cut.shapes(weight.shape, group.size)))
 
 
 def _own(inputs: StageInput, edge: str) -> Tensor:
@@ -173,7 +208,7 @@ def _named(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """(Hugging Face name, parameter) of one layer, in registration order."""
     assert isinstance(layer, StageLayer)
     for name, parameter in layer.named_parameters(remove_duplicate=False):
-        yield layer.hugging_face_name(name), parameter
+        yield layer.hugging_face_name(whole_name(name)), parameter
 
 
 def tied_names(module: Module, index: int, names: list[str]) -> dict[str, str]:
@@ -202,6 +237,7 @@ def build_stage_module(
     dtype: torch.dtype,
     weights: Path | None = None,
     device: torch.device | str = "cpu",
+    tensor: TensorGroup | None = None,
 ) -> StageModule:
     """Build the layers of one stage, and nothing else of the model.
 
@@ -212,27 +248,29 @@ def build_stage_module(
         dtype: of weights and activations.
         weights: a folder of Hugging Face folders, one per module, to read weights from instead.
         device: where the weights live.
+        tensor: the ranks that share the stage's weights; None: this one holds whole ones.
 
     Raises:
-        ValueError: the module cannot run (no adapter, other layer count), the stage is split over
-            tensor-parallel ranks, an edge does not go from last layer into the LLM, or the weights
-            folder lacks a tensor or has one of another shape.
+        ValueError: the module cannot run (no adapter, other layer count), `tensor` is not of the
+            stage's tensor-parallel degree or cannot share a layer, an edge does not go from last layer
+            into the LLM, or the weights folder lacks a tensor or has one of another shape.
     """
     module = plan.model.module(stage.module)
-    if stage.tp > 1:
+    size = 1 if tensor is None else tensor.size
+    if stage.tp != size:
         raise ValueError(
-            f"stage {stage.id}: stage modules hold whole weights, want tp = 1, got tp {stage.tp}"
+            f"stage {stage.id}: {size} ranks share its weights, want tp = {size}, got tp {stage.tp}"
         )
     adapter = adapter_of(module)
     _check_ties(adapter)
     edges = tuple(e for e in plan.model.edges_into(module.name) if _enters(e, stage))
     for edge in edges:
         _check_edge(plan, edge)
-    first, last = stage.layers
-    layers = [adapter.build(index) for index in range(first, last)]
+    layers = [adapter.build(index) for index in range(*stage.layers)]
+    cuts = [Cuts() if tensor is None else cuts_of(layer, tensor.size) for layer in layers]
     reader = None if weights is None else WeightReader(weights / module.name, adapter)
     made: dict[str, nn.Parameter] = {}
-    for index, layer in enumerate(layers, start=first):
+    for index, layer, layer_cuts in zip(range(*stage.layers), layers, cuts, strict=True):
         for local, empty in list(layer.named_parameters()):
             name = layer.hugging_face_name(local)
             name = adapter.aliases.get(name, name)
@@ -243,6 +281,8 @@ def build_stage_module(
                     )
                 else:
                     value = reader.read(name, tuple(empty.shape))
+                if tensor is not None and local in layer_cuts.cut:
+                    value = layer_cuts.cut[local].own(value, tensor.member, tensor.size)
                 made[name] = nn.Parameter(
                     value.to(device=device, dtype=dtype), requires_grad=module.layers[index].trainable
                 )
@@ -250,6 +290,8 @@ def build_stage_module(
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.recompute = plan.settings.of(module.name).recompute
     built.weights()  # refuses a tie that names no parameter
+    if tensor is not None:
+        built.share(tensor, cuts)
     return built
 
 

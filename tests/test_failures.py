@@ -16,6 +16,7 @@ from runtime.launch import run_lowered
 from runtime.pool import Place, Pool
 from runtime.rank_job import RunSettings
 from runtime.stage_module import StageInput, StageModule, build_stage_module
+from runtime.tensor_group import TensorGroup
 from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.plan.lower import lower
@@ -172,8 +173,11 @@ def build_broken(
     dtype: torch.dtype,
     weights: Path | None,
     device: torch.device | str,
+    tensor: TensorGroup | None,
 ) -> StageModule:
-    built = build_stage_module(plan, stage, seed=seed, dtype=dtype, weights=weights, device=device)
+    built = build_stage_module(
+        plan, stage, seed=seed, dtype=dtype, weights=weights, device=device, tensor=tensor
+    )
     if stage.id == 2:
         built.__class__ = Broken
     return built

@@ -11,8 +11,9 @@ from runtime.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
 from runtime.optimizer import OptimizerSettings
 from runtime.pool import Pool
-from runtime.rank_job import Collect, RunSettings
+from runtime.rank_job import Collect, RankState, RunSettings
 from runtime.reference import Reference, ReferenceResult, reference_step
+from runtime.tensor_parts import held_parts
 from tests.plans import cluster, disjoint_plan, finish
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.model import CostModel
@@ -79,28 +80,34 @@ def assert_parity(plan: Plan, result: RunResult, reference: ReferenceResult, pre
     global_norm, rounding = norm_of(reference.gradients), negligible(plan)
     compared: set[tuple[str, str]] = set()
     for state in result.states:
+        parts = held_parts(plan, state.rank)
         for held, gradient in state.gradients.items():
             key = first_name(plan, held)
-            theirs = reference.gradients[key]
-            scale = global_norm if key in rounding else theirs.norm()
+            theirs = parts.get(held, whole)(reference.gradients[key])
+            scale = global_norm if key in rounding else reference.gradients[key].norm()
             assert (gradient - theirs).norm() <= bound * scale, f"gradient of {key} on rank {state.rank}"
             compared.add(key)
         if precision is Precision.FLOAT64:
-            assert_weights(plan, state.weights, reference, rounding)
+            assert_weights(plan, state, reference, rounding)
     assert compared == set(reference.gradients)
+
+
+def whole(weight: Tensor) -> Tensor:
+    return weight
 
 
 def assert_weights(
     plan: Plan,
-    weights: dict[tuple[str, str], Tensor],
+    state: RankState,
     reference: ReferenceResult,
     rounding: frozenset[tuple[str, str]],
 ) -> None:
-    for held, weight in weights.items():
+    parts = held_parts(plan, state.rank)
+    for held, weight in state.weights.items():
         key = first_name(plan, held)
         if key in rounding:
             continue  # Adam divides rounding by rounding
-        theirs = reference.weights[key]
+        theirs = parts.get(held, whole)(reference.weights[key])
         assert (weight - theirs).norm() <= BOUND[Precision.FLOAT64] * theirs.norm().clamp(min=1e-30), key
 
 

@@ -1,0 +1,192 @@
+"""Ranks that share weights train as one process does, whatever the architecture and the layout around."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from runtime.adapters.choose import adapter_of
+from runtime.launch import run_local
+from runtime.pool import Pool
+from runtime.rank_job import Collect
+from runtime.tensor_cuts import Cut, cuts_of
+from runtime.tensor_parts import held_parts
+from tests import paper_models, tiny_models
+from tests.plans import cluster, finish
+from tests.test_export import tensors_of
+from tests.test_parity import assert_parity, assert_same, execute
+from tests.tiny_valm import LLM
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample, Segment
+from workbench.graph.model_graph import TEXT, ModelGraph, connect
+from workbench.graph.module_layers import Projector
+from workbench.job import Job, ModuleLayout
+from workbench.plan.build import with_programs
+from workbench.plan.gradient_groups import gradient_groups
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import megatron_heterogeneous
+
+torch.set_num_threads(1)
+Grid = tuple[tuple[int, ...], ...]
+Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
+CONFIGS = {**tiny_models.DECODERS, **paper_models.DECODERS}
+FOUR = {"num_key_value_heads": 4}
+
+
+def text_plan(config: dict[str, Any], ranks: Sequence[int]) -> Plan:
+    """A language model on one stage whose weights the ranks share."""
+    llm = tiny_models.llm(config)
+    batch = tuple(Sample(i, (Segment(TEXT, 0, 5 + i, 5 + i),)) for i in range(2))
+    layers = (0, len(llm.layers))
+    stage = Stage(id=0, module="llm", replica=0, layers=layers, ranks=(tuple(ranks),))
+    return finish(ModelGraph(name="text", modules=(llm,), edges=()), batch, [stage])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
+    assert_same(text_plan(CONFIGS[name], (0, 1)), pool)
+
+
+def encoders(llm_config: dict[str, Any] = LLM, *, tied: bool = False) -> ModelGraph:
+    """All trainable: CLIP with an MLP projector, Whisper, and an LLM of an odd vocabulary."""
+    llm = tiny_models.llm(llm_config | FOUR | {"tie_word_embeddings": tied})
+    images = tiny_models.encoder(tiny_models.CLIP | {"num_attention_heads": 4}, "image")
+    sounds = tiny_models.encoder(tiny_models.WHISPER, "audio", projector=Projector.LINEAR)
+    return connect("encoders", (images, llm), (sounds, llm))
+
+
+def class_token_batch(count: int) -> tuple[Sample, ...]:
+    """Each sample with an image of nine patches and a class token, every other one with a clip."""
+    return tuple(
+        Sample(
+            index,
+            (
+                Segment(TEXT, 0, 3 + index, 3 + index),
+                Segment("image", 0, 10, 9),
+                *(Segment("audio", k, 6, 6) for k in range(index % 2)),
+                Segment(TEXT, 1, 4, 4),
+            ),
+        )
+        for index in range(count)
+    )
+
+
+def laid_out(model: ModelGraph, layouts: dict[str, Degrees], **settings: Any) -> Plan:
+    job = Job(
+        name="layouts",
+        model=model,
+        cluster=cluster(8),
+        batch=class_token_batch(4),
+        microbatch_samples=1,
+        layouts=tuple(
+            ModuleLayout(module=name, dp=dp, pp=pp, cp=cp, tp=tp)
+            for name, (dp, pp, cp, tp) in layouts.items()
+        ),
+        settings=Settings(precision=Precision.FLOAT64, **settings),
+        profile="A40",
+    )
+    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+
+
+ONE: Degrees = (1, 1, 1, 1)
+LAYOUTS = [
+    pytest.param({"image": (1, 1, 1, 2), "audio": (1, 1, 1, 2), "llm": (1, 1, 1, 4)}, id="wider-llm"),
+    pytest.param({"image": (1, 1, 1, 4), "audio": ONE, "llm": (1, 1, 1, 2)}, id="wider-encoder"),
+    pytest.param({"image": ONE, "audio": (1, 1, 1, 2), "llm": (1, 2, 1, 2)}, id="pipeline"),
+    pytest.param({"image": (2, 1, 1, 1), "audio": ONE, "llm": (2, 1, 1, 2)}, id="replicas"),
+    pytest.param({"image": ONE, "audio": ONE, "llm": (1, 1, 2, 2)}, id="shared-tokens"),
+    pytest.param({"image": (1, 1, 2, 2), "audio": ONE, "llm": (1, 1, 1, 2)}, id="shared-images"),
+]
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_layouts_around(layouts: dict[str, Degrees], pool: Pool) -> None:
+    plan = laid_out(encoders(), layouts)
+    assert {m: plan.chain[m, 0][0].tp for m in layouts} == {m: layouts[m][3] for m in layouts}
+    assert_same(plan, pool)
+
+
+def test_tied_weights_recomputed_split_backwards_and_a_norm(pool: Pool) -> None:
+    """Everything that touches a weight's gradient at once: head and table are one weight on two stages."""
+    recomputed = tuple(ModuleSettings(module=m, recompute=Recompute.FULL) for m in ("image", "llm"))
+    layouts = {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}
+    plan = laid_out(encoders(CONFIGS["qwen3"], tied=True), layouts, modules=recomputed)
+    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
+    assert any(action.kind is Pass.W for action in split.program_actions)
+    result, reference = execute(split, pool, clip_norm=0.01)
+    assert_parity(split, result, reference, Precision.FLOAT64)
+    free, _ = execute(split, pool)
+    assert any(
+        not torch.equal(ours, free.states[0].weights[key]) for key, ours in result.states[0].weights.items()
+    )
+
+
+def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
+    layouts = {"image": (1, 1, 1, 2), "audio": (1, 1, 1, 2), "llm": (1, 1, 1, 4)}
+    plan = laid_out(encoders(tied=True), layouts)
+    target = tmp_path / "out"
+    result = run_local(plan, export=target, collect=Collect.STATE, pool=pool)
+    written = tensors_of(target)
+    for state in result.states:
+        parts = held_parts(plan, state.rank)
+        for key, weight in state.weights.items():
+            assert torch.equal(weight, parts.get(key, torch.clone)(written[key])), key
+    again = run_local(plan, weights=target, pool=pool)
+    assert again.losses[0] < result.losses[0]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(4, 9), min_size=1, max_size=3), st.integers(0, 1))
+def test_parts_join_to_the_whole(size: int, blocks: list[int], dim: int) -> None:
+    cut = Cut(dim, tuple(blocks))
+    whole = torch.arange(3.0 * sum(blocks)).reshape((-1, 3) if dim == 0 else (3, -1))
+    parts = [cut.own(whole, member, size) for member in range(size)]
+    assert torch.equal(cut.join(parts), whole)
+    assert [tuple(part.shape) for part in parts] == cut.shapes(parts[-1].shape, size)
+    assert sum(part.numel() for part in parts) == whole.numel()
+    assert cut.start(0, size) == 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ranks_hold_what_the_plan_says(name: str) -> None:
+    """Elements of a gradient group, which price and memory count, are those of a rank's parts."""
+    plan = text_plan(CONFIGS[name] | {"vocab_size": 64}, (0, 1))
+    adapter = adapter_of(plan.model.module("llm"))
+    planned = dict.fromkeys(range(adapter.num_layers), 0)
+    for group in gradient_groups(plan):
+        if group.ranks == (0,):
+            layer = group.weights[0].layer
+            planned[0 if layer is None else layer] += group.num_elements
+    for index in range(adapter.num_layers):
+        layer = adapter.build(index)
+        cuts = cuts_of(layer, 2).cut
+        own = 0
+        for local, weight in layer.named_parameters():
+            if layer.hugging_face_name(local) not in adapter.aliases:
+                own += weight.numel() // (2 if local in cuts else 1)
+        assert own == planned[index], plan.model.module("llm").layers[index].name
+
+
+def test_bad_degrees_name_the_weight() -> None:
+    layer = adapter_of(tiny_models.llm()).build(1)
+    message = r"layers.0.self_attn.k_proj.weight: .*whole heads, 2 do not go into 4"
+    with pytest.raises(ValueError, match=message):
+        cuts_of(layer, 4)
+    narrow = adapter_of(tiny_models.llm(tiny_models.LLAMA | {"vocab_size": 3})).build(0)
+    with pytest.raises(ValueError, match=r"embed_tokens.weight: 3 features do not go into 4"):
+        cuts_of(narrow, 4)
+
+
+def test_a_product_without_a_rule_is_named() -> None:
+    layer = adapter_of(tiny_models.llm()).build(1)
+    layer.block.mlp.extra = nn.Linear(2, 2)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"layers.0.mlp.extra: there is no rule to cut Linear .*tp = 1"):
+        cuts_of(layer, 2)
