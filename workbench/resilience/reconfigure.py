@@ -64,16 +64,39 @@ def survive(
 
     Complexity: O(nodes x pipelines + copies x holders).
     """
-    _require_known(layout, lost)
-    gone, specification = frozenset(lost), planned.specification
-    pipelines = [[node for node in pipeline if node not in gone] for pipeline in layout.pipelines]
+    return _without(planned, layout, lost, frozenset(lost), layer_bytes)
+
+
+def drain(
+    planned: TemplateSet, layout: Layout, leaving: Collection[str], layer_bytes: Sequence[int]
+) -> Reconfiguration:
+    """As `survive`, of nodes that were warned and are still there: they give what they hold before they go.
+
+    Raises:
+        CannotContinueError: fewer than (f + 1) n0 nodes will be left.
+        ValueError: a leaving node that is not in the layout, or one named twice.
+    """
+    return _without(planned, layout, leaving, frozenset(), layer_bytes)
+
+
+def _without(
+    planned: TemplateSet,
+    layout: Layout,
+    leaving: Collection[str],
+    silent: Collection[str],
+    layer_bytes: Sequence[int],
+) -> Reconfiguration:
+    """A layout without the leaving nodes, of which the silent ones can send nothing any more."""
+    _require_known(layout, leaving)
+    specification = planned.specification
+    pipelines = [[node for node in pipeline if node not in leaving] for pipeline in layout.pipelines]
     left = sum(map(len, pipelines))
     if left < specification.threshold:
         raise CannotContinueError(
             f"{left} nodes are left, {specification.num_faults + 1} pipelines of {specification.smallest} "
             f"need {specification.threshold}: stop with progress saved"
         )
-    holders = holders_of(planned, layout, gone)
+    holders = holders_of(planned, layout, silent)
     dead = [layer for layer, nodes in enumerate(holders) if not nodes]
     if dead:
         raise CannotContinueError(
@@ -87,7 +110,7 @@ def survive(
     ]
     steps += _repair(pipelines, specification.smallest)
     after = Layout(pipelines=tuple(tuple(pipeline) for pipeline in pipelines))
-    copies = copies_between(planned, layout, after, gone, layer_bytes)
+    copies = copies_between(planned, layout, after, silent, layer_bytes)
     return Reconfiguration(layout=after, steps=tuple(steps), copies=copies)
 
 

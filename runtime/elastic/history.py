@@ -1,0 +1,60 @@
+"""What an elastic training went through: its steps, and how it came over each change of its nodes."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why the layout changed; a recovery that also takes in new nodes is a loss."""
+
+    START = "start"
+    LOSS = "loss"
+    WARNING = "warning"
+    JOIN = "join"
+
+
+class ElasticFailed(RuntimeError):  # noqa: N818  (names what happened)
+    """Training cannot go on for a reason that no new layout would cure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """A step that counts, with the nodes that did it."""
+
+    step: int
+    loss: float
+    end_s: float  # on the machine's monotonic clock
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshaped:
+    """One change of the layout, from the first sign of it to all ranks being ready for the next step.
+
+    Args:
+        step: that comes next; after a loss, the one that was cut off.
+        attempts: 1, and 1 more for every time the recovery itself was disturbed.
+        noticed_s, stopped_s, ready_s: on the machine's monotonic clock. With a warning, or a
+            join, nothing has to be stopped.
+        planning_s: new layout, copies, the plan of the step and its lowering; of the last attempt, as are
+        groups_s, copying_s: the slowest rank's.
+        num_bytes: that travelled.
+    """
+
+    step: int
+    cause: Cause
+    lost: tuple[str, ...]
+    joined: tuple[str, ...]
+    attempts: int
+    noticed_s: float
+    stopped_s: float
+    ready_s: float
+    planning_s: float
+    groups_s: float
+    copying_s: float
+    num_bytes: int
+    sizes: tuple[int, ...]
+
+    @property
+    def recovery_s(self) -> float:
+        return self.ready_s - self.noticed_s

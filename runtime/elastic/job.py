@@ -1,0 +1,173 @@
+"""A training job whose nodes may come and go, and the plan of one of its steps for a layout of nodes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from runtime.batches import DataSource
+from runtime.optimizer import OptimizerSettings
+from runtime.rank_job import TORCH_TYPE
+from workbench.cost.hardware import Cluster, Link, Node
+from workbench.data.sample import Sample
+from workbench.graph.model_graph import ModelGraph
+from workbench.plan.build import chunked_microbatches, with_programs
+from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.resilience.batch_distribution import distribute
+from workbench.resilience.layout import Layout
+from workbench.resilience.model_chain import ModelChain
+from workbench.resilience.node_specification import TemplateSet
+
+STRATEGY = "oobleck"
+STATES_PER_WEIGHT = 3  # the weight and AdamW's two moments
+LOOPBACK = Link(name="loopback", bytes_per_s=1e9, latency_s=1e-5)
+NODE_BYTES = 2**34
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A process: the place of one rank in a node."""
+
+    node: str
+    slot: int
+
+    def __str__(self) -> str:
+        return f"rank {self.slot} of node {self.node!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticJob:
+    """What is trained, and how long anything may take.
+
+    Args:
+        model, chain: the model and its layers in the order in which templates cut them.
+        templates: planned once; their nodes have as many GPUs as nodes here have processes.
+        batch: samples of a step, the same number each.
+        samples_per_microbatch: microbatches are dealt to pipelines by the time of their templates.
+        source: data by sample id.
+        wait_s: of every wait of a rank for another; a rank that hangs is found after it.
+        step_s: from the start of a step until every rank has its gradients whole.
+
+    Raises:
+        ValueError: stages of more than one GPU, clipping, templates of another model.
+    """
+
+    model: ModelGraph
+    chain: ModelChain
+    templates: TemplateSet
+    batch: Callable[[int], tuple[Sample, ...]]
+    source: DataSource
+    samples_per_microbatch: int = 1
+    seed: int = 0
+    precision: Precision = Precision.FLOAT32
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    wait_s: float = 10.0
+    step_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        wide = [s for t in self.templates.templates for s in t.stages if s.num_gpus > 1]
+        if wide:
+            raise ValueError(f"a stage has {wide[0].num_gpus} GPUs; want templates of widths (1,)")
+        if self.optimizer.clip_norm is not None:
+            raise ValueError(
+                "clipping sums a norm after the step was agreed on, so a death there would leave it "
+                f"half done: want clip_norm None, got {self.optimizer.clip_norm}"
+            )
+        if len(self.chain.owners) != self.templates.templates[0].num_layers:
+            raise ValueError(
+                f"the model has {len(self.chain.owners)} layers, its templates "
+                f"{self.templates.templates[0].num_layers}"
+            )
+        if not 0 < self.wait_s <= self.step_s:
+            raise ValueError(f"want 0 < wait_s <= step_s, got {self.wait_s} and {self.step_s}")
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.templates.templates[0].gpus_per_node
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return TORCH_TYPE[self.precision]
+
+    @property
+    def num_microbatches(self) -> int:
+        return len(self.batch(0)) // self.samples_per_microbatch
+
+    def layer_bytes(self) -> tuple[int, ...]:
+        """[L] weights and optimizer state of each layer of the chain."""
+        return tuple(
+            STATES_PER_WEIGHT
+            * self.precision.num_bytes
+            * sum(parameter.num_elements for parameter in self.model.module(name).layers[index].parameters())
+            for name, index in self.chain.owners
+        )
+
+
+def members_of(layout: Layout, ranks_per_node: int) -> tuple[Member, ...]:
+    """The process of every rank, in rank order."""
+    return tuple(
+        Member(node=node, slot=slot)
+        for pipeline in layout.pipelines
+        for node in pipeline
+        for slot in range(ranks_per_node)
+    )
+
+
+def held_by(job: ElasticJob, layout: Layout) -> dict[Member, tuple[int, ...]]:
+    """Chain layers of every process."""
+    held: dict[Member, tuple[int, ...]] = {}
+    for pipeline in layout.pipelines:
+        members = members_of(Layout(pipelines=(pipeline,)), job.ranks_per_node)
+        stages = job.templates.of_size(len(pipeline)).stages
+        held.update(
+            (member, tuple(range(stage.first, stage.end)))
+            for member, stage in zip(members, stages, strict=True)
+        )
+    return held
+
+
+def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
+    """The plan of one step: every pipeline of the layout is a replica, cut as its template says.
+
+    Microbatches are consecutive samples, dealt to pipelines by Eq. 2.6 of the Oobleck chapter.
+
+    Raises:
+        ValueError: fewer microbatches than pipelines, samples that do not fill microbatches.
+    """
+    stages: list[Stage] = []
+    rank = 0
+    for replica, pipeline in enumerate(layout.pipelines):
+        for cut in job.templates.of_size(len(pipeline)).stages:
+            for module, first, end in job.chain.runs_of(cut):
+                stages.append(
+                    Stage(
+                        id=len(stages), module=module, replica=replica, layers=(first, end), ranks=((rank,),)
+                    )
+                )
+            rank += 1
+    node = Node(device="host", num_ranks=job.ranks_per_node, memory_bytes=NODE_BYTES)
+    cluster = Cluster(name="elastic", nodes=(node,) * layout.num_nodes, intra=LOOPBACK, inter=LOOPBACK)
+    draft = Plan(
+        strategy=STRATEGY,
+        model=job.model,
+        cluster=cluster,
+        batch=tuple(batch),
+        stages=tuple(stages),
+        microbatches=(),
+        programs=(),
+        settings=Settings(precision=job.precision),
+    )
+    return with_programs(_with_microbatches(job, layout, draft))
+
+
+def _with_microbatches(job: ElasticJob, layout: Layout, draft: Plan) -> Plan:
+    size, batch = job.samples_per_microbatch, draft.batch
+    if len(batch) % size:
+        raise ValueError(f"a batch of {len(batch)} samples does not fill microbatches of {size}")
+    chunks = [batch[start : start + size] for start in range(0, len(batch), size)]
+    counts = distribute([job.templates.of_size(nodes).microbatch_s for nodes in layout.sizes], len(chunks))
+    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    dealt = {
+        place: chunks[end - count : end] for place, (count, end) in enumerate(zip(counts, ends, strict=True))
+    }
+    return replace(draft, microbatches=chunked_microbatches(draft, dealt))

@@ -1,0 +1,225 @@
+"""One process of an elastic job: worlds come and go, weights and moments stay."""
+
+import multiprocessing.connection as mpc
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from runtime.allocator import keep_freed_memory
+from runtime.elastic.connections import leave_world, open_sockets, sever
+from runtime.elastic.job import ElasticJob
+from runtime.elastic.moves import CPU, Holdings, carry_out
+from runtime.elastic.orders import (
+    Begin,
+    Broken,
+    Fetch,
+    Fetched,
+    Moment,
+    Order,
+    Paused,
+    Ready,
+    Save,
+    Saved,
+    Told,
+    TrainStep,
+    Vote,
+)
+from runtime.elastic.state_files import read_state, write_state
+from runtime.elastic.world import World, empty_layers, read_lowered
+from runtime.failure import RankError
+from runtime.mesh import build_mesh
+from workbench.schedule.action import Pass
+
+HOST = "127.0.0.1"
+POLL_S = 1.0  # how often a process looks whether its supervisor is still there
+SEVER_EVERY_S = 0.02
+MOST_TEXT = 2000  # characters of a trace that are told
+TORN = 3  # exit code: the update was cut off in its middle, so this state is of no use
+MOMENT_OF = {
+    Pass.F: Moment.FORWARD,
+    Pass.B: Moment.BACKWARD,
+    Pass.I: Moment.BACKWARD,
+    Pass.W: Moment.BACKWARD,
+    Pass.REDUCE_GRAD: Moment.REDUCING,
+    Pass.STEP: Moment.REDUCING,
+}
+
+
+class _StoppedError(RankError):
+    """The supervisor said PAUSE where a COMMIT was waited for."""
+
+
+class MemberProcess:
+    """The life of one process: it obeys orders and answers them.
+
+    A thread reads the orders, because a PAUSE must be heard while the process waits for a rank
+    that is gone: it severs all connections, again and again until the wait has ended, since a
+    connection may just be being made.
+
+    Args:
+        store_port: of the supervisor's rendezvous on this machine.
+        moment: a shared integer, see `Moment`.
+    """
+
+    def __init__(self, job: ElasticJob, pipe: mpc.Connection, moment: Any, store_port: int) -> None:
+        self._job, self._pipe, self._moment, self._port = job, pipe, moment, store_port
+        self._spared = open_sockets()
+        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._pausing = threading.Event()  # set: no connection is severed
+        self._held: Holdings = {}
+        self._step: int | None = None
+        self._world: World | None = None
+        self._is_fresh = False  # the world's weights are not those held yet
+
+    def live(self) -> None:
+        """Obey until the supervisor ends this process, or is gone itself."""
+        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+        while True:
+            order = self._orders.get()
+            try:
+                self._obey(order)
+            except _StoppedError:
+                self._pause()
+            except Exception as error:
+                if self._world is not None and not self._world.is_at(self._step):
+                    os._exit(TORN)
+                trace = "".join(traceback.format_exception(error))[-MOST_TEXT:]
+                text = " ".join(str(error).split()) or type(error).__name__
+                self._tell(Broken(text=text[:MOST_TEXT], trace=trace))
+
+    def _listen(self) -> None:
+        parent = os.getppid()
+        while True:
+            while not self._pipe.poll(POLL_S):
+                if os.getppid() != parent:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            order = pickle.loads(self._pipe.recv_bytes())
+            if order is Order.PAUSE:
+                self._pausing.clear()
+            self._orders.put(order)
+            while order is Order.PAUSE and not self._pausing.is_set():
+                sever(self._spared)
+                self._pausing.wait(SEVER_EVERY_S)
+
+    def _obey(self, order: Any) -> None:
+        match order:
+            case Begin():
+                self._begin(order)
+            case Fetch():
+                self._fetch(order)
+            case TrainStep():
+                self._train(order)
+            case Save():
+                write_state(order.folder, {owner: self._held[owner] for owner in order.owners})
+                self._tell(Saved())
+            case Order.PAUSE:
+                self._pause()
+            case _:
+                raise ValueError(f"an order out of turn: {order}")
+
+    def _tell(self, told: Told) -> None:
+        self._moment.value = Moment.IDLE
+        self._pipe.send_bytes(pickle.dumps(told))
+
+    def _begin(self, order: Begin) -> None:
+        if self._held and self._step != order.step:
+            raise ValueError(f"held state has seen {self._step} steps, the others' {order.step}")
+        self._moment.value = Moment.GROUPS
+        self._leave()
+        start_s = time.perf_counter()
+        lowered = read_lowered(order.plan)
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore(f"world{order.generation}", self._store()),
+            rank=order.rank,
+            world_size=len(lowered.plan.ranks),
+            timeout=timedelta(seconds=self._job.wait_s),
+        )
+        mesh = build_mesh(lowered, CPU, self._job.wait_s)
+        groups_s = time.perf_counter() - start_s
+        self._moment.value = Moment.COPYING
+        start_s = time.perf_counter()
+        world = self._world = World(self._job, lowered.plan, mesh)
+        empty = world.empty()
+        if order.is_first:
+            if order.start is not None:
+                read_state(order.start, empty)
+            self._held = empty
+        num_bytes = self._receive(order.moves, mesh.rank, empty)
+        self._step, self._is_fresh = order.step, True
+        copying_s = time.perf_counter() - start_s
+        self._tell(Ready(groups_s=groups_s, copying_s=copying_s, num_bytes=num_bytes))
+
+    def _store(self) -> Store:
+        """A connection of its own for every world: a PAUSE cuts it, which ends a wait at the rendezvous."""
+        wait = timedelta(seconds=self._job.wait_s)
+        return TCPStore(HOST, self._port, is_master=False, timeout=wait, wait_for_workers=False)
+
+    def _fetch(self, order: Fetch) -> None:
+        assert self._world is not None, "the supervisor knows who is in a world"
+        self._moment.value = Moment.COPYING
+        start_s = time.perf_counter()
+        mesh = self._world.mesh
+        arriving = [move.owner for move in order.moves if move.destination_rank == mesh.rank]
+        empty = empty_layers(self._job, read_lowered(order.plan).plan, arriving)
+        num_bytes = self._receive(order.moves, mesh.rank, empty)
+        self._tell(Fetched(copying_s=time.perf_counter() - start_s, num_bytes=num_bytes))
+
+    def _receive(self, moves: Any, rank: int, empty: Holdings) -> int:
+        arrived, num_bytes = carry_out(moves, rank, self._held, empty, wait_s=self._job.wait_s)
+        self._held.update(arrived)
+        return num_bytes
+
+    def _train(self, order: TrainStep) -> None:
+        world = self._world
+        if world is None or self._step != order.step:
+            raise ValueError(f"step {order.step} was ordered after {self._step} steps")
+        if self._is_fresh:
+            self._held, self._is_fresh = world.take_over(self._held), False
+        lowered = read_lowered(order.plan)
+        program = lowered.plan.program.get(world.mesh.rank, ())
+
+        def progress(position: int) -> None:
+            self._moment.value = MOMENT_OF[program[position].kind]
+
+        def vote(loss: float) -> None:
+            self._tell(Vote(step=order.step, loss=loss))
+            self._moment.value = Moment.VOTED
+            answer = self._orders.get()
+            if answer is not Order.COMMIT:
+                raise _StoppedError(f"rank {world.mesh.rank} was stopped before its update")
+            self._step = order.step + 1
+
+        with torch.enable_grad():
+            world.run_step(lowered, self._held, order.step, progress=progress, vote=vote)
+        self._moment.value = Moment.IDLE
+
+    def _pause(self) -> None:
+        """Weights and moments stay; everything else goes."""
+        self._leave()
+        self._pausing.set()
+        self._tell(Paused(step=self._step if self._held else None))
+
+    def _leave(self) -> None:
+        if self._world is not None:
+            self._world.close()
+            self._world = None
+        leave_world()
+
+
+def live(job: ElasticJob, pipe: mpc.Connection, moment: Any, store_port: int) -> None:
+    """Entry point of a forked process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    MemberProcess(job, pipe, moment, store_port).live()

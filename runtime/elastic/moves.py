@@ -1,0 +1,138 @@
+"""Which process gets which layer from which other one, and the transport of weights and moments."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.elastic.job import ElasticJob, held_by, members_of
+from runtime.failure import RankError
+from runtime.transfers import first_line, wait
+from workbench.resilience.copies import Copy
+from workbench.resilience.layout import Layout
+
+# Shape suffixes: N = all numbers of a layer's state.
+
+Owner = tuple[str, int]  # module, layer of it
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A weight and its moments of AdamW; None where it is not trained."""
+
+    weight: Tensor
+    moments: tuple[Tensor, Tensor] | None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight, *(self.moments or ()))
+
+
+LayerState = dict[str, Kept]  # by Hugging Face name
+Holdings = dict[Owner, LayerState]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A layer's state from one rank of a world to another; `number` is the message's tag."""
+
+    number: int
+    owner: Owner
+    source_rank: int
+    destination_rank: int
+
+
+def moves_between(
+    job: ElasticJob, before: Layout, after: Layout, copies: Sequence[Copy], world: Layout
+) -> tuple[Move, ...]:
+    """Copies between nodes as moves between ranks; within a node a layer comes from where it was.
+
+    Args:
+        before, after: what every node held and is to hold.
+        copies: from `copies_between`.
+        world: whose ranks carry them out.
+    """
+    had, needs = held_by(job, before), held_by(job, after)
+    rank_of = {member: rank for rank, member in enumerate(members_of(world, job.ranks_per_node))}
+    source_node = {(copy.layer, copy.destination): copy.source for copy in copies}
+    at = {(member.node, layer): member for member, layers in had.items() for layer in layers}
+    missing = [
+        (member, layer)
+        for member, layers in needs.items()
+        for layer in layers
+        if layer not in had.get(member, ())
+    ]
+    return tuple(
+        Move(
+            number=number,
+            owner=job.chain.owners[layer],
+            source_rank=rank_of[at.get((member.node, layer)) or at[source_node[layer, member.node], layer]],
+            destination_rank=rank_of[member],
+        )
+        for number, (member, layer) in enumerate(missing)
+    )
+
+
+def carry_out(
+    moves: Sequence[Move],
+    rank: int,
+    held: Mapping[Owner, LayerState],
+    empty: Mapping[Owner, LayerState],
+    *,
+    wait_s: float,
+) -> tuple[Holdings, int]:
+    """This rank's part of all moves at once: the layers that arrived, and the bytes received.
+
+    Args:
+        held: what this rank has to give.
+        empty: of every layer it gets, tensors to be filled.
+
+    Raises:
+        RankError: a layer did not come or go in time, or the peer is gone.
+        ValueError: a layer to give that this rank does not hold.
+    """
+    works: list[tuple[Move, dist.Work, Tensor]] = []
+    arriving: list[tuple[Move, Tensor]] = []
+    for move in moves:
+        if move.source_rank == rank:
+            if move.owner not in held:
+                raise ValueError(f"rank {rank} does not hold layer {move.owner} that it is to give")
+            flat_N = torch.cat([each.detach().reshape(-1) for each in _tensors(held[move.owner])])
+            works.append((move, _started(dist.isend(flat_N, move.destination_rank, tag=move.number)), flat_N))
+        elif move.destination_rank == rank:
+            whole = list(_tensors(empty[move.owner]))
+            flat_N = torch.empty(sum(each.numel() for each in whole), dtype=whole[0].dtype)
+            works.append((move, _started(dist.irecv(flat_N, move.source_rank, tag=move.number)), flat_N))
+            arriving.append((move, flat_N))
+    for move, work, _ in works:
+        try:
+            wait(work, timedelta(seconds=wait_s), CPU)
+        except RuntimeError as error:
+            peer = move.source_rank if move.destination_rank == rank else move.destination_rank
+            message = f"rank {rank} copying layer {move.owner} with rank {peer}: {first_line(error)}"
+            raise RankError(message, peers=(peer,)) from error
+    arrived: Holdings = {}
+    for move, flat_N in arriving:
+        _fill(empty[move.owner], flat_N)
+        arrived[move.owner] = empty[move.owner]
+    return arrived, sum(flat_N.numel() * flat_N.element_size() for _, flat_N in arriving)
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "the world has every rank"
+    return work
+
+
+def _tensors(state: LayerState) -> Iterator[Tensor]:
+    for kept in state.values():
+        yield from kept.tensors()
+
+
+def _fill(state: LayerState, flat_N: Tensor) -> None:
+    start = 0
+    for tensor in _tensors(state):
+        tensor.copy_(flat_N.narrow(0, start, tensor.numel()).view_as(tensor))
+        start += tensor.numel()

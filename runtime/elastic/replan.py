@@ -1,0 +1,69 @@
+"""The next layout after nodes were lost, are about to leave, or wait; no process is touched."""
+
+import pickle
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.elastic.job import ElasticJob, plan_step
+from runtime.elastic.moves import Move, moves_between
+from workbench.plan.accept import accept
+from workbench.resilience.copies import copies_between
+from workbench.resilience.instantiate import fastest
+from workbench.resilience.layout import Layout, first_layout
+from workbench.resilience.reconfigure import drain, join, survive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """Where to go, and what has to travel between the ranks of which world."""
+
+    layout: Layout
+    moves: tuple[Move, ...]
+
+
+def start_layout(job: ElasticJob, nodes: Sequence[str]) -> Layout:
+    """The fastest instantiation of the nodes.
+
+    Raises:
+        ValueError: too few nodes, or fewer microbatches than pipelines.
+    """
+    return first_layout(nodes, fastest(job.templates, len(nodes), job.num_microbatches).sizes)
+
+
+def after_loss(job: ElasticJob, layout: Layout, lost: Collection[str], joining: Sequence[str]) -> Replanned:
+    """Without the lost nodes, with those that wait; the ranks of the new world carry the moves out.
+
+    Raises:
+        CannotContinueError: too few nodes are left, or a layer is.
+    """
+    layer_bytes = job.layer_bytes()
+    after = layout if not lost else survive(job.templates, layout, lost, layer_bytes).layout
+    if joining:
+        num_nodes = after.num_nodes + len(joining)
+        sizes = fastest(job.templates, num_nodes, job.num_microbatches).sizes
+        after = join(job.templates, after, joining, sizes, layer_bytes).layout
+    copies = copies_between(job.templates, layout, after, lost, layer_bytes)
+    return Replanned(layout=after, moves=moves_between(job, layout, after, copies, after))
+
+
+def after_warning(job: ElasticJob, layout: Layout, leaving: Collection[str]) -> Replanned:
+    """Without nodes that are still there; the ranks of the present world carry the moves out.
+
+    Raises:
+        CannotContinueError: too few nodes will be left.
+    """
+    drained = drain(job.templates, layout, leaving, job.layer_bytes())
+    return Replanned(
+        layout=drained.layout, moves=moves_between(job, layout, drained.layout, drained.copies, layout)
+    )
+
+
+def write_plan(job: ElasticJob, layout: Layout, step: int, path: Path) -> None:
+    """The accepted plan of a step, lowered and pickled, for all ranks to read.
+
+    Raises:
+        ValueError: the plan was refused.
+    """
+    lowered, _ = accept(plan_step(job, layout, job.batch(step)))
+    path.write_bytes(pickle.dumps(lowered))

@@ -1,0 +1,196 @@
+"""What a process is while a world lasts: its stages, and the executor of the step that runs."""
+
+import gc
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from runtime.adapters.adapter import StageLayer
+from runtime.batches import microbatch_data
+from runtime.elastic.job import ElasticJob
+from runtime.elastic.moves import CPU, Holdings, Kept, Owner
+from runtime.executor import Executor
+from runtime.gradients import Gradients
+from runtime.mesh import Mesh
+from runtime.rank_job import count_all_targets
+from runtime.stage_module import StageModule, build_stage_module
+from runtime.timing import Recorder
+from runtime.transfers import Wires
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Stage
+
+Moments = tuple[Tensor, Tensor]
+
+
+class ElasticExecutor(Executor):
+    """An executor whose optimizer goes on with moments that exist already."""
+
+    def adopt(self, held: Holdings, modules: Iterable[StageModule], step: int) -> None:
+        """Continue with the moments of held weights, which have seen that many steps; in place."""
+        if self._adamw is None:
+            return
+        for module in modules:
+            for owner, named in weights_of(module).items():
+                for name, parameter in named.items():
+                    moments = held[owner][name].moments
+                    if moments is not None:
+                        self._adamw.state[parameter] = {
+                            "step": torch.tensor(float(step)),
+                            "exp_avg": moments[0],
+                            "exp_avg_sq": moments[1],
+                        }
+
+    def steps_taken(self) -> set[int]:
+        """How many steps the weights have seen: one number, or none where nothing is trained."""
+        states = () if self._adamw is None else self._adamw.state.values()
+        return {int(state["step"]) for state in states}
+
+
+def weights_of(module: StageModule) -> dict[Owner, dict[str, nn.Parameter]]:
+    """Parameters of a stage by layer and Hugging Face name; a tied one under each of its layers."""
+    found = {}
+    for index, layer in enumerate(module.layers, start=module.stage.layers[0]):
+        assert isinstance(layer, StageLayer)
+        named = layer.named_parameters(remove_duplicate=False)
+        found[module.stage.module, index] = {layer.hugging_face_name(name): each for name, each in named}
+    return found
+
+
+def empty_state(modules: Iterable[StageModule]) -> Holdings:
+    """Every layer of the modules as it is held, moments at zero; one pair of them for a tied weight."""
+    moments: dict[int, Moments] = {}
+
+    def kept(parameter: nn.Parameter) -> Kept:
+        if not parameter.requires_grad:
+            return Kept(weight=parameter.detach(), moments=None)
+        zeros = moments.setdefault(id(parameter), (torch.zeros_like(parameter), torch.zeros_like(parameter)))
+        return Kept(weight=parameter.detach(), moments=(zeros[0].detach(), zeros[1].detach()))
+
+    return {
+        owner: {name: kept(parameter) for name, parameter in named.items()}
+        for module in modules
+        for owner, named in weights_of(module).items()
+    }
+
+
+def empty_layers(job: ElasticJob, plan: Plan, owners: Iterable[Owner]) -> Holdings:
+    """Room for layers that no stage of this process has."""
+    stages = [
+        Stage(id=place, module=name, replica=0, layers=(layer, layer + 1), ranks=((0,),))
+        for place, (name, layer) in enumerate(owners)
+    ]
+    return empty_state([build(job, plan, stage) for stage in stages])
+
+
+def build(job: ElasticJob, plan: Plan, stage: Stage) -> StageModule:
+    """A stage with weights from the seed."""
+    return build_stage_module(plan, stage, seed=job.seed, dtype=job.dtype, weights=None, device=CPU)
+
+
+def read_lowered(path: Path) -> Lowered:
+    """A plan that the supervisor left."""
+    found = pickle.loads(path.read_bytes())
+    assert isinstance(found, Lowered)
+    return found
+
+
+class World:
+    """One generation: groups and modules; they serve the steps until the layout changes."""
+
+    def __init__(self, job: ElasticJob, plan: Plan, mesh: Mesh) -> None:
+        self.mesh, self._job = mesh, job
+        self.modules = {stage.id: build(job, plan, stage) for stage in plan.stages_on[mesh.rank]}
+        self._executor: ElasticExecutor | None = None
+        self._wires: Wires | None = None
+
+    def empty(self) -> Holdings:
+        """Every layer of this rank as it would be held, in the modules' own weights."""
+        return empty_state(self.modules.values())
+
+    def take_over(self, held: Holdings) -> Holdings:
+        """Put held values into the modules' weights; what is held from now on.
+
+        Raises:
+            ValueError: a layer of this rank is not held.
+        """
+        mine = self.empty()
+        for owner, state in mine.items():
+            if owner not in held:
+                raise ValueError(f"rank {self.mesh.rank}: layer {owner} was neither kept nor copied")
+            for name, kept in state.items():
+                for target, source in zip(kept.tensors(), held[owner][name].tensors(), strict=True):
+                    target.copy_(source)
+        return mine
+
+    def run_step(
+        self,
+        lowered: Lowered,
+        held: Holdings,
+        step: int,
+        *,
+        progress: Callable[[int], None],
+        vote: Callable[[float], None],
+    ) -> None:
+        """One step: gradients, the vote with this rank's part of the loss, and once that returns the update.
+
+        Raises:
+            RankError: a rank is gone or hangs.
+        """
+        recorder = Recorder(self.mesh.rank)
+        executor = self._prepare(lowered, recorder, progress, lambda: vote(recorder.loss_sum))
+        if self._executor is None:
+            executor.adopt(held, self.modules.values(), step)
+        else:
+            executor.resume(self._executor)
+        self._executor = executor
+        executor.clear_gradients()
+        recorder.start_step(time.perf_counter())
+        executor.run_step()
+
+    def is_at(self, step: int | None) -> bool:
+        """Whether all weights have seen that many steps: an update may have been cut off in its middle."""
+        return self._executor is None or self._executor.steps_taken() <= {step}
+
+    def close(self) -> None:
+        """End the thread of the wires and give up what the step held."""
+        if self._wires is not None:
+            self._wires.close()
+            self._wires = None
+        gc.collect()
+
+    def _prepare(
+        self,
+        lowered: Lowered,
+        recorder: Recorder,
+        progress: Callable[[int], None],
+        on_gradients: Callable[[], None],
+    ) -> ElasticExecutor:
+        if self._wires is not None:
+            self._wires.close()
+        job, mesh, plan = self._job, self.mesh, lowered.plan
+        self._wires = Wires(lowered, mesh, dtype=job.dtype, timeout_s=job.wait_s, recorder=recorder)
+        return ElasticExecutor(
+            lowered,
+            mesh.rank,
+            modules=self.modules,
+            feed={
+                (stage.id, microbatch.index): microbatch_data(
+                    plan, stage, microbatch, job.source, dtype=job.dtype
+                )
+                for stage in plan.stages_on[mesh.rank]
+                for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ())
+            },
+            wires=self._wires,
+            gradients=Gradients(
+                lowered, mesh, list(self.modules.values()), recorder=recorder, timeout_s=job.wait_s
+            ),
+            recorder=recorder,
+            optimizer=job.optimizer,
+            loss_scale=1.0 / count_all_targets(plan),
+            progress=progress,
+            on_gradients=on_gradients,
+        )

@@ -1,0 +1,97 @@
+"""Elastic training on gloo: nodes die, hang, leave with a warning and join; no step is lost or repeated."""
+
+import os
+import signal
+
+import pytest
+
+from runtime.elastic.history import Cause
+from runtime.elastic.progress import STAMP, read_progress
+from runtime.elastic.training import ElasticTraining
+from tests.elastic_jobs import elastic_job, undisturbed
+from workbench.resilience.reconfigure import CannotContinueError
+
+FLOAT32 = 2e-6  # relative, of a loss after a few steps
+
+
+def matches_one_process(training: ElasticTraining) -> None:
+    """Every step once, in order, with the loss that one process computes in float64."""
+    assert [done.step for done in training.steps] == list(range(training.step))
+    assert training.losses == pytest.approx(undisturbed(training.step), rel=FLOAT32)
+
+
+def kill(training: ElasticTraining, node: str, number: int = signal.SIGKILL, rank: int = 0) -> None:
+    os.kill(training.nodes.process_ids(node)[rank], number)
+
+
+def test_a_killed_node_is_survived_and_nobody_is_restarted():
+    job = elastic_job(4, ranks_per_node=2, layers_per_rank=4)
+    with ElasticTraining(job, ("a", "b", "c", "d")) as training:
+        training.train(2)
+        before = {node: training.nodes.process_ids(node) for node in "acd"}
+        kill(training, "b", rank=1)  # its other rank lives on, and is ended with it
+        training.train(4)
+        assert training.nodes.process_ids("b") == ()
+        assert {node: training.nodes.process_ids(node) for node in "acd"} == before
+        training.join(("e",))
+        training.train(6)
+        matches_one_process(training)
+        assert [change.cause for change in training.changes] == [Cause.START, Cause.LOSS, Cause.JOIN]
+        loss = training.changes[1]
+        assert (loss.lost, loss.sizes) == (("b",), (1, 2))
+        assert loss.num_bytes > 0
+        assert loss.noticed_s <= loss.stopped_s <= loss.ready_s
+        assert training.layout.num_nodes == 4
+
+
+def test_a_rank_that_hangs_is_found_and_its_node_left_out():
+    job = elastic_job(3, wait_s=1.5)
+    with ElasticTraining(job, ("a", "b", "c")) as training:
+        training.train(1)
+        kill(training, "c", signal.SIGSTOP)
+        training.train(2)
+        matches_one_process(training)
+        assert training.changes[-1].lost == ("c",)
+
+
+def test_warned_nodes_give_what_they_hold_before_they_go():
+    job = elastic_job(4, num_faults=0, layers_per_rank=4)
+    with ElasticTraining(job, ("a", "b", "c", "d")) as training:
+        training.train(1)
+        training.warn(("a", "d"))  # more than f at once: no copy may be left without them
+        training.train(3)
+        matches_one_process(training)
+        assert training.changes[-1].cause is Cause.WARNING
+        assert training.layout.num_nodes == 2
+        with pytest.raises(ValueError, match="node 'a' was warned but is not at work; there are c, b"):
+            training.warn(("a",))
+
+
+def test_below_the_threshold_progress_is_saved_and_training_goes_on_from_it(tmp_path):
+    job = elastic_job(2)
+    with ElasticTraining(job, ("a", "b"), folder=tmp_path / "saved") as training:
+        training.train(3)
+        kill(training, "a")
+        with pytest.raises(CannotContinueError, match=r"1 nodes are left.*progress after 3 steps is in"):
+            training.train(5)
+        first = training.losses
+    progress = read_progress(job, tmp_path / "saved")
+    with ElasticTraining(job, ("x", "y"), start=progress) as training:
+        training.train(5)
+        assert (*first, *training.losses) == pytest.approx(undisturbed(5), rel=FLOAT32)
+    (tmp_path / "saved" / STAMP).write_text('{"step": 3, "model": "other", "owners": [["llm", 0]]}')
+    with pytest.raises(ValueError, match="is of model 'other' with 1 layers, want 'six-blocks' with 8"):
+        read_progress(job, tmp_path / "saved")
+
+
+def test_a_model_whose_last_copies_are_lost_is_refused_by_name(tmp_path):
+    job = elastic_job(4, num_faults=0, layers_per_rank=4)
+    with ElasticTraining(job, tuple("abcd"), folder=tmp_path / "saved") as training:
+        training.train(1)
+        for pipeline in training.layout.pipelines:
+            kill(training, pipeline[-1])  # every holder of the last layer
+        with pytest.raises(
+            CannotContinueError, match=r"all nodes that held layer .* go back to a checkpoint"
+        ):
+            training.train(2)
+        assert not (tmp_path / "saved").exists()
