@@ -134,8 +134,10 @@ def _halves(first: int, num_layers: int) -> Cuts:
 
 
 def _schedules(work: Work, cluster: Cluster) -> Plans:
-    """Every kind of schedule there is, in microbatches of one text."""
+    """Every kind of schedule that tells a text from others, in microbatches of one text."""
     for kind in ScheduleKind:
+        if kind is ScheduleKind.THREE_PHASE:  # without encoders it is 1F1B
+            continue
         schedule = Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
         ranks = {ScheduleKind.INTERLEAVED: (0, 1, 0, 1), ScheduleKind.ZB_V: (0, 1, 1, 0)}.get(kind, (0, 1))
         cuts: Cuts = {LLM: tuple((8 // len(ranks), (rank,)) for rank in ranks)}
