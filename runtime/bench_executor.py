@@ -14,6 +14,7 @@ from runtime.launch import run_lowered
 from runtime.pool import Pool
 from runtime.rank_job import RunSettings
 from runtime.stage_module import StageInput
+from runtime.tensor_group import TensorGroup
 from workbench.calibrate.measurement import OverheadRow
 from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT
@@ -87,9 +88,10 @@ def build_empty(
     dtype: torch.dtype,
     weights: Path | None,
     device: torch.device | str,
+    tensor: TensorGroup | None,
 ) -> EmptyStage:
     """A stage for `run_lowered` that costs nothing."""
-    del seed, weights
+    del seed, weights, tensor
     return EmptyStage(plan, stage, dtype).to(device)
 
 
