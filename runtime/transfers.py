@@ -83,7 +83,7 @@ class Wires:
     never waited for by the program: a thread waits for them and drops their buffers.
 
     A broadcast is a message from the leader to each of the others, sent when the leader takes the
-    row that it follows; so leader and receivers both go through broadcasts in program order.
+    row that it follows, or makes it; so leader and receivers both go through broadcasts in program order.
     """
 
     def __init__(
@@ -137,9 +137,7 @@ class Wires:
         """
         row = self._rows[number]
         if row.route is Route.LOCAL:
-            packed_TD = self._local.pop(number)
-            self._pass_on(number, packed_TD)
-            return row, packed_TD
+            return row, self._local.pop(number)
         work, buffer_TD = self._posted.pop(number)
         try:
             wait(work, self._timeout, self._mesh.device)
@@ -156,6 +154,7 @@ class Wires:
         packed_TD = pack(source_TD, row.slices)
         if row.route is Route.LOCAL:
             self._local[number] = packed_TD
+            self._pass_on(number, packed_TD)
             return
         self._send(row, packed_TD)
 

@@ -202,15 +202,16 @@ def chunked_microbatches(
 
 
 def shared_microbatches(
-    draft: Plan, *, samples_per_microbatch: int, dp: Mapping[str, int]
+    draft: Plan, *, samples_per_microbatch: int, dp: Mapping[str, int], rounds: int | None = 1
 ) -> tuple[Microbatch, ...]:
     """One global batch, shared out among the replicas of every module by its own degree.
 
     The LLM decides: a round is one microbatch of each of its replicas. Another module's replicas
-    cut a round, or as few rounds as give each of them a sample, into consecutive intervals: fan-in where
-    it has more replicas than the LLM, fan-out where it has fewer. Where that does not divide, some
-    intervals have a sample more, and the replicas take turns to get them. With equal degrees it is
-    `batched_microbatches`.
+    cut so many rounds, or as few more as give each of them a sample, into consecutive intervals, each a
+    microbatch: fan-in where it has more replicas than the LLM, fan-out where it has fewer. The samples
+    of several rounds stand in the order of the LLM's replicas, so that each interval feeds as few of
+    them as can be. Where that does not divide, some intervals have a sample more, and the replicas take
+    turns to get them. With equal degrees and one round it is `batched_microbatches`.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     section 3 (batch intervals).
@@ -221,13 +222,14 @@ def shared_microbatches(
         draft: its stages and microbatches are not looked at.
         samples_per_microbatch: of the LLM.
         dp: module -> replicas 0..n-1.
+        rounds: that a microbatch of another module than the LLM spans; None: all.
 
     Raises:
         ValueError: a batch that does not divide by the LLM's round, or gives a replica no sample.
     """
     llm = next(module.name for module in draft.model.modules if module.modality == TEXT)
     _check_divides(draft, samples_per_microbatch, dp[llm])
-    routing = Routing(draft)
+    routing, per_round = Routing(draft), samples_per_microbatch * dp[llm]
     found: list[Microbatch] = []
     for module in draft.model.modules:
         if dp[module.name] > len(draft.batch):
@@ -235,24 +237,39 @@ def shared_microbatches(
                 f"module {module.name!r}: a batch of {len(draft.batch)} samples has none for some of "
                 f"{dp[module.name]} replicas; nearest: dp {len(draft.batch)}"
             )
-        intervals = _intervals(draft.batch, samples_per_microbatch * dp[llm], dp[module.name])
+        of_llm = module.name == llm
+        window = _window(len(draft.batch) // per_round, per_round, dp[module.name], 1 if of_llm else rounds)
+        intervals = _intervals(draft.batch, (window, dp[llm], samples_per_microbatch), dp[module.name])
         for replica in range(dp[module.name]):
             found += _of_replica(routing, module.name, replica, intervals[replica :: dp[module.name]])
     return tuple(found)
 
 
-def _intervals(batch: Sequence[Sample], per_round: int, replicas: int) -> list[Sequence[Sample]]:
-    """Consecutive samples for replica 0, 1, ..., 0, 1, ... in turn; an interval may be empty."""
+def _window(num_rounds: int, per_round: int, replicas: int, rounds: int | None) -> int:
+    """Rounds that a module cuts together."""
+    return num_rounds if rounds is None else max(rounds, -(-replicas // per_round))
+
+
+def _intervals(batch: Sequence[Sample], shape: tuple[int, int, int], replicas: int) -> list[Sequence[Sample]]:
+    """Consecutive samples of a window for replica 0, 1, ..., 0, 1, ... in turn; an interval may be empty.
+
+    Args:
+        shape: rounds of a window, replicas of the LLM, samples of its microbatches.
+    """
     found: list[Sequence[Sample]] = []
-    window = per_round * -(-replicas // per_round)
+    rounds, readers, size = shape
+    window = rounds * readers * size
     favoured = 0  # the replica that gets a sample more, first
     for first in range(0, len(batch), window):
-        num_samples = min(window, len(batch) - first)
-        share, rest = divmod(num_samples, replicas)
-        start = first
+        chunks = [batch[at : at + size] for at in range(first, min(first + window, len(batch)), size)]
+        ordered = [
+            sample for reader in range(readers) for chunk in chunks[reader::readers] for sample in chunk
+        ]
+        share, rest = divmod(len(ordered), replicas)
+        start = 0
         for replica in range(replicas):
             end = start + share + ((replica - favoured) % replicas < rest)
-            found.append(batch[start:end])
+            found.append(ordered[start:end])
             start = end
         favoured = (favoured + rest) % replicas
     return found

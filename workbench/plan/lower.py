@@ -282,6 +282,13 @@ def _between_modules(source: Stage, destination: Stage, parts: Sequence[_Content
     """Between modules: every context-parallel place of the source sends what it holds to the
     destination's leader, which broadcasts it in its whole tp x cp group; each rank there keeps
     the tokens it owns. So a token crosses once, and a gradient is summed where it is used.
+
+    Where the two share ranks, a rank that holds the tokens already keeps them, and the first such
+    rank broadcasts to the rest: nothing travels between equal replicas, and fan-in is an all-gather
+    forward and a selection backward, fan-out the reverse.
+
+    Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+    sections 3.1 and 3.2.
     """
     for row, from_ranks in zip(parts, source.ranks, strict=True):
         if row is not None:
@@ -291,10 +298,15 @@ def _between_modules(source: Stage, destination: Stage, parts: Sequence[_Content
 def _leader_to_group(
     content: _Content, from_ranks: Sequence[int], to_ranks: Sequence[int]
 ) -> Iterator[_Draft]:
-    """Leader to leader, then broadcast to the others."""
-    leader, *others = to_ranks
-    # Tensor-parallel ranks of one place hold the same output.
+    """Leader to leader, then broadcast to the others; a rank on both sides keeps its own.
+
+    Tensor-parallel ranks of one place hold the same output.
+    """
+    leader, *kept = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
+    for rank in kept:
+        yield _routed(content, rank, rank)
     yield _routed(content, leader if leader in from_ranks else from_ranks[0], leader)
+    others = [rank for rank in to_ranks if rank != leader and rank not in kept]
     if others:
         yield _Draft(content, Route.BROADCAST, leader, tuple(others), follows=True)
 

@@ -62,7 +62,8 @@ class Accounts:
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for row in self._lowered.transfers:
             # A leader broadcasts what it has received when it comes to the consumer itself.
-            sent_at = row.consumer if row.route is Route.BROADCAST else row.producer
+            received = row.after is not None and self._lowered.transfers[row.after].route is not Route.LOCAL
+            sent_at = row.consumer if received else row.producer
             for rank in row.destination_ranks:
                 if rank != row.source_rank:
                     pair = self.place[row.source_rank, sent_at], self.place[rank, row.consumer]

@@ -13,7 +13,7 @@ from workbench.plan.build import batched_microbatches, shared_microbatches, with
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
-from workbench.schedule.choice import Schedule, rank_block
+from workbench.schedule.choice import Schedule, ScheduleKind, rank_block
 from workbench.strategies.block_cuts import Cuts, even_blocks
 
 
@@ -40,7 +40,7 @@ def draft_plan(job: Job, strategy: str) -> Plan:
                 f"{strategy}: all modules have {job.replicas} replicas, placed in order, but the layout of "
                 f"{layout.module!r} has {own}; strategy megatron-heterogeneous takes it"
             )
-    empty = _empty(job, strategy)
+    empty = empty_draft(job, strategy)
     microbatches = batched_microbatches(
         empty, samples_per_microbatch=job.microbatch_samples, replicas=range(job.replicas)
     )
@@ -50,19 +50,23 @@ def draft_plan(job: Job, strategy: str) -> Plan:
 def shared_draft(job: Job, strategy: str) -> Plan:
     """A plan without stages or programs; every module shares the batch out among replicas of its own.
 
+    Under `three-phase` a window of the schedule is one microbatch of each encoder replica.
+
     Raises:
         ValueError: as `shared_microbatches`.
     """
-    empty = _empty(job, strategy)
+    empty = empty_draft(job, strategy)
     microbatches = shared_microbatches(
         empty,
         samples_per_microbatch=job.microbatch_samples,
         dp={module.name: dp_of(job, module.name) for module in job.model.modules},
+        rounds=job.schedule.window if job.schedule.kind is ScheduleKind.THREE_PHASE else 1,
     )
     return replace(empty, microbatches=microbatches)
 
 
-def _empty(job: Job, strategy: str) -> Plan:
+def empty_draft(job: Job, strategy: str) -> Plan:
+    """The job as a plan without stages, microbatches or programs."""
     return Plan(
         strategy=strategy,
         model=job.model,

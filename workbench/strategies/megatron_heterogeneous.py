@@ -1,9 +1,9 @@
-"""Megatron with a layout per module (NC): every module on an island of ranks, with degrees of its own.
+"""Megatron with a layout per module: on islands of ranks (NC), or all on the same ranks (C).
 
 Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-sections 3.1 and 3.3: disjoint rank sets, graph-aware 1F1B.
-Differs: the paper sets all degrees by hand; stage counts that the job leaves open are searched here, and
-stages that it leaves open are balanced by the gradients that really run.
+section 3: disjoint rank sets under graph-aware 1F1B, or the same ranks in three phases.
+Differs: the paper sets all degrees by hand; on islands, stage counts that the job leaves open are searched
+here, and stages that it leaves open are balanced by the gradients that really run.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from workbench.cost.model import CostModel
 from workbench.job import Job
 from workbench.plan.plan import Plan, Stage
-from workbench.rank_spans import Placement, Span, placement_of
+from workbench.rank_spans import Span, placement_of
 from workbench.strategies.assembly import (
     check_ranks,
     dp_of,
@@ -32,31 +32,37 @@ NAME = "megatron-heterogeneous"
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """Every module with its own tp, cp, pp and dp, one after the other or from its rank_offset on.
 
+    Modules whose rank_offsets are equal share their ranks, each under its own grid; schedule
+    `three-phase` takes grids whose stages share ranks in part.
+
     Raises:
         ValueError: more stages than layers, a batch that cannot be shared out, too few ranks, rank sets
-            that overlap or leave a gap.
+            that overlap without being equal or leave a gap, modules on the same ranks without pp.
     """
+    if _shares_ranks(job):
+        _check_all_given(job)
     draft = shared_draft(job, NAME)
     layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
-    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, island_stages)
+    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, grid_stages)
     return fastest_counts(job, ranks_per_stage, candidates, progress)
 
 
-def island_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
+def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     """The modules' stages; inside a module tp varies fastest, then cp, dp and pp.
 
     Source: Megatron-LM's default order of ranks, tp-cp-ep-dp-pp.
 
     Raises:
-        ValueError: rank sets that overlap or leave a gap, or more ranks than there are.
+        ValueError: rank sets that overlap without being equal or leave a gap, or more ranks than
+            there are.
     """
     stages: list[Stage] = []
     spans: list[Span] = []
-    end = 0
     for module in job.model.modules:
         layout, dp = layout_of(job, module.name), dp_of(job, module.name)
+        end = spans[-1].end if spans else 0
         first = end if layout.rank_offset is None else layout.rank_offset
         start = len(stages)
         for replica in range(dp):
@@ -70,11 +76,18 @@ def island_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
                 blocks_apart=dp,
             )
         spans.append(Span(module.name, first, num_ranks(stages[start:])))
-        end = spans[-1].end
-    if placement_of(spans) is Placement.SHARED:
-        raise ValueError(
-            f"{NAME}: modules want ranks of their own, got {' and '.join(map(str, spans))}; "
-            f"nearest: rank_offset {spans[0].end} for {spans[1].module!r}"
-        )
+    placement_of(spans)
     check_ranks(job, max(span.end for span in spans))
     return tuple(stages)
+
+
+def _shares_ranks(job: Job) -> bool:
+    offsets = {layout_of(job, module.name).rank_offset for module in job.model.modules}
+    return len(job.model.modules) > 1 and len(offsets) == 1 and None not in offsets
+
+
+def _check_all_given(job: Job) -> None:
+    for module in job.model.modules:
+        layout = layout_of(job, module.name)
+        if layout.pp is None and not layout.stage_layers:
+            raise ValueError(f"{NAME}: modules on the same ranks want pp, module {module.name!r} has none")
