@@ -15,6 +15,7 @@ from runtime.pool import Pool
 from runtime.rank_job import RunSettings
 from runtime.stage_module import StageInput
 from runtime.tensor_group import TensorGroup
+from runtime.tensor_group import SharedWeights
 from workbench.calibrate.measurement import OverheadRow
 from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT
@@ -35,6 +36,7 @@ class EmptyStage(nn.Module):
         super().__init__()
         module = plan.model.module(stage.module)
         self.stage = stage
+        self.shared: SharedWeights | None = None
         self._adapter = adapter_of(module)
         self._dtype = dtype
         last = module.layers[stage.layers[1] - 1]
