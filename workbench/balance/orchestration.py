@@ -1,10 +1,12 @@
 """GPUs, tensor-, data- and pipeline-parallel degrees of every unit of a multimodal model, by a formula."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from math import ceil, inf
+from operator import attrgetter
+from typing import NamedTuple
 
 CHEAPEST = 1e-12  # relative: objectives this near count as equal, and fewer GPUs win
 
@@ -165,7 +167,7 @@ def orchestrate_relaxed(task: Task) -> Orchestration:
         for unit in task.units:
             by_degrees: dict[tuple[int, int], list[_Option]] = {}
             for option in _options(task, unit, pace):
-                by_degrees.setdefault((option.degrees.tp, option.degrees.dp), []).append(option)
+                by_degrees.setdefault((option.tp, option.dp), []).append(option)
             choices.append(list(by_degrees.values()))
         for combination in product(*choices):
             rounded = _rounded(task, combination)
@@ -178,14 +180,22 @@ def orchestrate_relaxed(task: Task) -> Orchestration:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """Degrees of one unit with the seconds of a stage and of a first microbatch."""
+class _Option(NamedTuple):
+    """Degrees of one unit with the seconds of a stage and of a first microbatch; sorted as they stand."""
 
-    degrees: Degrees
-    num_gpus: int
     stage_s: float
+    num_gpus: int
     warmup_s: float
+    tp: int
+    dp: int
+    pp: int
+
+    @property
+    def degrees(self) -> Degrees:
+        return Degrees(tp=self.tp, dp=self.dp, pp=self.pp)
+
+
+_STAGE_S = attrgetter("stage_s")
 
 
 def paces(task: Task) -> tuple[int, ...]:
@@ -204,8 +214,7 @@ def _options(task: Task, unit: Unit, pace: int) -> Iterator[_Option]:
             gpus = tp * dp * pp
             if gpus > task.num_gpus:
                 break
-            degrees = Degrees(tp=tp, dp=dp, pp=pp)
-            yield _Option(degrees, gpus, through_s / pp, through_s / task.virtual_stages)
+            yield _Option(through_s / pp, gpus, through_s / task.virtual_stages, tp, dp, pp)
 
 
 def _least_pp(task: Task, unit: Unit, tp: int, dp: int, samples: int) -> int:
@@ -251,8 +260,8 @@ def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
     for threshold_s in thresholds[_first_feasible(task, options, thresholds) :]:
         if least_warmup_s + threshold_s * (num_rounds - 1) > limit_s:
             return
-        fronts = [_front([o for o in of_unit if o.stage_s <= threshold_s]) for of_unit in options]
-        found = _cheapest(task, pace, fronts)
+        fronts = [_front(of_unit[: bisect_right(of_unit, threshold_s, key=_STAGE_S)]) for of_unit in options]
+        found = _shortest_warmup(task, pace, fronts)
         if found is not None:
             limit_s = min(limit_s, found.iteration_s * (1 + CHEAPEST))
             yield found
@@ -263,7 +272,7 @@ def _worth_it(options: Iterable[_Option]) -> list[_Option]:
     kept: list[_Option] = []
     gpus: list[int] = []  # a staircase of those kept: more GPUs, shorter warm-up
     warmups_s: list[float] = []
-    for option in sorted(options, key=lambda o: (o.stage_s, o.num_gpus, o.warmup_s)):
+    for option in sorted(options):
         at = bisect_right(gpus, option.num_gpus)
         if at and warmups_s[at - 1] <= option.warmup_s:
             continue
@@ -279,15 +288,15 @@ def _worth_it(options: Iterable[_Option]) -> list[_Option]:
 
 def _first_feasible(task: Task, options: Sequence[Sequence[_Option]], thresholds: Sequence[float]) -> int:
     """Index of the least threshold under which the GPUs suffice."""
-    low, high = 0, len(thresholds)
-    while low < high:
-        middle = (low + high) // 2
-        needed = [
-            min((o.num_gpus for o in of_unit if o.stage_s <= thresholds[middle]), default=inf)
-            for of_unit in options
-        ]
-        low, high = (low, middle) if sum(needed) <= task.num_gpus else (middle + 1, high)
-    return low
+    fewest = [list(accumulate((o.num_gpus for o in of_unit), min)) for of_unit in options]
+
+    def suffice(threshold_s: float) -> bool:
+        counts = [bisect_right(of_unit, threshold_s, key=_STAGE_S) for of_unit in options]
+        if not all(counts):
+            return False
+        return sum(of_unit[n - 1] for of_unit, n in zip(fewest, counts, strict=True)) <= task.num_gpus
+
+    return bisect_left(thresholds, True, key=suffice)  # noqa: FBT003  (what is looked for)
 
 
 def _front(options: Sequence[_Option]) -> list[_Option]:
@@ -299,14 +308,25 @@ def _front(options: Sequence[_Option]) -> list[_Option]:
     return front
 
 
-def _cheapest(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> Orchestration | None:
-    best: Orchestration | None = None
-    for chosen in product(*fronts):
-        if sum(option.num_gpus for option in chosen) <= task.num_gpus:
-            candidate = _orchestration(task, pace, chosen)
-            if best is None or _key(candidate, best) < 0:
-                best = candidate
-    return best
+def _shortest_warmup(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> Orchestration | None:
+    """The options that start soonest on the GPUs there are; of several such, on the fewest.
+
+    Whether their stages are as slow as the threshold is no matter: what has faster ones is found under
+    a lower threshold. The last unit needs no loop: the most GPUs left to it give the shortest.
+    """
+    *others, last = fronts
+    gpus = [option.num_gpus for option in last]
+    best: tuple[float, int, tuple[_Option, ...]] | None = None
+    for chosen in product(*others):
+        taken = sum(option.num_gpus for option in chosen)
+        at = bisect_right(gpus, task.num_gpus - taken)
+        if at == 0:
+            continue
+        ending = last[at - 1]
+        warmup_s = sum(option.warmup_s for option in chosen) + ending.warmup_s
+        if best is None or (warmup_s, taken + ending.num_gpus) < best[:2]:
+            best = warmup_s, taken + ending.num_gpus, (*chosen, ending)
+    return None if best is None else _orchestration(task, pace, best[2])
 
 
 def _orchestration(task: Task, pace: int, chosen: Sequence[_Option]) -> Orchestration:
@@ -320,12 +340,12 @@ def _orchestration(task: Task, pace: int, chosen: Sequence[_Option]) -> Orchestr
 
 def _rounded(task: Task, combination: Sequence[Sequence[_Option]]) -> list[_Option] | None:
     """Stage counts near the real-valued optimum of given (tp, dp); None where they cannot fit."""
-    per_stage = [options[0].degrees.tp * options[0].degrees.dp for options in combination]
+    per_stage = [options[0].tp * options[0].dp for options in combination]
     if sum(options[0].num_gpus for options in combination) > task.num_gpus:
         return None
     wanted = _relaxed_stages(task, combination, per_stage)
     places = [
-        min(range(len(options)), key=lambda place: (abs(options[place].degrees.pp - pp), place))
+        min(range(len(options)), key=lambda place: (abs(options[place].pp - pp), place))
         for options, pp in zip(combination, wanted, strict=True)
     ]
     while sum(o[place].num_gpus for o, place in zip(combination, places, strict=True)) > task.num_gpus:
@@ -339,9 +359,9 @@ def _relaxed_stages(
     task: Task, combination: Sequence[Sequence[_Option]], per_stage: Sequence[int]
 ) -> list[float]:
     """Real-valued stages of every unit that minimise the slowest, within least and most, by water-filling."""
-    work_s = [options[0].stage_s * options[0].degrees.pp for options in combination]
-    least = [options[0].degrees.pp for options in combination]
-    most = [options[-1].degrees.pp for options in combination]
+    work_s = [options[0].stage_s * options[0].pp for options in combination]
+    least = [options[0].pp for options in combination]
+    most = [options[-1].pp for options in combination]
     low_s, high_s = 0.0, max(work / pp for work, pp in zip(work_s, least, strict=True))
     for _ in range(60):
         middle_s = (low_s + high_s) / 2
