@@ -127,7 +127,7 @@ def test_every_name_of_the_zoo_is_a_module(tmp_path, name):
             modules["llm"] = {"zoo": name}
 
     if name == "sd-2.1-unet":
-        with pytest.raises(ValueError, match="joins width 4 to 32"):
+        with pytest.raises(ValueError, match="joins width 320 to 32"):
             load_job(write(tmp_path, use))
         return
     job = load_job(write(tmp_path, lambda data: (use(data), data.pop("layouts"))))

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.graph.config_fields import Config
+from workbench.graph.dit import DIT, dit_layers
 from workbench.graph.hf_encoder import ENCODERS, Encoder
 from workbench.graph.hf_llm import LLMS
 from workbench.graph.layer import Layer
-from workbench.graph.model_graph import TEXT, Module, Source
+from workbench.graph.model_graph import GENERATED, TEXT, Module, Source
 from workbench.graph.module_layers import Projection, Projector, projector_layer
 from workbench.graph.trainable import Trainable, with_trainable
 
@@ -49,11 +50,12 @@ def module_from_config(
         modality: "text" makes it the LLM; anything else an encoder with a projector.
         trainable: what of it is trained.
         projector: of an encoder; default MLP, for Qwen2-VL vision its own merger.
-        llm_width: hidden width of the consumer; an encoder needs it.
+        llm_width: hidden width of the LLM; encoders and generators need it.
 
     Returns:
         LLM: embed, block x N, head (final norm, LM head).
         Encoder: embed, block x N, projector (final norm where it has one, projector).
+        Generator ("dit"): projector of the LLM's states, embed, block x N, head (final norm, loss).
 
     Raises:
         ValueError: an unknown model_type, an encoder as the LLM or the other way round, an
@@ -68,9 +70,12 @@ def module_from_config(
             if projector is not None:
                 raise ValueError(f"{kind} is a language model: it has no projector, got {projector.value!r}")
             layers, used = LLMS[kind](config), None
+        elif modality == TEXT:
+            what = "a generator" if kind == DIT else "an encoder"
+            raise ValueError(f"{kind} is {what}: modality must not be 'text'")
+        elif kind == DIT:
+            layers, used = _generator(config, projector, llm_width)
         else:
-            if modality == TEXT:
-                raise ValueError(f"{kind} is an encoder: modality must not be 'text'")
             layers, used = _projected(ENCODERS[kind](config), projector, llm_width)
     except ValueError as error:
         raise ValueError(f"module {name!r}: {error}") from None
@@ -81,10 +86,12 @@ def module_from_config(
 
 
 def modality_of(config: Config) -> str:
-    """ "text", "vision" or "audio": what a configuration is for, when nobody says."""
+    """ "text", "vision", "audio" or "generator": what a configuration is for, when nobody says."""
     kind = _model_type(_part_for(config, TEXT))
     if kind in LLMS:
         return TEXT
+    if kind == DIT:
+        return GENERATED
     return "audio" if kind in _AUDIO else "vision"
 
 
@@ -106,12 +113,23 @@ def _part_for(config: Config, modality: str) -> dict[str, Any]:
 
 def _model_type(config: Config) -> str:
     kind = config.get("model_type")
-    known = [*LLMS, *ENCODERS]
+    known = [*LLMS, *ENCODERS, DIT]
     if kind not in known:
         near = difflib.get_close_matches(str(kind), known, n=1)
         hint = f" (nearest: {near[0]})" if near else ""
         raise ValueError(f"unknown model_type {kind!r}{hint}; known are {', '.join(known)}")
     return str(kind)
+
+
+def _generator(
+    config: Config, projector: Projector | None, llm_width: int | None
+) -> tuple[tuple[Layer, ...], Projector]:
+    if llm_width is None:
+        raise ValueError("a generator needs llm_width, the width its projector begins with")
+    used = projector or Projector.MLP
+    if used is Projector.MERGER:
+        raise ValueError("its projector must be 'linear' or 'mlp', got 'merger'")
+    return dit_layers(config, used, llm_width), used
 
 
 def _projected(

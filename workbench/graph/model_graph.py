@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import networkx as nx
 
-from workbench.graph.layer import Layer
+from workbench.graph.layer import Layer, LayerKind
 
 TEXT = "text"
+GENERATED = "generator"  # of what a generator makes, where nobody says another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class Module:
     """A node of the model DAG: a chain of layers working on one modality.
 
     `modality` names the segments of a sample that are its items. The module whose modality
-    is "text" is the LLM: its items are whole samples and it computes the next-token loss.
+    is "text" is the LLM: its items are whole samples and it computes the next-token loss. A module
+    that the LLM's states enter and that ends with a head is a generator, with a loss of its own.
     """
 
     name: str
@@ -55,6 +57,16 @@ class Module:
                         f"module {self.name!r}: layers that share {shared!r} must be all trainable or "
                         f"all frozen, {layer.name!r} differs"
                     )
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether its last layer is a loss: the LLM's, or a generator's."""
+        return self.modality == TEXT or self.layers[-1].kind is LayerKind.HEAD
+
+    @property
+    def leaves_after(self) -> int:
+        """The layer whose output other modules read: the last one that is no loss."""
+        return len(self.layers) - 1 - (self.layers[-1].kind is LayerKind.HEAD)
 
     @property
     def num_parameters(self) -> int:
@@ -122,9 +134,10 @@ class ModelGraph:
 
 
 def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
-    """A graph out of chains of modules; consecutive ones get a last-to-first edge.
+    """A graph out of chains of modules; consecutive ones get an edge from the last layer to the first.
 
-    Example: `connect("valm", (vision, llm), (audio, llm))` joins two encoders at one LLM.
+    Example: `connect("valm", (vision, llm), (audio, llm))` joins two encoders at one LLM, and
+    `connect("gen", (vision, llm, generator))` goes on behind it, from what its head reads.
     """
     modules: dict[str, Module] = {}
     edges: dict[tuple[str, str], Edge] = {}
@@ -132,7 +145,7 @@ def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
         modules.update((module.name, module) for module in chain)
         for source, target in pairwise(chain):
             edges[source.name, target.name] = Edge(
-                source=source.name, target=target.name, after_layer=len(source.layers) - 1, before_layer=0
+                source=source.name, target=target.name, after_layer=source.leaves_after, before_layer=0
             )
     graph = ModelGraph(name=name, modules=tuple(modules.values()), edges=tuple(edges.values()))
     order = nx.lexicographical_topological_sort(graph.networkx(), list(modules).index)

@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.graph.diffusion import unet_layers
+from workbench.graph.diffusion import STABLE_DIFFUSION_2_1, unet_layers
+from workbench.graph.dit import behind_projector
 from workbench.graph.hf_config import module_from_config
 from workbench.graph.hf_encoder import ENCODERS
 from workbench.graph.layer import Layer
-from workbench.graph.model_graph import TEXT, Module
+from workbench.graph.model_graph import GENERATED, TEXT, Module
 from workbench.graph.module_layers import (
     Projection,
     Projector,
@@ -70,7 +71,7 @@ def shape_names() -> tuple[str, ...]:
 
 def role_of(name: str) -> str:
     """ "llm", "vision", "audio" or "generator"; ValueError for an unknown name."""
-    return "generator" if name == _UNET else _find(name).role
+    return GENERATED if name == _UNET else _find(name).role
 
 
 def from_shape(
@@ -89,7 +90,8 @@ def from_shape(
     Args:
         name: as in the file.
         module: name of the module; default the role.
-        llm_width: hidden width of the LLM; encoders need it, others must not have it.
+        llm_width: hidden width of the LLM; encoders need it, the generator gets a projector by it, others
+            must not have it.
         projector: of an encoder; default MLP, for Qwen2-VL vision its own merger.
         trainable: what of it is trained.
 
@@ -98,8 +100,10 @@ def from_shape(
     """
     if name == _UNET:
         layers = unet_layers()
+        if llm_width is not None:
+            layers = behind_projector(layers, STABLE_DIFFUSION_2_1.prompt_width, llm_width)
         return with_trainable(
-            Module(name=module or "generator", modality="generator", layers=layers), trainable
+            Module(name=module or "generator", modality=GENERATED, layers=layers), trainable
         )
     shape = _find(name)
     called = module or shape.role

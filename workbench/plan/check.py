@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from workbench.data.sample import Item
 from workbench.graph.layer import Attention
-from workbench.graph.model_graph import TEXT
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.routing import Routing
@@ -113,7 +112,7 @@ def _check_items(plan: Plan) -> None:
         for item in sorted(known):
             if held[item] == 0:
                 raise ValueError(f"module {module.name!r}: item {tuple(item)} stands in no microbatch")
-            if held[item] > 1 and module.modality == TEXT:
+            if held[item] > 1 and module.has_loss:
                 raise ValueError(
                     f"module {module.name!r}: item {tuple(item)} stands in {held[item]} replicas, "
                     "its loss would count more than once"

@@ -5,7 +5,6 @@ from functools import cache
 from workbench.cost.roofline import Grid, Work, attention_flop, layer_flop
 from workbench.graph.frozen import Needs
 from workbench.graph.layer import Attention, Layer
-from workbench.graph.model_graph import TEXT
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing
 from workbench.plan.work import work_of
@@ -36,8 +35,7 @@ def model_flop(plan: Plan) -> float:
 
 
 def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
-    is_loss = routing.plan.model.module(microbatch.module).modality == TEXT
-    return is_loss or routing.is_read(microbatch)
+    return routing.plan.model.module(microbatch.module).has_loss or routing.is_read(microbatch)
 
 
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:

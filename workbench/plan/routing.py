@@ -87,8 +87,7 @@ class Routing:
         needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
         if not any(need.any for need in needs):
             return False
-        is_loss = self.plan.model.module(stage.module).modality == TEXT
-        return is_loss or self.is_read(microbatch)
+        return self.plan.model.module(stage.module).has_loss or self.is_read(microbatch)
 
     def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
         """Whether the stage computes weight gradients for this microbatch: W, where it is split."""

@@ -191,7 +191,7 @@ class Sizes:
             layer_bytes(layer, need, setting, plan.settings.kernels)
             for layer, need in zip(layers, needs, strict=True)
         ]
-        is_loss = module.modality == TEXT and stage.layers[1] == len(module.layers)
+        is_loss = module.has_loss and stage.layers[1] == len(module.layers)
         is_sent_off = plan.settings.kernels.is_megatron  # its outputs are given back once sent
         output = 0 if is_loss or is_sent_off else self._emitted(layers[-1], setting)
         if plan.settings.of(stage.module).recompute is Recompute.NONE:
