@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.dinov2.modeling_dinov2 import Dinov2LayerScale
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.pytorch_utils import Conv1D
 
@@ -41,15 +42,17 @@ class Kind(Enum):
     PARTIAL = "partial"
 
 
-REGIONS = ("self_attn", "attn", "mlp")  # modules whose input enters once for all their products
+REGIONS = ("self_attn", "attn", "attention", "mlp", "feed_forward")  # what members do apart, up to the sum
 SUMMED_BIAS = "summed_bias"  # a row product's bias: added once, after the sum
 
 _BY_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), Kind.COLUMN),
     **dict.fromkeys(("o_proj", "out_proj", "dense", "down_proj", "fc2", "c_proj"), Kind.ROW),
-    **dict.fromkeys(("qkv_proj", "gate_up_proj", "c_attn"), Kind.FUSED),
+    **dict.fromkeys(("proj", "projection_layer"), Kind.ROW),
+    **dict.fromkeys(("qkv_proj", "qkv", "gate_up_proj", "c_attn"), Kind.FUSED),
 }
 _PRODUCTS = (nn.Linear, Conv1D)
+_ELEMENTWISE = (nn.LayerNorm, WideRMSNorm, Dinov2LayerScale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def kind_of(layer: StageLayer, name: str, module: nn.Module) -> Kind:
         return Kind.EXPERTS
     if isinstance(module, _PRODUCTS) and own_name in _BY_NAME:
         return _BY_NAME[own_name]
-    if isinstance(module, nn.LayerNorm | WideRMSNorm) and not in_region(name):
+    if isinstance(module, _ELEMENTWISE) and not in_region(name):
         return Kind.WHOLE
     if isinstance(module, WideRouter) or _norms_heads(layer, name, module):
         return Kind.PARTIAL
@@ -211,7 +214,7 @@ def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]
     owner: Any = layer.get_submodule(name.rpartition(".")[0])
     if name.endswith("gate_up_proj"):
         return (num_out // 2, num_out // 2)
-    if name.endswith("c_attn"):
+    if name.endswith(("c_attn", "qkv")):
         return (num_out // 3,) * 3
     keys = int(owner.num_key_value_heads) * int(owner.head_dim)
     return (num_out - 2 * keys, keys, keys)

@@ -26,8 +26,8 @@ from runtime.tensor_group import TensorGroup, enter, leave
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
 
-# What attention reads of its heads: counts, and GPT-2's width of one of query, key and value.
-HEAD_COUNTS = ("num_heads", "num_key_value_heads", "split_size")
+# What attention reads of its heads: counts and widths.
+HEAD_COUNTS = ("num_heads", "num_key_value_heads", "split_size", "embed_dim")
 
 
 def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup) -> None:
@@ -44,10 +44,10 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup) -> None:
     for name, module in list(layer.named_modules()):
         own_name = name.rpartition(".")[2]
         kind = kind_of(layer, name, module)
-        if name.startswith("block.") and own_name in REGIONS:
-            module.register_forward_pre_hook(partial(_enter_input, group), with_kwargs=True)
+        is_region = name.startswith("block.") and own_name in REGIONS
+        if is_region:
             _fewer_heads(module, group.size)
-        elif kind is Kind.COLUMN and not in_region(name):
+        if _enters(layer, name, module) if is_region else kind is Kind.FUSED or _is_alone(kind, name):
             module.register_forward_pre_hook(partial(_enter_input, group), with_kwargs=True)
         if isinstance(module, Conv1D):
             module.forward = partial(_transposed, module)
@@ -61,6 +61,16 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup) -> None:
 def whole_name(name: str) -> str:
     """The name that a parameter of a parallel layer has in the whole one."""
     return name.removesuffix(SUMMED_BIAS) + "bias" if name.endswith(f".{SUMMED_BIAS}") else name
+
+
+def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
+    """Whether several products read a region's input: it enters once for all of them."""
+    kinds = {kind_of(layer, f"{name}.{own}", child) for own, child in region.named_children()}
+    return bool(kinds & {Kind.COLUMN, Kind.EXPERTS})
+
+
+def _is_alone(kind: Kind, name: str) -> bool:
+    return kind is Kind.COLUMN and not in_region(name)
 
 
 def _enter_input(
@@ -81,7 +91,8 @@ def _fewer_heads(attention: nn.Module, size: int) -> None:
         if hasattr(held, count):
             setattr(held, count, getattr(held, count) // size)
     held.config = copy.copy(held.config)
-    held.config.num_attention_heads //= size
+    if hasattr(held.config, "num_attention_heads"):
+        held.config.num_attention_heads //= size
 
 
 def _transposed(module: Any, x: Tensor) -> Tensor:

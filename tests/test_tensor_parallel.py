@@ -19,6 +19,7 @@ from runtime.tensor_cuts import Cut, cuts_of
 from runtime.tensor_parts import held_parts
 from tests import paper_models, tiny_models
 from tests.plans import cluster, finish
+from tests.test_adapters_encoders import CASES, module_of
 from tests.test_export import tensors_of
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.tiny_valm import LLM
@@ -39,6 +40,7 @@ torch.set_num_threads(1)
 Grid = tuple[tuple[int, ...], ...]
 Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
 CONFIGS = {**tiny_models.DECODERS, **paper_models.DECODERS}
+REFUSED = "internvit-6b-style"
 FOUR = {"num_key_value_heads": 4}
 
 
@@ -54,6 +56,27 @@ def text_plan(config: dict[str, Any], ranks: Sequence[int]) -> Plan:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
     assert_same(text_plan(CONFIGS[name], (0, 1)), pool)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != REFUSED])
+def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
+    case = CASES[name]
+    vision, llm = module_of(case), tiny_models.llm()
+    batch = tuple(
+        Sample(k, (Segment(vision.modality, 0, *tokens), Segment(TEXT, 0, 5, 5)))
+        for k, tokens in enumerate(case.items)
+    )
+    stages = [
+        Stage(id=i, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=((0, 1),))
+        for i, module in enumerate((vision, llm))
+    ]
+    assert_same(finish(connect("two", (vision, llm)), batch, stages), pool)
+
+
+def test_a_norm_over_all_heads_is_refused() -> None:
+    layer = adapter_of(module_of(CASES[REFUSED])).build(1)
+    with pytest.raises(ValueError, match=r"attention.q_norm: there is no rule to cut WideRMSNorm"):
+        cuts_of(layer, 2)
 
 
 def encoders(llm_config: dict[str, Any] = LLM, *, tied: bool = False) -> ModelGraph:
