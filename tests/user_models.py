@@ -1,0 +1,99 @@
+"""Tiny transformers models as users hand them in, batches for them, and callbacks that processes can find."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    WhisperConfig,
+)
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from runtime.adapters.norm import widen_norms
+from runtime.multimodal import ModalityModule, MultimodalModule
+from tests import tiny_models
+
+SIDE_PX, CHANNELS, BINS = 12, 3, tiny_models.WHISPER["num_mel_bins"]
+VISION, AUDIO = 60, 61  # special tokens
+TOKEN_IDS = {"vision": VISION, "audio": AUDIO}
+
+
+def siglip() -> PreTrainedModel:
+    return _made(SiglipVisionModel, SiglipVisionConfig, tiny_models.SIGLIP)
+
+
+def clip() -> PreTrainedModel:
+    return _made(CLIPVisionModel, CLIPVisionConfig, tiny_models.CLIP)
+
+
+def whisper() -> PreTrainedModel:
+    return _made(WhisperEncoder, WhisperConfig, tiny_models.WHISPER)
+
+
+def llama(**changes: Any) -> PreTrainedModel:
+    """Its norms stay in float64, where transformers' round to float32."""
+    model = _made(LlamaForCausalLM, LlamaConfig, tiny_models.LLAMA | changes)
+    widen_norms(model, LlamaRMSNorm)
+    return model.double()
+
+
+def _made(model: Any, config: Any, values: dict[str, Any]) -> PreTrainedModel:
+    torch.manual_seed(5)
+    made: PreTrainedModel = model(config(**values)).double()
+    return made
+
+
+def valm(**changes: Any) -> MultimodalModule:
+    """Vision (MLP projector), audio (linear one), Llama; `changes` are arguments of MultimodalModule."""
+    encoders = {"vision": ModalityModule(siglip(), "mlp"), "audio": ModalityModule(whisper(), proj="linear")}
+    return MultimodalModule(
+        **{"encoders": encoders, "language_model": llama(), "token_ids": TOKEN_IDS, **changes}
+    )
+
+
+def batch() -> dict[str, Any]:
+    """Four samples: both modalities, two images, audio alone, text alone."""
+    torch.manual_seed(6)
+    return {
+        "input_ids": [
+            torch.tensor([1, 2, VISION, 3, AUDIO, 4]),
+            torch.tensor([VISION, 5, 6, VISION, 7]),
+            torch.tensor([8, AUDIO, 9, 10, 11]),
+            torch.tensor([12, 13, 14]),
+        ],
+        "pixel_values": [image(), torch.stack([image(), image()]), None, None],
+        "audio": {"input_features": [frames(10), None, frames(10), None]},
+    }
+
+
+def image(height: int = SIDE_PX, width: int = SIDE_PX) -> Tensor:
+    return torch.randn(CHANNELS, height, width, dtype=torch.float64)
+
+
+def frames(num_tokens: int) -> Tensor:
+    return torch.randn(BINS, 2 * num_tokens, dtype=torch.float64)
+
+
+def scaled_by_place(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Depends on which item it is, so a mix-up shows."""
+    places = [1 + sample + k / 8 for sample, k in inputs["items"]]
+    return tuple(place * each for place, each in zip(places, output, strict=True))
+
+
+def squashed(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    assert inputs["num_tokens"] == tuple(map(len, output))
+    return tuple(torch.tanh(each) for each in output)
+
+
+def shortened(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a callback must not do."""
+    del inputs
+    return tuple(each[1:] for each in output)
