@@ -3,59 +3,11 @@
 import pytest
 
 from runtime.pool import Pool
-from tests.plans import cluster
+from tests.layout_jobs import Degrees, planned, three_phase, vision_language
 from tests.test_parity import assert_same
-from tests.tiny_valm import tiny_batch, tiny_valm
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
-from workbench.plan.plan import Plan, Precision, Settings
-from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import megatron_heterogeneous
-
-Degrees = tuple[int, ...]  # dp, pp, cp and, where it is not 1, tp
-APART = Schedule()
-
-
-def three_phase(window: int | None = None, run_ahead: int = 0) -> Schedule:
-    return Schedule(kind=ScheduleKind.THREE_PHASE, window=window, run_ahead=run_ahead)
-
-
-def vision_language() -> ModelGraph:
-    model = tiny_valm(vision=Trainable.ALL)
-    return connect("tiny-vlm", (model.module("vision"), model.module("llm")))
-
-
-def layout(name: str, degrees: Degrees, schedule: Schedule) -> ModuleLayout:
-    dp, pp, cp, tp = (*degrees, 1)[:4]
-    offset = None if schedule.kind is not ScheduleKind.THREE_PHASE else 0
-    return ModuleLayout(module=name, dp=dp, pp=pp, cp=cp, tp=tp, rank_offset=offset)
-
-
-def planned(
-    model: ModelGraph,
-    layouts: dict[str, Degrees],
-    *,
-    microbatch: int,
-    images: tuple[int, ...],
-    schedule: Schedule = APART,
-) -> Plan:
-    clips = tuple(1 - count % 2 for count in images) if "audio" in layouts else (0,) * len(images)
-    job = Job(
-        name="layouts",
-        model=model,
-        cluster=cluster(6),
-        batch=tiny_batch(images, clips),
-        microbatch_samples=microbatch,
-        layouts=tuple(layout(name, degrees, schedule) for name, degrees in layouts.items()),
-        schedule=schedule,
-        settings=Settings(precision=Precision.FLOAT64),
-        profile="A40",
-    )
-    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
-
+from tests.tiny_valm import tiny_valm
+from workbench.plan.plan import Precision
+from workbench.schedule.choice import Schedule
 
 PAIRS = [
     pytest.param((2, 1, 1), (1, 2, 1), 2, (1, 2, 0, 1), id="fan-in"),
