@@ -14,8 +14,7 @@ from runtime.launch import run_lowered
 from runtime.pool import Pool
 from runtime.rank_job import RunSettings
 from runtime.stage_module import StageInput
-from runtime.tensor_group import TensorGroup
-from runtime.tensor_group import SharedWeights
+from runtime.tensor_group import SharedWeights, TensorGroup
 from workbench.calibrate.measurement import OverheadRow
 from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT
