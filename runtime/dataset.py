@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -76,8 +77,13 @@ def samples_of(folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
     Raises:
         ValueError: the model has no encoder for a kind that appears, or several.
     """
+    return sizes_of(read_records(folder), folder, model)
+
+
+def sizes_of(records: Sequence[Record], folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
+    """`samples_of` of records that are known already."""
     sizes = _Sizes(folder, model)
-    return tuple(sizes.sample(record) for record in read_records(folder))
+    return tuple(sizes.sample(record) for record in records)
 
 
 def with_data(job: Job, folder: Path) -> Job:
@@ -149,8 +155,12 @@ def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
             )
     except OSError as error:
         raise ValueError(f"image {path}: cannot be read: {error}") from None
-    pixels = torch.from_numpy(np.array(resized, dtype=np.float32)).reshape(height, width, channels)
-    return (pixels / 127.5 - 1.0).permute(2, 0, 1).contiguous()
+    return pixels_of(np.array(resized).reshape(height, width, channels).transpose(2, 0, 1))
+
+
+def pixels_of(bytes_CHW: NDArray[np.uint8]) -> Tensor:
+    """[C, H, W] in [-1, 1]."""
+    return torch.from_numpy(bytes_CHW.astype(np.float32, order="C")) / 127.5 - 1.0
 
 
 def read_wave(path: Path) -> Tensor:

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from runtime.allocator import keep_freed_memory
 from runtime.batches import DataSource, SyntheticSource
-from runtime.dataset import FolderSource, following_samples
 from runtime.failure import RankError
 from runtime.pool import Place, Pool
+from runtime.preprocess.source import following_of, source_of
 from runtime.rank_job import Build, Collect, RankReport, RankState, RunSettings, run_rank
 from runtime.stage_module import build_stage_module
 from runtime.step_plans import NextBatches, Planning
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lowered, _ = accept(read_plan(options.plan))
         if options.next_samples and options.data is None:
             raise ValueError("--next-samples takes them from a data folder; want --data FOLDER")
-        source = SyntheticSource(options.seed) if options.data is None else FolderSource(options.data)
+        source = source_of(options.data, options.data_keys, timeout_s=options.timeout)
         if options.trace is not None:
             check_writable(options.trace)
         if options.export is not None:
@@ -230,9 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeout_s=options.timeout,
             weights=options.weights,
             export=options.export,
-            following=following_samples(options.data if options.next_samples else None, lowered.plan),
+            following=following_of(source if options.next_samples else None, lowered.plan),
         )
-        result = _run_under_torchrun(lowered, settings, source)
+        result = _run_under_torchrun(lowered, settings, source or SyntheticSource(options.seed))
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
@@ -279,9 +279,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds, of any single wait")
     parser.add_argument("--weights", type=Path, help="folder with one Hugging Face folder per module")
     parser.add_argument("--export", type=Path, help="new folder for the trained weights, likewise")
-    parser.add_argument("--data", type=Path, help="data folder; default: random data")
+    parser.add_argument("--data", help="data folder, or tcp://HOST:PORT of a preprocessing server")
+    parser.add_argument("--data-keys", type=Path, help="client's keys for such a server")
     parser.add_argument(
-        "--next-samples", action="store_true", help="every step takes the next samples of the data folder"
+        "--next-samples", action="store_true", help="every step takes the next samples of the data"
     )
     return parser.parse_args(arguments)
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from workbench.commands import executing, measuring, planning, predicting
+from workbench.commands import executing, measuring, planning, predicting, preprocessing
 from workbench.console import OneLineErrors
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("calibrate")(measuring.calibrate_command)
 app.command("report")(measuring.report_command)
 app.command("reproduce")(measuring.reproduce_command)
 app.command("demo")(measuring.demo_command)
+app.add_typer(preprocessing.app, name="preprocess")
 
 
 def main() -> None:

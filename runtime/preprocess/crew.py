@@ -26,8 +26,6 @@ class Crew:
     def __init__(
         self, number: int, *, address: str, folder: Path, keys: ClientKeys | None, silence_s: float
     ) -> None:
-        if number < 0:
-            raise ValueError(f"producers: want >= 0, got {number}")
         self._address, self._folder, self._keys, self._silence_s = address, folder, keys, silence_s
         self._numbers = count()
         self._at_work: dict[str, subprocess.Popen[str]] = {}

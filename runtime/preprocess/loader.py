@@ -15,6 +15,7 @@ from runtime.preprocess.keys import ClientKeys
 from runtime.preprocess.order import OrderSettings, Size, ordered
 from runtime.preprocess.stream import Content, Malformed, Skipped
 from runtime.records import Record, read_records
+from workbench.units import S_PER_DAY
 
 ASK_AGAIN_S = 3.0  # a server that was started anew has forgotten what was asked
 
@@ -77,6 +78,10 @@ class Subscription:
     group: Group = Group()
     content: Content = Content.ALL
     timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= S_PER_DAY:
+            raise ValueError(f"timeout must be > 0 s and at most a day, got {self.timeout_s}")
 
     @property
     def full_name(self) -> str:

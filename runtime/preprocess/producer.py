@@ -15,6 +15,7 @@ from runtime.preprocess.example import Buffer, example_frames, packed, preproces
 from runtime.preprocess.images import MalformedImageError, rule_from_json
 from runtime.preprocess.keys import ClientKeys
 from runtime.records import Record
+from workbench.units import S_PER_DAY
 
 READY_AGAIN_S = 3.0  # a server that was started anew does not know its producers
 
@@ -36,6 +37,8 @@ def produce(
     Raises:
         ValueError: the server was never there, refuses the key, or has given up.
     """
+    if not 0 < silence_s <= S_PER_DAY:
+        raise ValueError(f"silence must be > 0 s and at most a day, got {silence_s}")
     connection = Connection(address, keys, None if name is None else name.encode())
     num_done = 0
     heard = False

@@ -19,11 +19,13 @@ from runtime.preprocess.leases import Task
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.stream import Content, Held, Malformed, Skipped, Stream
 from runtime.records import IMAGE, read_records
+from workbench.units import S_PER_DAY
 
 POLL_S = 0.1
 STILL_S = 1.0  # between two words to a producer that has nothing to do
 PRESENCE_S = 10.0  # between two looks whether a trainer is still there
 RECORDS_PER_MESSAGE = 2000
+MOST_PRODUCERS = 1024
 BAD_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
@@ -56,11 +58,15 @@ class ServerSettings:
     silence_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.lease_s <= 0 or self.silence_s <= STILL_S:
+        if not 0 < self.lease_s <= S_PER_DAY or not STILL_S < self.silence_s <= S_PER_DAY:
             raise ValueError(
-                f"server: want lease_s > 0 and silence_s > {STILL_S:g}, "
+                f"server: want 0 < lease_s and {STILL_S:g} < silence_s up to a day, "
                 f"got {self.lease_s} and {self.silence_s}"
             )
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port: want 1 to {2**16 - 1}, or 0 for any free one, got {self.port}")
+        if not 0 <= self.num_producers <= MOST_PRODUCERS:
+            raise ValueError(f"producers: want 0 to {MOST_PRODUCERS} on a host, got {self.num_producers}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,9 +77,15 @@ def run_command(
     export: Annotated[
         Path | None, typer.Option(help="new folder for the trained weights, as --weights reads them")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="data folder; default: random data")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="data folder, or tcp://HOST:PORT of `preprocess serve`; default: random data"),
+    ] = None,
+    data_keys: Annotated[
+        Path | None, typer.Option(help="client's keys for a preprocessing server, see `preprocess keys`")
+    ] = None,
     next_samples: Annotated[
-        bool, typer.Option("--next-samples", help="every step takes the next samples of the data folder")
+        bool, typer.Option("--next-samples", help="every step takes the next samples of the data")
     ] = False,
     timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
     profile: Annotated[
@@ -99,12 +105,12 @@ def run_command(
         raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
     if next_samples and (data is None or not local):
         raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
-    from runtime.dataset import FolderSource, following_samples
+    from runtime.preprocess.source import following_of, source_of
     from runtime.rank_job import RunSettings
 
     found = read_plan(plan)
     lowered, _ = accept(found)
-    source = FolderSource(data) if data is not None else None
+    source = source_of(data, data_keys, timeout_s=timeout)
     if trace is not None:
         check_writable(trace)
     settings = RunSettings(
@@ -115,7 +121,7 @@ def run_command(
         weights=weights,
         export=export,
         timeout_s=timeout,
-        following=following_samples(data if next_samples else None, found),
+        following=following_of(source if next_samples else None, found),
     )
     run = _emulated if emulate else _executed
     names, traces, losses = run(lowered, settings, source, profile, quiet=as_json)
