@@ -1,0 +1,222 @@
+"""Entrain's plan against 1F1B in random order, executed on this machine, and predicted before.
+
+Setup:   two gloo ranks, each with a core of its own: a SigLIP on one, a Llama on the other, all trained;
+         32 samples in 8 microbatches. Charts cut into tiles and their tables as text, sizes drawn from
+         the corpus that is skewed most, at half its resolution and length.
+Ours:    layers are measured, every plan is simulated and its prediction written; then all plans run in
+         turn, round after round. A ratio is taken within a round, against the orders' mean.
+Differs: the paper runs 16 A40s; two cores show that the gain is real, not how large it is there.
+Run:     python -m experiments.entrain.executed [--json] [--rounds N] [--resume] [--out FOLDER]
+"""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.entrain.intervals import Interval, bootstrap
+from experiments.fidelity.cases import Case, Part
+from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
+from experiments.fidelity.work import LLM, UNMEASURED, decoder, this_machine, with_encoders
+from experiments.paper import RESULTS, commit
+from runtime.microbench import header_here
+from runtime.pool import Pool
+from workbench.console import ticking
+from workbench.cost.hardware import Link
+from workbench.cost.memory import Kernels
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, ideal_profile
+from workbench.data.corpora import corpus
+from workbench.data.sample import Sample, Segment
+from workbench.data.sizes import Sizes
+from workbench.graph.hf_config import module_from_config
+from workbench.graph.module_layers import Projector
+from workbench.graph.trainable import Trainable
+from workbench.job import Job, ModuleLayout
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.search.drive import Planner
+from workbench.strategies import cornstarch, entrain, entrain_ordered
+from workbench.strategies.stage_counts import silent
+from workbench.whole_file import write_text
+
+OUT = Path("out/entrain_executed")
+RESULT = RESULTS / "entrain_executed.json"
+ROUNDS = 30
+NUM_SAMPLES, MICROBATCH_SAMPLES = 32, 4
+CORPUS, SEED = "synthchartnet-like", 1
+ORDERS = 2  # random ones
+TILE_PX, PATCH_PX = 112, 28
+LLM_WIDTH = 128
+PLANNERS: Mapping[str, Planner] = {
+    "entrain": entrain.plan,
+    "entrain-ordered": entrain_ordered.plan,
+}
+
+
+def skewed_batch(num: int, seed: int) -> tuple[Sample, ...]:
+    """Charts and their tables; all sizes of the corpus are halved."""
+    return tuple(_sample(index, sizes) for index, sizes in enumerate(corpus(CORPUS).draw(num, seed)))
+
+
+def _sample(index: int, sizes: Sizes) -> Sample:
+    (height_px, width_px), text = sizes.images[0], max(1, sum(sizes.text_tokens) // 2)
+    tiles = -(-height_px // (2 * TILE_PX)) * -(-width_px // (2 * TILE_PX))
+    tokens = (TILE_PX // PATCH_PX) ** 2
+    images = tuple(Segment("image", tile, tokens, tokens) for tile in range(tiles))
+    return Sample(index, (*images, Segment("text", 0, text, text)))
+
+
+def job(link: Link, order: Sequence[int]) -> Job:
+    """The batch in some order, one stage for each module."""
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": TILE_PX,
+        "patch_size": PATCH_PX,
+    }
+    encoder = module_from_config(
+        vision,
+        name="vision",
+        modality="image",
+        trainable=Trainable.ALL,
+        projector=Projector.MLP,
+        llm_width=LLM_WIDTH,
+    )
+    batch = skewed_batch(NUM_SAMPLES, SEED)
+    return Job(
+        name="charts",
+        model=with_encoders(decoder("llama", width=LLM_WIDTH, blocks=2), encoder),
+        cluster=this_machine(link, 2),
+        batch=tuple(batch[place] for place in order),
+        microbatch_samples=MICROBATCH_SAMPLES,
+        layouts=(ModuleLayout(module="vision", pp=1), ModuleLayout(module=LLM, pp=1)),
+        settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
+    )
+
+
+def random_orders() -> tuple[tuple[int, ...], ...]:
+    """Of the batch's samples."""
+    rng = random.Random(SEED)
+    return tuple(tuple(rng.sample(range(NUM_SAMPLES), NUM_SAMPLES)) for _ in range(ORDERS))
+
+
+def cases(profile: Profile, link: Link) -> tuple[Case, ...]:
+    """Random orders first, then what the planners make of the first of them."""
+    cost, orders = CostModel(profile), random_orders()
+    plans = {
+        f"random order {number}": cornstarch.plan(job(link, order), cost)
+        for number, order in enumerate(orders, 1)
+    }
+    plans |= {name: planner(job(link, orders[0]), cost, silent) for name, planner in PLANNERS.items()}
+    return tuple(_case(name, plan) for name, plan in plans.items())
+
+
+def _case(name: str, plan: Plan) -> Case:
+    return Case(name=name, job="charts", part=Part.CLEAN, plan=replace(plan, strategy=name))
+
+
+def run(out: Path, rounds: int, *, is_quiet: bool) -> dict[str, Any]:
+    """Calibrate, predict, execute; goes on where an earlier run in the same folder stopped."""
+    started_s = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    with Pool(2) as pool:
+        unpriced = cases(ideal_profile(), UNMEASURED)[:1]
+        with ticking("calibrating", None, quiet=is_quiet) as ticker:
+            profile = calibrate(unpriced, pool, out, ticker.at, budget_s=0.2)
+        chosen = cases(profile, profile.machine_link("intra").link)
+        predicted = tuple(predict(case, profile) for case in chosen)
+        write_predictions(predicted, out)
+        runs = Runs(out, rounds=rounds, steps=1, pool=pool)
+        with ticking("plans", None, quiet=is_quiet) as ticker:
+            runs.execute(predicted, ticker.at)
+    if runs.left_out:
+        first = next(iter(runs.left_out.values()))
+        raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
+    header = header_here()
+    return {
+        "script": "entrain/executed",
+        "command": "python -m experiments.entrain.executed",
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "device": header.device_name,
+        "rounds": rounds,
+        **summary(predicted, {one.case.name: _seconds(runs, one) for one in predicted}),
+        "seconds": time.monotonic() - started_s,
+    }
+
+
+def _seconds(runs: Runs, one: Predicted) -> list[float]:
+    return [trace.iteration_s for trace in runs.timed(one)]
+
+
+def summary(predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Per plan its seconds, and how many times faster than the random orders, both ways."""
+    plain = [one for one in predicted if one.case.name not in PLANNERS]
+    plain_s = statistics.fmean(one.simulated.iteration_s for one in plain)
+    rounds = list(zip(*(executed_s[one.case.name] for one in plain), strict=True))
+    plans: dict[str, dict[str, Any]] = {}
+    for one in predicted:
+        taken_s = executed_s[one.case.name]
+        ratios = [statistics.fmean(of_round) / own for of_round, own in zip(rounds, taken_s, strict=True)]
+        speedup = bootstrap(ratios)
+        plans[one.case.name] = {
+            "plan_hash": one.plan_hash,
+            "predicted_s": one.simulated.iteration_s,
+            "executed_s": statistics.median(taken_s),
+            "predicted_speedup": plain_s / one.simulated.iteration_s,
+            "executed_speedup": speedup.mean,
+            "interval_95": [speedup.low, speedup.high],
+        }
+    own = plans["entrain"]["interval_95"]
+    return {"plans": plans, "entrain_is_faster": own[0] > 1}
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """The table that the command prints."""
+    found = ["plan               predicted   executed   speed-up predicted   executed (95 % interval)"]
+    for name, row in result["plans"].items():
+        interval = Interval(row["executed_speedup"], *row["interval_95"])
+        found.append(
+            f"{name:16} {row['predicted_s']:9.3f} s {row['executed_s']:8.3f} s "
+            f"{row['predicted_speedup']:16.3f}      {interval}"
+        )
+    verdict = "holds" if result["entrain_is_faster"] else "FAILS"
+    return [*found, f"claim: Entrain's plan runs faster than random orders, interval above 1: {verdict}"]
+
+
+def main() -> int:
+    """0 when the claim holds, 1 when not, 2 for bad input."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error(f"--rounds must be >= 2 for an interval, got {given.rounds}")
+    if not given.resume:
+        shutil.rmtree(given.out / "runs", ignore_errors=True)
+        for name in ("measurement.json", "predictions.json", "runs.jsonl"):
+            (given.out / name).unlink(missing_ok=True)
+    result = run(given.out, given.rounds, is_quiet=given.json)
+    print("\n".join(lines(result)))
+    if given.rounds >= ROUNDS:
+        write_text(json.dumps(result, indent=1) + "\n", RESULT)
+    if given.json:
+        print(json.dumps(result))
+    return 0 if result["entrain_is_faster"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
