@@ -1,0 +1,161 @@
+"""The paper's models, clusters and batches, out of the sizes that this folder fixes."""
+
+import csv
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from workbench.cost.execution import ActivationCut, Execution, KeyTravel
+from workbench.cost.hardware import Cluster, Node, uniform
+from workbench.cost.memory import Kernels
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.corpus import ItemTokens, fixed_samples
+from workbench.graph.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.graph.module_layers import (
+    Projection,
+    Projector,
+    block_layers,
+    lm_head,
+    patch_embedding,
+    projector_layer,
+    token_embedding,
+)
+from workbench.graph.transformer import Block, Heads, Mlp, Norm, vit_block
+from workbench.job import Job
+from workbench.plan.plan import Precision, Settings
+
+FOLDER = Path(__file__).parent
+PROFILE = "H100"
+VISION, LLM = "vision", "llm"
+PATCH_ELEMENTS = 3 * 14 * 14
+NODE_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What the paper leaves open: a value of each that `assumptions.csv` fixes, with its range."""
+
+    llm_tokens_per_image: float
+    patches_per_llm_token: float
+    size_factor: float
+    llm_microbatch_samples: float
+
+
+@cache
+def assumptions() -> Assumptions:
+    """The values that everything is judged with."""
+    return Assumptions(**{row["name"]: float(row["value"]) for row in _rows("assumptions")})
+
+
+def variations() -> dict[str, Assumptions]:
+    """Every assumption at either end of its range, one at a time."""
+    found = {}
+    for row in _rows("assumptions"):
+        for end in ("low", "high"):
+            if row[end] != row["value"]:
+                found[f"{row['name']}={row[end]}"] = replace(assumptions(), **{row["name"]: float(row[end])})
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A row's model, sequence and batch."""
+
+    encoder: str
+    llm: str
+    sequence_tokens: int
+    vision_pct: float
+    num_gpus: int
+    num_samples: int
+
+
+@cache
+def job_of(workload: Workload, assumed: Assumptions) -> Job:
+    """The row as a job on H100 nodes of eight; sequence parallelism on, everything trained.
+
+    Samples are alike: images of one size, and text for the rest of the sequence.
+    """
+    per_image = round(assumed.llm_tokens_per_image)
+    num_images = round(workload.sequence_tokens * workload.vision_pct / 100 / per_image)
+    image = ItemTokens(max(1, round(per_image * assumed.patches_per_llm_token)), per_image)
+    batch = fixed_samples(
+        workload.num_samples,
+        text_tokens=workload.sequence_tokens - num_images * per_image,
+        items={VISION: (image,) * num_images},
+    )
+    return Job(
+        name=f"{workload.encoder}+{workload.llm}",
+        model=model_of(workload.encoder, workload.llm, assumed.size_factor),
+        cluster=cluster_of(workload.num_gpus),
+        batch=batch,
+        microbatch_samples=round(assumed.llm_microbatch_samples),
+        settings=Settings(precision=Precision.BFLOAT16, kernels=Kernels.MEGATRON_SEQUENCE),
+        profile=PROFILE,
+    )
+
+
+@cache
+def machine() -> CostModel:
+    """H100s; sequence parallelism cuts what tensor parallelism leaves whole, keys travel in a ring."""
+    execution = Execution(activations=ActivationCut.SEQUENCE, keys=KeyTravel.BEHIND)
+    return CostModel(load_profile(PROFILE), execution)
+
+
+@cache
+def model_of(encoder: str, llm: str, size_factor: float) -> ModelGraph:
+    """An encoder with an MLP projector in front of an LLM, both trained."""
+    shapes = {row["name"]: row for row in _rows("module_sizes")}
+    body = _llm(shapes[llm], size_factor)
+    width = body.layers[0].out_width
+    return connect(f"{encoder}+{llm}", (_encoder(shapes[encoder], width, size_factor), body))
+
+
+def cluster_of(num_gpus: int) -> Cluster:
+    """Nodes of eight H100s on NVLink, a 400 Gb/s card each."""
+    profile = load_profile(PROFILE)
+    intra, inter = profile.machine_link("intra").link, profile.machine_link("inter").link
+    size = min(NODE_RANKS, num_gpus)
+    node = Node(device=profile.device, num_ranks=size, memory_bytes=profile.memory_bytes)
+    return uniform(PROFILE, node, num_nodes=-(-num_gpus // size), intra=intra, inter=inter)
+
+
+def _encoder(row: dict[str, str], llm_width: int, factor: float) -> Module:
+    width = int(row["hidden"])
+    block = vit_block(width=width, num_heads=int(row["heads"]), ffn=int(row["ffn"]), activation="gelu")
+    projection = Projection(kind=Projector.MLP, in_width=width, out_width=llm_width, norm=Norm.LAYER)
+    layers = (
+        patch_embedding(patch_elements=PATCH_ELEMENTS, width=width, bias=True),
+        *block_layers(block, round(int(row["layers"]) * factor)),
+        projector_layer(projection),
+    )
+    return Module(name=VISION, modality=VISION, layers=layers)
+
+
+def _llm(row: dict[str, str], factor: float) -> Module:
+    width, vocab = int(row["hidden"]), int(row["vocab"])
+    block = Block(
+        width=width,
+        heads=Heads(
+            num=int(row["heads"]),
+            num_kv=int(row["kv_heads"]),
+            dim=int(row["head_dim"]),
+            causal=True,
+            fused=True,
+            rotary=True,
+        ),
+        mlp=Mlp(width=int(row["ffn"]), gated=True, activation="silu", fused=True),
+        norm=Norm.RMS,
+    )
+    layers = (
+        token_embedding(vocab, width),
+        *block_layers(block, round(int(row["layers"]) * factor)),
+        lm_head(vocab, width, Norm.RMS),
+    )
+    return Module(name=LLM, modality=TEXT, layers=layers)
+
+
+@cache
+def _rows(name: str) -> tuple[dict[str, str], ...]:
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))

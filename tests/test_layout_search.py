@@ -1,0 +1,124 @@
+"""The search over layouts: exact, within its space, and refused in one line."""
+
+from dataclasses import replace
+
+import pytest
+
+from workbench.cost.execution import ActivationCut, Execution
+from workbench.cost.hardware import Link, Node, uniform
+from workbench.cost.memory import Kernels
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.corpus import ItemTokens, fixed_samples
+from workbench.graph.model_graph import connect
+from workbench.graph.zoo import from_shape
+from workbench.job import Job, ModuleLayout
+from workbench.plan.plan import Recompute, Settings
+from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
+from workbench.strategies.layout_space import Freedom, LayoutSpace
+from workbench.strategies.layout_step import LayoutSteps
+from workbench.units import GB
+
+COST = CostModel(load_profile("H100"), Execution(activations=ActivationCut.SEQUENCE))
+QUICK = Freedom(instances=(1, 2))
+LEAST = Freedom(instances=(1,))
+INTRA = Link(name="nvlink", bytes_per_s=300 * GB, latency_s=2e-6)
+INTER = Link(name="card", bytes_per_s=50 * GB, latency_s=5e-6)
+
+
+def job_on(num_ranks, *, memory_gb=80.0, samples=16, **changes):
+    node = Node(device="H100", num_ranks=min(8, num_ranks), memory_bytes=round(memory_gb * GB))
+    cluster = uniform("c", node, num_nodes=-(-num_ranks // 8), intra=INTRA, inter=INTER)
+    llm = from_shape("llama-3.2-3b", module="llm")
+    vision = from_shape("siglip-so400m-14-384", module="vision", llm_width=llm.layers[0].out_width)
+    image = ItemTokens(729, 729)
+    job = Job(
+        name="vlm",
+        model=connect("vlm", (vision, llm)),
+        cluster=cluster,
+        batch=fixed_samples(samples, text_tokens=2048, items={"vision": (image,) * 2}),
+        settings=Settings(kernels=Kernels.MEGATRON_SEQUENCE),
+    )
+    return replace(job, **changes)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("memory_gb", [80.0, 24.0])
+def test_equal_to_pricing_every_layout_on_16_ranks(mode, memory_gb):
+    job = job_on(16, memory_gb=memory_gb)
+    found = fastest_layout(job, COST, mode, freedom=LEAST)
+    oracle = exhaustive_layout(job, COST, mode, freedom=LEAST)
+    assert found.step.step_s == oracle.step.step_s
+    assert oracle.num_priced == oracle.num_layouts
+    assert found.num_priced <= oracle.num_priced
+    assert found.step.fits
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_no_step_beats_its_bound(mode):
+    steps = LayoutSteps(job_on(8, samples=8), COST)
+    pairs = list(LayoutSpace(steps, 8, QUICK).layouts(mode))
+    assert pairs
+    for bound_s, choice in pairs:
+        assert steps.step(choice).step_s >= bound_s * (1 - 1e-9), choice
+        assert choice.num_ranks == 8
+
+
+def test_the_bounds_leave_most_layouts_unpriced():
+    found = fastest_layout(job_on(16), COST, Mode.COLOCATED)
+    assert found.num_priced < found.num_layouts / 10
+
+
+def test_given_degrees_are_kept():
+    job = job_on(8, samples=8, layouts=(ModuleLayout(module="llm", tp=2, cp=1, pp=2),))
+    for mode in (Mode.HOMOGENEOUS, Mode.COLOCATED, Mode.APART):
+        llm = fastest_layout(job, COST, mode, freedom=QUICK).choice.llm
+        assert (llm.tp, llm.cp, llm.pp) == (2, 1, 2)
+
+
+def test_tight_memory_forces_recomputation_or_shards():
+    wide = fastest_layout(job_on(8, samples=8), COST, Mode.HOMOGENEOUS)
+    tight_gb = 0.6 * wide.step.peak_bytes / GB
+    tight = fastest_layout(job_on(8, samples=8, memory_gb=tight_gb), COST, Mode.HOMOGENEOUS)
+    assert tight.step.peak_bytes <= tight_gb * GB < wide.step.peak_bytes
+    assert tight.step.step_s > wide.step.step_s
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_fits_nowhere_is_refused_in_one_line(mode):
+    with pytest.raises(ValueError, match=rf"{mode} layout") as error:
+        fastest_layout(job_on(8, samples=8, memory_gb=1.0), COST, mode, freedom=QUICK)
+    assert "\n" not in str(error.value)
+
+
+def test_optimizer_instances_trade_memory_for_exchange():
+    steps = LayoutSteps(job_on(32, samples=32), COST)
+
+    def step(instances):
+        llm = ModuleChoice(module="llm", dp=32, instances=instances)
+        vision = ModuleChoice(module="vision", dp=32, instances=instances)
+        choice = LayoutChoice(mode=Mode.COLOCATED, encoders=(vision,), llm=llm)
+        return steps.step(choice)
+
+    one, four = step(1), step(4)
+    assert four.peak_bytes > one.peak_bytes
+    assert four.update_s > one.update_s
+
+
+def test_instances_must_divide_the_holders():
+    with pytest.raises(ValueError, match="must divide dp x cp = 4, got 3"):
+        ModuleChoice(module="llm", dp=4, instances=3)
+
+
+def test_recomputation_costs_time_and_saves_memory():
+    steps = LayoutSteps(job_on(8, samples=8), COST)
+
+    def step(recompute):
+        llm = ModuleChoice(module="llm", tp=2, pp=2, dp=2, recompute=recompute)
+        vision = ModuleChoice(module="vision", dp=8)
+        return steps.step(LayoutChoice(mode=Mode.COLOCATED, encoders=(vision,), llm=llm))
+
+    none, full = step(Recompute.NONE), step(Recompute.FULL)
+    assert full.peak_bytes < none.peak_bytes
+    assert full.passes_s > none.passes_s

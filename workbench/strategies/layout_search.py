@@ -1,0 +1,125 @@
+"""Finds the fastest layout that fits: exact branch and bound over a mode's space, and its oracle."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode
+from workbench.strategies.layout_space import Bounded, Freedom, LayoutSpace
+from workbench.strategies.layout_step import LayoutSteps
+from workbench.strategies.stage_counts import ROUNDING, Progress, silent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLayout:
+    """The best of a space.
+
+    Args:
+        choice, step: the layout and what it takes.
+        num_layouts: in the space.
+        num_priced: of which the step was worked out.
+    """
+
+    choice: LayoutChoice
+    step: LayoutStep
+    num_layouts: int
+    num_priced: int
+
+
+def fastest_layout(
+    job: Job,
+    cost: CostModel,
+    mode: Mode,
+    *,
+    num_ranks: int | None = None,
+    freedom: Freedom | None = None,
+    progress: Progress = silent,
+) -> FoundLayout:
+    """The fastest layout of a mode whose memory fits, among all on so many ranks.
+
+    Best first: layouts are priced from the smallest bound on, until the bound reaches the best step.
+    Equal to `exhaustive_layout`; of equals the one with the smaller bound, then the earlier one.
+
+    Args:
+        job: layouts it gives to modules are kept; its microbatch size holds.
+        cost: the machine.
+        mode: how modules lie to each other.
+        num_ranks: how many; None: all that the job may use.
+        freedom: what varies besides degrees.
+        progress: told the layouts priced, all there are, and the best seconds so far.
+
+    Raises:
+        ValueError: no layout fits, or none exists on so many ranks.
+
+    Complexity: one bound per layout of the space; at worst one step per layout.
+    """
+    steps = LayoutSteps(job, cost)
+    space = sorted(_space(steps, mode, num_ranks, freedom), key=lambda bounded: bounded[0])
+    return _best(job, mode, steps, space, lambda bound_s, best_s: bound_s * ROUNDING > best_s, progress)
+
+
+def exhaustive_layout(
+    job: Job,
+    cost: CostModel,
+    mode: Mode,
+    *,
+    num_ranks: int | None = None,
+    freedom: Freedom | None = None,
+) -> FoundLayout:
+    """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
+    steps = LayoutSteps(job, cost)
+    space = list(_space(steps, mode, num_ranks, freedom))
+    return _best(job, mode, steps, space, lambda bound_s, best_s: False, silent)
+
+
+def usable_ranks(job: Job) -> int:
+    """Ranks of the cluster that the job may use."""
+    return job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
+
+
+def _space(
+    steps: LayoutSteps, mode: Mode, num_ranks: int | None, freedom: Freedom | None
+) -> Iterable[Bounded]:
+    count = usable_ranks(steps.job) if num_ranks is None else num_ranks
+    return LayoutSpace(steps, count, freedom).layouts(mode)
+
+
+def _best(
+    job: Job,
+    mode: Mode,
+    steps: LayoutSteps,
+    space: list[Bounded],
+    is_beaten: Callable[[float, float], bool],
+    progress: Progress,
+) -> FoundLayout:
+    best: tuple[LayoutChoice, LayoutStep] | None = None
+    nearest: tuple[LayoutChoice, LayoutStep] | None = None
+    priced = 0
+    for bound_s, choice in space:
+        best_s = float("inf") if best is None else best[1].step_s
+        if is_beaten(bound_s, best_s):
+            break
+        step = steps.step(choice)
+        priced += 1
+        if step.fits and step.step_s < best_s:
+            best = choice, step
+        if nearest is None or step.peak_bytes < nearest[1].peak_bytes:
+            nearest = choice, step
+        progress(priced, len(space), float("inf") if best is None else best[1].step_s)
+    if best is None:
+        raise ValueError(f"job {job.name!r}: {_refusal(mode, nearest)}")
+    return FoundLayout(choice=best[0], step=best[1], num_layouts=len(space), num_priced=priced)
+
+
+def _refusal(mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None) -> str:
+    if nearest is None:
+        return (
+            f"no {mode} layout takes all ranks: want tp that divides the heads, dp that divides the batch, "
+            "and state that fits; nearest: more ranks, or a batch that is a multiple of them"
+        )
+    choice, step = nearest
+    return (
+        f"no {mode} layout fits: the smallest, {choice}, holds {step.peak_bytes} bytes on a rank of "
+        f"{step.memory_bytes}; want memory_bytes >= {step.peak_bytes} or more ranks"
+    )

@@ -1,0 +1,188 @@
+"""Every layout that a mode allows on so many ranks, with a bound on its step."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from workbench.graph.layer import Attention
+from workbench.graph.model_graph import TEXT, Module
+from workbench.job import ModuleLayout
+from workbench.plan.plan import Recompute
+from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.strategies.layout_step import LayoutSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freedom:
+    """What a search may vary besides degrees.
+
+    Args:
+        recompute: of every module.
+        instances: numbers of optimizer instances; those that do not divide a module's are left out.
+    """
+
+    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
+    instances: tuple[int, ...] = (1, 2, 4, 8)
+
+
+Bounded = tuple[float, LayoutChoice]
+
+
+class LayoutSpace:
+    """The layouts of one job on exactly `num_ranks` ranks.
+
+    A module with a layout in the job keeps its tp and cp, and pp and dp where these are given;
+    all others are free: tp inside a node and dividing the heads, cp a power of two, dp a
+    divisor of the batch for the LLM, and for colocated encoders a multiple or divisor of the LLM's.
+
+    Args:
+        steps: prices the job's layouts.
+        num_ranks: that every layout takes.
+        freedom: what else varies.
+    """
+
+    def __init__(self, steps: LayoutSteps, num_ranks: int, freedom: Freedom | None = None) -> None:
+        self._steps, self._job, self._num_ranks = steps, steps.job, num_ranks
+        self._freedom = freedom or Freedom()
+        modules = self._job.model.modules
+        self._llm = next(module for module in modules if module.modality == TEXT)
+        self._encoders = tuple(module for module in modules if module.modality != TEXT)
+
+    def layouts(self, mode: Mode) -> Iterator[Bounded]:
+        """(seconds that the step is not shorter than, layout), in no order."""
+        return {
+            Mode.HOMOGENEOUS: self._homogeneous,
+            Mode.COLOCATED: self._colocated,
+            Mode.APART: self._apart,
+            Mode.SHARDED: self._sharded,
+        }[mode]()
+
+    def _homogeneous(self) -> Iterator[Bounded]:
+        fitting = self._llm_choices(self._num_ranks)
+        for choice in self._alike(Mode.HOMOGENEOUS, fitting):
+            yield self._steps.joint_s(choice), choice
+
+    def _sharded(self) -> Iterator[Bounded]:
+        flat = [c for c in self._divided(self._all(self._llm, self._num_ranks)) if c.tp == c.pp == 1]
+        for choice in self._alike(Mode.SHARDED, flat):
+            if all(part.instances == 1 for part in (*choice.encoders, choice.llm)):
+                yield self._steps.step(choice).step_s, choice
+
+    def _alike(self, mode: Mode, llms: list[ModuleChoice]) -> Iterator[LayoutChoice]:
+        """Layouts in which encoders have the LLM's tp, cp and dp."""
+        for llm in llms:
+            grids = [
+                ModuleChoice(module=encoder.name, tp=llm.tp, cp=llm.cp, dp=llm.dp)
+                for encoder in self._encoders
+            ]
+            if all(self._allows(encoder, g) for encoder, g in zip(self._encoders, grids, strict=True)):
+                for encoders in product(*(self._settings(grid) for grid in grids)):
+                    yield LayoutChoice(mode=mode, encoders=encoders, llm=llm)
+
+    def _colocated(self) -> Iterator[Bounded]:
+        encoders = [
+            [
+                (self._steps.phases_s(choice), choice)
+                for choice in self._choices(e, self._num_ranks)
+                if choice.pp == 1
+            ]
+            for e in self._encoders
+        ]
+        for llm in self._llm_choices(self._num_ranks):
+            llm_s = self._steps.llm_s(llm)
+            for found in product(*encoders):
+                if all(_nests(choice.dp, llm.dp) for _, choice in found):
+                    choice = LayoutChoice(mode=Mode.COLOCATED, encoders=tuple(c for _, c in found), llm=llm)
+                    yield llm_s + sum(seconds for seconds, _ in found), choice
+
+    def _apart(self) -> Iterator[Bounded]:
+        for sizes in self._island_sizes():
+            islands = [self._choices(e, size) for e, size in zip(self._encoders, sizes, strict=True)]
+            if not all(islands):
+                continue
+            for llm in self._llm_choices(self._num_ranks - sum(sizes)):
+                llm_s = self._steps.llm_s(llm)
+                for encoders in product(*islands):
+                    busy_s = max((self._steps.busy_s(e, llm) for e in encoders), default=0.0)
+                    choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
+                    yield max(llm_s, busy_s), choice
+
+    def _island_sizes(self) -> Iterator[tuple[int, ...]]:
+        """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM."""
+        node = self._job.cluster.nodes[0].num_ranks
+        unit = node if self._num_ranks > node else 1
+        counts = range(unit, self._num_ranks, unit)
+        for sizes in product(counts, repeat=len(self._encoders)):
+            if sum(sizes) < self._num_ranks:
+                yield sizes
+
+    def _llm_choices(self, num_ranks: int) -> list[ModuleChoice]:
+        return self._divided(self._choices(self._llm, num_ranks))
+
+    def _divided(self, choices: list[ModuleChoice]) -> list[ModuleChoice]:
+        """Those whose replicas get equal numbers of microbatches."""
+        samples, total = self._job.microbatch_samples, len(self._job.batch)
+        return [choice for choice in choices if total % (choice.dp * samples) == 0]
+
+    def _choices(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
+        """All choices of a module on so many ranks whose state can fit."""
+        return [choice for choice in self._all(module, num_ranks) if self._steps.state_fits(choice)]
+
+    def _all(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
+        grids = (
+            ModuleChoice(module=module.name, tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
+            for tp, cp, pp in self._degrees(module, num_ranks)
+        )
+        return [c for grid in grids if self._allows(module, grid) for c in self._settings(grid)]
+
+    def _degrees(self, module: Module, num_ranks: int) -> Iterator[tuple[int, int, int]]:
+        node = self._job.cluster.nodes[0].num_ranks
+        for tp in _divisors(num_ranks):
+            if node % tp == 0:
+                for cp in _powers_of_two(num_ranks // tp):
+                    for pp in _divisors(num_ranks // (tp * cp)):
+                        if pp <= len(module.layers):
+                            yield tp, cp, pp
+
+    def _allows(self, module: Module, grid: ModuleChoice) -> bool:
+        """Heads that tp divides, a sample for every replica, and what the job says of the module."""
+        given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
+        return (
+            grid.dp <= len(self._job.batch)
+            and all(heads % grid.tp == 0 for heads in _heads(module))
+            and (given is None or _agrees(given, grid))
+        )
+
+    def _settings(self, grid: ModuleChoice) -> list[ModuleChoice]:
+        return [
+            replace(grid, recompute=recompute, instances=instances)
+            for recompute in self._freedom.recompute
+            for instances in self._freedom.instances
+            if grid.num_holders % instances == 0
+        ]
+
+
+def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:
+    return (
+        (given.tp, given.cp) == (grid.tp, grid.cp)
+        and given.pp in (None, grid.pp)
+        and given.dp in (None, grid.dp)
+    )
+
+
+def _nests(first: int, second: int) -> bool:
+    return max(first, second) % min(first, second) == 0
+
+
+def _heads(module: Module) -> set[int]:
+    operators = [operator for layer in module.layers for operator in layer.operators]
+    return {operator.num_kv_heads for operator in operators if isinstance(operator, Attention)}
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _powers_of_two(number: int) -> list[int]:
+    """Those that divide it."""
+    return [1 << exponent for exponent in range(number.bit_length()) if number % (1 << exponent) == 0]

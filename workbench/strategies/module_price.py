@@ -1,0 +1,183 @@
+"""Seconds and bytes of one module under one choice of its layout, layer by layer."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+
+from workbench.cost.collectives import Collective
+from workbench.cost.group_link import group_link
+from workbench.cost.hardware import Link
+from workbench.cost.memory import layer_bytes, state_bytes
+from workbench.cost.memory_setting import Setting
+from workbench.cost.model import CostModel, Work
+from workbench.cost.roofline import Grid
+from workbench.graph.frozen import Needs, gradient_needs
+from workbench.graph.layer import Layer, Shard
+from workbench.job import Job
+from workbench.plan.plan import Recompute
+from workbench.plan.price import step_bytes
+from workbench.plan.work import work_of
+from workbench.strategies.assembly import shared_draft
+from workbench.strategies.layout_choice import ModuleChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPrice:
+    """One layer over one microbatch, on one rank.
+
+    Args:
+        forward_s, backward_s: recomputation is part of the backward.
+        kept_bytes: from its forward to its backward.
+        working_bytes: on top of that inside a pass, what is computed again included.
+        weights, trained: elements it holds, and of these the ones an optimizer updates.
+    """
+
+    forward_s: float
+    backward_s: float
+    kept_bytes: int
+    working_bytes: int
+    weights: float
+    trained: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Between the ranks that hold the same weights: gradients reduced, updated weights gathered."""
+
+    reduce_s: float
+    gather_s: float
+
+
+class ModulePrices:
+    """Prices modules of a job; what choices share is computed once.
+
+    A microbatch is as long as the mean of those that the batch gives.
+
+    Args:
+        job: whose model, batch, cluster and kernels are priced.
+        cost: the machine.
+    """
+
+    def __init__(self, job: Job, cost: CostModel) -> None:
+        self.job, self.cost = job, cost
+        self._needs = gradient_needs(job.model)
+        self._alone = self._samples()
+        self._known: dict[tuple[object, ...], tuple[LayerPrice, ...]] = {}
+        self._shapes = cache(self._find_shapes)
+
+    def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[LayerPrice, ...]:
+        """Every layer of the module over a microbatch of so many samples.
+
+        Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, recompute, samples).
+        """
+        key = (choice.module, choice.tp, choice.cp, choice.recompute, num_samples)
+        if key not in self._known:
+            module = self.job.model.module(choice.module)
+            same: dict[tuple[object, ...], LayerPrice] = {}
+            found = []
+            for layer, need in zip(module.layers, self._needs[choice.module], strict=True):
+                like = (layer.kind, layer.operators, layer.trainable, need)
+                if like not in same:
+                    same[like] = self._layer(layer, need, choice, num_samples)
+                found.append(same[like])
+            self._known[key] = tuple(found)
+        return self._known[key]
+
+    def exchange(self, choice: ModuleChoice, trained: float) -> Exchange:
+        """Gradients and weights of `trained` elements among the ranks that hold them.
+
+        The state is sharded inside an instance: gradients are reduced and scattered there, the
+        shards summed across instances, and updated weights gathered inside the instance again
+        (Rajbhandari et al. 2020, "ZeRO", section 5, stage 1).
+        """
+        size = self.job.settings.precision.num_bytes
+        kernels = self.job.settings.kernels
+        inner = choice.num_holders // choice.instances
+        gradient_bytes = trained * state_bytes(size, kernels).gradient
+        near = group_link(self.job.cluster, num_ranks=inner, stride=choice.tp)
+        far = group_link(self.job.cluster, num_ranks=choice.instances, stride=choice.tp * inner)
+        reduce_s = self._collective_s(Collective.REDUCE_SCATTER, gradient_bytes, inner, near)
+        reduce_s += self._collective_s(Collective.ALL_REDUCE, gradient_bytes / inner, choice.instances, far)
+        gather_s = self._collective_s(Collective.ALL_GATHER, trained * size, inner, near)
+        return Exchange(reduce_s=reduce_s, gather_s=gather_s)
+
+    def update_s(self, choice: ModuleChoice, trained: float) -> float:
+        """The update of a rank's part of the optimizer state."""
+        mine = trained * choice.instances / choice.num_holders
+        return self.cost.update_s(mine * step_bytes(self.job.settings.precision))
+
+    def state_bytes(self, choice: ModuleChoice, weights: float, trained: float) -> float:
+        """Weights, gradients and the rank's part of the optimizer state."""
+        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
+        shards = choice.num_holders // choice.instances
+        return weights * size.weight + trained * (size.gradient + size.optimizer / shards)
+
+    def sample_tokens(self, module: str) -> float:
+        """Mean tokens of a sample that leave the module."""
+        works = self._alone[module]
+        return sum(row.tokens_out for work in works for row in work.rows) / len(self.job.batch)
+
+    def send_s(self, num_bytes: float, link: Link) -> float:
+        """One message."""
+        return link.latency_s + num_bytes / link.bytes_per_s
+
+    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
+        return 0.0 if num_ranks == 1 else self.cost.between_ranks_s(kind, num_bytes, num_ranks, link)
+
+    def _samples(self) -> dict[str, tuple[Work, ...]]:
+        """Module -> the work of each sample that has items of it, in order."""
+        one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1)
+        draft = shared_draft(one_by_one, "prices")
+        alone: dict[str, list[Work]] = {module.name: [] for module in self.job.model.modules}
+        for microbatch in draft.microbatches:
+            alone[microbatch.module].append(work_of(draft, microbatch))
+        return {name: tuple(works) for name, works in alone.items()}
+
+    def _find_shapes(self, module: str, num_samples: int) -> tuple[tuple[Work, float], ...]:
+        """Distinct works of consecutive samples, with their shares of all microbatches."""
+        works = self._alone[module]
+        joined = Counter(
+            Work(tuple(row for work in works[start : start + num_samples] for row in work.rows))
+            for start in range(0, len(works), num_samples)
+        )
+        total = sum(joined.values())
+        return tuple((work, count / total) for work, count in joined.items())
+
+    def _layer(self, layer: Layer, need: Needs, choice: ModuleChoice, num_samples: int) -> LayerPrice:
+        settings, cluster = self.job.settings, self.job.cluster
+        link = group_link(cluster, num_ranks=choice.tp, stride=1)
+        context_link = group_link(cluster, num_ranks=choice.cp, stride=choice.tp)
+        again = choice.recompute is Recompute.FULL and need.any
+        grid = Grid(choice.tp, choice.cp)
+        cut = choice.cp * (choice.tp if "sequence" in settings.kernels else 1)
+        forward_s = backward_s = kept = working = 0.0
+        for work, share in self._shapes(choice.module, num_samples):
+            time = self.cost.layer_time(
+                layer,
+                work,
+                tp=choice.tp,
+                cp=choice.cp,
+                precision=settings.precision,
+                link=link,
+                context_link=context_link,
+            )
+            forward_s += share * time.forward_s
+            backward_s += share * (time.backward_s(need) + (time.forward_s if again else 0.0))
+            setting = Setting(work, grid, settings.precision.num_bytes, is_gathered=False)
+            held = layer_bytes(layer, need, setting, settings.kernels)
+            inside = max(held.forward, held.backward)
+            entering = work.tokens(layer.emits) / cut * layer.out_width * setting.element_bytes
+            kept = max(kept, entering if again else held.kept.num_bytes)
+            working = max(working, inside + (held.kept.num_bytes if again else 0))
+        weights = sum(
+            parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else choice.tp)
+            for parameter in layer.parameters()
+        )
+        return LayerPrice(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            kept_bytes=round(kept),
+            working_bytes=round(working),
+            weights=weights,
+            trained=weights if layer.trainable else 0.0,
+        )
