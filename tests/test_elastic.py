@@ -1,14 +1,16 @@
 """Elastic training on gloo: nodes die, hang, leave with a warning and join; no step is lost or repeated."""
 
 import os
+import random
 import signal
 
 import pytest
 
+from experiments.oobleck.chaos import Chaos, chaos_evidence, undisturbed
+from experiments.oobleck.chaos_job import elastic_job, one_process
 from runtime.elastic.history import Cause
 from runtime.elastic.progress import STAMP, read_progress
 from runtime.elastic.training import ElasticTraining
-from tests.elastic_jobs import elastic_job, undisturbed
 from workbench.resilience.reconfigure import CannotContinueError
 
 FLOAT32 = 2e-6  # relative, of a loss after a few steps
@@ -17,7 +19,7 @@ FLOAT32 = 2e-6  # relative, of a loss after a few steps
 def matches_one_process(training: ElasticTraining) -> None:
     """Every step once, in order, with the loss that one process computes in float64."""
     assert [done.step for done in training.steps] == list(range(training.step))
-    assert training.losses == pytest.approx(undisturbed(training.step), rel=FLOAT32)
+    assert training.losses == pytest.approx(one_process(training.step), rel=FLOAT32)
 
 
 def kill(training: ElasticTraining, node: str, number: int = signal.SIGKILL, rank: int = 0) -> None:
@@ -78,7 +80,7 @@ def test_below_the_threshold_progress_is_saved_and_training_goes_on_from_it(tmp_
     progress = read_progress(job, tmp_path / "saved")
     with ElasticTraining(job, ("x", "y"), start=progress) as training:
         training.train(5)
-        assert (*first, *training.losses) == pytest.approx(undisturbed(5), rel=FLOAT32)
+        assert (*first, *training.losses) == pytest.approx(one_process(5), rel=FLOAT32)
     (tmp_path / "saved" / STAMP).write_text('{"step": 3, "model": "other", "owners": [["llm", 0]]}')
     with pytest.raises(ValueError, match="is of model 'other' with 1 layers, want 'six-blocks' with 8"):
         read_progress(job, tmp_path / "saved")
@@ -95,3 +97,12 @@ def test_a_model_whose_last_copies_are_lost_is_refused_by_name(tmp_path):
         ):
             training.train(2)
         assert not (tmp_path / "saved").exists()
+
+
+def test_chaos_leaves_the_losses_what_they_are(tmp_path):
+    job = elastic_job(5)
+    ordeal = Chaos(job, 3, random.Random(2), tmp_path).run()
+    last = max(session.first + len(session.steps) for session in ordeal.sessions)
+    evidence = chaos_evidence(job, ordeal, undisturbed(job, last))
+    assert len(ordeal.kills) >= 3
+    assert [claim.text for claim in evidence.claims if not claim.holds] == []

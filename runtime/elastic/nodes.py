@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import multiprocessing.connection as mpc
+import os
 import pickle
 import signal
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from runtime.elastic.member import live
 from runtime.elastic.orders import Broken, Moment, Order, Told
 
 JOIN_S = 5.0
+STDERR = 2
 
 
 @dataclass(slots=True)
@@ -64,10 +67,15 @@ class Nodes:
 
     Processes are forked from this one, which has imported torch already. Every wait is bounded,
     and no message is long enough to block its sender.
+
+    Args:
+        store_port: of the rendezvous.
+        logs: folder for what processes write to standard error: gloo and torch report every
+            connection that breaks, and here connections are broken on purpose.
     """
 
-    def __init__(self, job: ElasticJob, store_port: int) -> None:
-        self._job, self._port = job, store_port
+    def __init__(self, job: ElasticJob, store_port: int, logs: Path) -> None:
+        self._job, self._port, self._logs = job, store_port, logs
         self._context = multiprocessing.get_context("fork")
         self._processes: dict[Member, _Process] = {}
         torch.set_num_threads(1)  # a forked child must not inherit a thread pool that it does not have
@@ -177,7 +185,10 @@ class Nodes:
         here, there = self._context.Pipe()
         moment = self._context.RawValue("i", Moment.IDLE)
         child = self._context.Process(
-            target=_serve, args=(self._job, there, moment, self._port), name=name, daemon=True
+            target=_serve,
+            args=(self._job, there, moment, self._port, self._logs / f"{name}.log"),
+            name=name,
+            daemon=True,
         )
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; those here are idle.
@@ -187,7 +198,9 @@ class Nodes:
         return _Process(child, here, moment)
 
 
-def _serve(job: ElasticJob, pipe: mpc.Connection, moment: Any, store_port: int) -> None:
+def _serve(job: ElasticJob, pipe: mpc.Connection, moment: Any, store_port: int, log: Path) -> None:
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), STDERR)
     gc.freeze()  # what the parent had imported is not looked through again by every collection
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     live(job, pipe, moment, store_port)

@@ -11,7 +11,7 @@ from workbench.plan.accept import accept
 from workbench.resilience.copies import copies_between
 from workbench.resilience.instantiate import fastest
 from workbench.resilience.layout import Layout, first_layout
-from workbench.resilience.reconfigure import drain, join, survive
+from workbench.resilience.reconfigure import CannotContinueError, drain, join, survive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,12 @@ def start_layout(job: ElasticJob, nodes: Sequence[str]) -> Layout:
     """The fastest instantiation of the nodes.
 
     Raises:
-        ValueError: too few nodes, or fewer microbatches than pipelines.
+        CannotContinueError: too few nodes.
+        ValueError: fewer microbatches than pipelines.
     """
+    need = job.templates.specification.threshold
+    if len(nodes) < need:
+        raise CannotContinueError(f"{len(nodes)} nodes are left, {need} are needed to start")
     return first_layout(nodes, fastest(job.templates, len(nodes), job.num_microbatches).sizes)
 
 

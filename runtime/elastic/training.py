@@ -82,7 +82,7 @@ class ElasticTraining:
         self._store = TCPStore(
             HOST, 0, is_master=True, timeout=timedelta(seconds=job.wait_s), wait_for_workers=False
         )
-        self.nodes = Nodes(job, self._store.port)
+        self.nodes = Nodes(job, self._store.port, Path(self._scratch.name))
         for node in nodes:
             self.nodes.start(node)
 

@@ -1,6 +1,6 @@
-"""A small job that can lose nodes, and its losses as one process computes them."""
+"""A small language model on nodes that can be lost, and its losses as one process computes them."""
 
-from functools import cache
+from typing import Any
 
 import torch
 
@@ -8,14 +8,14 @@ from runtime.batches import SyntheticSource
 from runtime.elastic.job import ElasticJob, plan_step
 from runtime.elastic.replan import start_layout
 from runtime.reference import Reference
-from tests.tiny_models import llm
 from workbench.data.sample import Sample, Segment
+from workbench.graph.hf_config import module_from_config
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Precision
 from workbench.resilience.model_chain import model_chain
 from workbench.resilience.node_specification import plan_templates
 
-LLAMA_OF_SIX = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -26,15 +26,14 @@ LLAMA_OF_SIX = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }
-
-WAIT_S = 5.0
+LENGTHS = (5, 9, 4, 7, 6, 8)  # tokens of a batch's samples
 
 
 def batch(step: int) -> tuple[Sample, ...]:
-    """Six samples of a step, of unequal length; ids go on from step to step."""
+    """Samples of unequal length; ids go on from step to step, and data follow from ids."""
     return tuple(
-        Sample(first, (Segment(TEXT, 0, length, length),))
-        for first, length in zip(range(6 * step, 6 * step + 6), (5, 9, 4, 7, 6, 8), strict=True)
+        Sample(len(LENGTHS) * step + place, (Segment(TEXT, 0, length, length),))
+        for place, length in enumerate(LENGTHS)
     )
 
 
@@ -44,10 +43,11 @@ def elastic_job(
     num_faults: int = 1,
     ranks_per_node: int = 1,
     layers_per_rank: int = 8,
-    wait_s: float = WAIT_S,
+    precision: Precision = Precision.FLOAT32,
+    wait_s: float = 5.0,
 ) -> ElasticJob:
-    """Eight layers (embedding and head are tied) on nodes that hold at most so many of them per rank."""
-    model = ModelGraph(name="six-blocks", modules=(llm(LLAMA_OF_SIX),))
+    """Eight layers, the first and the last sharing a table, on ranks that hold so many at most."""
+    model = ModelGraph(name="six-blocks", modules=(module_from_config(LLAMA, name="llm", modality=TEXT),))
     chain = model_chain(model, (1,), lambda *_: 1.0, lambda *_: 1, layers_per_rank)
     return ElasticJob(
         model=model,
@@ -55,20 +55,21 @@ def elastic_job(
         templates=plan_templates(chain.chain, ranks_per_node, num_nodes, num_faults),
         batch=batch,
         source=SyntheticSource(0),
-        precision=Precision.FLOAT32,
+        precision=precision,
         wait_s=wait_s,
-        step_s=30.0,
+        step_s=max(30.0, wait_s),
     )
 
 
-@cache
-def undisturbed(steps: int) -> tuple[float, ...]:
+def one_process(steps: int) -> tuple[float, ...]:
     """Losses of one process that trains on the same samples, in float64."""
     job = elastic_job(2)
-    plan = plan_step(job, start_layout(job, ("a", "b")), batch(0))
-    reference = Reference(plan, seed=job.seed, dtype=torch.float64, optimizer=job.optimizer)
+    layout = start_layout(job, ("a", "b"))
+    reference = Reference(
+        plan_step(job, layout, batch(0)), seed=job.seed, dtype=torch.float64, optimizer=job.optimizer
+    )
     losses = []
     for step in range(steps):
-        reference.plan = plan_step(job, start_layout(job, ("a", "b")), batch(step))
+        reference.plan = plan_step(job, layout, batch(step))
         losses.append(reference.step(job.source).loss)
     return tuple(losses)
