@@ -1,5 +1,6 @@
 """Producers on the server's own host: processes that are replaced when they die."""
 
+import secrets
 import subprocess
 import sys
 from contextlib import suppress
@@ -27,7 +28,7 @@ class Crew:
         self, number: int, *, address: str, folder: Path, keys: ClientKeys | None, silence_s: float
     ) -> None:
         self._address, self._folder, self._keys, self._silence_s = address, folder, keys, silence_s
-        self._numbers = count()
+        self._numbers, self._token = count(), secrets.token_hex(4)
         self._at_work: dict[str, subprocess.Popen[str]] = {}
         self._unheard: set[str] = set()
         self._num_stillborn = 0
@@ -80,7 +81,7 @@ class Crew:
         self._at_work.clear()
 
     def _start(self) -> None:
-        name = f"local-{next(self._numbers)}"
+        name = f"local-{next(self._numbers)}-{self._token}"  # those of a killed server may still be there
         text = settings_text(
             self._address, self._folder, keys=self._keys, name=name, silence_s=self._silence_s
         )

@@ -1,0 +1,112 @@
+"""Stalls of simulated preprocessing: closed forms, a recurrence as oracle, and what must not happen."""
+
+import heapq
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
+
+ONE = (CpuNode(cores=1, num_producers=1),)
+
+
+def recurrence(decode_s: list[list[float]], step_s: float, window: int, producers: int) -> list[float]:
+    """Examples in order, each to the producer that is free first, each batch no sooner than it opens."""
+    free_s = [0.0] * producers
+    turned_s: list[float] = []
+    ready_s: list[float] = []
+    stalls = []
+    now_s = 0.0
+    for position in range(len(decode_s)):
+        turned_s.append(now_s)
+        while len(ready_s) < min(position + window, len(decode_s)):
+            opened_s = turned_s[max(0, len(ready_s) - window + 1)]
+            ends = [opened_s]
+            for one_s in decode_s[len(ready_s)]:
+                ends.append(max(heapq.heappop(free_s), opened_s) + one_s)
+                heapq.heappush(free_s, ends[-1])
+            ready_s.append(max(ends))
+        start_s = now_s
+        now_s = max(now_s, ready_s[position])
+        stalls.append(now_s - start_s)
+        now_s += step_s
+    return stalls
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6),
+    st.integers(0, 20),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_stalls_are_those_of_the_recurrence(
+    decode: list[list[int]], step: int, window: int, producers: int
+) -> None:
+    """With a core for every producer; whole numbers, so that sums are exact."""
+    decode_s = [[float(one) for one in batch] for batch in decode]
+    setup = Preprocessing(
+        decode_s=tuple(map(tuple, decode_s)),
+        step_s=float(step),
+        window=window,
+        nodes=(CpuNode(cores=producers, num_producers=producers),),
+    )
+    assert disaggregated_stalls_s(setup) == pytest.approx(recurrence(decode_s, step, window, producers))
+
+
+@pytest.mark.parametrize(("step_s", "expected"), [(4.0, 0.0), (3.0, 0.0), (1.0, 2.0), (0.0, 3.0)])
+def test_a_steady_trainer_waits_for_what_its_step_does_not_hide(step_s: float, expected: float) -> None:
+    batches = ((1.0, 1.5, 0.5),) * 8
+    stalls = disaggregated_stalls_s(Preprocessing(decode_s=batches, step_s=step_s, window=2, nodes=ONE))
+    assert stalls[0] == 3.0
+    assert stalls[2:] == (expected,) * 6
+    assert colocated_stalls_s(batches) == (3.0,) * 8
+
+
+def test_a_window_of_one_hides_nothing() -> None:
+    setup = Preprocessing(decode_s=((1.0, 1.0),) * 4, step_s=9.0, window=1, nodes=ONE)
+    assert disaggregated_stalls_s(setup) == (2.0,) * 4
+
+
+def test_cores_are_shared_and_nodes_add_up() -> None:
+    batch = ((1.0,) * 4,) * 3
+
+    def first_s(*nodes: CpuNode) -> float:
+        return disaggregated_stalls_s(Preprocessing(decode_s=batch, step_s=0.0, window=1, nodes=nodes))[0]
+
+    assert first_s(CpuNode(cores=1, num_producers=4)) == pytest.approx(4.0)
+    assert first_s(CpuNode(cores=2, num_producers=4)) == pytest.approx(2.0)
+    assert first_s(*ONE, *ONE, *ONE, *ONE) == pytest.approx(1.0)
+    assert colocated_stalls_s(batch, cores=8) == (1.0,) * 3  # one example is one core's work
+    assert colocated_stalls_s(batch, cores=2, worker_share=0.5) == (4.0,) * 3
+
+
+def test_travel_keeps_a_producer_and_the_rest_the_trainer() -> None:
+    setup = Preprocessing(
+        decode_s=((1.0, 1.0),) * 2,
+        step_s=0.0,
+        window=1,
+        nodes=ONE,
+        travel_s=0.25,
+        handover_s=0.5,
+        unpack_s=0.125,
+    )
+    assert disaggregated_stalls_s(setup) == (2.5 + 0.5 + 0.125,) * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"decode_s": ()}, ">= 1 batch"),
+        ({"decode_s": ((-1.0,),)}, "times >= 0 s"),
+        ({"step_s": float("nan")}, "finite"),
+        ({"window": 0}, "window >= 1"),
+        ({"nodes": ()}, ">= 1 CPU node"),
+    ],
+)
+def test_nonsense_is_refused(change: dict[str, object], words: str) -> None:
+    good: dict[str, object] = {"decode_s": ((1.0,),), "step_s": 1.0, "window": 1, "nodes": ONE}
+    with pytest.raises(ValueError, match=words):
+        Preprocessing(**(good | change))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=">= 1 core"):
+        CpuNode(cores=0, num_producers=1)
