@@ -1,0 +1,206 @@
+"""Every pair of layouts that fits eight ranks trains as one process does.
+
+Setup:   tp 1, 2, 4 x dp 1..4 x pp 1, 2 x cp 1, 2 for each module; a tiny SigLIP and a tiny Llama, all
+         trained; with two encoders a tiny Whisper too. Modules apart under graph-aware 1F1B, and on the
+         same ranks in three phases. One AdamW step in float64 on gloo processes.
+Ours:    loss, gradients and weights after the step against one process on the whole batch. The grid of one
+         encoder is run wholly; of two encoders, so many triples that every pair of layouts of two
+         modules, where some triple with it fits, stands in one.
+Differs: of the 48 layouts of the product, 21 have more than eight ranks, fit nowhere and are not counted.
+Run:     python -m experiments.mimo.parity_grid [--json] [--limit-s N] [--fresh]
+
+Outcomes are kept as they come, by plan hash: a run that was ended goes on where it stopped, and a plan
+that changed is run again. `--fresh` forgets them.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, plan_of, run
+from runtime.failure import WorldFailed
+from runtime.pool import Pool
+from workbench.plan.codec import plan_hash
+from workbench.rank_spans import Placement
+from workbench.whole_file import write_text
+
+BOUND = 1e-10
+RESULTS = Path(__file__).parent.parent / "results"
+OUTCOMES = RESULTS / "mimo_parity_grid_outcomes.jsonl"
+SUMMARY = RESULTS / "mimo_parity_grid.json"
+ONE_ENCODER = ("vision", "llm")
+TWO_ENCODERS = ("vision", "audio", "llm")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Layouts of the modules in the order of their names, apart or on the same ranks."""
+
+    modules: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    placement: Placement
+
+    def __str__(self) -> str:
+        return f"{self.placement}: " + ", ".join(
+            f"{name} {layout}" for name, layout in zip(self.modules, self.layouts, strict=True)
+        )
+
+
+def layouts() -> tuple[Layout, ...]:
+    """Those of the product that fit on the ranks, alone."""
+    degrees = product((1, 2, 4), (1, 2, 3, 4), (1, 2), (1, 2))
+    return tuple(layout for layout in (Layout(*each) for each in degrees) if layout.num_ranks <= NUM_RANKS)
+
+
+def fits(chosen: Sequence[Layout], placement: Placement) -> bool:
+    """Apart: all together on the ranks; on the same ranks: of equal numbers."""
+    sizes = [layout.num_ranks for layout in chosen]
+    return len(set(sizes)) == 1 if placement is Placement.SHARED else sum(sizes) <= NUM_RANKS
+
+
+def one_encoder() -> tuple[Point, ...]:
+    """Every pair that fits."""
+    return tuple(point for placement in Placement for point in _fitting(ONE_ENCODER, placement))
+
+
+@cache
+def _fitting(modules: tuple[str, ...], placement: Placement) -> tuple[Point, ...]:
+    every = product(layouts(), repeat=len(modules))
+    return tuple(Point(modules, chosen, placement) for chosen in every if fits(chosen, placement))
+
+
+def two_encoders() -> tuple[Point, ...]:
+    """A pairwise cover of the triples that fit, apart and shared."""
+    return tuple(
+        point for placement in Placement for point in pairwise_cover(_fitting(TWO_ENCODERS, placement))
+    )
+
+
+def pairwise_cover(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Points among which every pair of layouts of two modules that stands in any of them stands too.
+
+    Greedy: always the first of the points that add most pairs.
+
+    Complexity: O(points x chosen x pairs of modules).
+    """
+    missing = {pair for point in points for pair in _pairs(point)}
+    chosen: list[Point] = []
+    while missing:
+        best = max(points, key=lambda point: sum(pair in missing for pair in _pairs(point)))
+        chosen.append(best)
+        missing.difference_update(_pairs(best))
+    return tuple(chosen)
+
+
+def _pairs(point: Point) -> Iterator[tuple[int, int, Layout, Layout]]:
+    for i, j in combinations(range(len(point.layouts)), 2):
+        yield i, j, point.layouts[i], point.layouts[j]
+
+
+def outcome(point: Point, pool: Pool, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What became of a point: refused with the reason, or executed with its gap; known ones are not rerun."""
+    try:
+        plan = plan_of(dict(zip(point.modules, point.layouts, strict=True)), point.placement)
+    except ValueError as error:
+        return {"point": str(point), "refused": " ".join(str(error).split())}
+    found = known.get(plan_hash(plan))
+    if found is not None and "gap" in found:
+        return found
+    record: dict[str, Any] = {"point": str(point), "plan": plan_hash(plan), "num_ranks": len(plan.ranks)}
+    try:
+        gap = run(plan, pool)
+    except WorldFailed as error:
+        return record | {"failed": " ".join(str(error).split())[:300]}
+    return record | {"gap": gap.worst, "loss": gap.loss, "gradient": gap.gradient, "weight": gap.weight}
+
+
+def summary(points: Sequence[Point], outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts, the worst gap and every point that is not as it should be."""
+    gaps = [found["gap"] for found in outcomes if "gap" in found]
+    return {
+        "enumerated": len(points),
+        "executed": len(gaps),
+        "refused": dict(Counter(found["refused"] for found in outcomes if "refused" in found)),
+        "not_reached": len(points) - len(outcomes),
+        "failed": [found for found in outcomes if "failed" in found],
+        "beyond_bound": [found for found in outcomes if found.get("gap", 0.0) > BOUND],
+        "worst_gap": max(gaps, default=0.0),
+    }
+
+
+def holds(result: dict[str, Any]) -> bool:
+    """All points were run and are as one process, or were refused with a reason."""
+    return not (result["not_reached"] or result["failed"] or result["beyond_bound"])
+
+
+def read_outcomes(path: Path) -> dict[str, dict[str, Any]]:
+    """By plan hash; nothing where there is no file."""
+    if not path.exists():
+        return {}
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {record["plan"]: record for record in records}
+
+
+def play(points: Sequence[Point], path: Path, limit_s: float) -> list[dict[str, Any]]:
+    """Outcomes point by point, as far as the time goes; each is kept at once."""
+    known, found = read_outcomes(path), []
+    end_s = time.monotonic() + limit_s
+    with Pool(NUM_RANKS) as pool, path.open("a", encoding="utf-8") as file:
+        for place, point in enumerate(points):
+            if time.monotonic() > end_s:
+                break
+            found.append(outcome(point, pool, known))
+            mine = found[-1]
+            if "gap" in mine and mine["plan"] not in known:
+                known[mine["plan"]] = mine
+                file.write(json.dumps(mine, sort_keys=True) + "\n")
+                file.flush()
+            if (place + 1) % 50 == 0:
+                worst = max((f["gap"] for f in found if "gap" in f), default=0.0)
+                print(f"{place + 1} of {len(points)}, worst gap {worst:.1e}", file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
+    parser.add_argument("--fresh", action="store_true", help="run everything again")
+    arguments = parser.parse_args()
+    if arguments.fresh:
+        OUTCOMES.unlink(missing_ok=True)
+    grids = {"one_encoder": one_encoder(), "two_encoders": two_encoders()}
+    result: dict[str, Any] = {"bound": BOUND}
+    end_s = time.monotonic() + arguments.limit_s
+    is_whole = True
+    for name, points in grids.items():
+        part = summary(points, play(points, OUTCOMES, end_s - time.monotonic()))
+        result[name] = part
+        is_whole &= holds(part)
+        print(
+            f"{name}: {part['enumerated']} enumerated, {part['executed']} executed, "
+            f"{sum(part['refused'].values())} refused, {part['not_reached']} not reached, "
+            f"{len(part['failed'])} failed, {len(part['beyond_bound'])} beyond {BOUND}; "
+            f"worst gap {part['worst_gap']:.1e}"
+        )
+        for reason, count in part["refused"].items():
+            print(f"  refused {count}: {reason}")
+    result["holds"] = is_whole
+    write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
+    print(f"claim: every layout that fits trains as one process, within {BOUND}: ", end="")
+    print("holds" if is_whole else "FAILS")
+    if arguments.json:
+        print(json.dumps(result, sort_keys=True))
+    return 0 if is_whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Tiny models whose modules lie under any layouts, run for real and held against one process."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from runtime.batches import SyntheticSource
+from runtime.launch import RunResult, run_lowered
+from runtime.pool import Pool
+from runtime.rank_job import Collect, RunSettings
+from runtime.reference import ReferenceResult, reference_step
+from runtime.tensor_parts import held_parts
+from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample, Segment
+from workbench.graph.hf_config import module_from_config
+from workbench.graph.model_graph import TEXT, ModelGraph, connect
+from workbench.graph.trainable import Trainable
+from workbench.job import Job, ModuleLayout
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.rank_spans import Placement
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import megatron_heterogeneous
+
+NUM_RANKS = 8
+NUM_SAMPLES = 12  # divides by every data-parallel degree of the grid
+WINDOW = 2  # microbatches of the LLM between two changes of module, on shared ranks
+SEED = 11
+NEGLIGIBLE = 1e-12  # of the global norm: such a gradient is rounding
+TIMEOUT_S = 60.0
+_WIDTH = 16
+_HEADS = 4  # divides by every tensor-parallel degree of the grid
+_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": _HEADS,
+    "num_channels": 3,
+    "image_size": 8,
+    "patch_size": 4,
+}
+_AUDIO = {
+    "model_type": "whisper",
+    "d_model": 16,
+    "encoder_layers": 2,
+    "encoder_attention_heads": _HEADS,
+    "encoder_ffn_dim": 32,
+    "num_mel_bins": 8,
+    "max_source_positions": 12,
+}
+_LLM = {
+    "model_type": "llama",
+    "hidden_size": _WIDTH,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _HEADS,
+    "vocab_size": 40,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Layout:
+    """Degrees of one module."""
+
+    tp: int
+    dp: int
+    pp: int
+    cp: int
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.dp * self.pp * self.cp
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} dp{self.dp} pp{self.pp} cp{self.cp}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Largest differences from one process, each relative to the norm of what it is held against."""
+
+    loss: float
+    gradient: float
+    weight: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.loss, self.gradient, self.weight)
+
+
+@cache
+def model(modules: tuple[str, ...]) -> ModelGraph:
+    """Everything trains: vision, audio or both before the LLM."""
+    llm = module_from_config(_LLM, name="llm", modality=TEXT, trainable=Trainable.ALL)
+    modality = {"vision": ("image", _VISION), "audio": ("audio", _AUDIO)}
+    encoders = [
+        module_from_config(
+            modality[name][1],
+            name=name,
+            modality=modality[name][0],
+            trainable=Trainable.ALL,
+            llm_width=_WIDTH,
+        )
+        for name in modules
+        if name != "llm"
+    ]
+    return connect("grid", *((encoder, llm) for encoder in encoders))
+
+
+@cache
+def batch(modules: tuple[str, ...]) -> tuple[Sample, ...]:
+    """Samples with none to two images and clips, so that some microbatches lack a module."""
+    return tuple(_sample(index, modules) for index in range(NUM_SAMPLES))
+
+
+def _sample(index: int, modules: tuple[str, ...]) -> Sample:
+    segments = [Segment(TEXT, 0, 2 + index % 3, 2 + index % 3)]
+    if "vision" in modules:
+        segments += [Segment("image", k, 4, 4) for k in range((index + 1) % 3)]
+    if "audio" in modules:
+        segments += [Segment("audio", k, 5 + 2 * k, 5 + 2 * k) for k in range(index % 2 + index % 4 // 3)]
+    return Sample(index, (*segments, Segment(TEXT, 1, 3, 3)))
+
+
+def plan_of(layouts: Mapping[str, Layout], placement: Placement) -> Plan:
+    """The plan of one point of the grid; encoders stand first.
+
+    Raises:
+        ValueError: the planner refuses it.
+    """
+    shared = placement is Placement.SHARED
+    names = tuple(layouts)
+    node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
+    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
+    job = Job(
+        name="grid",
+        model=model(names),
+        cluster=Cluster(name="grid", nodes=(node,), intra=link, inter=link),
+        batch=batch(names),
+        layouts=tuple(
+            ModuleLayout(
+                module=name,
+                tp=layout.tp,
+                dp=layout.dp,
+                pp=layout.pp,
+                cp=layout.cp,
+                rank_offset=0 if shared else None,
+            )
+            for name, layout in layouts.items()
+        ),
+        schedule=Schedule(kind=ScheduleKind.THREE_PHASE, window=WINDOW) if shared else Schedule(),
+        settings=Settings(precision=Precision.FLOAT64),
+        profile="A40",
+    )
+    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+
+
+def run(plan: Plan, pool: Pool) -> Gap:
+    """One optimizer step on real processes, in float64, against one process on the whole batch.
+
+    Raises:
+        WorldFailed: a rank raised or did not finish in time.
+    """
+    settings = RunSettings(seed=SEED, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=TIMEOUT_S)
+    return gap(plan, run_lowered(lower(plan), settings, pool=pool), _reference(_names(plan)))
+
+
+def gap(plan: Plan, result: RunResult, reference: ReferenceResult) -> Gap:
+    """How far a run is from one process, over all tensors of all ranks.
+
+    A gradient that is rounding (a key bias: softmax does not see it) is held against the norm of all
+    gradients, and its weight is left out: Adam divides rounding by rounding. Where a rank lacks a
+    weight that it should hold, or holds another shape, the gap is infinite.
+    """
+    norm = math.sqrt(sum(float(g.norm()) ** 2 for g in reference.gradients.values()))
+    rounding = {key for key, g in reference.gradients.items() if 0 < float(g.norm()) <= NEGLIGIBLE * norm}
+    gradient = weight = 0.0
+    seen: set[tuple[str, str]] = set()
+    for state in result.states:
+        parts = held_parts(plan, state.rank)
+        for key, ours in state.gradients.items():
+            theirs = _own(parts.get(key), reference.gradients[key])
+            scale = norm if key in rounding else float(reference.gradients[key].norm())
+            gradient = max(gradient, _distance(ours, theirs, scale))
+            seen.add(key)
+        for key in state.weights.keys() - rounding:
+            theirs = _own(parts.get(key), reference.weights[key])
+            weight = max(weight, _distance(state.weights[key], theirs, float(theirs.norm())))
+    if seen != set(reference.gradients):
+        gradient = math.inf
+    return Gap(abs(result.losses[0] - reference.loss) / abs(reference.loss), gradient, weight)
+
+
+def _own(part: object, whole: Tensor) -> Tensor:
+    own: Tensor = part(whole) if callable(part) else whole
+    return own
+
+
+def _distance(ours: Tensor, theirs: Tensor, scale: float) -> float:
+    if ours.shape != theirs.shape:
+        return math.inf
+    distance = float((ours - theirs).norm())
+    return distance / scale if scale else (math.inf if distance else 0.0)
+
+
+def _names(plan: Plan) -> tuple[str, ...]:
+    return tuple(module.name for module in plan.model.modules)
+
+
+@cache
+def _reference(names: tuple[str, ...]) -> ReferenceResult:
+    """The same for all layouts: stages and microbatches do not matter to one process."""
+    torch.set_num_threads(1)
+    whole = dict.fromkeys(names, Layout(1, 1, 1, 1))
+    return reference_step(
+        plan_of(whole, Placement.APART), seed=SEED, dtype=torch.float64, source=SyntheticSource(SEED)
+    )
