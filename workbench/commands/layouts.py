@@ -1,0 +1,73 @@
+"""The command that shows a job's layouts in another system's words, or takes them from it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from workbench.commands.options import Json
+from workbench.console import emit_json, show
+from workbench.job import load_job
+from workbench.notations.job_layouts import PLACES, Notation, read_layouts, write_layouts
+from workbench.whole_file import check_writable, write_text
+
+
+def layout_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    notation: Annotated[
+        Path | None,
+        typer.Option("--from", help="file with layouts to use instead of the job's, in any of the notations"),
+    ] = None,
+    to: Annotated[Notation, typer.Option(help="whose words to show them in")] = Notation.JOB,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="file to write; with --to job a whole job file")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job's layouts in another system's words, or take them from a file in such words.
+
+    Systems: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
+    """
+    wanted = load_job(job)
+    if notation is not None:
+        wanted = replace(wanted, layouts=read_layouts(_content(notation), wanted))
+    said = write_layouts(wanted, to)
+    if output is not None:
+        check_writable(output)
+        held = _with_layouts(job, output, said["layouts"]) if to is Notation.JOB else said
+        write_text(_yaml(held), output)
+    if as_json:
+        emit_json({"notation": to.value, **said})
+    else:
+        show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Keys and values of a YAML or JSON file; a bare layout string counts as Megatron's."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    if isinstance(content, str):
+        return {"pipeline_model_parallel_layout": content}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ValueError(f"{path}: want keys and values, or a layout string, got {type(content).__name__}")
+    return content
+
+
+def _with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[str, Any]:
+    """The job file's content with these layouts; settings that stand among them stay."""
+    if output.resolve().parent != job.resolve().parent:
+        raise ValueError(f"{output}: a job's paths are relative to it; want it in {job.resolve().parent}")
+    content = _content(job)
+    before = content.get("layouts", {})
+    kept = {name: {key: held[key] for key in held if key not in PLACES} for name, held in before.items()}
+    names = dict.fromkeys([*kept, *layouts])
+    return content | {"layouts": {name: kept.get(name, {}) | layouts.get(name, {}) for name in names}}
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+    return text
