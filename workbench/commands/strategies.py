@@ -5,6 +5,7 @@ from enum import StrEnum
 from workbench.search.drive import Planner
 from workbench.strategies import (
     cornstarch,
+    dip,
     encoders_colocated,
     encoders_replicated,
     entrain,
@@ -22,6 +23,7 @@ class Strategy(StrEnum):
     ENCODERS_COLOCATED = "encoders-colocated"
     ENCODERS_COLOCATED_FROZEN_AWARE = "encoders-colocated-frozen-aware"
     ENCODERS_REPLICATED = "encoders-replicated"
+    DIP = "dip"
     ENTRAIN = "entrain"
     ENTRAIN_ORDERED = "entrain-ordered"
     DISTTRAIN_REORDERED = "disttrain-reordered"
@@ -35,6 +37,7 @@ PLANNERS: dict[str, Planner] = {
     Strategy.ENCODERS_COLOCATED: encoders_colocated.plan,
     Strategy.ENCODERS_COLOCATED_FROZEN_AWARE: encoders_colocated.plan_frozen_aware,
     Strategy.ENCODERS_REPLICATED: encoders_replicated.plan,
+    Strategy.DIP: dip.plan,
     Strategy.ENTRAIN: entrain.plan,
     Strategy.ENTRAIN_ORDERED: entrain_ordered.plan,
     Strategy.DISTTRAIN_REORDERED: reordered.plan,

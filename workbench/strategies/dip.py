@@ -1,0 +1,127 @@
+"""DIP, in its static form: all modules on the same ranks, encoders in sub-microbatches of their own.
+
+Source: DIP, as Entrain (dissertation, sections 4.2 and 4.7.2, Figure 4.2c) describes it: modalities are
+parallelised apart, their stages are colocated, all encoder forwards run before the LLM and all encoder
+backwards after it.
+Differs: its search over schedules at run time is not part of this.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from workbench.balance.tokens import longest_first
+from workbench.cost.model import CostModel
+from workbench.cost.quadratic import Quadratic
+from workbench.data.sample import Item
+from workbench.graph.model_graph import TEXT
+from workbench.job import Job
+from workbench.plan.build import batched_microbatches
+from workbench.plan.lower import lower
+from workbench.plan.plan import Microbatch, Plan
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.strategies.assembly import dp_of, empty_draft, layout_of
+from workbench.strategies.belief import FROZEN_AWARE
+from workbench.strategies.cut_candidates import CutCandidates
+from workbench.strategies.layer_cost import believed_layers_s
+from workbench.strategies.megatron_heterogeneous import grid_stages
+from workbench.strategies.sample_work import module_quadratic
+from workbench.strategies.stage_counts import Progress, silent
+
+
+def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """Every module on all ranks, in three phases; sub-microbatches as many as are estimated fastest.
+
+    A module whose layout has no pp takes one stage for every tp x cp ranks of a replica. An encoder's
+    share of a microbatch is cut by item into 1, 2, 4, ... sub-microbatches of even work, as many as
+    it has items at most.
+
+    Raises:
+        ValueError: ranks that do not divide, more stages than layers, a batch that does not divide.
+    """
+    shared = _on_all_ranks(job)
+    candidates = [_plan(shared, cost, parts) for parts in _powers(job.microbatch_samples)]
+    seconds = [FROZEN_AWARE.plan_s(lower(candidate), cost) for candidate in candidates]
+    progress(len(candidates), len(candidates), min(seconds))
+    return candidates[seconds.index(min(seconds))]
+
+
+def _powers(most: int) -> Iterator[int]:
+    parts = 1
+    while parts <= most:
+        yield parts
+        parts *= 2
+
+
+def _on_all_ranks(job: Job) -> Job:
+    """The job with layouts that start at the first rank and a schedule of three phases."""
+    most = job.cluster.num_ranks if job.max_ranks is None else job.max_ranks
+    layouts = []
+    for module in job.model.modules:
+        layout = layout_of(job, module.name)
+        if dp_of(job, module.name) != job.replicas:
+            raise ValueError(f"dip: want {job.replicas} replicas of {module.name!r}, got dp {layout.dp}")
+        stage_ranks = layout.tp * layout.cp * job.replicas
+        if layout.pp is None and most % stage_ranks:
+            raise ValueError(
+                f"dip: {most} ranks must divide by the {stage_ranks} of a stage of {module.name!r}; "
+                f"nearest: max_ranks {most - most % stage_ranks or stage_ranks}"
+            )
+        layouts.append(replace(layout, pp=layout.pp or most // stage_ranks, rank_offset=0))
+    kind = ScheduleKind.THREE_PHASE
+    schedule = job.schedule if job.schedule.kind is kind else usual(kind)
+    return replace(job, layouts=tuple(layouts), schedule=schedule)
+
+
+def _plan(job: Job, cost: CostModel, parts: int) -> Plan:
+    draft = empty_draft(job, "dip")
+    draft = replace(draft, microbatches=_microbatches(job, draft, cost, parts))
+    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
+    entry_of = {module: module for module in layers_s}
+    cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, grid_stages)
+    counts = {module: layout_of(job, module).pp or 1 for module in layers_s}
+    return cuts.plan(counts)
+
+
+def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[Microbatch, ...]:
+    whole = batched_microbatches(
+        draft, samples_per_microbatch=job.microbatch_samples, replicas=range(job.replicas)
+    )
+    found: list[Microbatch] = []
+    for module in job.model.modules:
+        mine = [microbatch for microbatch in whole if microbatch.module == module.name]
+        if module.modality == TEXT:
+            found += mine
+            continue
+        seconds = module_quadratic(job, cost, module)
+        tokens = {
+            Item(sample.id, segment.k): segment.tokens_in
+            for sample in job.batch
+            for segment in sample.of(module.modality)
+        }
+        for replica in range(job.replicas):
+            groups = [
+                group
+                for microbatch in mine
+                if microbatch.replica == replica
+                for group in _even(microbatch.items, seconds, tokens, parts)
+            ]
+            found += [
+                Microbatch(
+                    module=module.name, replica=replica, index=index, rows=tuple((item,) for item in group)
+                )
+                for index, group in enumerate(groups)
+            ]
+    return tuple(found)
+
+
+def _even(
+    items: Sequence[Item], seconds: Quadratic, tokens: Mapping[Item, int], parts: int
+) -> tuple[tuple[Item, ...], ...]:
+    """Up to so many groups of even work, none empty."""
+    count = min(parts, len(items))
+    owners = longest_first([seconds.seconds(tokens[item]) for item in items], count)
+    groups = (
+        tuple(item for item, owner in zip(items, owners, strict=True) if owner == part)
+        for part in range(count)
+    )
+    return tuple(group for group in groups if group)
