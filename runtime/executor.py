@@ -221,6 +221,11 @@ class Executor:
             self._adamw.step()
         self._end(Lane.COMPUTE, action, start_s)
 
+    def moments(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
+        """AdamW's two moments of every tensor that it has updated."""
+        states = {} if self._adamw is None else self._adamw.state
+        return {held: (state["exp_avg"], state["exp_avg_sq"]) for held, state in states.items()}
+
     def clear_gradients(self) -> None:
         """Between steps; not part of STEP."""
         for parameter in self._gradients.parameters():

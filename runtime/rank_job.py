@@ -119,12 +119,13 @@ class RankState:
     """What one rank holds at its last step, by (module, Hugging Face name).
 
     `gradients` are of trainable weights, summed over ranks and before clipping; `weights` are
-    all, after the step.
+    all, after the step; `moments` are AdamW's two of the weights that it updates whole.
     """
 
     rank: int
     gradients: dict[tuple[str, str], Tensor]
     weights: dict[tuple[str, str], Tensor]
+    moments: dict[tuple[str, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +316,13 @@ class _Rank:
         if not self.collects:
             return None
         weights = {key: parameter.detach().cpu().clone() for key, parameter in self._named()}
-        return RankState(rank=self._mesh.rank, gradients=self._gradients, weights=weights)
+        known = self._executor.moments()
+        moments = {
+            key: (known[parameter][0].cpu().clone(), known[parameter][1].cpu().clone())
+            for key, parameter in self._named()
+            if parameter in known
+        }
+        return RankState(rank=self._mesh.rank, gradients=self._gradients, weights=weights, moments=moments)
 
     def write_weights(self, folder: Path) -> None:
         """This rank's part of an export: stages of replica 0, each by its first rank."""
