@@ -12,6 +12,7 @@ from runtime.adapters.choose import adapter_of
 from runtime.adapters.decoder import DecoderAdapter
 from runtime.attention_mask import AttentionMask
 from runtime.context_group import ContextGroup
+from runtime.generated import entering_conditions
 from runtime.initialise import generator_of
 from runtime.masked_attention import MaskedAttention
 from runtime.records import CAUSAL
@@ -98,8 +99,8 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
     module = plan.model.module(stage.module)
     found = [_segment(plan.sample[item.sample], module.modality, item) for item in microbatch.items]
     raw: tuple[Tensor, ...] = ()
-    if stage.layers[0] == 0:
-        adapter = adapter_of(module)
+    adapter = adapter_of(module)
+    if stage.layers[0] <= adapter.raw_layer < stage.layers[1]:
         raw = tuple(
             source.raw(item.sample, segment, adapter.raw_shape(segment))
             for item, segment in zip(microbatch.items, found, strict=True)
@@ -109,7 +110,15 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
         tokens_in=tuple(segment.tokens_in for segment in found),
         tokens_out=tuple(segment.tokens_out for segment in found),
         raw=raw,
+        **_conditions(plan, stage, microbatch),
     )
+
+
+def _conditions(plan: Plan, stage: Stage, microbatch: Microbatch) -> dict[str, dict[str, Tensor]]:
+    """Of a generator: of the LLM's states it reads those at its items' places, in the items' order."""
+    chosen = entering_conditions(plan, stage, microbatch)
+    placed = {name: torch.arange(len(place_E)) for name, place_E in chosen.items()}
+    return {"chosen": chosen, "placed": placed}
 
 
 def count_targets(sample: Sample) -> int:
@@ -129,7 +138,7 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
     """Of all tokens of the microbatch, on the CPU."""
     samples = [plan.sample[item.sample] for item in microbatch.items]
     edges = plan.model.edges_into(stage.module)
-    _check_served(plan, samples, edges)
+    _check_served(plan, samples, (*edges, *plan.model.edges_out_of(stage.module)))
     lengths = tuple(sample.num_tokens for sample in samples)
     num_layers = len(plan.model.module(stage.module).layers)
     ids_T, labels_T = None, None
@@ -181,12 +190,13 @@ def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dt
 
 
 def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) -> None:
-    served = {TEXT, *(plan.model.module(edge.source).modality for edge in edges)}
+    ends = (end for edge in edges for end in (edge.source, edge.target))
+    served = {plan.model.module(end).modality for end in ends} | {TEXT}
     for sample in samples:
         for segment in sample.segments:
             if segment.modality not in served:
                 raise ValueError(
-                    f"sample {sample.id}: no module brings {segment.modality!r} to the LLM; "
+                    f"sample {sample.id}: no module brings {segment.modality!r} to the LLM or makes it; "
                     f"it has {', '.join(sorted(served))}"
                 )
 

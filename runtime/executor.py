@@ -12,12 +12,12 @@ from runtime.adapters.adapter import MicrobatchData
 from runtime.failure import RankError
 from runtime.gradients import Gradients
 from runtime.optimizer import OptimizerSettings, build_adamw
+from runtime.stage_edges import edges_before_the_end
 from runtime.stage_module import StageInput, StageModule
 from runtime.timing import Recorder
 from runtime.token_shares import rows_of
 from runtime.transfers import Wires, accumulate, join
 from runtime.weight_gradient import SplitBackward, WeightWork
-from workbench.graph.model_graph import TEXT
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
 from workbench.plan.plan import Stage
 from workbench.schedule.action import COMPUTE, Action, Pass
@@ -31,10 +31,11 @@ Arrived = dict[str, list[tuple[Transfer, Tensor]]]  # edge -> rows with their pa
 
 @dataclass(slots=True)
 class _Kept:
-    """What one pass keeps for its backward: leaves by edge, and the output."""
+    """What one pass keeps for its backward: leaves by edge, the output, what left before it by edge."""
 
     leaves: dict[str, Tensor]
     output: Tensor
+    left: dict[str, Tensor]
 
 
 class Executor:
@@ -83,6 +84,8 @@ class Executor:
         self._memory = memory
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._left: dict[tuple[int, int], WeightWork] = {}  # by I for W
+        held = (lowered.plan.stage[stage] for stage in modules)
+        self._left_early = {stage.id for stage in held if edges_before_the_end(lowered.plan, stage)}
         self._backward_of = {
             (_id(action), _microbatch(action)): action
             for action in self.program
@@ -154,24 +157,28 @@ class Executor:
             edge: join(pieces).detach().requires_grad_(edge in wanted) for edge, pieces in arrived.items()
         }
         with torch.set_grad_enabled(backward is not None):
-            output = self._run(stage, key, leaves)
+            output, left = self._run(stage, key, leaves)
         if self._is_loss(stage) and _sharers(stage, self.rank)[0] == self.rank:
             self._recorder.loss_sum += float(output.detach()) * self._loss_scale
-        self._give(action, output.detach())
+        self._give(action, output.detach(), left)
         if backward is not None:
-            self._kept[key] = _Kept(leaves, output)
+            self._kept[key] = _Kept(leaves, output, left)
         self._end(Lane.COMPUTE, action, start_s)
 
-    def _run(self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]) -> Tensor:
+    def _run(
+        self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         features = {edge: leaf for edge, leaf in leaves.items() if edge != stage.module}
         stage_input = StageInput(hidden=leaves.get(stage.module), features=features, data=self._feed[key])
-        output: Tensor = self._modules[stage.id](stage_input)
-        return output
+        module = self._modules[stage.id]
+        return module.run(stage_input) if stage.id in self._left_early else (module(stage_input), {})
 
     def _backward(self, action: Action, arrived: Arrived, start_s: float) -> None:
         key = (_id(action), _microbatch(action))
         kept = self._kept.pop(key)
-        torch.autograd.backward([kept.output], [self._output_gradient(key, kept.output, arrived)])
+        ends = self._ends(key, kept, arrived)
+        torch.autograd.backward([output for output, _ in ends], [gradient for _, gradient in ends])
+        del ends
         self._give_gradients(action, kept.leaves)
         del kept
         self._end(Lane.COMPUTE, action, start_s)
@@ -179,7 +186,9 @@ class Executor:
     def _input_gradient(self, action: Action, arrived: Arrived, start_s: float) -> None:
         key = (_id(action), _microbatch(action))
         kept = self._kept.pop(key)
-        work = self._splits[key[0]].backward(kept.output, self._output_gradient(key, kept.output, arrived))
+        (output, gradient), *more = self._ends(key, kept, arrived)
+        work = self._splits[key[0]].backward(output, gradient, *more)
+        del output, gradient, more
         self._give_gradients(action, kept.leaves)
         if len(work):
             self._left[key] = work
@@ -190,6 +199,16 @@ class Executor:
         del arrived  # W waits for its I alone
         self._left.pop((_id(action), _microbatch(action))).run()
         self._end(Lane.COMPUTE, action, start_s)
+
+    def _ends(self, key: tuple[int, int], kept: _Kept, arrived: Arrived) -> list[tuple[Tensor, Tensor]]:
+        """Where a backward begins: the output, and what left before it, each with its gradient."""
+        to_output = {edge: rows for edge, rows in arrived.items() if edge not in kept.left}
+        ends = [(kept.output, self._output_gradient(key, kept.output, to_output))]
+        for edge, rows in arrived.items():
+            if edge in kept.left:
+                pieces = sorted(rows, key=lambda piece: piece[0].row)
+                ends.append((kept.left[edge], accumulate(pieces, kept.left[edge])))
+        return ends
 
     def _output_gradient(self, key: tuple[int, int], output: Tensor, arrived: Arrived) -> Tensor:
         if self._is_loss(self.lowered.plan.stage[key[0]]):
@@ -239,9 +258,10 @@ class Executor:
             arrived.setdefault(row.edge, []).append((row, packed_TD))
         return arrived
 
-    def _give(self, action: Action, output_TD: Tensor) -> None:
+    def _give(self, action: Action, output_TD: Tensor, left: Mapping[str, Tensor]) -> None:
         for number in self._outputs.get(action, ()):
-            self._wires.give(number, output_TD)
+            edge = self.lowered.transfers[number].edge
+            self._wires.give(number, left[edge].detach() if edge in left else output_TD)
 
     def _edges_that_want_gradients(self, backward: Action) -> frozenset[str]:
         """Those whose gradient this rank or one that shares its weights sends: they compute it together."""
@@ -257,7 +277,7 @@ class Executor:
 
     def _is_loss(self, stage: Stage) -> bool:
         module = self.lowered.plan.model.module(stage.module)
-        return module.modality == TEXT and stage.layers[1] == len(module.layers)
+        return module.has_loss and stage.layers[1] == len(module.layers)
 
     def _end(self, lane: Lane, action: Action, start_s: float) -> None:
         if torch.cuda.is_available():

@@ -11,8 +11,9 @@ from runtime.batches import DataSource, count_targets, microbatch_data
 from runtime.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
 from runtime.stage_module import StageInput, build_stage_module
 from workbench.data.sample import Item
-from workbench.graph.model_graph import TEXT, Module
+from workbench.graph.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.routing import Routing
 
 Named = dict[tuple[str, str], Tensor]  # (module, Hugging Face name) -> value
 
@@ -76,6 +77,7 @@ class Reference:
 
     def _loss_sum(self, source: DataSource) -> Tensor:
         outputs: dict[str, Tensor] = {}
+        states: dict[str, Tensor] = {}  # by edge, where it leaves before the last layer
         loss: Tensor | None = None
         for module in self._topological():
             microbatch = all_items(self.plan, module)
@@ -84,17 +86,45 @@ class Reference:
             stage_module = self.modules[module.name]
             data = microbatch_data(self.plan, stage_module.stage, microbatch, source, dtype=self.dtype)
             entering = self.plan.model.edges_into(module.name)
-            features = {e.name: outputs[e.source] for e in entering if e.source in outputs}
-            outputs[module.name] = stage_module(StageInput(None, data, features))
-            if module.modality == TEXT:
-                loss = outputs[module.name]
+            features = {
+                e.name: self._wanted(e, microbatch, states.get(e.name, outputs[e.source]))
+                for e in entering
+                if e.source in outputs
+            }
+            outputs[module.name], left = stage_module.run(StageInput(None, data, features))
+            states |= left
+            if module.has_loss:
+                loss = outputs[module.name] if loss is None else loss + outputs[module.name]
         if loss is None:
             raise ValueError(f"model {self.plan.model.name!r} has no text module, so it has no loss")
         return loss
 
+    def _wanted(self, edge: Edge, microbatch: Microbatch, output_TD: Tensor) -> Tensor:
+        """Of an edge's packed items those that the microbatch needs, in its order."""
+        routing, source = Routing(self.plan), self.plan.model.module(edge.source)
+        held = all_items(self.plan, source)
+        assert held is not None, "its output is there"
+        wanted = routing.wanted(edge, microbatch)
+        if wanted == held.items:
+            return output_TD
+        count = source.layers[edge.after_layer].emits
+        tokens = [routing.tokens(source, item, count) for item in held.items]
+        pieces = dict(zip(held.items, output_TD.split(tokens), strict=True))
+        return torch.cat([pieces[item] for item in wanted])
+
     def _topological(self) -> list[Module]:
-        """Encoders before the LLM: edges lead nowhere else."""
-        return sorted(self.plan.model.modules, key=lambda module: module.modality == TEXT)
+        """Every module after those that it reads, otherwise in the model's order."""
+        left, order = list(self.plan.model.modules), list[Module]()
+        while left:
+            waiting = {module.name for module in left}
+            ready = next(
+                module
+                for module in left
+                if not any(edge.source in waiting for edge in self.plan.model.edges_into(module.name))
+            )
+            left.remove(ready)
+            order.append(ready)
+        return order
 
     def _update(self, trainable: Mapping[tuple[str, str], nn.Parameter]) -> None:
         if self._adamw is None:

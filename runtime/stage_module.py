@@ -11,12 +11,13 @@ from torch.utils.checkpoint import checkpoint
 from runtime.adapters.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.adapters.choose import adapter_of
 from runtime.initialise import initial_value
+from runtime.stage_edges import edges_before_the_end, edges_into_stage
 from runtime.tensor_cuts import Cut, Cuts, cuts_of
 from runtime.tensor_group import SharedWeights, TensorGroup
 from runtime.tensor_parallel import parallelize, whole_name
 from runtime.token_shares import rows_of
 from runtime.weights import WeightReader
-from workbench.graph.model_graph import TEXT, Edge, Module
+from workbench.graph.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Recompute, Stage
 
@@ -54,6 +55,7 @@ class StageModule(nn.Module):
         self.stage = stage
         self.layers = nn.ModuleList(layers)
         self.edges = edges  # those that enter a layer of this stage
+        self.leaving: tuple[Edge, ...] = ()  # those that leave it before its last layer
         self.recompute = Recompute.NONE
         self.shared: SharedWeights | None = None
         self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty where weights are whole
@@ -69,7 +71,15 @@ class StageModule(nn.Module):
         return super().train(mode=False)
 
     def forward(self, inputs: StageInput) -> Tensor:
-        """Packed [T', D']; on the last stage of the LLM the scalar sum of its token losses.
+        """Packed [T', D']; on the last stage of a module with a loss the scalar sum of it.
+
+        Raises:
+            ValueError: as `run`.
+        """
+        return self.run(inputs)[0]
+
+    def run(self, inputs: StageInput) -> tuple[Tensor, dict[str, Tensor]]:
+        """(what `forward` returns, edge that leaves before the last layer -> packed [T', D'] there).
 
         Raises:
             ValueError: a modality stands in the microbatch but its features were not given.
@@ -86,6 +96,7 @@ class StageModule(nn.Module):
             width = self.module.layers[first - 1].out_width
             hidden = parameter.new_zeros((1, width))
         hidden = _carrying(hidden, first - 1, inputs.data)
+        left: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers, start=first):
             entering = {e.name: e for e in self.edges if e.before_layer == index}
             features = {name: _own(inputs, name) for name in entering if name in inputs.features}
@@ -93,8 +104,9 @@ class StageModule(nn.Module):
             if index == 0 and inputs.data.embedded is not None:
                 hidden = rows_of(hidden, inputs.data.embedded)
             hidden = _carrying(hidden, index, inputs.data)
+            left |= {edge.name: hidden for edge in self.leaving if edge.after_layer == index}
         assert hidden is not None, "a stage has at least one layer"
-        return hidden
+        return hidden, left
 
     def _run(
         self,
@@ -252,8 +264,8 @@ def build_stage_module(
 
     Raises:
         ValueError: the module cannot run (no adapter, other layer count), `tensor` is not of the
-            stage's tensor-parallel degree or cannot share a layer, an edge does not go from last layer
-            into the LLM, or the weights folder lacks a tensor or has one of another shape.
+            stage's tensor-parallel degree or cannot share a layer, an edge cannot run, or the weights
+            folder lacks a tensor or has one of another shape.
     """
     module = plan.model.module(stage.module)
     size = 1 if tensor is None else tensor.size
@@ -263,9 +275,7 @@ def build_stage_module(
         )
     adapter = adapter_of(module)
     _check_ties(adapter)
-    edges = tuple(e for e in plan.model.edges_into(module.name) if _enters(e, stage))
-    for edge in edges:
-        _check_edge(plan, edge)
+    edges = edges_into_stage(plan, stage)
     layers = [adapter.build(index) for index in range(*stage.layers)]
     cuts = [Cuts() if tensor is None else cuts_of(layer, tensor.size) for layer in layers]
     reader = None if weights is None else WeightReader(weights / module.name, adapter)
@@ -288,6 +298,7 @@ def build_stage_module(
                 )
             _set_parameter(layer, local, made[name])
     built = StageModule(adapter, stage, layers, edges).to(device)
+    built.leaving = edges_before_the_end(plan, stage)
     built.recompute = plan.settings.of(module.name).recompute
     built.weights()  # refuses a tie that names no parameter
     if tensor is not None:
@@ -298,31 +309,6 @@ def build_stage_module(
 def _set_parameter(layer: nn.Module, name: str, value: nn.Parameter) -> None:
     owner, _, attribute = name.rpartition(".")
     setattr(layer.get_submodule(owner), attribute, value)
-
-
-def _enters(edge: Edge, stage: Stage) -> bool:
-    return stage.layers[0] <= edge.before_layer < stage.layers[1]
-
-
-def _check_edge(plan: Plan, edge: Edge) -> None:
-    source, target = plan.model.module(edge.source), plan.model.module(edge.target)
-    if target.modality != TEXT or source.modality == TEXT:
-        raise ValueError(f"edge {edge.name}: only edges from an encoder into the LLM can run")
-    if edge.after_layer != len(source.layers) - 1:
-        raise ValueError(
-            f"edge {edge.name}: only the last layer's output can leave a module, want after_layer "
-            f"{len(source.layers) - 1}, got {edge.after_layer}"
-        )
-    width = target.layers[max(edge.before_layer - 1, 0)].out_width
-    if source.layers[-1].out_width != width:
-        raise ValueError(
-            f"edge {edge.name}: {edge.source} emits width {source.layers[-1].out_width}, "
-            f"{edge.target} wants {width}"
-        )
-    rivals = [e.name for e in plan.model.edges_into(edge.target) if e.before_layer == edge.before_layer]
-    same = [e for e in rivals if plan.model.module(e.split(">")[0]).modality == source.modality]
-    if edge.before_layer == 0 and len(same) > 1:
-        raise ValueError(f"edges {', '.join(same)} would fill the same places; keep one per modality")
 
 
 def _check_ties(adapter: Adapter) -> None:

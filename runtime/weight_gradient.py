@@ -235,10 +235,14 @@ class SplitBackward:
         finally:
             self._work = None
 
-    def backward(self, output: Tensor, gradient: Tensor) -> WeightWork:
-        """The first pass: gradients of the leaves that are no weights; the second is `run` of the result."""
+    def backward(self, output: Tensor, gradient: Tensor, *more: tuple[Tensor, Tensor]) -> WeightWork:
+        """The first pass: gradients of the leaves that are no weights; the second is `run` of the result.
+
+        `more` are further outputs with their gradients.
+        """
+        ends = ((output, gradient), *more)
         with self.leaving() as work:
-            torch.autograd.backward([output], [gradient])
+            torch.autograd.backward([output for output, _ in ends], [gradient for _, gradient in ends])
         return work
 
     def note(self, part: _Part) -> None:

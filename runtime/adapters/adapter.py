@@ -148,6 +148,8 @@ class Adapter(ABC):
     than the layers it holds.
     """
 
+    raw_layer = 0  # the layer that reads raw inputs
+
     def __init__(self, module: Module) -> None:
         self.module = module
         register_packed_sdpa()

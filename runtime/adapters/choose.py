@@ -2,10 +2,13 @@
 
 from runtime.adapters.adapter import Adapter, named_refusals
 from runtime.adapters.audio import Qwen2AudioAdapter, WhisperAdapter
-from runtime.adapters.decoder import DECODERS, DecoderAdapter
+from runtime.adapters.decoder import DecoderAdapter
+from runtime.adapters.decoder_families import DECODERS
+from runtime.adapters.diffusion import DitAdapter
 from runtime.adapters.vision import ClipAdapter, SiglipAdapter
 from runtime.adapters.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.adapters.vision_scaled import Dinov2Adapter, InternVitAdapter
+from workbench.graph.dit import DIT
 from workbench.graph.model_graph import Module
 
 ENCODERS = {
@@ -19,6 +22,7 @@ ENCODERS = {
     "whisper": WhisperAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,
 }
+GENERATORS = {DIT: DitAdapter}
 
 
 def adapter_of(module: Module) -> Adapter:
@@ -35,13 +39,14 @@ def adapter_of(module: Module) -> Adapter:
             "configuration can run"
         )
     architecture, config = module.source.architecture, module.source.config
-    if architecture not in (*DECODERS, *ENCODERS):
-        known = ", ".join(sorted([*DECODERS, *ENCODERS]))
+    beside_the_llm = ENCODERS | GENERATORS
+    if architecture not in (*DECODERS, *beside_the_llm):
+        known = ", ".join(sorted([*DECODERS, *beside_the_llm]))
         raise ValueError(f"module {module.name!r}: no adapter for {architecture!r}; there are {known}")
     with named_refusals(module.name):
         if architecture in DECODERS:
             adapter: Adapter = DecoderAdapter(module, architecture, config)
         else:
-            adapter = ENCODERS[architecture](module, config, module.source.projector)
+            adapter = beside_the_llm[architecture](module, config, module.source.projector)
     adapter.check_layers()
     return adapter

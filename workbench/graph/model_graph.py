@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import networkx as nx
 
-from workbench.graph.layer import Layer, LayerKind
+from workbench.graph.layer import Layer, LayerKind, Matmul
 
 TEXT = "text"
 GENERATED = "generator"  # of what a generator makes, where nobody says another
@@ -67,6 +67,12 @@ class Module:
     def leaves_after(self) -> int:
         """The layer whose output other modules read: the last one that is no loss."""
         return len(self.layers) - 1 - (self.layers[-1].kind is LayerKind.HEAD)
+
+    def entering_width(self, layer: int) -> int:
+        """Of what enters before that layer: a sum with its input, or what a generator's projector reads."""
+        if layer == 0 and self.has_loss and self.modality != TEXT:
+            return next(op.in_features for op in self.layers[0].operators if isinstance(op, Matmul))
+        return self.layers[max(layer - 1, 0)].out_width
 
     @property
     def num_parameters(self) -> int:
