@@ -28,6 +28,8 @@ def random_task(seed: int, *, num_gpus: int | None = None) -> Task:
             weight_bytes=rng.uniform(0, 60),
             optimizer_bytes=rng.uniform(0, 120),
             activation_bytes=rng.uniform(0, 6),
+            max_gpus=rng.choice([None, 2, 6]),
+            reduction_bytes=rng.choice([0.0, 3.0]),
         )
         for name in ("encoder", "llm", "generator")[: rng.randint(1, 3)]
     )
@@ -39,6 +41,7 @@ def random_task(seed: int, *, num_gpus: int | None = None) -> Task:
         num_gpus=num_gpus or rng.randint(3, 12),
         gpu_bytes=rng.choice([40.0, 80.0, inf]),
         virtual_stages=rng.choice([1, 2]),
+        gpu_bytes_per_s=rng.choice([0.5, 5.0]),
     )
 
 

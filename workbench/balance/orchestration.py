@@ -22,6 +22,9 @@ class Unit:
         weight_bytes: weights and gradients of the whole module (P).
         optimizer_bytes: optimizer state of the whole module (S), spread over all its GPUs.
         activation_bytes: of one sample across the whole module (L / M).
+        max_gpus: that it may take; None: what the others leave.
+        reduction_bytes: that one GPU holding the whole module moves after a step if it has ever so many
+            peers: gradients out and weights in.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Unit:
     weight_bytes: float = 0.0
     optimizer_bytes: float = 0.0
     activation_bytes: float = 0.0
+    max_gpus: int | None = None
+    reduction_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.sample_s or min(tp for tp, _ in self.sample_s) < 1 or self.num_layers < 1:
@@ -50,6 +55,7 @@ class Task:
         num_gpus: N.
         gpu_bytes: memory of one.
         virtual_stages: VPP size; divides the warm-up.
+        gpu_bytes_per_s: of the fabric, one GPU's part.
     """
 
     units: tuple[Unit, ...]
@@ -59,6 +65,7 @@ class Task:
     num_gpus: int
     gpu_bytes: float = inf
     virtual_stages: int = 1
+    gpu_bytes_per_s: float = inf
 
     def __post_init__(self) -> None:
         names = [unit.name for unit in self.units]
@@ -96,10 +103,11 @@ class Orchestration:
     degrees: tuple[Degrees, ...]
     warmup_s: float
     steady_s: float
+    reduction_s: float
 
     @property
     def iteration_s(self) -> float:
-        return self.warmup_s + self.steady_s
+        return self.warmup_s + self.steady_s + self.reduction_s
 
     @property
     def num_gpus(self) -> int:
@@ -107,10 +115,13 @@ class Orchestration:
 
 
 def evaluate(task: Task, degrees: Sequence[Degrees]) -> Orchestration:
-    """The formula: the first microbatch through all units, then the slowest stage for every other one.
+    """The formula: the first microbatch through all units, then the slowest stage for every other one,
+    then everybody's gradients.
 
-    Source: DistTrain, section 4.2, Eq. 1 and 2, with forward and backward together; section 4.3
-    for virtual stages. ValueError where a degree does not divide or memory does not suffice.
+    Source: DistTrain, section 4.2, Eq. 1 and 2, with forward and backward together, "communication
+    time of DP" as volume over bandwidth; section 4.3 for virtual stages. The source does not say how
+    the units' reductions go together: here one after the other. ValueError where a degree does not
+    divide or memory does not suffice.
     """
     pace = degrees[_pacing(task)].dp
     found = []
@@ -126,9 +137,10 @@ def orchestrate(task: Task) -> Orchestration:
     """The best integers, exactly.
 
     Ours: for a given data-parallel degree of the pacing unit, units meet only in the sum of GPUs, the
-    sum of warm-ups and the slowest stage. Thresholds of the slowest stage are tried from the least
-    feasible one upwards, until the threshold alone costs more than the best found; under one
-    threshold every unit offers the few options that no other of it beats in GPUs and warm-up.
+    sum of what is paid once (warm-ups and reductions) and the slowest stage. Thresholds of the
+    slowest stage are tried from the least feasible one upwards, until the threshold alone costs more
+    than the best found; under one threshold every unit offers the few options that no other of it
+    beats in GPUs and in what is paid once.
     The fewest GPUs among equal objectives (section 7.1: more bring nothing).
 
     Raises:
@@ -154,7 +166,7 @@ def orchestrate(task: Task) -> Orchestration:
 def orchestrate_relaxed(task: Task) -> Orchestration:
     """Every (tp, dp) of all units, GPUs as real numbers in closed form, then rounded to what fits.
 
-    Source: DistTrain, section 4.3. For given degrees the warm-up is constant, and the convex program
+    Source: DistTrain, section 4.3. For given (tp, dp) the warm-up is constant, and the convex program
     min max(a/x, b/y, c/z) with x + y + z <= N has a closed solution: GPUs in proportion to the work,
     but for units whose memory demands more or whose layers are too few for as much.
     Rounding: each pp to the nearest, then stages off the least slowed unit until the GPUs suffice.
@@ -181,14 +193,16 @@ def orchestrate_relaxed(task: Task) -> Orchestration:
 
 
 class _Option(NamedTuple):
-    """Degrees of one unit with the seconds of a stage and of a first microbatch; sorted as they stand."""
+    """Degrees of one unit with the seconds of a stage and those paid once; sorted as they stand."""
 
     stage_s: float
     num_gpus: int
-    warmup_s: float
+    once_s: float  # a first microbatch and the reduction
     tp: int
     dp: int
     pp: int
+
+    reduction_s: float
 
     @property
     def degrees(self) -> Degrees:
@@ -207,14 +221,18 @@ def paces(task: Task) -> tuple[int, ...]:
 def _options(task: Task, unit: Unit, pace: int) -> Iterator[_Option]:
     """Every degree of a unit that divides and fits, at that many microbatches side by side."""
     samples = pace * task.microbatch_samples  # of one round, over all replicas of the unit
+    most = min(task.num_gpus, unit.max_gpus or task.num_gpus)
     dps = (pace,) if unit.name == task.pacing else [dp for dp in range(1, samples + 1) if samples % dp == 0]
+    reduced_s = unit.reduction_bytes / task.gpu_bytes_per_s
     for (tp, sample_s), dp in product(unit.sample_s, dps):
         through_s = samples / dp * sample_s
         for pp in range(_least_pp(task, unit, tp, dp, samples // dp), unit.num_layers + 1):
             gpus = tp * dp * pp
-            if gpus > task.num_gpus:
+            if gpus > most:
                 break
-            yield _Option(through_s / pp, gpus, through_s / task.virtual_stages, tp, dp, pp)
+            reduction_s = reduced_s * (dp - 1) / gpus  # a GPU holds 1 / (tp pp), its peers are dp - 1 of dp
+            once_s = through_s / task.virtual_stages + reduction_s
+            yield _Option(through_s / pp, gpus, once_s, tp, dp, pp, reduction_s)
 
 
 def _least_pp(task: Task, unit: Unit, tp: int, dp: int, samples: int) -> int:
@@ -256,33 +274,33 @@ def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
     if not all(options):
         return
     thresholds = sorted({option.stage_s for of_unit in options for option in of_unit})
-    least_warmup_s = sum(min(option.warmup_s for option in of_unit) for of_unit in options)
+    least_once_s = sum(min(option.once_s for option in of_unit) for of_unit in options)
     for threshold_s in thresholds[_first_feasible(task, options, thresholds) :]:
-        if least_warmup_s + threshold_s * (num_rounds - 1) > limit_s:
+        if least_once_s + threshold_s * (num_rounds - 1) > limit_s:
             return
         fronts = [_front(of_unit[: bisect_right(of_unit, threshold_s, key=_STAGE_S)]) for of_unit in options]
-        found = _shortest_warmup(task, pace, fronts)
+        found = _least_once(task, pace, fronts)
         if found is not None:
             limit_s = min(limit_s, found.iteration_s * (1 + CHEAPEST))
             yield found
 
 
 def _worth_it(options: Iterable[_Option]) -> list[_Option]:
-    """By stage time, options that no other with as few GPUs beats in stage time and warm-up."""
+    """By stage time, options that no other with as few GPUs beats in stage time and what is paid once."""
     kept: list[_Option] = []
-    gpus: list[int] = []  # a staircase of those kept: more GPUs, shorter warm-up
-    warmups_s: list[float] = []
+    gpus: list[int] = []  # a staircase of those kept: more GPUs, less paid once
+    onces_s: list[float] = []
     for option in sorted(options):
         at = bisect_right(gpus, option.num_gpus)
-        if at and warmups_s[at - 1] <= option.warmup_s:
+        if at and onces_s[at - 1] <= option.once_s:
             continue
         kept.append(option)
         end = at
-        while end < len(gpus) and warmups_s[end] >= option.warmup_s:
+        while end < len(gpus) and onces_s[end] >= option.once_s:
             end += 1
         start = at - 1 if at and gpus[at - 1] == option.num_gpus else at
         gpus[start:end] = [option.num_gpus]
-        warmups_s[start:end] = [option.warmup_s]
+        onces_s[start:end] = [option.once_s]
     return kept
 
 
@@ -300,15 +318,15 @@ def _first_feasible(task: Task, options: Sequence[Sequence[_Option]], thresholds
 
 
 def _front(options: Sequence[_Option]) -> list[_Option]:
-    """Options that no other beats in both GPUs and warm-up; ties go to the faster stage."""
+    """Options that no other beats in both GPUs and what is paid once; ties go to the faster stage."""
     front: list[_Option] = []
-    for option in sorted(options, key=lambda o: (o.num_gpus, o.warmup_s, o.stage_s)):
-        if not front or option.warmup_s < front[-1].warmup_s:
+    for option in sorted(options, key=lambda o: (o.num_gpus, o.once_s, o.stage_s)):
+        if not front or option.once_s < front[-1].once_s:
             front.append(option)
     return front
 
 
-def _shortest_warmup(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> Orchestration | None:
+def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> Orchestration | None:
     """The options that start soonest on the GPUs there are; of several such, on the fewest.
 
     Whether their stages are as slow as the threshold is no matter: what has faster ones is found under
@@ -323,9 +341,9 @@ def _shortest_warmup(task: Task, pace: int, fronts: Sequence[Sequence[_Option]])
         if at == 0:
             continue
         ending = last[at - 1]
-        warmup_s = sum(option.warmup_s for option in chosen) + ending.warmup_s
-        if best is None or (warmup_s, taken + ending.num_gpus) < best[:2]:
-            best = warmup_s, taken + ending.num_gpus, (*chosen, ending)
+        once_s = sum(option.once_s for option in chosen) + ending.once_s
+        if best is None or (once_s, taken + ending.num_gpus) < best[:2]:
+            best = once_s, taken + ending.num_gpus, (*chosen, ending)
     return None if best is None else _orchestration(task, pace, best[2])
 
 
@@ -333,8 +351,9 @@ def _orchestration(task: Task, pace: int, chosen: Sequence[_Option]) -> Orchestr
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     return Orchestration(
         degrees=tuple(option.degrees for option in chosen),
-        warmup_s=sum(option.warmup_s for option in chosen),
+        warmup_s=sum(option.once_s - option.reduction_s for option in chosen),
         steady_s=max(option.stage_s for option in chosen) * (num_rounds - 1),
+        reduction_s=sum(option.reduction_s for option in chosen),
     )
 
 

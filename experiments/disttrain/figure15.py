@@ -1,0 +1,52 @@
+"""Figure 15: orchestration by DistTrain, DistMM* and Megatron-LM on up to 96 GPUs.
+
+Paper:   Z. Zhang et al., "DistTrain", section 7.2; the bars are not printed, the prose gives ranges.
+Setup:   as Figures 13 and 14, batches of 128, 64 and 40 samples.
+Ours:    DistMM* deals GPUs out by FLOP, and takes the best degrees on each module's own.
+Differs: as Figures 13 and 14.
+Run:     python -m experiments.disttrain.figure15 [--json]
+"""
+
+from experiments import paper
+from experiments.disttrain.gains import (
+    Experiment,
+    add_gpus,
+    add_inside,
+    add_order,
+    add_range,
+    mfu,
+    note_results,
+    ratio,
+    throughput,
+)
+from experiments.disttrain.systems import MODELS, PROFILE
+from experiments.evidence import Evidence, outcome_of
+from experiments.paper import Outcome
+
+ABLATION = Experiment(name="ablation_orchestration", budget=96)
+RIVALS = {"Megatron-LM": "megatron", "DistMM*": "distmm"}
+
+
+def run() -> Outcome:
+    """Gains over both, who wins, and GPU counts."""
+    evidence = Evidence()
+    for claim, quantity in (("dt_orch_mfu", mfu), ("dt_orch_tput", throughput)):
+        gains = {
+            f"{model} over {rival}": ratio(ABLATION, model, key, quantity)
+            for rival, key in RIVALS.items()
+            for model in MODELS
+        }
+        add_range(evidence, claim, "section 7.2", gains)
+        add_inside(evidence, quantity.__name__, claim, gains)
+    add_gpus(evidence, ABLATION, {"disttrain": "disttrain", "distmm_star": "distmm"})
+    add_order(evidence, ABLATION)
+    note_results(evidence, ABLATION)
+    return outcome_of("disttrain/figure15", [evidence], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

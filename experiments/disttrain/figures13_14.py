@@ -1,0 +1,61 @@
+"""Figures 13 and 14: DistTrain against Megatron-LM on up to 1,296 GPUs.
+
+Paper:   Z. Zhang et al., "DistTrain", section 7.1; the figures' bars are not printed, the prose gives ranges.
+Setup:   ViT-Huge, Llama of Table 2 and the SD 2.1 UNet; batch 1,920; A100-class nodes of 8 GPUs.
+Ours:    orchestration by `workbench.balance.orchestration`, seconds by the cost model.
+Differs: images in a sample are not stated; every figure comes with its range over the plausible ones.
+         Preprocessing and stragglers, which the paper's gain includes, are not in ours.
+Run:     python -m experiments.disttrain.figures13_14 [--json]
+"""
+
+from experiments import paper
+from experiments.disttrain.gains import (
+    SMALL,
+    Experiment,
+    add_exact,
+    add_gpus,
+    add_inside,
+    add_range,
+    mfu,
+    note_results,
+    ratio,
+    throughput,
+)
+from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
+from experiments.evidence import Evidence, outcome_of
+from experiments.paper import Outcome
+
+OVERALL = Experiment(name="overall", budget=1296)
+LARGE = "MLLM-72B"
+
+
+def run() -> Outcome:
+    """Gains, MFU and GPU counts."""
+    evidence = Evidence()
+    for claim, quantity in (("dt_mfu_gain", mfu), ("dt_tput_gain", throughput)):
+        gains = {model: ratio(OVERALL, model, "megatron", quantity) for model in SMALL}
+        add_range(evidence, f"{claim}_small", "section 7.1", gains)
+        add_inside(evidence, f"{quantity.__name__} over Megatron-LM", f"{claim}_small", gains)
+        add_exact(evidence, f"{claim}_72b", "section 7.1", ratio(OVERALL, LARGE, "megatron", quantity))
+    percents = {
+        model: tuple(
+            100 * OVERALL.results(model, images)["disttrain"].mfu for images in plausible_images(model)
+        )
+        for model in MODELS
+    }
+    add_range(evidence, "dt_mfu", "section 7.1", percents)
+    add_exact(evidence, "dt_mfu_72b", "abstract", percents[LARGE], "%")
+    add_gpus(evidence, OVERALL, {"disttrain": "disttrain"})
+    note_results(evidence, OVERALL)
+    evidence.notes.append(
+        "54 replicas of MLLM-9B do not divide a batch of 1,920: some of them run a sample more"
+    )
+    return outcome_of("disttrain/figures13_14", [evidence], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

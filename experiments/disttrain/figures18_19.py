@@ -1,0 +1,46 @@
+"""Figures 18 and 19: DistTrain against Megatron-LM with frozen modules.
+
+Paper:   Z. Zhang et al., "DistTrain", section 7.3; the bars are not printed, the prose gives ranges.
+Setup:   as Figure 15, with projectors, encoder, LLM or generator alone trained.
+Ours:    a module computes the gradients that autograd needs; frozen modules have no optimizer.
+Differs: as Figures 13 and 14. The prose lists four settings and then speaks of three.
+Run:     python -m experiments.disttrain.figures18_19 [--json]
+"""
+
+from dataclasses import replace
+
+from experiments import paper
+from experiments.disttrain.gains import Experiment, add_inside, add_range, mfu, ratio, throughput
+from experiments.disttrain.systems import MODELS, PROFILE, Trained
+from experiments.evidence import Evidence, outcome_of
+from experiments.paper import Outcome
+
+FROZEN = Experiment(name="frozen_training", budget=96)
+SETTINGS = {
+    "projectors": Trained.PROJECTORS,
+    "encoder": Trained.ENCODER,
+    "LLM": Trained.LLM,
+    "generator": Trained.GENERATOR,
+}
+
+
+def run() -> Outcome:
+    """Gains of every model and setting."""
+    evidence = Evidence()
+    for claim, quantity in (("dt_frozen_mfu", mfu), ("dt_frozen_tput", throughput)):
+        gains = {
+            f"{model}, {name} trained": ratio(replace(FROZEN, trained=trained), model, "megatron", quantity)
+            for name, trained in SETTINGS.items()
+            for model in MODELS
+        }
+        add_range(evidence, claim, "section 7.3", gains)
+        add_inside(evidence, f"{quantity.__name__} over Megatron-LM", claim, gains)
+    return outcome_of("disttrain/figures18_19", [evidence], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

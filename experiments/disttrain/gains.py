@@ -1,0 +1,171 @@
+"""Gains over Megatron-LM and DistMM* held against the prose, which gives ranges and no table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from experiments.disttrain.systems import (
+    MODELS,
+    PROFILE,
+    Images,
+    Result,
+    Systems,
+    Trained,
+    Workload,
+    plausible_images,
+)
+from experiments.evidence import Evidence
+from experiments.paper import PaperNumber, Unstated
+from experiments.printed import PrintedRow, printed_rows
+
+IMAGES = "images read and drawn in a sample of 8,192 tokens"
+REL_TOL = 0.05  # of a gain printed with two digits
+SMALL = ("MLLM-9B", "MLLM-15B")
+
+Gains = Mapping[str, tuple[float, ...]]  # key -> by plausible images, the nominal first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Systems of one experiment of the paper by model.
+
+    Args:
+        name: as the prose table calls it.
+        budget: GPUs that DistTrain and DistMM* may take.
+        trained: which modules are.
+    """
+
+    name: str
+    budget: int
+    trained: Trained = Trained.ALL
+
+    def printed(self, system: str, model: str) -> PrintedRow:
+        """The prose's row of a system; ValueError when it has none."""
+        for row in printed_rows("disttrain_prose_gpus"):
+            if (row["experiment"], row["system"], row["model"]) == (self.name, system, model):
+                return row
+        raise ValueError(f"{self.name}: nothing is printed of {system} and {model}")
+
+    def results(self, model: str, images: Images) -> dict[str, Result]:
+        """DistTrain, DistMM* and Megatron-LM on one model."""
+        return _results(self, model, images)
+
+
+@cache
+def _results(experiment: Experiment, model: str, images: Images) -> dict[str, Result]:
+    systems = Systems(Workload(model=model, images=images, trained=experiment.trained))
+    monolithic = experiment.printed("megatron_lm", model)
+    batch = int(monolithic["global_batch_samples"])
+    llm_pp = next(
+        int(row["llm_pp"]) for row in printed_rows("disttrain_prose_gpus") if _states_pp(row, model)
+    )
+    return {
+        "disttrain": systems.disttrain(experiment.budget, batch),
+        "distmm": systems.by_flop(experiment.budget, batch),
+        "megatron": systems.monolithic(int(monolithic["n_gpus"]), batch, llm_pp),
+    }
+
+
+def _states_pp(row: PrintedRow, model: str) -> bool:
+    return row["system"] == "megatron_lm" and row["model"] == model and row["llm_pp"] != ""
+
+
+def ratio(
+    experiment: Experiment, model: str, rival: str, quantity: Callable[[Result], float]
+) -> tuple[float, ...]:
+    """DistTrain's quantity over a rival's, by plausible images."""
+    by_images = (experiment.results(model, images) for images in plausible_images(model))
+    return tuple(quantity(found["disttrain"]) / quantity(found[rival]) for found in by_images)
+
+
+def mfu(result: Result) -> float:
+    return result.mfu
+
+
+def throughput(result: Result) -> float:
+    return result.samples_per_s
+
+
+def claimed(claim_id: str) -> float:
+    """A number of the prose; ValueError when there is no such claim."""
+    for row in printed_rows("disttrain_claims"):
+        if row["claim_id"] == claim_id:
+            return float(row["value"])
+    raise ValueError(f"no claim {claim_id!r} of DistTrain")
+
+
+def add_range(evidence: Evidence, claim: str, where: str, gains: Gains) -> None:
+    """Two rows: least and largest gain of several cases against the ends of a printed range."""
+    for end, pick in (("low", min), ("high", max)):
+        nominal = pick(values[0] for values in gains.values())
+        every = [pick(one) for one in _together(gains)]
+        number = PaperNumber(f"modelled {claim} {end}", claimed(f"{claim}_{end}"), "x", where, REL_TOL)
+        evidence.add(number, nominal, Unstated(IMAGES, min(every), max(every)))
+
+
+def add_exact(evidence: Evidence, claim: str, where: str, gains: Sequence[float], unit: str = "x") -> None:
+    """One row of one printed number."""
+    number = PaperNumber(f"modelled {claim}", claimed(claim), unit, where, REL_TOL)
+    evidence.add(number, gains[0], Unstated(IMAGES, min(gains), max(gains)))
+
+
+def add_inside(evidence: Evidence, what: str, claim: str, gains: Gains) -> None:
+    """Per case: whether the nominal gain lies in the printed range."""
+    low, high = claimed(f"{claim}_low"), claimed(f"{claim}_high")
+    for key, values in gains.items():
+        evidence.ours[f"modelled {claim} of {key}"] = values[0]
+        evidence.claim(
+            f"{what}, {key}: {values[0]:.2f} (over the plausible images {min(values):.2f} to "
+            f"{max(values):.2f}) lies in the printed {low:g} to {high:g}",
+            low * (1 - REL_TOL) <= values[0] <= high * (1 + REL_TOL),
+        )
+
+
+def add_gpus(evidence: Evidence, experiment: Experiment, systems: Mapping[str, str]) -> None:
+    """GPUs taken, beside the printed counts; `systems` maps the prose's names to ours."""
+    for printed, ours in systems.items():
+        for model in MODELS:
+            row = experiment.printed(printed, model)
+            counts = [
+                float(experiment.results(model, images)[ours].num_gpus) for images in plausible_images(model)
+            ]
+            number = PaperNumber(
+                f"modelled GPUs of {printed}, {model}", float(row["n_gpus"]), "GPUs", "prose", REL_TOL
+            )
+            evidence.add(number, counts[0], Unstated(IMAGES, min(counts), max(counts)))
+
+
+def add_order(evidence: Evidence, experiment: Experiment) -> None:
+    """DistTrain ahead of DistMM*, ahead of Megatron-LM, in MFU and throughput."""
+    for model in MODELS:
+        every = [experiment.results(model, images) for images in plausible_images(model)]
+        for name, quantity in (("MFU", mfu), ("throughput", throughput)):
+            ahead = sum(
+                quantity(found["disttrain"]) >= quantity(found["distmm"]) >= quantity(found["megatron"])
+                for found in every
+            )
+            evidence.claim(
+                f"{name}, {model}: DistTrain, DistMM*, Megatron-LM in this order in {ahead} of {len(every)}",
+                ahead == len(every),
+            )
+
+
+def note_results(evidence: Evidence, experiment: Experiment) -> None:
+    """Absolute figures of the nominal setting, which the paper shows only as bars."""
+    for model in MODELS:
+        images = plausible_images(model)[0]
+        for system, found in experiment.results(model, images).items():
+            evidence.ours[f"modelled MFU of {system}, {model}"] = found.mfu
+            evidence.ours[f"modelled samples/s of {system}, {model}"] = found.samples_per_s
+    evidence.notes.append(
+        f"profile {PROFILE}, data sheet links; MFU: FLOP of forward and the gradients that run, attention by "
+        "its causal pairs, over GPUs x 312 TFLOP/s x iteration; microbatch of one sample; every sample alike"
+    )
+
+
+def _together(gains: Gains) -> list[tuple[float, ...]]:
+    """The cases of one number of images, over all numbers; cases with fewer settings repeat theirs."""
+    longest = max(map(len, gains.values()))
+    return [
+        tuple(values[min(place, len(values) - 1)] for values in gains.values()) for place in range(longest)
+    ]

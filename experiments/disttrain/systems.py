@@ -1,0 +1,243 @@
+"""DistTrain, Megatron-LM and DistMM* on one task: GPUs, iteration, model FLOP utilisation, throughput.
+
+Source: Z. Zhang et al., "DistTrain", sections 2.1, 4.2, 4.3 and 7.
+All three are judged by the same formula: the first microbatch through all stages, then the slowest stage
+for each other, which is exact for 1F1B over equal microbatches, then every module's gradients.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import ceil
+
+from experiments.printed import printed_rows
+from workbench.balance.allocation import proportional_allocation
+from workbench.balance.orchestration import Orchestration, Task, Unit, orchestrate
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.cost.roofline import RowWork, Work, layer_flop
+from workbench.graph.frozen import Needs
+from workbench.graph.model_graph import Module
+from workbench.graph.zoo import from_shape
+from workbench.plan.plan import Precision
+
+PROFILE = "A100-80GB"
+GPU_BYTES = 80e9
+NODE_GPUS = 8
+NVLINK = Link(name="NVLink, 300 GB/s both ways", bytes_per_s=150e9, latency_s=3e-6)
+FABRIC_BYTES_PER_S = 4 * 200e9 / 8 / NODE_GPUS  # of one GPU: four links of 200 Gbit/s a node
+TOKENS = 8192
+PATCH = 16
+LATENT = 8  # pixels of a side to one of the latent
+TP_SIZES = (1, 2, 4, 8)
+LLM_SHAPES = {"MLLM-9B": "llama-2-7b", "MLLM-15B": "llama-2-13b", "MLLM-72B": "llama-3.1-70b"}
+MODELS = tuple(LLM_SHAPES)
+ACTIVATION_BYTES = 34.0  # per token and channel of a layer (Korthikanti et al. 2022, without attention)
+MICROBATCH = 1
+
+EVERYTHING = Needs(input_grad=True, weight_grad=True)
+THROUGH = Needs(input_grad=True, weight_grad=False)
+NOTHING = Needs(input_grad=False, weight_grad=False)
+
+
+class Trained(Enum):
+    """The settings of section 7.3 by what encoder, LLM and generator have to compute backwards."""
+
+    ALL = (EVERYTHING, EVERYTHING, EVERYTHING)
+    PROJECTORS = (NOTHING, THROUGH, THROUGH)
+    ENCODER = (EVERYTHING, THROUGH, THROUGH)
+    LLM = (NOTHING, EVERYTHING, THROUGH)
+    GENERATOR = (NOTHING, NOTHING, EVERYTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What the paper does not state of a sample of 8,192 tokens.
+
+    Args:
+        read: images that the encoder reads.
+        drawn: images that the generator is trained on.
+    """
+
+    read: int
+    drawn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One model on one kind of sample.
+
+    Args:
+        model: of `MODELS`.
+        images: in a sample.
+        trained: which modules are.
+    """
+
+    model: str
+    images: Images
+    trained: Trained = Trained.ALL
+
+    @property
+    def pixels(self) -> int:
+        """Of a side, drawn and read: section 7 states those that are drawn."""
+        (row,) = (row for row in printed_rows("disttrain_prose_models") if row["mllm"] == self.model)
+        return int(row["gen_image_px"])
+
+
+def plausible_images(model: str) -> tuple[Images, ...]:
+    """Counts that fit into 8,192 tokens at 16 x 16 pixels a token; the first one is the nominal one."""
+    reads = (1, 2) if model == "MLLM-72B" else (4, 2, 6)
+    return tuple(Images(read=read, drawn=drawn) for read in reads for drawn in dict.fromkeys((read, 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one system makes of a workload."""
+
+    num_gpus: int
+    iteration_s: float
+    mfu: float
+    samples_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A module with what it works on for one sample."""
+
+    name: str
+    module: Module
+    items: int  # that can be worked on apart: images, or one text
+    item: Work
+    needs: Needs
+
+    def sample_s(self, cost: CostModel, tp: int) -> float:
+        """Forward and backward of one sample, one item after the other."""
+        link = None if tp == 1 else NVLINK
+        times = [
+            cost.layer_time(layer, self.item, tp=tp, cp=1, precision=Precision.BFLOAT16, link=link)
+            for layer in self.module.layers
+        ]
+        return self.items * sum(time.forward_s + time.backward_s(self.needs) for time in times)
+
+    @property
+    def sample_flop(self) -> float:
+        """FLOP that the step needs, without recompute; attention by its query-key pairs."""
+        passes = 1 + self.needs.input_grad + self.needs.weight_grad
+        return passes * self.items * sum(layer_flop(layer, self.item) for layer in self.module.layers)
+
+    @property
+    def reduction_bytes(self) -> float:
+        """Reduce-scatter of bfloat16 gradients and all-gather of weights, both ways of a ring."""
+        return 2 * 2.0 * self.num_parameters if self.needs.weight_grad else 0.0
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.num_elements for layer in self.module.layers for p in layer.parameters())
+
+
+class Systems:
+    """The three systems on one workload, by the cost model of one GPU type."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._cost = CostModel(load_profile(PROFILE))
+        self._parts = _parts(workload)
+        self._units = tuple(self._unit(part) for part in self._parts)
+
+    def disttrain(self, num_gpus: int, batch: int) -> Result:
+        """The best orchestration on at most that many GPUs; the fewest of those that are as fast."""
+        return self._result(orchestrate(self._task(self._units, num_gpus, batch)), batch)
+
+    def by_flop(self, num_gpus: int, batch: int) -> Result:
+        """DistMM*: GPUs in proportion to FLOP, then the best degrees on each module's own."""
+        shares = proportional_allocation([part.sample_flop for part in self._parts], num_gpus)
+        capped = tuple(replace(u, max_gpus=most) for u, most in zip(self._units, shares, strict=True))
+        return self._result(orchestrate(self._task(capped, num_gpus, batch)), batch)
+
+    def monolithic(self, num_gpus: int, batch: int, llm_pp: int) -> Result:
+        """Megatron-LM: one stage each for encoder and generator, TP 8, data parallelism alike.
+
+        Encoder and generator are whole on every GPU of the group, and its images are dealt out to them.
+        """
+        dp = num_gpus // (NODE_GPUS * (llm_pp + 2))
+        if dp < 1:
+            raise ValueError(f"want at least {NODE_GPUS * (llm_pp + 2)} GPUs for one replica, got {num_gpus}")
+        encoder, llm, generator = self._parts
+        llm_s = llm.sample_s(self._cost, NODE_GPUS)
+        ends_s = [
+            ceil(part.items / NODE_GPUS) * part.sample_s(self._cost, 1) / part.items
+            for part in (encoder, generator)
+        ]
+        rounds = ceil(batch / (dp * MICROBATCH))
+        iteration_s = sum(ends_s) + llm_s + (rounds - 1) * max(*ends_s, llm_s / llm_pp)
+        iteration_s += _reduction_s(llm, NODE_GPUS * llm_pp, dp)
+        iteration_s += sum(_reduction_s(part, 1, dp * NODE_GPUS) for part in (encoder, generator))
+        return self._judged(num_gpus, iteration_s, batch)
+
+    def _unit(self, part: _Part) -> Unit:
+        # frozen modules hold weights alone
+        state = (4.0, 12.0) if part.needs.weight_grad else (2.0, 0.0)
+        tokens = part.items * sum(row.tokens_in for row in part.item.rows)
+        widths = sum(layer.out_width for layer in part.module.layers)
+        is_split = part.name != "generator"  # its convolutions have no tensor parallelism here
+        return Unit(
+            name=part.name,
+            sample_s=tuple((tp, part.sample_s(self._cost, tp)) for tp in (TP_SIZES if is_split else (1,))),
+            num_layers=len(part.module.layers),
+            weight_bytes=state[0] * part.num_parameters,
+            optimizer_bytes=state[1] * part.num_parameters,
+            activation_bytes=ACTIVATION_BYTES * tokens * widths / NODE_GPUS if part.needs.any else 0.0,
+            reduction_bytes=part.reduction_bytes,
+        )
+
+    def _task(self, units: tuple[Unit, ...], num_gpus: int, batch: int) -> Task:
+        return Task(
+            units=units,
+            pacing="llm",
+            batch_samples=batch,
+            microbatch_samples=MICROBATCH,
+            num_gpus=num_gpus,
+            gpu_bytes=GPU_BYTES,
+            gpu_bytes_per_s=FABRIC_BYTES_PER_S,
+        )
+
+    def _result(self, found: Orchestration, batch: int) -> Result:
+        return self._judged(found.num_gpus, found.iteration_s, batch)
+
+    def _judged(self, num_gpus: int, iteration_s: float, batch: int) -> Result:
+        peak = self._cost.profile.peak(Precision.BFLOAT16)
+        flop = batch * sum(part.sample_flop for part in self._parts)
+        return Result(
+            num_gpus=num_gpus,
+            iteration_s=iteration_s,
+            mfu=flop / (iteration_s * num_gpus * peak),
+            samples_per_s=batch / iteration_s,
+        )
+
+
+def _reduction_s(part: _Part, num_shards: int, dp: int) -> float:
+    """Volume over bandwidth (section 4.2), where a GPU holds one of so many shards."""
+    return part.reduction_bytes / num_shards * (dp - 1) / dp / FABRIC_BYTES_PER_S
+
+
+def _parts(workload: Workload) -> tuple[_Part, _Part, _Part]:
+    llm = from_shape(LLM_SHAPES[workload.model], module="llm")
+    width = llm.layers[0].out_width
+    patches = (workload.pixels // PATCH) ** 2
+    latents = (workload.pixels // LATENT) ** 2
+    modules: Mapping[str, Module] = {
+        "encoder": from_shape("vit-h-14", module="encoder", llm_width=width),
+        "llm": llm,
+        "generator": from_shape("sd-2.1-unet", module="generator", llm_width=width),
+    }
+    works = {
+        "encoder": (workload.images.read, Work((RowWork(patches, patches, patches**2),))),
+        "llm": (1, Work((RowWork(TOKENS, TOKENS, TOKENS * (TOKENS + 1) // 2),))),
+        "generator": (workload.images.drawn, Work((RowWork(latents, latents, latents**2),))),
+    }
+    encoder, llm_part, generator = (
+        _Part(name=name, module=modules[name], items=works[name][0], item=works[name][1], needs=needs)
+        for name, needs in zip(modules, workload.trained.value, strict=True)
+    )
+    return encoder, llm_part, generator

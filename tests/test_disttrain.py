@@ -1,0 +1,83 @@
+"""DistTrain's rivals by hand, and what frozen modules save."""
+
+from math import ceil
+
+import pytest
+
+from experiments.disttrain.gains import Experiment, claimed
+from experiments.disttrain.systems import (
+    FABRIC_BYTES_PER_S,
+    MODELS,
+    TOKENS,
+    Images,
+    Systems,
+    Trained,
+    Workload,
+    plausible_images,
+)
+
+SMALL = Workload(model="MLLM-9B", images=Images(read=4, drawn=2))
+
+
+def test_monolithic_is_the_closed_form():
+    systems = Systems(SMALL)
+    encoder, llm, generator = systems._parts
+    cost = systems._cost
+    result = systems.monolithic(48, 10, 1)
+    stages_s = [
+        encoder.sample_s(cost, 1) / 4,  # 4 images on 8 GPUs: one each
+        llm.sample_s(cost, 8),
+        generator.sample_s(cost, 1) / 2,
+    ]
+    rounds = ceil(10 / 2)  # two replicas of three stages of 8
+    gradients = llm.num_parameters / 8 * 1 / 2 + (encoder.num_parameters + generator.num_parameters) * 15 / 16
+    expected_s = sum(stages_s) + (rounds - 1) * max(stages_s) + 4 * gradients / FABRIC_BYTES_PER_S
+    assert result.iteration_s == pytest.approx(expected_s)
+    assert result.samples_per_s == pytest.approx(10 / expected_s)
+    assert result.num_gpus == 48
+
+
+def test_a_replica_must_fit():
+    with pytest.raises(ValueError, match="want at least 96 GPUs for one replica, got 88"):
+        Systems(SMALL).monolithic(88, 10, 10)
+
+
+@pytest.mark.parametrize("trained", Trained)
+def test_flop_is_of_what_runs(trained: Trained):
+    parts = Systems(Workload(model="MLLM-9B", images=SMALL.images, trained=trained))._parts
+    whole = Systems(SMALL)._parts
+    for part, every in zip(parts, whole, strict=True):
+        passes = 1 + part.needs.input_grad + part.needs.weight_grad
+        assert part.sample_flop == pytest.approx(every.sample_flop * passes / 3)
+        assert (part.reduction_bytes > 0) == part.needs.weight_grad
+
+
+def test_flop_of_a_language_model_is_six_times_its_weights_and_attention():
+    _, llm, _ = Systems(SMALL)._parts
+    matmul = 6 * (llm.num_parameters - 32000 * 4096) * TOKENS  # the table of tokens is looked up
+    attention = 3 * 4 * 4096 * 32 * TOKENS * (TOKENS + 1) / 2
+    assert llm.sample_flop == pytest.approx(matmul + attention, rel=0.002)
+
+
+@pytest.mark.parametrize("num_gpus", [96, 160])
+def test_no_rival_is_faster(num_gpus: int):
+    """Neither what DistMM* may choose nor fewer GPUs can beat the best of all choices."""
+    systems = Systems(SMALL)
+    best = systems.disttrain(num_gpus, 128)
+    assert best.iteration_s <= systems.by_flop(num_gpus, 128).iteration_s * (1 + 1e-9)
+    assert best.iteration_s <= systems.disttrain(num_gpus - 8, 128).iteration_s * (1 + 1e-9)
+    assert best.num_gpus <= num_gpus
+    assert 0 < best.mfu < 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_images_fit_into_a_sample(model: str):
+    pixels = Workload(model=model, images=Images(read=1, drawn=1)).pixels
+    assert all(images.read * (pixels // 16) ** 2 <= TOKENS for images in plausible_images(model))
+
+
+def test_what_is_not_printed_is_named():
+    with pytest.raises(ValueError, match="nothing is printed of megatron and MLLM-9B"):
+        Experiment(name="overall", budget=8).printed("megatron", "MLLM-9B")
+    with pytest.raises(ValueError, match="no claim 'x' of DistTrain"):
+        claimed("x")
