@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from workbench.plan.plan import Plan, Precision, Settings
 from workbench.rank_spans import Placement
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import megatron_heterogeneous
+
+Key = tuple[str, str]  # module and Hugging Face name
+Moments = tuple[Tensor, Tensor]
 
 NUM_RANKS = 8
 NUM_SAMPLES = 12  # divides by every data-parallel degree of the grid
@@ -91,10 +95,11 @@ class Gap:
     loss: float
     gradient: float
     weight: float
+    moment: float = 0.0
 
     @property
     def worst(self) -> float:
-        return max(self.loss, self.gradient, self.weight)
+        return max(self.loss, self.gradient, self.weight, self.moment)
 
 
 @cache
@@ -174,8 +179,10 @@ def run(plan: Plan, pool: Pool) -> Gap:
     return gap(plan, run_lowered(lower(plan), settings, pool=pool), _reference(_names(plan)))
 
 
-def gap(plan: Plan, result: RunResult, reference: ReferenceResult) -> Gap:
-    """How far a run is from one process, over all tensors of all ranks.
+def gap(
+    plan: Plan, result: RunResult, reference: ReferenceResult, moments: Mapping[Key, Moments] | None = None
+) -> Gap:
+    """How far a run's last step is from one process, over all tensors of all ranks.
 
     A gradient that is rounding (a key bias: softmax does not see it) is held against the norm of all
     gradients, and its weight is left out: Adam divides rounding by rounding. Where a rank lacks a
@@ -183,33 +190,43 @@ def gap(plan: Plan, result: RunResult, reference: ReferenceResult) -> Gap:
     """
     norm = math.sqrt(sum(float(g.norm()) ** 2 for g in reference.gradients.values()))
     rounding = {key for key, g in reference.gradients.items() if 0 < float(g.norm()) <= NEGLIGIBLE * norm}
-    gradient = weight = 0.0
-    seen: set[tuple[str, str]] = set()
+    worst = _Worst()
     for state in result.states:
         parts = held_parts(plan, state.rank)
         for key, ours in state.gradients.items():
-            theirs = _own(parts.get(key), reference.gradients[key])
-            scale = norm if key in rounding else float(reference.gradients[key].norm())
-            gradient = max(gradient, _distance(ours, theirs, scale))
-            seen.add(key)
+            whole = reference.gradients[key]
+            worst.add("gradient", ours, _own(parts.get(key), whole), norm if key in rounding else None)
         for key in state.weights.keys() - rounding:
-            theirs = _own(parts.get(key), reference.weights[key])
-            weight = max(weight, _distance(state.weights[key], theirs, float(theirs.norm())))
-    if seen != set(reference.gradients):
-        gradient = math.inf
-    return Gap(abs(result.losses[0] - reference.loss) / abs(reference.loss), gradient, weight)
+            worst.add("weight", state.weights[key], _own(parts.get(key), reference.weights[key]))
+        for key in (moments or {}).keys() & state.gradients.keys() - rounding:
+            held = state.moments.get(key, ())
+            for ours, whole in zip_longest(held, moments[key] if moments else ()):
+                worst.add("moment", ours, _own(parts.get(key), whole))
+    if {key for state in result.states for key in state.gradients} != set(reference.gradients):
+        worst.found["gradient"] = math.inf
+    return Gap(loss=abs(result.losses[-1] - reference.loss) / abs(reference.loss), **worst.found)
+
+
+class _Worst:
+    """The largest distances so far, by kind."""
+
+    def __init__(self) -> None:
+        self.found = dict.fromkeys(("gradient", "weight", "moment"), 0.0)
+
+    def add(self, kind: str, ours: Tensor | None, theirs: Tensor, scale: float | None = None) -> None:
+        """Relative to the norm of theirs, or to the scale; infinite where ours is missing or misshapen."""
+        if ours is None or ours.shape != theirs.shape:
+            distance = math.inf
+        else:
+            distance = float((ours - theirs).norm())
+            norm = float(theirs.norm()) if scale is None else scale
+            distance = distance / norm if norm else (math.inf if distance else 0.0)
+        self.found[kind] = max(self.found[kind], distance)
 
 
 def _own(part: object, whole: Tensor) -> Tensor:
     own: Tensor = part(whole) if callable(part) else whole
     return own
-
-
-def _distance(ours: Tensor, theirs: Tensor, scale: float) -> float:
-    if ours.shape != theirs.shape:
-        return math.inf
-    distance = float((ours - theirs).norm())
-    return distance / scale if scale else (math.inf if distance else 0.0)
 
 
 def _names(plan: Plan) -> tuple[str, ...]:

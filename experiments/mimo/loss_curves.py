@@ -1,0 +1,155 @@
+"""Tables A7 and A8, Figures 6, 10, 12 and 13: layouts do not change the loss curve.
+
+Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+         section 5 and appendix C: controlled runs and eighteen layouts, apart and (with twice the
+         replicas) on the same ranks, LLM frozen and trained.
+Setup:   every configuration executed on up to eight gloo processes: a tiny LLaVA (CLIP, projector,
+         Llama) from random weights, microbatches of 2, AdamW as in Table A6 at its first learning rate.
+Ours:    losses of every step in float64 against the homogeneous baseline of the same figure, and
+         gradients, weights and both moments after the last step against one process.
+Differs: float64 instead of float32, 16 samples instead of 96, the same batch in every step, a constant
+         learning rate; the paper shows ranges of losses, of which no number is printed in the text.
+Run:     python -m experiments.mimo.loss_curves [--json] [--steps N] [--limit-s N] [--fresh]
+
+Curves are kept as they come, by plan hash and steps: a run that was ended goes on where it stopped.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, train
+from experiments.mimo.parity_grid_runs import NUM_RANKS
+from runtime.failure import WorldFailed
+from runtime.pool import Pool
+from workbench.plan.codec import plan_hash
+from workbench.whole_file import write_text
+
+BOUND = 1e-8  # of a loss, at every step, and of a state after the last one
+STEPS = 50
+RESULTS = Path(__file__).parent.parent / "results"
+CURVES = RESULTS / "mimo_loss_curves_curves.jsonl"
+SUMMARY = RESULTS / "mimo_loss_curves.json"
+BASELINE = "colocated_homogeneous_baseline"
+
+
+def curve(run: Run, steps: int, pool: Pool, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """One run's record, from those that are known where it is there."""
+    plan = plan_of(run)
+    key = f"{plan_hash(plan)}:{steps}:{run.trains_llm}"
+    if key in known:
+        return {**known[key], "name": run.name}
+    record = {"key": key, "name": run.name, "num_ranks": len(plan.ranks)}
+    try:
+        found = train(run, steps, pool)
+    except WorldFailed as error:
+        return record | {"failed": " ".join(str(error).split())[:300]}
+    return record | {"losses": list(found.losses), "state": asdict(found.state)}
+
+
+def figure_of(run: Run) -> str:
+    """12 and 13 have no baseline of their own: theirs is that of the figure with the same modules trained."""
+    return "6" if run.trains_llm else "10"
+
+
+def judged(chosen: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Per run, how far it is from its baseline and from one process; per figure, the range of the curves."""
+    baselines = {
+        run.figure: record["losses"]
+        for run, record in zip(chosen, records, strict=False)
+        if run.config == BASELINE and "losses" in record
+    }
+    rows, figures = [], dict[str, list[list[float]]]()
+    for run, record in zip(chosen, records, strict=False):
+        baseline = baselines.get(figure_of(run))
+        row = {"name": run.name, "num_ranks": record["num_ranks"], "failed": record.get("failed")}
+        if "losses" in record and baseline is not None:
+            row["from_baseline"] = max(abs(a - b) for a, b in zip(record["losses"], baseline, strict=True))
+            row["state"] = max(record["state"].values())
+            figures.setdefault(run.figure, [baseline]).append(record["losses"])
+        rows.append(row)
+    off = [
+        row
+        for row in rows
+        if max(row.get("from_baseline", 1.0), row.get("state", 1.0)) > BOUND or row["failed"]
+    ]
+    return {
+        "runs": len(chosen),
+        "executed": sum("state" in row for row in rows),
+        "off": off,
+        "worst_from_baseline": max((row.get("from_baseline", 0.0) for row in rows), default=0.0),
+        "worst_state": max((row.get("state", 0.0) for row in rows), default=0.0),
+        "step_range": {
+            figure: max(max(step) - min(step) for step in zip(*curves, strict=True))
+            for figure, curves in figures.items()
+        },
+        "rows": rows,
+        "holds": not off and len(records) == len(chosen),
+    }
+
+
+def read_curves(path: Path) -> dict[str, dict[str, Any]]:
+    """By key; nothing where there is no file."""
+    if not path.exists():
+        return {}
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {record["key"]: record for record in records}
+
+
+def play(chosen: Sequence[Run], steps: int, path: Path, limit_s: float) -> list[dict[str, Any]]:
+    """Records of as many runs as there is time for; each new one is kept at once."""
+    known, found = read_curves(path), []
+    end_s = time.monotonic() + limit_s
+    with Pool(NUM_RANKS) as pool, path.open("a", encoding="utf-8") as file:
+        for run in chosen:
+            if time.monotonic() > end_s:
+                break
+            record = curve(run, steps, pool, known)
+            found.append(record)
+            if "losses" in record and record["key"] not in known:
+                known[record["key"]] = record
+                file.write(json.dumps(record, sort_keys=True) + "\n")
+                file.flush()
+            state = max(record["state"].values()) if "state" in record else float("inf")
+            print(
+                f"{len(found)} of {len(chosen)}: {run.name}, state {state:.1e}", file=sys.stderr, flush=True
+            )
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
+    parser.add_argument("--fresh", action="store_true", help="run everything again")
+    arguments = parser.parse_args()
+    if arguments.fresh:
+        CURVES.unlink(missing_ok=True)
+    chosen = runs()
+    result = judged(chosen, play(chosen, arguments.steps, CURVES, arguments.limit_s))
+    result |= {"steps": arguments.steps, "bound": BOUND}
+    alone = {trains: one_process(trains, arguments.steps)[0] for trains in (False, True)}
+    for row in result["rows"]:
+        gap, state = row.get("from_baseline", float("nan")), row.get("state", float("nan"))
+        print(f"{row['name']:45} {row['num_ranks']} ranks, from baseline {gap:.1e}, state {state:.1e}")
+    for figure, widest in result["step_range"].items():
+        print(f"figure {figure}: widest range of the losses of a step {widest:.1e}")
+    print(f"one process: loss {alone[False][0]:.6f} to {alone[False][-1]:.6f} with a frozen LLM,", end=" ")
+    print(f"{alone[True][0]:.6f} to {alone[True][-1]:.6f} with a trained one")
+    print(f"{result['executed']} of {result['runs']} curves executed over {arguments.steps} steps")
+    print(f"claim: every layout within {BOUND} of the baseline at every step, states included: ", end="")
+    print("holds" if result["holds"] else "FAILS")
+    write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
+    if arguments.json:
+        print(json.dumps(result, sort_keys=True))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

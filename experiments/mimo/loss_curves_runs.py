@@ -1,0 +1,242 @@
+"""A tiny LLaVA under the printed layouts: its training runs, and the same training by one process."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from experiments.mimo.parity_grid_runs import NUM_RANKS, Gap, Key, Layout, Moments, gap
+from runtime.batches import SyntheticSource
+from runtime.launch import run_lowered
+from runtime.optimizer import OptimizerSettings
+from runtime.pool import Pool
+from runtime.rank_job import Collect, RunSettings
+from runtime.reference import Reference, ReferenceResult
+from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample, Segment
+from workbench.graph.hf_config import module_from_config
+from workbench.graph.model_graph import TEXT, ModelGraph, connect
+from workbench.graph.native_tokens import native_tokens
+from workbench.graph.trainable import Trainable
+from workbench.job import Job, ModuleLayout
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.rank_spans import Placement
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import megatron_heterogeneous
+
+REFERENCE = Path(__file__).parent.parent / "reference"
+SEED = 5
+MICROBATCH = 2  # printed for the trainable sweep
+NUM_SAMPLES = 16  # divides by a microbatch of every replica, of eight at most
+TIMEOUT_S = 120.0
+_WIDTH = 16  # of the LLM
+_CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_channels": 3,
+    "image_size": 8,
+    "patch_size": 4,
+}
+_VICUNA = {
+    "model_type": "llama",
+    "hidden_size": _WIDTH,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 48,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One curve: a configuration of a figure."""
+
+    figure: str
+    config: str
+    placement: Placement
+    llm: Layout
+    vision: Layout
+    trains_llm: bool
+
+    @property
+    def name(self) -> str:
+        return f"figure {self.figure}: {self.config}"
+
+    @property
+    def schedule(self) -> Schedule:
+        """Equal grids on the same ranks are ordinary colocation; unequal ones want three phases."""
+        if self.placement is Placement.APART or self.llm == self.vision:
+            return Schedule()
+        return Schedule(kind=ScheduleKind.THREE_PHASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Losses of all steps, and how far the last state is from one process's."""
+
+    losses: tuple[float, ...]
+    state: Gap
+
+
+def runs() -> tuple[Run, ...]:
+    """All printed curves in float32 figures: baselines first, then the sweeps of Tables A7 and A8."""
+    found = [
+        *_controlled("10", trains_llm=False),
+        *_controlled("6", trains_llm=True),
+    ]
+    for table, figure, trains_llm in (("A7", "12", False), ("A8", "13", True)):
+        for row in _rows(f"mimo_table{table}.csv"):
+            for part, placement, times in (("a", Placement.APART, 1), ("b", Placement.SHARED, 2)):
+                found.append(
+                    Run(
+                        figure=figure + part,
+                        config=row["config"],
+                        placement=placement,
+                        llm=_layout(row, "llm", times),
+                        vision=_layout(row, "vision", times),
+                        trains_llm=trains_llm,
+                    )
+                )
+    return tuple(found)
+
+
+def _controlled(figure: str, *, trains_llm: bool) -> list[Run]:
+    """The homogeneous baseline and two variations of it; the two figures differ in what trains."""
+    return [
+        Run(
+            figure=figure,
+            config=row["config"],
+            placement=Placement.SHARED if not row["llm_rank_first"] else Placement.APART,
+            llm=_layout(row, "llm", 1),
+            vision=_layout(row, "vision", 1),
+            trains_llm=trains_llm,
+        )
+        for row in _rows("mimo_figure6.csv")
+    ]
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (REFERENCE / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _layout(row: Mapping[str, str], module: str, times: int) -> Layout:
+    """The printed degrees, with `times` as many replicas."""
+    return Layout(
+        tp=int(row[f"{module}_tp"]),
+        dp=times * int(row[f"{module}_dp"]),
+        pp=int(row.get(f"{module}_pp", "1")),
+        cp=1,
+    )
+
+
+@cache
+def model(trains_llm: bool) -> ModelGraph:  # noqa: FBT001  (the one thing in which models differ)
+    """A frozen CLIP with a trained projector before a Llama."""
+    vision = module_from_config(
+        _CLIP,
+        name="vision",
+        modality="image",
+        trainable=Trainable.PROJECTOR,
+        llm_width=_WIDTH,
+    )
+    trainable = Trainable.ALL if trains_llm else Trainable.NONE
+    llm = module_from_config(_VICUNA, name="llm", modality=TEXT, trainable=trainable)
+    return connect("tiny-llava", (vision, llm))
+
+
+def batch(of: ModelGraph) -> tuple[Sample, ...]:
+    """One image in every sample, and text of several lengths."""
+    tokens = native_tokens(of.module("vision"))
+    assert tokens is not None
+    return tuple(
+        Sample(index, (Segment("image", 0, *tokens), Segment(TEXT, 0, 4 + index % 5, 4 + index % 5)))
+        for index in range(NUM_SAMPLES)
+    )
+
+
+def optimizer(run: Run) -> OptimizerSettings:
+    """Table A6, at its first learning rate."""
+    return OptimizerSettings(
+        learning_rate=1e-4 if run.trains_llm else 1e-3, betas=(0.9, 0.95), weight_decay=0.0
+    )
+
+
+def plan_of(run: Run) -> Plan:
+    """The plan of a curve on eight ranks or fewer."""
+    graph = model(run.trains_llm)
+    node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
+    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
+    offset = 0 if run.placement is Placement.SHARED else None
+    layouts = {"vision": run.vision, "llm": run.llm}
+    job = Job(
+        name="llava",
+        model=graph,
+        cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
+        batch=batch(graph),
+        microbatch_samples=MICROBATCH,
+        layouts=tuple(
+            ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=offset)
+            for name, x in layouts.items()
+        ),
+        schedule=run.schedule,
+        settings=Settings(precision=Precision.FLOAT64),
+        profile="A40",
+    )
+    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+
+
+def train(run: Run, steps: int, pool: Pool) -> Curve:
+    """So many steps on real processes, in float64; gradients, weights and moments of the last one compared.
+
+    Raises:
+        WorldFailed: a rank raised or did not finish in time.
+    """
+    plan = plan_of(run)
+    settings = RunSettings(
+        steps=steps,
+        seed=SEED,
+        precision=Precision.FLOAT64,
+        collect=Collect.STATE,
+        optimizer=optimizer(run),
+        timeout_s=TIMEOUT_S,
+    )
+    result = run_lowered(lower(plan), settings, pool=pool)
+    _, last, moments = one_process(run.trains_llm, steps)
+    return Curve(result.losses, gap(plan, result, last, moments))
+
+
+@cache
+def one_process(
+    trains_llm: bool,  # noqa: FBT001  (the key of the cache)
+    steps: int,
+) -> tuple[tuple[float, ...], ReferenceResult, dict[Key, Moments]]:
+    """Losses, the last step, and AdamW's moments, made here from the gradients of every step."""
+    torch.set_num_threads(1)
+    run = next(run for run in runs() if run.trains_llm is trains_llm)
+    settings = optimizer(run)
+    reference = Reference(plan_of(run), seed=SEED, dtype=torch.float64, optimizer=settings)
+    losses, moments = [], dict[Key, Moments]()
+    for _ in range(steps):
+        result = reference.step(SyntheticSource(SEED))
+        losses.append(result.loss)
+        for key, gradient in result.gradients.items():
+            zero = torch.zeros_like(gradient)
+            first, second = moments.get(key, (zero, zero))
+            fast, slow = settings.betas
+            moments[key] = (
+                fast * first + (1 - fast) * gradient,
+                slow * second + (1 - slow) * gradient**2,
+            )
+    return tuple(losses), result, moments
