@@ -44,9 +44,8 @@ def job_on(num_ranks, *, memory_gb=80.0, samples=16, **changes):
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("memory_gb", [80.0, 24.0])
-def test_equal_to_pricing_every_layout_on_16_ranks(mode, memory_gb):
-    job = job_on(16, memory_gb=memory_gb)
+def test_equal_to_pricing_every_layout_on_16_ranks(mode):
+    job = job_on(16, memory_gb=24.0)
     found = fastest_layout(job, COST, mode, freedom=LEAST)
     oracle = exhaustive_layout(job, COST, mode, freedom=LEAST)
     assert found.step.step_s == oracle.step.step_s
@@ -58,7 +57,7 @@ def test_equal_to_pricing_every_layout_on_16_ranks(mode, memory_gb):
 @pytest.mark.parametrize("mode", list(Mode))
 def test_no_step_beats_its_bound(mode):
     steps = LayoutSteps(job_on(8, samples=8), COST)
-    pairs = list(LayoutSpace(steps, 8, QUICK).layouts(mode))
+    pairs = list(LayoutSpace(steps, 8, LEAST).layouts(mode))
     assert pairs
     for bound_s, choice in pairs:
         assert steps.step(choice).step_s >= bound_s * (1 - 1e-9), choice
@@ -66,7 +65,7 @@ def test_no_step_beats_its_bound(mode):
 
 
 def test_the_bounds_leave_most_layouts_unpriced():
-    found = fastest_layout(job_on(16), COST, Mode.COLOCATED)
+    found = fastest_layout(job_on(16), COST, Mode.COLOCATED, freedom=LEAST)
     assert found.num_priced < found.num_layouts / 10
 
 
@@ -78,9 +77,9 @@ def test_given_degrees_are_kept():
 
 
 def test_tight_memory_forces_recomputation_or_shards():
-    wide = fastest_layout(job_on(8, samples=8), COST, Mode.HOMOGENEOUS)
+    wide = fastest_layout(job_on(8, samples=8), COST, Mode.HOMOGENEOUS, freedom=QUICK)
     tight_gb = 0.6 * wide.step.peak_bytes / GB
-    tight = fastest_layout(job_on(8, samples=8, memory_gb=tight_gb), COST, Mode.HOMOGENEOUS)
+    tight = fastest_layout(job_on(8, samples=8, memory_gb=tight_gb), COST, Mode.HOMOGENEOUS, freedom=QUICK)
     assert tight.step.peak_bytes <= tight_gb * GB < wide.step.peak_bytes
     assert tight.step.step_s > wide.step.step_s
 
@@ -88,7 +87,7 @@ def test_tight_memory_forces_recomputation_or_shards():
 @pytest.mark.parametrize("mode", list(Mode))
 def test_what_fits_nowhere_is_refused_in_one_line(mode):
     with pytest.raises(ValueError, match=rf"{mode} layout") as error:
-        fastest_layout(job_on(8, samples=8, memory_gb=1.0), COST, mode, freedom=QUICK)
+        fastest_layout(job_on(8, samples=8, memory_gb=1.0), COST, mode, freedom=LEAST)
     assert "\n" not in str(error.value)
 
 

@@ -1,1 +1,1 @@
-"""Tables and figures of Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training"."""
+"""Tables and figures of Karnati et al. on heterogeneous parallelism for multimodal models."""

@@ -166,7 +166,7 @@ class LayoutSteps:
 
     def _step(
         self,
-        ranks: Sequence[Sequence["Held"]],
+        ranks: Sequence[Sequence[Held]],
         passes_s: float,
         boundary_s: float,
         boundary_bytes: float,
@@ -175,9 +175,11 @@ class LayoutSteps:
     ) -> LayoutStep:
         """The step whose ranks, kind by kind, hold these parts; the worst of each account counts."""
         more = [*more_bytes, *[0.0] * (len(ranks) - len(more_bytes))]
+        exchange_s = max(sum(map(self._exposed_s, parts)) for parts in ranks)
         return LayoutStep(
             passes_s=passes_s,
-            exchange_s=max(sum(self._exposed_s(part) for part in parts) for parts in ranks),
+            exchange_s=exchange_s,
+            hidden_s=max(0.0, max(sum(map(self._exchange_s, parts)) for parts in ranks) - exchange_s),
             update_s=max(
                 sum(self.prices.update_s(part.choice, _sum(part.layers, "trained")) for part in parts)
                 for parts in ranks
@@ -230,7 +232,7 @@ class LayoutSteps:
         link = group_link(self.job.cluster, num_ranks=2, stride=choice.tp * choice.cp * choice.dp)
         return self.prices.send_s(num_bytes, link)
 
-    def _exposed_s(self, part: "Held") -> float:
+    def _exposed_s(self, part: Held) -> float:
         """Exchanges between replicas that passes of all layers but one do not hide."""
         exchange = self.prices.exchange(part.choice, _sum(part.layers, "trained"))
         share = 1 / len(part.layers)
@@ -240,7 +242,11 @@ class LayoutSteps:
             exchange.gather_s - forward_s, share * exchange.gather_s
         )
 
-    def _held_bytes(self, parts: Sequence["Held"]) -> float:
+    def _exchange_s(self, part: Held) -> float:
+        exchange = self.prices.exchange(part.choice, _sum(part.layers, "trained"))
+        return exchange.reduce_s + exchange.gather_s
+
+    def _held_bytes(self, parts: Sequence[Held]) -> float:
         """State, kept activations of the microbatches in flight, and the largest layer's own."""
         total = working = 0.0
         for choice, layers, times in parts:

@@ -45,6 +45,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     return LayoutStep(
         passes_s=rounds * (ahead[0] + forward_s + ahead[-1] + backward_s + moved[0][1]),
         exchange_s=0.0,
+        hidden_s=0.0,
         update_s=prices.cost.update_s(update_s * step_bytes(job.settings.precision)),
         boundary_s=0.0,
         boundary_bytes=0.0,

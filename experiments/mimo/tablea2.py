@@ -1,0 +1,68 @@
+"""Table A2: layouts of their own on shared GPUs at 8K, against one layout for all.
+
+Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+         Table A2.
+Setup:   1B to 12B encoders with 14B to 120B LLMs on 72 or 256 H100s, printed layouts on both sides.
+Given:   layouts, optimizer instances, batch sizes; encoders from 3B on are recomputed, LLMs are not.
+Differs: sizes are ours (`module_sizes.csv`), so every row is UNDERSPECIFIED or OFF; gains are judged by
+         the printed step times.
+Ours:    the step model of the layout search, about 30 s on one CPU core.
+Run:     python -m experiments.mimo.tablea2
+"""
+
+from experiments import paper
+from experiments.evidence import outcome_of
+from experiments.mimo.compared import (
+    MS,
+    Compared,
+    encoder_of,
+    gain_evidence,
+    homogeneous,
+    llm_of,
+    workload_of,
+)
+from experiments.mimo.models import PROFILE
+from experiments.paper import Outcome
+from experiments.printed import PrintedRow, printed_rows
+from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode
+
+
+def compared(row: PrintedRow) -> Compared:
+    """One row, both layouts as printed."""
+    workload = workload_of(row, row["n_gpus"])
+    h_s, c_s = float(row["h_step_ms"]) / MS, float(row["c_step_ms"]) / MS
+    return Compared(
+        key=f"A2/{row['model']}/{row['vision_token_pct']}",
+        baseline=workload,
+        other=workload,
+        baseline_layout=homogeneous(row, "h_llm"),
+        other_layout=colocated(row),
+        printed_gain=h_s / c_s - 1,
+        printed_s=(h_s, c_s),
+        printed_gb=(float(row["h_peak_mem_gb"]), float(row["c_peak_mem_gb"])),
+    )
+
+
+def colocated(row: PrintedRow) -> LayoutChoice:
+    """C as printed."""
+    encoder = encoder_of(row, "c_enc", instances=int(row["enc_opt_instances"]))
+    return LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder,), llm=llm_of(row, "c_llm"))
+
+
+def step_s(step: LayoutStep) -> float:
+    """The whole step."""
+    return step.step_s
+
+
+def run() -> Outcome:
+    """All rows."""
+    rows = [compared(row) for row in printed_rows("mimo_tableA2")]
+    return outcome_of("mimo/tablea2", [gain_evidence("Table A2", rows, step_s)], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,63 @@
+"""Table A4: encoders on an island of 8 GPUs beside a 120B LLM, against one layout for all.
+
+Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+         Table A4.
+Setup:   6B to 12B encoders, 8K and 16K, 256 or 512 GPUs and 8 more for the island; printed layouts.
+Given:   layouts, batch sizes; encoders are recomputed, the LLM is not.
+Differs: sizes and patches per vision token are ours: with a patch for each token, the printed island
+         would have to run above a GPU's peak.
+Ours:    the step model of the layout search, about 30 s on one CPU core.
+Run:     python -m experiments.mimo.tablea4
+"""
+
+from experiments import paper
+from experiments.evidence import outcome_of
+from experiments.mimo.compared import (
+    MS,
+    Compared,
+    encoder_of,
+    gain_evidence,
+    homogeneous,
+    llm_of,
+    workload_of,
+)
+from experiments.mimo.models import PROFILE
+from experiments.mimo.tablea2 import step_s
+from experiments.paper import Outcome
+from experiments.printed import PrintedRow, printed_rows
+from workbench.strategies.layout_choice import LayoutChoice, Mode
+
+
+def compared(row: PrintedRow) -> Compared:
+    """One row, both layouts as printed."""
+    h_s, nc_s = float(row["h_step_ms"]) / MS, float(row["nc_step_ms"]) / MS
+    gpus = row["h_n_gpus"]
+    return Compared(
+        key=f"A4/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}/{gpus}",
+        baseline=workload_of(row, gpus, sequence_k=row["seq_len_k"]),
+        other=workload_of(row, row["nc_n_gpus"], sequence_k=row["seq_len_k"]),
+        baseline_layout=homogeneous(row, "h"),
+        other_layout=apart(row),
+        printed_gain=h_s / nc_s - 1,
+        printed_s=(h_s, nc_s),
+        printed_gb=(float(row["h_peak_mem_gb"]), float(row["nc_peak_mem_gb"])),
+    )
+
+
+def apart(row: PrintedRow) -> LayoutChoice:
+    """NC as printed."""
+    return LayoutChoice(mode=Mode.APART, encoders=(encoder_of(row, "nc_enc"),), llm=llm_of(row, "nc_llm"))
+
+
+def run() -> Outcome:
+    """All rows."""
+    rows = [compared(row) for row in printed_rows("mimo_tableA4")]
+    return outcome_of("mimo/tablea4", [gain_evidence("Table A4", rows, step_s)], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
