@@ -4,7 +4,8 @@ Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Lang
          section 5 and appendix C: controlled runs and eighteen layouts, apart and (with twice the
          replicas) on the same ranks, LLM frozen and trained.
 Setup:   every configuration executed on up to eight gloo processes: a tiny LLaVA (CLIP, projector,
-         Llama) from random weights, microbatches of 2, AdamW as in Table A6 at its first learning rate.
+         Llama) from random weights, microbatches of 2 (of 4 where the LLM has one replica), AdamW as
+         in Table A6 at its first learning rate.
 Ours:    losses of every step in float64 against the homogeneous baseline of the same figure, and
          gradients, weights and both moments after the last step against one process.
 Differs: float64 instead of float32, 16 samples instead of 96, the same batch in every step, a constant

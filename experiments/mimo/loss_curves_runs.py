@@ -32,7 +32,8 @@ from workbench.strategies import megatron_heterogeneous
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 SEED = 5
-MICROBATCH = 2  # printed for the trainable sweep
+MICROBATCH = 2  # printed for the trainable sweep, the least here
+MOST_MICROBATCHES = 4  # of a replica of the LLM
 NUM_SAMPLES = 16  # divides by a microbatch of every replica, of eight at most
 TIMEOUT_S = 120.0
 _WIDTH = 16  # of the LLM
@@ -40,7 +41,7 @@ _CLIP = {
     "model_type": "clip_vision_model",
     "hidden_size": 16,
     "intermediate_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_channels": 3,
     "image_size": 8,
@@ -50,7 +51,7 @@ _VICUNA = {
     "model_type": "llama",
     "hidden_size": _WIDTH,
     "intermediate_size": 32,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "vocab_size": 48,
@@ -185,7 +186,7 @@ def plan_of(run: Run) -> Plan:
         model=graph,
         cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
         batch=batch(graph),
-        microbatch_samples=MICROBATCH,
+        microbatch_samples=max(MICROBATCH, NUM_SAMPLES // (MOST_MICROBATCHES * run.llm.dp)),
         layouts=tuple(
             ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=offset)
             for name, x in layouts.items()

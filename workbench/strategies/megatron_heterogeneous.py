@@ -6,7 +6,7 @@ Differs: the paper sets all degrees by hand; on islands, stage counts that the j
 here, and stages that it leaves open are balanced by the gradients that really run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
@@ -76,6 +76,8 @@ def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
                 blocks_apart=dp,
             )
         spans.append(Span(module.name, first, num_ranks(stages[start:])))
+    if _shares_ranks(job):
+        _check_equal_spans(job, spans)
     placement_of(spans)
     check_ranks(job, max(span.end for span in spans))
     return tuple(stages)
@@ -84,6 +86,23 @@ def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
 def _shares_ranks(job: Job) -> bool:
     offsets = {layout_of(job, module.name).rank_offset for module in job.model.modules}
     return len(job.model.modules) > 1 and len(offsets) == 1 and None not in offsets
+
+
+def _check_equal_spans(job: Job, spans: Sequence[Span]) -> None:
+    """Modules on the same ranks have equally many; the message says which dp gives that."""
+    most = max(spans, key=lambda span: span.num_ranks)
+    for span in spans:
+        if span.num_ranks == most.num_ranks:
+            continue
+        each = span.num_ranks // dp_of(job, span.module)
+        nearest = f"nearest: dp {most.num_ranks // each} for {span.module!r}"
+        if most.num_ranks % each:
+            dp = max(1, round(most.num_ranks / each))
+            nearest = f"no dp of {each} ranks each gives {most.num_ranks}; nearest: {dp * each} with dp {dp}"
+        raise ValueError(
+            f"{NAME}: modules on the same ranks want equally many, {span.module!r} has {span.num_ranks} "
+            f"ranks, {most.module!r} {most.num_ranks}; {nearest}"
+        )
 
 
 def _check_all_given(job: Job) -> None:
