@@ -4,6 +4,7 @@ import random
 from itertools import product
 from math import inf
 
+import cvxpy
 import pytest
 
 from workbench.balance.orchestration import (
@@ -12,9 +13,9 @@ from workbench.balance.orchestration import (
     Unit,
     evaluate,
     orchestrate,
-    orchestrate_relaxed,
     paces,
 )
+from workbench.balance.orchestration_relaxed import StageBounds, orchestrate_relaxed, relaxed_stages
 
 
 def random_task(seed: int, *, num_gpus: int | None = None) -> Task:
@@ -151,3 +152,28 @@ def test_bad_tasks_are_named(change: dict[str, object], words: str):
 def test_bad_units_are_named(sample_s: tuple[tuple[int, float], ...]):
     with pytest.raises(ValueError, match="unit 'x'"):
         Unit(name="x", sample_s=sample_s, num_layers=1)
+
+
+def test_bisection_solves_the_convex_program_as_a_solver_does():
+    """Slowest stage of 40 random programs, by bisection and by cvxpy."""
+    rng = random.Random(0)
+    for _ in range(40):
+        units = []
+        for _ in range(rng.randint(1, 4)):
+            least = rng.randint(1, 4)
+            most = least + rng.randint(0, 30)
+            units.append(StageBounds(rng.uniform(0.1, 50.0), rng.choice([1, 2, 4, 8, 16]), least, most))
+        num_gpus = sum(unit.gpus_per_stage * unit.least for unit in units) + rng.randint(0, 200)
+        stages = cvxpy.Variable(len(units))
+        per_stage = [unit.gpus_per_stage for unit in units]
+        slowest = cvxpy.max(cvxpy.multiply([u.work_s for u in units], cvxpy.inv_pos(stages)))
+        rules = [
+            stages >= [unit.least for unit in units],
+            stages <= [unit.most for unit in units],
+            cvxpy.sum(cvxpy.multiply(per_stage, stages)) <= num_gpus,
+        ]
+        cvxpy.Problem(cvxpy.Minimize(slowest), rules).solve(solver=cvxpy.CLARABEL)
+        found = relaxed_stages(units, num_gpus)
+        assert sum(pp * gpus for pp, gpus in zip(found, per_stage, strict=True)) <= num_gpus * (1 + 1e-9)
+        ours_s = max(unit.work_s / pp for unit, pp in zip(units, found, strict=True))
+        assert ours_s == pytest.approx(float(slowest.value), rel=1e-5)

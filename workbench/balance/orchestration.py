@@ -126,11 +126,11 @@ def evaluate(task: Task, degrees: Sequence[Degrees]) -> Orchestration:
     pace = degrees[_pacing(task)].dp
     found = []
     for unit, chosen in zip(task.units, degrees, strict=True):
-        options = [o for o in _options(task, unit, pace) if o.degrees == chosen]
+        options = [o for o in options_of(task, unit, pace) if o.degrees == chosen]
         if not options:
             raise ValueError(f"unit {unit.name!r}: {chosen} does not divide the batch or does not fit")
         found.append(options[0])
-    return _orchestration(task, pace, found)
+    return judged(task, pace, found)
 
 
 def orchestrate(task: Task) -> Orchestration:
@@ -156,43 +156,14 @@ def orchestrate(task: Task) -> Orchestration:
         if at_least_s > limit_s:
             break
         for candidate in _of_pace(task, pace, limit_s):
-            if best is None or _key(candidate, best) < 0:
+            if best is None or is_better(candidate, best):
                 best = candidate
     if best is None:
-        raise ValueError(_why_nothing_fits(task))
+        raise ValueError(why_nothing_fits(task))
     return best
 
 
-def orchestrate_relaxed(task: Task) -> Orchestration:
-    """Every (tp, dp) of all units, GPUs as real numbers in closed form, then rounded to what fits.
-
-    Source: DistTrain, section 4.3. For given (tp, dp) the warm-up is constant, and the convex program
-    min max(a/x, b/y, c/z) with x + y + z <= N has a closed solution: GPUs in proportion to the work,
-    but for units whose memory demands more or whose layers are too few for as much.
-    Rounding: each pp to the nearest, then stages off the least slowed unit until the GPUs suffice.
-
-    Complexity: O(product over units of tp x dp choices).
-    """
-    best: Orchestration | None = None
-    for pace in paces(task):
-        choices = []
-        for unit in task.units:
-            by_degrees: dict[tuple[int, int], list[_Option]] = {}
-            for option in _options(task, unit, pace):
-                by_degrees.setdefault((option.tp, option.dp), []).append(option)
-            choices.append(list(by_degrees.values()))
-        for combination in product(*choices):
-            rounded = _rounded(task, combination)
-            if rounded is not None:
-                candidate = _orchestration(task, pace, rounded)
-                if best is None or _key(candidate, best) < 0:
-                    best = candidate
-    if best is None:
-        raise ValueError(_why_nothing_fits(task))
-    return best
-
-
-class _Option(NamedTuple):
+class Option(NamedTuple):
     """Degrees of one unit with the seconds of a stage and those paid once; sorted as they stand."""
 
     stage_s: float
@@ -218,7 +189,7 @@ def paces(task: Task) -> tuple[int, ...]:
     return tuple(dp for dp in range(1, min(num, task.num_gpus) + 1) if num % dp == 0)
 
 
-def _options(task: Task, unit: Unit, pace: int) -> Iterator[_Option]:
+def options_of(task: Task, unit: Unit, pace: int) -> Iterator[Option]:
     """Every degree of a unit that divides and fits, at that many microbatches side by side."""
     samples = pace * task.microbatch_samples  # of one round, over all replicas of the unit
     most = min(task.num_gpus, unit.max_gpus or task.num_gpus)
@@ -232,7 +203,7 @@ def _options(task: Task, unit: Unit, pace: int) -> Iterator[_Option]:
                 break
             reduction_s = reduced_s * (dp - 1) / gpus  # a GPU holds 1 / (tp pp), its peers are dp - 1 of dp
             once_s = through_s / task.virtual_stages + reduction_s
-            yield _Option(through_s / pp, gpus, once_s, tp, dp, pp, reduction_s)
+            yield Option(through_s / pp, gpus, once_s, tp, dp, pp, reduction_s)
 
 
 def _least_pp(task: Task, unit: Unit, tp: int, dp: int, samples: int) -> int:
@@ -270,7 +241,7 @@ def _at_least_s(task: Task, pace: int) -> float:
 def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
     """Candidates for one degree of the pacing unit, one per threshold worth trying."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
-    options = [_worth_it(_options(task, unit, pace)) for unit in task.units]
+    options = [_worth_it(options_of(task, unit, pace)) for unit in task.units]
     if not all(options):
         return
     thresholds = sorted({option.stage_s for of_unit in options for option in of_unit})
@@ -285,9 +256,9 @@ def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
             yield found
 
 
-def _worth_it(options: Iterable[_Option]) -> list[_Option]:
+def _worth_it(options: Iterable[Option]) -> list[Option]:
     """By stage time, options that no other with as few GPUs beats in stage time and what is paid once."""
-    kept: list[_Option] = []
+    kept: list[Option] = []
     gpus: list[int] = []  # a staircase of those kept: more GPUs, less paid once
     onces_s: list[float] = []
     for option in sorted(options):
@@ -304,7 +275,7 @@ def _worth_it(options: Iterable[_Option]) -> list[_Option]:
     return kept
 
 
-def _first_feasible(task: Task, options: Sequence[Sequence[_Option]], thresholds: Sequence[float]) -> int:
+def _first_feasible(task: Task, options: Sequence[Sequence[Option]], thresholds: Sequence[float]) -> int:
     """Index of the least threshold under which the GPUs suffice."""
     fewest = [list(accumulate((o.num_gpus for o in of_unit), min)) for of_unit in options]
 
@@ -317,16 +288,16 @@ def _first_feasible(task: Task, options: Sequence[Sequence[_Option]], thresholds
     return bisect_left(thresholds, True, key=suffice)  # noqa: FBT003  (what is looked for)
 
 
-def _front(options: Sequence[_Option]) -> list[_Option]:
+def _front(options: Sequence[Option]) -> list[Option]:
     """Options that no other beats in both GPUs and what is paid once; ties go to the faster stage."""
-    front: list[_Option] = []
+    front: list[Option] = []
     for option in sorted(options, key=lambda o: (o.num_gpus, o.once_s, o.stage_s)):
         if not front or option.once_s < front[-1].once_s:
             front.append(option)
     return front
 
 
-def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> Orchestration | None:
+def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[Option]]) -> Orchestration | None:
     """The options that start soonest on the GPUs there are; of several such, on the fewest.
 
     Whether their stages are as slow as the threshold is no matter: what has faster ones is found under
@@ -334,7 +305,7 @@ def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> O
     """
     *others, last = fronts
     gpus = [option.num_gpus for option in last]
-    best: tuple[float, int, tuple[_Option, ...]] | None = None
+    best: tuple[float, int, tuple[Option, ...]] | None = None
     for chosen in product(*others):
         taken = sum(option.num_gpus for option in chosen)
         at = bisect_right(gpus, task.num_gpus - taken)
@@ -344,10 +315,11 @@ def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[_Option]]) -> O
         once_s = sum(option.once_s for option in chosen) + ending.once_s
         if best is None or (once_s, taken + ending.num_gpus) < best[:2]:
             best = once_s, taken + ending.num_gpus, (*chosen, ending)
-    return None if best is None else _orchestration(task, pace, best[2])
+    return None if best is None else judged(task, pace, best[2])
 
 
-def _orchestration(task: Task, pace: int, chosen: Sequence[_Option]) -> Orchestration:
+def judged(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
+    """What the formula says of one option of every unit; see `evaluate`."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     return Orchestration(
         degrees=tuple(option.degrees for option in chosen),
@@ -357,62 +329,25 @@ def _orchestration(task: Task, pace: int, chosen: Sequence[_Option]) -> Orchestr
     )
 
 
-def _rounded(task: Task, combination: Sequence[Sequence[_Option]]) -> list[_Option] | None:
-    """Stage counts near the real-valued optimum of given (tp, dp); None where they cannot fit."""
-    per_stage = [options[0].tp * options[0].dp for options in combination]
-    if sum(options[0].num_gpus for options in combination) > task.num_gpus:
-        return None
-    wanted = _relaxed_stages(task, combination, per_stage)
-    places = [
-        min(range(len(options)), key=lambda place: (abs(options[place].pp - pp), place))
-        for options, pp in zip(combination, wanted, strict=True)
-    ]
-    while sum(o[place].num_gpus for o, place in zip(combination, places, strict=True)) > task.num_gpus:
-        lowered = [unit for unit, place in enumerate(places) if place > 0]
-        unit = min(lowered, key=lambda u: (combination[u][places[u] - 1].stage_s, u))
-        places[unit] -= 1
-    return [options[place] for options, place in zip(combination, places, strict=True)]
-
-
-def _relaxed_stages(
-    task: Task, combination: Sequence[Sequence[_Option]], per_stage: Sequence[int]
-) -> list[float]:
-    """Real-valued stages of every unit that minimise the slowest, within least and most, by water-filling."""
-    work_s = [options[0].stage_s * options[0].pp for options in combination]
-    least = [options[0].pp for options in combination]
-    most = [options[-1].pp for options in combination]
-    low_s, high_s = 0.0, max(work / pp for work, pp in zip(work_s, least, strict=True))
-    for _ in range(60):
-        middle_s = (low_s + high_s) / 2
-        stages = [
-            min(max(work / middle_s if middle_s else inf, a), b)
-            for work, a, b in zip(work_s, least, most, strict=True)
-        ]
-        fits = sum(pp * gpus for pp, gpus in zip(stages, per_stage, strict=True)) <= task.num_gpus
-        low_s, high_s = (low_s, middle_s) if fits else (middle_s, high_s)
-    return [
-        min(max(work / high_s if high_s else a, a), b) for work, a, b in zip(work_s, least, most, strict=True)
-    ]
-
-
-def _key(one: Orchestration, other: Orchestration) -> int:
-    """-1 where `one` is better: shorter, or as short with fewer GPUs."""
+def is_better(one: Orchestration, other: Orchestration) -> bool:
+    """Shorter, or as short with fewer GPUs."""
     if abs(one.iteration_s - other.iteration_s) > CHEAPEST * other.iteration_s:
-        return -1 if one.iteration_s < other.iteration_s else 1
-    return -1 if one.num_gpus < other.num_gpus else 1
+        return one.iteration_s < other.iteration_s
+    return one.num_gpus < other.num_gpus
 
 
 def _pacing(task: Task) -> int:
     return next(index for index, unit in enumerate(task.units) if unit.name == task.pacing)
 
 
-def _why_nothing_fits(task: Task) -> str:
+def why_nothing_fits(task: Task) -> str:
+    """The unit that does not fit alone, or the GPUs that all of them take."""
     for unit in task.units:
-        if not any(True for pace in paces(task) for _ in _options(task, unit, pace)):
+        if not any(True for pace in paces(task) for _ in options_of(task, unit, pace)):
             return f"unit {unit.name!r} fits on {task.num_gpus} GPUs of {task.gpu_bytes:.3g} bytes in no way"
     least = min(
         sum(
-            min((o.num_gpus for o in _options(task, unit, pace)), default=task.num_gpus)
+            min((o.num_gpus for o in options_of(task, unit, pace)), default=task.num_gpus)
             for unit in task.units
         )
         for pace in paces(task)
