@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
@@ -9,6 +10,13 @@ from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode
 from workbench.strategies.layout_space import Bounded, Freedom, LayoutSpace
 from workbench.strategies.layout_step import LayoutSteps
 from workbench.strategies.stage_counts import ROUNDING, Progress, silent
+
+Accepts = Callable[[LayoutChoice, LayoutStep], bool]
+
+
+def any_layout(choice: LayoutChoice, step: LayoutStep) -> bool:
+    """Accepts every layout that fits."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,7 @@ def fastest_layout(
     *,
     num_ranks: int | None = None,
     freedom: Freedom | None = None,
+    accepts: Accepts = any_layout,
     progress: Progress = silent,
 ) -> FoundLayout:
     """The fastest layout of a mode whose memory fits, among all on so many ranks.
@@ -47,6 +56,7 @@ def fastest_layout(
         mode: how modules lie to each other.
         num_ranks: how many; None: all that the job may use.
         freedom: what varies besides degrees.
+        accepts: asked of every layout that would be the best so far; others are passed over.
         progress: told the layouts priced, all there are, and the best seconds so far.
 
     Raises:
@@ -56,7 +66,8 @@ def fastest_layout(
     """
     steps = LayoutSteps(job, cost)
     space = sorted(_space(steps, mode, num_ranks, freedom), key=lambda bounded: bounded[0])
-    return _best(job, mode, steps, space, lambda bound_s, best_s: bound_s * ROUNDING > best_s, progress)
+    found = _best(steps, space, lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, progress)
+    return _found(job, mode, found, len(space))
 
 
 def exhaustive_layout(
@@ -70,7 +81,8 @@ def exhaustive_layout(
     """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
     steps = LayoutSteps(job, cost)
     space = list(_space(steps, mode, num_ranks, freedom))
-    return _best(job, mode, steps, space, lambda bound_s, best_s: False, silent)
+    found = _best(steps, space, lambda bound_s, best_s: False, any_layout, silent)
+    return _found(job, mode, found, len(space))
 
 
 def usable_ranks(job: Job) -> int:
@@ -85,31 +97,42 @@ def _space(
     return LayoutSpace(steps, count, freedom).layouts(mode)
 
 
+class _Progress(NamedTuple):
+    """The best so far, the one that holds least, and how many were priced."""
+
+    best: tuple[LayoutChoice, LayoutStep] | None
+    smallest: tuple[LayoutChoice, LayoutStep] | None
+    num_priced: int
+
+
 def _best(
-    job: Job,
-    mode: Mode,
     steps: LayoutSteps,
     space: list[Bounded],
     is_beaten: Callable[[float, float], bool],
+    accepts: Accepts,
     progress: Progress,
-) -> FoundLayout:
+) -> _Progress:
     best: tuple[LayoutChoice, LayoutStep] | None = None
-    nearest: tuple[LayoutChoice, LayoutStep] | None = None
-    priced = 0
+    smallest: tuple[LayoutChoice, LayoutStep] | None = None
+    best_s, priced = float("inf"), 0
     for bound_s, choice in space:
-        best_s = float("inf") if best is None else best[1].step_s
         if is_beaten(bound_s, best_s):
             break
         step = steps.step(choice)
         priced += 1
-        if step.fits and step.step_s < best_s:
-            best = choice, step
-        if nearest is None or step.peak_bytes < nearest[1].peak_bytes:
-            nearest = choice, step
-        progress(priced, len(space), float("inf") if best is None else best[1].step_s)
-    if best is None:
-        raise ValueError(f"job {job.name!r}: {_refusal(mode, nearest)}")
-    return FoundLayout(choice=best[0], step=best[1], num_layouts=len(space), num_priced=priced)
+        if step.fits and step.step_s < best_s and accepts(choice, step):
+            best, best_s = (choice, step), step.step_s
+        if smallest is None or step.peak_bytes < smallest[1].peak_bytes:
+            smallest = choice, step
+        progress(priced, len(space), best_s)
+    return _Progress(best, smallest, priced)
+
+
+def _found(job: Job, mode: Mode, found: _Progress, num_layouts: int) -> FoundLayout:
+    if found.best is None:
+        raise ValueError(f"job {job.name!r}: {_refusal(mode, found.smallest)}")
+    choice, step = found.best
+    return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=found.num_priced)
 
 
 def _refusal(mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None) -> str:

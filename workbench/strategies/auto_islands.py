@@ -1,0 +1,31 @@
+"""Megatron on islands (NC), searched: how many ranks each module gets, and every degree on them.
+
+Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+sections 3.1 and 4.
+Differs: the paper gives encoders 8 GPUs; here the size of the islands is searched too.
+"""
+
+from dataclasses import replace
+
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.plan.plan import Plan
+from workbench.strategies import megatron_heterogeneous
+from workbench.strategies.layout_choice import LayoutChoice, Mode
+from workbench.strategies.layout_plan import searched_plan
+from workbench.strategies.stage_counts import Progress, silent
+
+NAME = "megatron-islands"
+
+
+def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The fastest layout on islands under the job's memory; layouts that the job gives are kept.
+
+    Raises:
+        ValueError: no layout fits.
+    """
+
+    def build(found: Job, _: LayoutChoice) -> Plan:
+        return replace(megatron_heterogeneous.plan(found, cost), strategy=NAME)
+
+    return searched_plan(job, cost, Mode.APART, build, progress)

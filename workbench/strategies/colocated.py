@@ -1,0 +1,40 @@
+"""Megatron colocated (C): every module on all ranks under a grid of its own, in three phases, searched.
+
+Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+sections 3.2, 3.3 and 4.
+Differs: the paper tunes by trying; here the search is exact over the step model's layouts, and encoders
+have one stage.
+"""
+
+from dataclasses import replace
+
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.plan.plan import Plan
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import megatron_heterogeneous
+from workbench.strategies.layout_choice import LayoutChoice, Mode
+from workbench.strategies.layout_plan import searched_plan
+from workbench.strategies.stage_counts import Progress, silent
+
+NAME = "megatron-colocated"
+
+
+def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The fastest colocated layout under the job's memory; layouts that the job gives are kept.
+
+    Raises:
+        ValueError: no layout fits, or a schedule that is neither 1F1B nor three-phase.
+    """
+    if job.schedule.kind not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.THREE_PHASE):
+        raise ValueError(
+            f"{NAME}: modules run in phases, with 1F1B in the second, got schedule {job.schedule.kind}; "
+            f"nearest: {ScheduleKind.THREE_PHASE}"
+        )
+    if job.schedule.kind is ScheduleKind.ONE_F_ONE_B:
+        job = replace(job, schedule=Schedule(kind=ScheduleKind.THREE_PHASE))
+
+    def build(found: Job, _: LayoutChoice) -> Plan:
+        return replace(megatron_heterogeneous.plan(found, cost), strategy=NAME)
+
+    return searched_plan(job, cost, Mode.COLOCATED, build, progress)
