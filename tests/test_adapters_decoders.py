@@ -17,6 +17,7 @@ from runtime.stage_module import StageInput, StageModule
 from runtime.weight_gradient import SplitBackward
 from tests import paper_models, tiny_models
 from tests.test_adapters import build, relative
+from tests.test_adapters_llama4 import LLAMA4
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import TEXT
 
@@ -121,7 +122,7 @@ def test_decoder_layers_hold_what_the_plan_says(name: str) -> None:
 
 
 def test_every_decoder_is_tested() -> None:
-    configs = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values())
+    configs = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4)
     assert {config["model_type"] for config in configs} == set(DECODERS)
 
 

@@ -90,6 +90,8 @@ class DecoderBlock(StageLayer):
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
             widen_routers(self, family.router)
+        if family.adapt is not None:
+            family.adapt(self)
         if family.norm is not None:
             widen_norms(self, family.norm, family.norm_offset)
 
@@ -200,14 +202,19 @@ class DecoderAdapter(Adapter):
         return Context(data=data, packing=packing, rotary=self._rotations(data, device, dtype))
 
     def _check_lengths(self, data: MicrobatchData) -> None:
-        limit = self.config.max_position_embeddings
-        if self.family.positions is None or max(data.tokens_in) <= limit:
+        longest = max(data.tokens_in)
+        if self.family.positions is not None:
+            limit, reason = self.config.max_position_embeddings, "a table of {} positions"
+        elif self.family.longest_item is not None:
+            limit, reason = self.family.longest_item(self.config), "one attention up to {} tokens"
+        else:
             return
-        item = data.items[data.tokens_in.index(max(data.tokens_in))]
-        raise ValueError(
-            f"item {tuple(item)}: module {self.module.name!r} has a table of {limit} positions, "
-            f"got {max(data.tokens_in)} tokens"
-        )
+        if longest > limit:
+            item = data.items[data.tokens_in.index(longest)]
+            has = reason.format(limit)
+            raise ValueError(
+                f"item {tuple(item)}: module {self.module.name!r} has {has}, got {longest} tokens"
+            )
 
     def _rotations(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Rotations:
         if self._rotary is None:

@@ -1,6 +1,6 @@
 """What tells decoder-only architectures apart, as one table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,6 +10,7 @@ from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.opt import modeling_opt as opt
@@ -17,6 +18,8 @@ from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from runtime.adapters.llama4 import adapt, longest_item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,8 @@ class DecoderFamily:
         final_norm: name of the norm before the head.
         scales_embedding: whether token embeddings are multiplied by sqrt(width).
         head_bias: whether the head has a bias.
+        adapt: puts parts of our own into a layer, under the same names of weights.
+        longest_item: tokens of the longest item, where the architecture changes behind them.
     """
 
     config: type[PretrainedConfig]
@@ -63,6 +68,8 @@ class DecoderFamily:
     final_norm: str = "model.norm"
     scales_embedding: bool = False
     head_bias: bool = False
+    adapt: Callable[[nn.Module], None] | None = None
+    longest_item: Callable[[PretrainedConfig], int] | None = None
 
 
 DECODERS: Mapping[str, DecoderFamily] = {
@@ -71,6 +78,14 @@ DECODERS: Mapping[str, DecoderFamily] = {
         layer=llama.LlamaDecoderLayer,
         rotary=llama.LlamaRotaryEmbedding,
         norm=llama.LlamaRMSNorm,
+    ),
+    "llama4_text": DecoderFamily(
+        config=llama4.Llama4TextConfig,
+        layer=llama4.Llama4TextDecoderLayer,
+        rotary=llama4.Llama4TextRotaryEmbedding,
+        norm=llama4.Llama4TextRMSNorm,
+        adapt=adapt,
+        longest_item=longest_item,
     ),
     "qwen2": DecoderFamily(
         config=qwen2.Qwen2Config,

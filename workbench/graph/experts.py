@@ -8,11 +8,12 @@ from workbench.graph.transformer import Mlp, mlp_operators
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """`num` MLPs of one shape, `num_chosen` of which a router picks for each token."""
+    """`num` MLPs of one shape, `num_chosen` of which a router picks for each token; `shared` runs for all."""
 
     num: int
     num_chosen: int
     mlp: Mlp
+    shared: Mlp | None = None
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -48,4 +49,5 @@ def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
         if isinstance(operator, Matmul | Pointwise)
     ]
     joined = Pointwise(name="mlp.join", width=width, num_passes=experts.num_chosen + 1)
-    return (router, softmax, *each, joined)
+    shared = () if experts.shared is None else mlp_operators("mlp.shared", width, experts.shared)
+    return (router, softmax, *each, *shared, joined)

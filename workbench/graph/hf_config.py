@@ -105,6 +105,10 @@ def _part_for(config: Config, modality: str) -> dict[str, Any]:
     if modality != TEXT and isinstance(part.get("vision_config"), dict):
         composite, part = part.get("model_type"), dict(part["vision_config"])
         part.setdefault("model_type", f"{composite}_vision_model")
+    elif (
+        modality == TEXT and part.get("model_type") == "llama4" and isinstance(part.get("text_config"), dict)
+    ):
+        part = {"model_type": "llama4_text", **part["text_config"]}
     elif modality != TEXT and isinstance(part.get("audio_config"), dict):
         part = dict(part["audio_config"])
     part["model_type"] = _ALIASES.get(str(part.get("model_type")), part.get("model_type"))

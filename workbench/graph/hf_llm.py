@@ -165,6 +165,35 @@ def _mixtral(config: Config) -> tuple[Layer, ...]:
     return (embed, *(with_experts(block, experts) for block in blocks), head)
 
 
+def _llama4(config: Config) -> tuple[Layer, ...]:
+    """Every block's MLP, or every n-th one's, is an expert for all tokens beside chosen ones.
+
+    The norm of queries and keys has no weights. Work beyond an attention chunk is counted.
+    """
+    defaults = _defaults(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
+    heads = {"bias": "qkvo" if config.get("attention_bias") else ""}
+    dense = whole(config, "intermediate_size_mlp", 16384)
+    embed, *blocks, head = _llama_like(
+        {**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={}
+    )
+    activation = text(config, "hidden_act", "silu")
+    width = whole(config, "intermediate_size", 8192)
+    experts = Experts(
+        num=whole(config, "num_local_experts", 16),
+        num_chosen=whole(config, "num_experts_per_tok", 1),
+        mlp=Mlp(width=width, gated=True, activation=activation, fused=True),
+        shared=Mlp(width=width, gated=True, activation=activation),
+    )
+    step = whole(config, "interleave_moe_layer_step", 1)
+    mixed = config.get("moe_layers")
+    places = range(step - 1, len(blocks), step) if mixed is None else mixed
+    return (
+        embed,
+        *(with_experts(block, experts) if i in places else block for i, block in enumerate(blocks)),
+        head,
+    )
+
+
 def _opt(config: Config) -> tuple[Layer, ...]:
     """With norms before attention and MLP: the 350M model, which has them behind, is not known."""
     width, vocab = whole(config, "hidden_size", 768), whole(config, "vocab_size", 50272)
@@ -224,6 +253,7 @@ def _gpt2(config: Config) -> tuple[Layer, ...]:
 LLMS: dict[str, Callable[[Config], tuple[Layer, ...]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
+    "llama4_text": _llama4,
     "qwen3": _qwen3,
     "mistral": _mistral,
     "mixtral": _mixtral,

@@ -1,0 +1,116 @@
+"""Parts of a Llama 4 layer that run on packed items: attention of complex rotations, chosen experts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.configuration_utils import PretrainedConfig
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention, Llama4TextMoe
+
+from runtime.adapters.attention import packed_sdpa
+
+# Shape suffixes: T = packed tokens, H = heads, D = width, X = experts, K = experts per token.
+
+
+def longest_item(config: PretrainedConfig) -> int:
+    """Tokens up to which attention neither falls into chunks nor is tempered by position."""
+    limits = [int(config.max_position_embeddings)]
+    if config.attention_chunk_size is not None:
+        limits.append(int(config.attention_chunk_size))
+    if config.attn_temperature_tuning:
+        limits.append(int(config.floor_scale) - 1)
+    return min(limits)
+
+
+def turned(x_1THD: Tensor, angles_1TD: Tensor) -> Tensor:
+    """Pairs (2i, 2i + 1) times complex numbers, in the wider of float32 and the input's type.
+
+    Differs: transformers rounds float64 inputs to float32, see `WideRMSNorm`.
+    """
+    wide = x_1THD.to(torch.promote_types(x_1THD.dtype, torch.float32))
+    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * angles_1TD[:, :, None]).flatten(3).to(x_1THD.dtype)
+
+
+def scaled_to_one(x: Tensor, eps: float) -> Tensor:
+    """Divided by the root of its mean square, without weights."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+class PackedAttention(nn.Module):
+    """Llama 4's attention out of its own matmuls; positions are those inside each item.
+
+    Layers without rotations temper their queries by position from `floor_scale` on; items that
+    long are refused, so the factor is one.
+    """
+
+    is_causal = True
+
+    def __init__(self, attention: Llama4TextAttention) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
+        self.v_proj, self.o_proj = attention.v_proj, attention.o_proj
+        self.head_dim: int = attention.head_dim
+        self.rotates = bool(attention.use_rope)
+        self.eps: float | None = attention.qk_norm.eps if hasattr(attention, "qk_norm") else None
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Any, **_: object
+    ) -> tuple[Tensor, None]:
+        """[1, T, D] and None (no attention weights)."""
+        q_1THD, k_1THD, v_1THD = (
+            project(hidden_states).unflatten(-1, (-1, self.head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.rotates:
+            q_1THD, k_1THD = (turned(x, position_embeddings) for x in (q_1THD, k_1THD))
+        if self.eps is not None:
+            q_1THD, k_1THD = (scaled_to_one(x, self.eps) for x in (q_1THD, k_1THD))
+        heads = (x.transpose(1, 2) for x in (q_1THD, k_1THD, v_1THD))
+        y_1THD, _ = packed_sdpa(self, *heads, attention_mask)
+        return self.o_proj(y_1THD.flatten(2)), None
+
+
+class ChosenExperts(nn.Module):
+    """One expert for all tokens and, of the others, each token's K best by the router.
+
+    Only the chosen run; no capacity, so no token is dropped. An expert reads a token times the
+    sigmoid of its score. Differs: transformers runs every expert on every token, times zero
+    where it was not chosen.
+    """
+
+    def __init__(self, experts: Llama4TextMoe) -> None:
+        super().__init__()
+        self.router, self.experts = experts.router, experts.experts
+        self.shared_expert = experts.shared_expert
+        self.top_k: int = experts.top_k
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
+        """[1, T, D] to ([T, D], None)."""
+        x_TD = hidden_states.flatten(0, 1)
+        score_TX = nn.functional.linear(x_TD, self.router.weight)
+        best_TK, chosen_TK = score_TX.topk(self.top_k, dim=-1)
+        wide_TK = best_TK.to(torch.promote_types(best_TK.dtype, torch.float32)).sigmoid().to(best_TK.dtype)
+        y_TD: Tensor = self.shared_expert(x_TD)
+        for expert in range(score_TX.shape[1]):
+            token, place = torch.nonzero(chosen_TK == expert, as_tuple=True)
+            if len(token):
+                routed = self._run(expert, x_TD[token] * wide_TK[token, place, None])
+                y_TD = y_TD.index_add(0, token, routed)
+        return y_TD, None
+
+    def _run(self, expert: int, x_TD: Tensor) -> Tensor:
+        gate, up = (x_TD @ self.experts.gate_up_proj[expert]).chunk(2, dim=-1)
+        y_TD: Tensor = (up * self.experts.act_fn(gate)) @ self.experts.down_proj[expert]
+        return y_TD
+
+
+def adapt(layer: nn.Module) -> None:
+    """Put both in the places of transformers' own inside a layer, under the same names of weights."""
+    for parent in list(layer.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Llama4TextAttention):
+                setattr(parent, name, PackedAttention(child))
+            elif isinstance(child, Llama4TextMoe):
+                setattr(parent, name, ChosenExperts(child))
