@@ -34,7 +34,8 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self.num_bytes = sum({w.untyped_storage().data_ptr(): w.nbytes for w in weights}.values())
+        storages = (weight.untyped_storage() for weight in weights)
+        self.num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lock = threading.RLock()
         self._height = Height(time.perf_counter(), self.num_bytes)

@@ -6,13 +6,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.failure import RankError
-from runtime.mesh import Mesh
+from runtime.mesh import GATHER, SCATTER, Mesh
 from runtime.transfers import first_line
 from workbench.plan.plan import Stage
-
-# torch 2.13 renamed these two.
-_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +35,12 @@ class ContextGroup:
 
     def gather(self, gathered: Tensor, own: Tensor) -> "Pending":
         """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in member order."""
-        work = _GATHER(gathered, own, group=self.process_group, async_op=True)
+        work = GATHER(gathered, own, group=self.process_group, async_op=True)
         return Pending(self, work, "gathering keys and values")
 
     def scatter(self, own: Tensor, parts: Tensor) -> "Pending":
         """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
-        work = _SCATTER(own, parts, group=self.process_group, async_op=True)
+        work = SCATTER(own, parts, group=self.process_group, async_op=True)
         return Pending(self, work, "summing gradients of keys and values")
 
     def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> "Pending":

@@ -179,6 +179,7 @@ class Executor:
         ends = self._ends(key, kept, arrived)
         torch.autograd.backward([output for output, _ in ends], [gradient for _, gradient in ends])
         del ends
+        self._gradients.accumulate()
         self._give_gradients(action, kept.leaves)
         del kept
         self._end(Lane.COMPUTE, action, start_s)
@@ -189,6 +190,7 @@ class Executor:
         (output, gradient), *more = self._ends(key, kept, arrived)
         work = self._splits[key[0]].backward(output, gradient, *more)
         del output, gradient, more
+        self._gradients.accumulate()
         self._give_gradients(action, kept.leaves)
         if len(work):
             self._left[key] = work
@@ -198,6 +200,7 @@ class Executor:
     def _weight_gradient(self, action: Action, arrived: Arrived, start_s: float) -> None:
         del arrived  # W waits for its I alone
         self._left.pop((_id(action), _microbatch(action))).run()
+        self._gradients.accumulate()
         self._end(Lane.COMPUTE, action, start_s)
 
     def _ends(self, key: tuple[int, int], kept: _Kept, arrived: Arrived) -> list[tuple[Tensor, Tensor]]:
@@ -238,6 +241,7 @@ class Executor:
             self._gradients.clip(self._settings.clip_norm)
         if self._adamw is not None:
             self._adamw.step()
+        self._gradients.publish()
         self._end(Lane.COMPUTE, action, start_s)
 
     def moments(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
@@ -247,8 +251,7 @@ class Executor:
 
     def clear_gradients(self) -> None:
         """Between steps; not part of STEP."""
-        for parameter in self._gradients.parameters():
-            parameter.grad = None
+        self._gradients.clear()
 
     def _take(self, action: Action) -> Arrived:
         """The rows an action waits for, by edge. Waiting ends here: the caller's span starts after it."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from runtime.optimizer import clip_factor, squared_norm
 from runtime.tensor_group import SharedWeights
 from runtime.timing import Recorder
 from runtime.transfers import first_line, wait
+from runtime.weight_bucket import WeightBucket
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
@@ -32,10 +34,14 @@ class HoldsWeights(Protocol):
 
 
 class _Reduction(NamedTuple):
+    """A sum under way; `given` goes in, `result` comes out (the same tensor where weights are whole)."""
+
     action: Action
     group: GradientGroup
+    start_s: float
     work: dist.Work
-    bucket: Tensor
+    given: Tensor
+    result: Tensor
 
 
 class Gradients:
@@ -43,6 +49,7 @@ class Gradients:
 
     Args:
         modules: stages of this rank, in the plan's order.
+        buckets: weights of which this rank updates a part, or a wide copy, by gradient group.
     """
 
     def __init__(
@@ -53,100 +60,174 @@ class Gradients:
         *,
         recorder: Recorder,
         timeout_s: float,
+        buckets: Mapping[Weights, WeightBucket] = MappingProxyType({}),
     ) -> None:
         self._shared = [module.shared for module in modules if module.shared is not None]
         self._elsewhere = frozenset(id(weight) for shared in self._shared for weight in shared.elsewhere)
+        self._partial = {id(weight): shared.group for shared in self._shared for weight in shared.partial}
         self._lowered = lowered
         self._mesh = mesh
         self._recorder = recorder
         self._timeout = timedelta(seconds=timeout_s)
-        self._copies: dict[Weights, list[list[nn.Parameter]]] = {}
+        self._copies = copies_of(modules)
+        self._buckets = buckets
         self._pending: list[_Reduction] = []
-        for module in modules:
-            for weights, held in module.weights().items():
-                trainable = [parameter for parameter in held if parameter.requires_grad]
-                copies = self._copies.setdefault(weights, [[] for _ in trainable])
-                for place, parameter in zip(copies, trainable, strict=True):
-                    place.append(parameter)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Every trainable parameter once, copies included, in a fixed order."""
-        for held in self._copies.values():
+        """What the optimizer updates: every trainable parameter once, copies included, in a fixed order."""
+        for weights, held in self._copies.items():
+            if weights in self._buckets:
+                yield self._buckets[weights].own
+                continue
             for copies in held:
                 yield from copies
 
+    def clear(self) -> None:
+        """No gradients, for the next step."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def accumulate(self) -> None:
+        """After a backward: add gradients of weights that have a wide sum to it."""
+        for bucket in self._buckets.values():
+            if bucket.is_wide:
+                bucket.accumulate()
+
     def reduce(self, action: Action) -> None:
-        """Start the all-reduce of every group of a REDUCE_GRAD; zeros where this rank had no items."""
+        """Start the sum of every group of a REDUCE_GRAD; zeros where this rank had no items."""
         for index in self._lowered.reductions.get(action, ()):
             group = self._lowered.groups[index]
             if self._mesh.rank not in group.ranks:
                 continue  # another tensor-parallel place of the stage
             start_s = time.perf_counter()
-            bucket_N = torch.cat([_summed(copies).reshape(-1) for copies in self._of(group)])
-            work = self._mesh.start_sum(bucket_N, group.ranks)
-            self._pending.append(_Reduction(action, group, work, bucket_N))
-            self._note_end(action, start_s, work)
+            given_N = self._flat(group.weights[0])
+            bucket = self._buckets.get(group.weights[0])
+            if bucket is None or len(bucket.share.instance) == 1:
+                result, work = given_N, self._mesh.start_sum(given_N, group.ranks)
+            else:
+                result = bucket.empty_part()
+                work = self._mesh.start_scatter(result, given_N, bucket.share.instance)
+            pending = _Reduction(action, group, start_s, work, given_N, result)
+            self._pending.append(pending)
+            self._note_end(pending)
 
-    def _note_end(self, action: Action, start_s: float, work: dist.Work) -> None:
+    def _note_end(self, pending: _Reduction) -> None:
         """A span of the reduce lane, ended by whichever thread finishes the collective."""
+        if not self._tells_end(pending):
+            return
+        pending.work.get_future().add_done_callback(lambda _: self._note_span(pending))
 
-        def done(_: object) -> None:
-            self._recorder.span(Lane.REDUCE, action, start_s, time.perf_counter())
+    def _tells_end(self, pending: _Reduction) -> bool:
+        """gloo's reduce-scatter has no callback: its span ends where it is waited for."""
+        return pending.given is pending.result or self._mesh.device.type != "cpu"
 
-        work.get_future().add_done_callback(done)
+    def _note_span(self, pending: _Reduction) -> None:
+        self._recorder.span(Lane.REDUCE, pending.action, pending.start_s, time.perf_counter())
 
-    def _of(self, group: GradientGroup) -> list[list[nn.Parameter]]:
-        return [copies for weights in group.weights for copies in self._copies[weights]]
+    def _flat(self, weights: Weights) -> Tensor:
+        """[N] this rank's gradient of a group; tensor-parallel ranks have added up their parts of it."""
+        bucket, held = self._buckets.get(weights), self._copies[weights]
+        if bucket is not None:
+            flat_N = bucket.take()
+        else:
+            flat_N = torch.cat([_summed(copies).reshape(-1) for copies in held])
+        start, partial = 0, []
+        for copies in held:
+            if id(copies[0]) in self._partial:
+                partial.append(flat_N.narrow(0, start, copies[0].numel()))
+            start += copies[0].numel()
+        if partial:
+            group = next(self._partial[id(c[0])] for c in held if id(c[0]) in self._partial)
+            total = torch.cat(partial)
+            group.sum(total)
+            for piece, summed in zip(partial, total.split([len(each) for each in partial]), strict=True):
+                piece.copy_(summed)
+        return flat_N
 
     def finish(self) -> None:
         """Wait for the reductions; afterwards every weight and every copy has its whole gradient.
 
-        A trainable weight that nothing reached has a zero gradient, so that weight decay does
-        not depend on how the batch was spread.
+        Where the optimizer updates a part of some weights, that part has its own. A trainable
+        weight that nothing reached has a zero gradient, so that weight decay does not depend on how
+        the batch was spread.
 
         Raises:
             RankError: a reduction did not end in time, or a peer is gone.
         """
-        reduced: set[Weights] = set()
-        for action, group, work, bucket in self._pending:
-            try:
-                wait(work, self._timeout, self._mesh.device)
-            except RuntimeError as error:
-                peers = tuple(rank for rank in group.ranks if rank != self._mesh.rank)
-                message = f"rank {self._mesh.rank} in {action} with ranks {list(peers)}: {first_line(error)}"
-                raise RankError(message, peers=peers) from error
-            _hand_out(bucket, self._of(group))
-            reduced.update(group.weights)
+        found: dict[Weights, Tensor] = {}
+        for pending in self._pending:
+            weights, what = pending.group.weights[0], f"in {pending.action}"
+            self._wait(pending.work, pending.group.ranks, what)
+            if not self._tells_end(pending):
+                self._note_span(pending)
+            found[weights] = pending.result
+            bucket = self._buckets.get(weights)
+            if bucket is not None and len(bucket.share.instance) > 1 and len(bucket.share.peers) > 1:
+                peers = bucket.share.peers
+                self._wait(self._mesh.start_sum(pending.result, peers), peers, what)
         self._pending.clear()
         for weights, held in self._copies.items():
-            if weights not in reduced:
+            if weights in self._buckets:
+                self._buckets[weights].own.grad = found[weights] if weights in found else self._flat(weights)
+            elif weights in found or any(id(copies[0]) in self._partial for copies in held):
+                _hand_out(found[weights] if weights in found else self._flat(weights), held)
+            else:  # in place
                 for copies in held:
                     _set(copies, _summed(copies))
-        for shared in self._shared:
-            if shared.partial:
-                bucket_N = torch.cat([_gradient(parameter).reshape(-1) for parameter in shared.partial])
-                shared.group.sum(bucket_N)
-                _hand_out(bucket_N, [[parameter] for parameter in shared.partial])
+
+    def _wait(self, work: dist.Work, ranks: tuple[int, ...], what: str) -> None:
+        try:
+            wait(work, self._timeout, self._mesh.device)
+        except RuntimeError as error:
+            peers = tuple(rank for rank in ranks if rank != self._mesh.rank)
+            message = f"rank {self._mesh.rank} {what} with ranks {list(peers)}: {first_line(error)}"
+            raise RankError(message, peers=peers) from error
+
+    def publish(self) -> None:
+        """After the optimizer's step: collect what others updated.
+
+        Raises:
+            RankError: a collection did not end in time, or a peer is gone.
+        """
+        started: list[tuple[WeightBucket, dist.Work]] = []
+        for bucket in self._in_plan_order():
+            own_S = bucket.updated()
+            if len(bucket.share.instance) > 1:
+                started.append(
+                    (bucket, self._mesh.start_gather(bucket.weights, own_S, bucket.share.instance))
+                )
+        for bucket, work in started:
+            self._wait(work, bucket.share.instance, f"in {STEP}, collecting updated weights")
+        for bucket in self._buckets.values():
+            bucket.renew_copies()
+
+    def whole(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """(Weight or copy, its whole gradient) after `finish`; a collective where parts are dealt out."""
+        for weights, held in self._copies.items():
+            if weights not in self._buckets:
+                yield from ((copy, _gradient(copy)) for copies in held for copy in copies)
+        for bucket in self._in_plan_order():
+            own_S = _gradient(bucket.own)
+            flat_N = own_S
+            if len(bucket.share.instance) > 1:
+                flat_N = torch.empty_like(bucket.weights, dtype=own_S.dtype)
+                work = self._mesh.start_gather(flat_N, own_S, bucket.share.instance)
+                self._wait(work, bucket.share.instance, "collecting gradients")
+            yield from bucket.whole(flat_N)
+
+    def _in_plan_order(self) -> Iterator[WeightBucket]:
+        """All ranks of a group come to it in the same order."""
+        for group in self._lowered.groups:
+            if self._mesh.rank in group.ranks and group.weights[0] in self._buckets:
+                yield self._buckets[group.weights[0]]
 
     def clip(self, clip_norm: float) -> float:
         """Scale all gradients to the global norm; returns the norm. Collective over all ranks.
 
-        The first rank of a group counts it; copies on one rank count once.
+        The first rank of a group counts it, of its parts the first that has one; copies on one
+        rank count once.
         """
-        counted = {
-            weights
-            for group in self._lowered.groups
-            if group.ranks[0] == self._mesh.rank
-            for weights in group.weights
-        }
-        mine = [
-            _gradient(copies[0])
-            for weights, held in self._copies.items()
-            if weights in counted
-            for copies in held
-            if id(copies[0]) not in self._elsewhere
-        ]
-        total = squared_norm(mine).to(self._mesh.device)
+        total = squared_norm(self._counted()).to(self._mesh.device)
         try:
             self._mesh.sum_over_all(total)
         except RuntimeError as error:
@@ -158,6 +239,30 @@ class Gradients:
             for parameter in self.parameters():
                 _gradient(parameter).mul_(factor)
         return norm
+
+    def _counted(self) -> Iterator[Tensor]:
+        firsts = {group.weights[0] for group in self._lowered.groups if group.ranks[0] == self._mesh.rank}
+        for weights, held in self._copies.items():
+            bucket = self._buckets.get(weights)
+            if bucket is None and weights in firsts:
+                pieces = [(copies[0], _gradient(copies[0])) for copies in held]
+            elif bucket is not None and bucket.share.counts:
+                pieces = list(bucket.pieces(_gradient(bucket.own)))
+            else:
+                continue
+            yield from (piece for weight, piece in pieces if id(weight) not in self._elsewhere)
+
+
+def copies_of(modules: Iterable[HoldsWeights]) -> dict[Weights, list[list[nn.Parameter]]]:
+    """Trainable weights of the stages by gradient group: of each weight all its copies."""
+    found: dict[Weights, list[list[nn.Parameter]]] = {}
+    for module in modules:
+        for weights, held in module.weights().items():
+            trainable = [parameter for parameter in held if parameter.requires_grad]
+            copies = found.setdefault(weights, [[] for _ in trainable])
+            for place, parameter in zip(copies, trainable, strict=True):
+                place.append(parameter)
+    return {weights: held for weights, held in found.items() if held}
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

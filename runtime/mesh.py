@@ -1,7 +1,7 @@
 """The ranks of a plan as torch process groups, created eagerly and in plan order."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -10,6 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.plan.lowered import Lowered, Route, Transfer
+from workbench.plan.optimizer_shards import optimizer_shards
+
+# torch 2.13 renamed these two.
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 PairKey = tuple[Route, int, int]  # source and destination
 
@@ -25,7 +30,8 @@ class Mesh:
         ranks: all ranks that take part, ascending.
         device: where tensors live.
         timeout_s: of every wait in a group.
-        reduction: ranks of a gradient group -> its process group, where this rank is in it.
+        reduction: ranks that sum gradients or collect weights -> their process group, where this rank is
+            in it: gradient groups, and the instances and peers of a sharded optimizer.
         pair: (route, source, destination) -> process group of these rows; empty on gloo, where
             rows match by tag and need no order.
         context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
@@ -67,6 +73,14 @@ class Mesh:
         """Start summing a bucket, in place, over the ranks of a gradient group."""
         return dist.all_reduce(bucket, group=self.reduction[ranks], async_op=True)
 
+    def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """Start `part` <- this rank's part of everybody's `whole`, summed over the ranks of an instance."""
+        return SCATTER(part, whole, group=self.reduction[ranks], async_op=True)
+
+    def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """Start `whole` <- everybody's `part`, in the order of the ranks of an instance."""
+        return GATHER(whole, part.clone(), group=self.reduction[ranks], async_op=True)
+
     def sum_over_all(self, total: Tensor) -> None:
         """Sum in place over all ranks; RuntimeError when one is gone."""
         dist.all_reduce(total)
@@ -105,13 +119,21 @@ def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh
     if dist.get_world_size() != len(ranks):
         raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
     mesh = Mesh(rank=ranks[dist.get_rank()], ranks=ranks, device=device, timeout_s=timeout_s)
-    _open_groups(mesh, (group.ranks for group in lowered.groups if len(group.ranks) > 1), mesh.reduction)
+    _open_groups(mesh, _reducing(lowered), mesh.reduction)
     stages = lowered.plan.stages
     columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
     _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
     _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
     open_pairs(mesh, lowered, set())
     return mesh
+
+
+def _reducing(lowered: Lowered) -> Iterator[tuple[int, ...]]:
+    """Ranks that sum gradients or collect weights, in plan order."""
+    for group in lowered.groups:
+        shards = optimizer_shards(lowered.plan, group)
+        peers = tuple(zip(*shards.instances, strict=True))
+        yield from (ranks for ranks in (group.ranks, *shards.instances, *peers) if len(ranks) > 1)
 
 
 def _open_groups(

@@ -22,6 +22,7 @@ from runtime.failure import RankError
 from runtime.gradients import Gradients
 from runtime.mesh import Mesh, build_mesh, local_device
 from runtime.optimizer import OptimizerSettings
+from runtime.optimizer_part import weight_buckets
 from runtime.pool import Place
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.step_plans import NextBatches, Planning, StepPlans
@@ -244,8 +245,10 @@ class _Rank:
         self._mesh, self._settings, self._source = mesh, settings, source
         self._report, self._join = report, join
         self._recorder = Recorder(mesh.rank)
+        self._buckets = weight_buckets(lowered, mesh.rank, list(self._modules.values()))
         watched = settings.collect is Collect.MEMORY
-        self._memory = Allocations([p for _, p in self._named()]) if watched else None
+        held = [p for _, p in self._named()] + [bucket.own for bucket in self._buckets.values()]
+        self._memory = Allocations(held) if watched else None
         self.lowered = lowered
         self._wires = self._new_wires()
         self._executor = self._new_executor()
@@ -258,12 +261,13 @@ class _Rank:
 
     def _new_executor(self) -> Executor:
         plan, mesh, settings = self.lowered.plan, self._mesh, self._settings
-        gradients = Gradients(
+        self._summed = Gradients(
             self.lowered,
             mesh,
             list(self._modules.values()),
             recorder=self._recorder,
             timeout_s=settings.timeout_s,
+            buckets=self._buckets,
         )
         return Executor(
             self.lowered,
@@ -271,7 +275,7 @@ class _Rank:
             modules=self._modules,
             feed=_feed(plan, mesh, self._source, settings.dtype(plan), self._join),
             wires=self._wires,
-            gradients=gradients,
+            gradients=self._summed,
             recorder=self._recorder,
             optimizer=settings.optimizer,
             loss_scale=1.0 / count_all_targets(plan),
@@ -338,10 +342,11 @@ class _Rank:
 
     def _copy_gradients(self) -> None:
         if self.collects:
+            summed = {id(weight): gradient for weight, gradient in self._summed.whole()}
             self._gradients = {
-                key: parameter.grad.detach().cpu().clone()
+                key: summed[id(parameter)].detach().cpu().clone()
                 for key, parameter in self._named()
-                if parameter.grad is not None
+                if id(parameter) in summed
             }
 
     def _named(self) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:

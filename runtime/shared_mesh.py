@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,8 @@ class Kind:
 
     ALIGN = "the start of a step"
     GRADIENTS = "a gradient sum"
+    PARTS = "a sum of parts of gradients"
+    WEIGHTS = "a collection of updated weights"
     NORM = "the clipping norm"
     GATHER = "all_gather"
     SCATTER = "reduce_scatter"
@@ -198,6 +201,17 @@ class SharedMesh(Mesh):
         meeting = self.post.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, _sum_in_place)
         return cast(dist.Work, _Attendance(self.post, self.runner, meeting))
 
+    def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        meeting = self.post.join(
+            "gradients", Kind.PARTS, ranks, self.rank, (part, whole), partial(_scatter, ranks)
+        )
+        return cast(dist.Work, _Attendance(self.post, self.runner, meeting))
+
+    def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        given = (whole, part.clone())
+        meeting = self.post.join("weights", Kind.WEIGHTS, ranks, self.rank, given, partial(_gather, ranks))
+        return cast(dist.Work, _Attendance(self.post, self.runner, meeting))
+
     def sum_over_all(self, total: Tensor) -> None:
         meeting = self.post.join("world", Kind.NORM, self.ranks, self.rank, total, _sum_in_place)
         _Attendance(self.post, self.runner, meeting).wait()
@@ -227,20 +241,10 @@ class SharedContext(ContextGroup):
     mesh: SharedMesh
 
     def gather(self, gathered: Tensor, own: Tensor) -> Pending:
-        def combine(parts: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-            whole = torch.cat([parts[rank][1] for rank in self.ranks])
-            for into, _ in parts.values():
-                into.copy_(whole)
-
-        return self._start(Kind.GATHER, (gathered, own), gathered.nbytes, combine)
+        return self._start(Kind.GATHER, (gathered, own), gathered.nbytes, partial(_gather, self.ranks))
 
     def scatter(self, own: Tensor, parts: Tensor) -> Pending:
-        def combine(brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-            for member, rank in enumerate(self.ranks):
-                pieces = [brought[other][1].chunk(self.size)[member] for other in self.ranks]
-                brought[rank][0].copy_(_sum(pieces))
-
-        return self._start(Kind.SCATTER, (own, parts), parts.nbytes, combine)
+        return self._start(Kind.SCATTER, (own, parts), parts.nbytes, partial(_scatter, self.ranks))
 
     def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
         def combine(brought: Mapping[int, tuple[Tensor, Tensor, list[int]]]) -> None:
@@ -307,6 +311,19 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total += tensor
     return total
+
+
+def _gather(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """(into, own) of every rank: everybody's own one after the other."""
+    whole = torch.cat([brought[rank][1] for rank in ranks])
+    for into, _ in brought.values():
+        into.copy_(whole)
+
+
+def _scatter(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """(own, parts) of every rank: the sum of everybody's part for it."""
+    for member, rank in enumerate(ranks):
+        brought[rank][0].copy_(_sum([brought[other][1].chunk(len(ranks))[member] for other in ranks]))
 
 
 def _sum_in_place(parts: Mapping[int, Tensor]) -> None:

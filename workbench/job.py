@@ -12,7 +12,7 @@ from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
 from workbench.job_schema import JobSpec, LayoutSpec, read_spec
-from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
+from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, usual
 
 
@@ -143,7 +143,11 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
 
 def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
     return ModuleSettings(
-        module=name, recompute=Recompute(layout.recompute), key_exchange=layout.key_exchange
+        module=name,
+        recompute=Recompute(layout.recompute),
+        sharding=Sharding(layout.sharding),
+        instances=layout.instances,
+        key_exchange=layout.key_exchange,
     )
 
 

@@ -146,7 +146,8 @@ class LayoutSpec(Strict):
     """Ranks of a module: dp replicas of pp stages of tp x cp ranks.
 
     Absent: pp is searched, dp is the batch's replicas, rank_offset is behind the modules in front,
-    stage_layers (layers of every stage) are balanced.
+    stage_layers (layers of every stage) are balanced. sharding says what ranks with the same weights
+    deal out among each other, instances how many copies of it there are.
     """
 
     pp: Count | None = None
@@ -157,6 +158,8 @@ class LayoutSpec(Strict):
     stage_layers: tuple[Count, ...] = ()
     recompute: Literal["none", "full"] = "none"
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
+    sharding: Literal["none", "optimizer"] = "none"
+    instances: Count = 1
 
 
 class ScheduleSpec(Strict):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from workbench.data.sample import Item
 from workbench.graph.layer import Attention
-from workbench.plan.gradient_groups import reduction_order
+from workbench.plan.gradient_groups import gradient_groups, reduction_order
+from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import row_tokens
@@ -18,7 +19,8 @@ def check(plan: Plan) -> None:
     Rules: stages cover the layers of every replica once, on ranks that exist; every item
     stands once in every module that needs it (encoders may hold copies in several
     replicas, the LLM may not); every stage does every pass of every microbatch once, in
-    order; ranks of a stage agree; token shards cover their rows exactly once.
+    order; ranks of a stage agree; token shards cover their rows exactly once; optimizer instances
+    divide the ranks that hold the same weights.
     """
     _check_stages(plan)
     _check_replicas(plan)
@@ -26,6 +28,8 @@ def check(plan: Plan) -> None:
     _check_items(plan)
     _check_programs(plan)
     _check_token_shards(plan)
+    for group in gradient_groups(plan):
+        optimizer_shards(plan, group)  # refuses numbers of instances
 
 
 def _check_stages(plan: Plan) -> None:

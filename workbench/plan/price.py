@@ -12,7 +12,8 @@ from workbench.graph.layer import Layer
 from workbench.plan.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.plan.key_exchange import with_key_exchange
 from workbench.plan.lowered import GradientGroup, Lowered
-from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
+from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, Action, Pass
@@ -202,12 +203,20 @@ class _Pricing:
         return max(by_rank)
 
     def _reduction_s(self, group: GradientGroup) -> float:
+        """One all-reduce; where an optimizer updates parts, they are all that a rank needs the sum of."""
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
-        link = stage_link(self._plan.cluster, group.ranks)
-        sharding = _settings(self._plan, group).sharding
-        whole = sharding in (Sharding.NONE, Sharding.OPTIMIZER)
-        kind = Collective.ALL_REDUCE if whole else Collective.REDUCE_SCATTER
-        return self._collective_s(kind, num_bytes, len(group.ranks), link)
+        shards = optimizer_shards(self._plan, group)
+        if shards.num_shards == 1:
+            link = stage_link(self._plan.cluster, group.ranks)
+            return self._collective_s(Collective.ALL_REDUCE, num_bytes, len(group.ranks), link)
+        instance, peers = shards.instances[0], shards.peers(group.ranks[0])
+        link = stage_link(self._plan.cluster, instance)
+        inside_s = self._collective_s(Collective.REDUCE_SCATTER, num_bytes, len(instance), link)
+        if len(peers) == 1:
+            return inside_s
+        link = stage_link(self._plan.cluster, peers)
+        part_bytes = num_bytes / len(instance)
+        return inside_s + self._collective_s(Collective.ALL_REDUCE, part_bytes, len(peers), link)
 
     def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         if not self._cost.collectives.is_measured(kind, num_ranks, link):
@@ -220,7 +229,7 @@ class _Pricing:
         steps_s = dict.fromkeys(self._plan.ranks, self._cost.profile.overhead_s(Pass.STEP))
         for group in self._lowered.groups:
             for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
-                elements[rank] += group.num_elements / num_shards(self._plan, group)
+                elements[rank] += group.num_elements / optimizer_shards(self._plan, group).num_shards
                 steps_s[rank] += self._gather_s(group)
         factor = self._cost.profile.pipeline_factor(Pass.STEP)
         return {rank: steps_s[rank] + factor * self._update_s(elements[rank]) for rank in steps_s}
@@ -234,12 +243,12 @@ class _Pricing:
         return self._cost.update_s(num_parameters * step_bytes(precision))
 
     def _gather_s(self, group: GradientGroup) -> float:
-        shards = num_shards(self._plan, group)
-        if shards == 1:
+        instance = optimizer_shards(self._plan, group).instances[0]
+        if len(instance) == 1:
             return 0.0
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
-        link = stage_link(self._plan.cluster, group.ranks)
-        return self._collective_s(Collective.ALL_GATHER, num_bytes, shards, link)
+        link = stage_link(self._plan.cluster, instance)
+        return self._collective_s(Collective.ALL_GATHER, num_bytes, len(instance), link)
 
 
 def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:
@@ -275,18 +284,6 @@ def step_bytes(precision: Precision) -> int:
     if precision is Precision.BFLOAT16:
         return 2 + 3 * 4 + 3 * 4 + 2
     return 7 * precision.num_bytes
-
-
-def num_shards(plan: Plan, group: GradientGroup) -> int:
-    """Parts in which the optimizer state of a group is stored, each on `instances` ranks."""
-    settings = _settings(plan, group)
-    if settings.sharding is Sharding.NONE:
-        return 1
-    return max(1, len(group.ranks) // settings.instances)
-
-
-def _settings(plan: Plan, group: GradientGroup) -> ModuleSettings:
-    return plan.settings.of(group.weights[0].module)
 
 
 def _stage_of(action: Action) -> int:

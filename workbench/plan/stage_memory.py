@@ -57,7 +57,7 @@ def _parameter_state(
     settings = plan.settings.of(stage.module)
     size = state_bytes(plan.settings.precision.num_bytes, plan.settings.kernels)
     elements = elements_of(parameter, stage)
-    # Parts of a sharded state: its holders over the copies that are kept.
+    # Parts of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
     parts = max(1, len(plan.replicas(stage.module)) * stage.cp // settings.instances)
     wanted = {"parameters": size.weight}
     if layer.trainable:

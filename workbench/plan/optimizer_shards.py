@@ -1,0 +1,55 @@
+"""Which rank updates which part of the weights that several ranks hold."""
+
+from dataclasses import dataclass
+
+from workbench.plan.lowered import GradientGroup
+from workbench.plan.plan import Plan, Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerShards:
+    """The ranks of a gradient group as instances, each of which holds the whole optimizer state once.
+
+    Args:
+        instances: ranks of each, neighbours in the group: the i-th rank of each holds part i.
+    """
+
+    instances: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_shards(self) -> int:
+        """Parts of the weights."""
+        return len(self.instances[0])
+
+    def of(self, rank: int) -> tuple[int, ...]:
+        """The instance that a rank is in: it collects its updated weights there."""
+        return next(ranks for ranks in self.instances if rank in ranks)
+
+    def peers(self, rank: int) -> tuple[int, ...]:
+        """The ranks that hold the same part, this one included: they add up their parts of the gradient."""
+        place = self.of(rank).index(rank)
+        return tuple(ranks[place] for ranks in self.instances)
+
+
+def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
+    """How the optimizer state of a gradient group is dealt out; one instance a rank where it is whole.
+
+    Source: Rajbhandari et al. 2020, "ZeRO", section 5.1 (stage 1). Differs: several instances, as
+    Megatron's distributed optimizer has them: less to gather and over shorter ways, for more memory.
+
+    Raises:
+        ValueError: a number of instances that does not divide the ranks.
+    """
+    settings = plan.settings.of(group.weights[0].module)
+    num_ranks = len(group.ranks)
+    if settings.sharding is Sharding.NONE:
+        return OptimizerShards(tuple((rank,) for rank in group.ranks))
+    if num_ranks % settings.instances:
+        valid = [count for count in range(1, num_ranks + 1) if num_ranks % count == 0]
+        nearest = min(valid, key=lambda count: (abs(count - settings.instances), count))
+        raise ValueError(
+            f"module {settings.module!r}: optimizer instances must divide the {num_ranks} ranks that hold "
+            f"the same weights, got {settings.instances}; nearest: {nearest}"
+        )
+    size = num_ranks // settings.instances
+    return OptimizerShards(tuple(group.ranks[first : first + size] for first in range(0, num_ranks, size)))
