@@ -124,7 +124,7 @@ def _expanded(ids_T: Tensor, token: int, sizes: Sequence[int]) -> Tensor:
     places = (ids_T == token).nonzero().flatten().tolist()
     if len(places) == sum(sizes):
         return ids_T
-    if len(places) == 1:
+    if len(places) == 1 and sizes:
         sizes = [sum(sizes)]
     if len(places) != len(sizes):
         return ids_T  # wrong: counted when the segments are read off
