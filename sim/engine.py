@@ -16,7 +16,7 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan, Program
-from workbench.schedule.action import COMPUTE, STEP, Action, Pass
+from workbench.schedule.action import STEP, Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 
@@ -32,10 +32,11 @@ def simulate(
     An action starts when it is next on every rank of its stage and its input rows are
     there, and holds all of them for its duration. Its end makes its output rows ready; a row
     waits for its link, occupies it for bytes / bandwidth and arrives latency later.
-    REDUCE_GRAD runs beside later passes, group by group, each a rendezvous of its ranks;
-    STEP waits for its rank's reductions. Ranks that share fewer cores than they are share
-    their speed. At one instant everything that ends comes first, to a fixpoint; then every
-    free link takes its lowest (ready time, row); and again, until nothing changes.
+    UNSHARD and RESHARD take their stage's turn like a pass. REDUCE_GRAD runs beside later
+    passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
+    reductions. Ranks that share fewer cores than they are share their speed. At one instant
+    everything that ends comes first, to a fixpoint; then every free link takes its lowest
+    (ready time, row); and again, until nothing changes.
 
     Args:
         lowered: the plan and what was derived from it.
@@ -108,8 +109,6 @@ def _check_programs(plan: Plan) -> None:
         if STEP in program.actions[:-1]:
             raise ValueError(f"{name}: STEP must be the last action, {program.actions[-1]} is")
         for action in program.actions:
-            if action.kind in (Pass.UNSHARD, Pass.RESHARD):
-                raise ValueError(f"action {action}: the simulator runs F, B, I, W, REDUCE_GRAD and STEP")
             holders[action] = holders.get(action, 0) + len(program.ranks)
         _check_held(plan, program)
     for action, num_holders in holders.items():
@@ -163,7 +162,7 @@ def _spans(
         passes = {}
         for action in actions:
             if action.kind is not Pass.REDUCE_GRAD:
-                turn = compute.turns[action] if action.kind in COMPUTE else compute.steps[rank]
+                turn = compute.steps[rank] if action == STEP else compute.turns[action]
                 passes[action] = Span(rank, Lane.COMPUTE, action, turn.start_s, turn.end_s)
         spans.extend(passes.values())
         spans.extend(reductions.values())

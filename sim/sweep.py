@@ -12,7 +12,9 @@ from sim.reduction import groups_of, priced_groups
 from sim.sweep_loop import run
 from sim.wire import nodes_of_ranks, port_of
 from workbench.plan.lowered import Lowered, Transfer
-from workbench.schedule.action import COMPUTE, STEP, Action, Pass
+from workbench.schedule.action import COMPUTE, MOVES, STEP, Action, Pass
+
+_TURNS = (*COMPUTE, *MOVES)  # these take their stage's turn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -132,7 +134,7 @@ class _Graph:
         self._num = 0
         self._edges: list[tuple[int, int]] = []
         for action in lowered.plan.program_actions:
-            if action.kind in COMPUTE:
+            if action.kind in _TURNS:
                 self.passes[action] = self._new()
         for program in lowered.plan.programs:
             self._add_program(program.ranks, program.actions)
@@ -157,7 +159,7 @@ class _Graph:
         return self._num - 1
 
     def _add_program(self, ranks: tuple[int, ...], actions: tuple[Action, ...]) -> None:
-        passes = [self.passes[action] for action in actions if action.kind in COMPUTE]
+        passes = [self.passes[action] for action in actions if action.kind in _TURNS]
         self._edges.extend(pairwise(passes))
         for rank in ranks:
             self._add_rank(rank, actions)
@@ -168,7 +170,7 @@ class _Graph:
         last_group: int | None = None
         reduced: list[int] = []
         for action in actions:
-            if action.kind in COMPUTE:
+            if action.kind in _TURNS:
                 last_pass = self.passes[action]
             elif action.kind is Pass.REDUCE_GRAD:
                 for nth, group in enumerate(self._groups(rank, action)):

@@ -16,10 +16,10 @@ from workbench.plan.build import shared_microbatches
 from workbench.plan.codec import dumps, loads
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
-from workbench.plan.memory import check_memory, memory_table
-from workbench.plan.price import price
+from workbench.plan.memory import check_memory, memory_table, static_holders
+from workbench.plan.price import HOST_BYTES_PER_S, price
 from workbench.rank_spans import Placement, Span, placement_of
-from workbench.schedule.action import Pass
+from workbench.schedule.action import Action, Pass
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.assembly import shared_draft
 
@@ -55,6 +55,53 @@ def test_three_phases_keep_encoders_out_of_the_pipeline():
     for actions in plan.program.values():
         phases = ["llm" if a.stage in llm else str(a.kind) for a in actions if a.kind in (Pass.F, Pass.B)]
         assert [phase for phase, _ in groupby(phases)] == ["F", "llm", "B"] * 2
+
+
+def held_before(plan, table, rank, action):
+    """Bytes between the action before and this one."""
+    before = plan.program[rank][: plan.program[rank].index(action)]
+    taken = sum(table.acquired_bytes.get((rank, each), 0) for each in before)
+    return (
+        table.static_bytes[rank] + taken - sum(table.released_bytes.get((rank, each), 0) for each in before)
+    )
+
+
+def test_offloaded_encoders_take_less_memory_and_more_time():
+    """While the LLM runs, weights and optimizer state of the encoders are on the host."""
+    layouts = {"vision": (4, 1, 1), "llm": (2, 2, 1)}
+    cost = CostModel(load_profile("A40"))
+    found = {}
+    for offload in (False, True):
+        schedule = replace(three_phase(), offload=offload)
+        plan = planned(vision_language(), layouts, microbatch=1, images=(1,) * 8, schedule=schedule)
+        lowered = lower(plan)
+        check_deadlock(lowered)
+        table, prices = memory_table(lowered), price(lowered, cost)
+        trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=table)
+        last = max(span.end_s for span in trace.spans)
+        assert last == Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
+        found[offload] = plan, table, lowered, last, prices
+    plan, table, lowered, offloaded_s, prices = found[True]
+    _, stays, _, kept_s, _ = found[False]
+    assert table.static_bytes == stays.static_bytes
+    for rank in plan.ranks:
+        stage = next(stage for stage in plan.stages_on[rank] if stage.module == "vision")
+        state = sum(
+            size
+            for name, size in static_holders(plan, rank).items()
+            if name.endswith("vision") and "grad" not in name
+        )
+        away, back = Action(stage.id, Pass.RESHARD), Action(stage.id, Pass.UNSHARD)
+        first = next(action for action in plan.program[rank] if plan.stage[action.stage].module == "llm")
+        held, kept = (held_before(*found[offload][:2], rank, first) for offload in (True, False))
+        assert held == kept - state < kept
+        assert prices.duration_s(away) == prices.duration_s(back) >= state / HOST_BYTES_PER_S
+    copies_s = 2 * max(prices.duration_s(Action(stage.id, Pass.RESHARD)) for stage in plan.chain["vision", 0])
+    assert kept_s < offloaded_s <= kept_s + 2 * copies_s
+    assert any("host" in note for note in prices.unmeasured)
+    small = tuple(replace(node, memory_bytes=100_000) for node in plan.cluster.nodes)
+    with pytest.raises(ValueError, match=r"during 0B0.* optimizer of llm .*optimizer of vision "):
+        check_memory(replace(lowered, plan=replace(plan, cluster=replace(plan.cluster, nodes=small))), table)
 
 
 def test_an_interval_of_a_window_feeds_as_few_replicas_as_can_be():

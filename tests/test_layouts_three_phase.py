@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.chains import each_reads, node, one_to_one
 from tests.oracles import passes_read
 from tests.strategies import schedule_problems
-from workbench.schedule.action import Pass
+from workbench.schedule.action import Pass, parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import graph_aware_1f1b
+from workbench.schedule.offload import with_offload
 from workbench.schedule.programs import programs_of
 from workbench.schedule.text import format_programs
 from workbench.schedule.three_phase import three_phase
@@ -195,11 +196,27 @@ def test_refuses(change, message):
         three_phase(nodes, given_.pop("groups"), given_.pop("inner"), **given_)
 
 
+def test_offloaded_stages_are_on_the_host_between_their_phases():
+    def parsed(text):
+        return tuple(parse_action(word) for word in text.split())
+
+    program = parsed("0F0 1F0 0F1 2F0 2B0 1B0 0B0 0B1")
+    assert with_offload(program, {0, 1}) == parsed(
+        "0F0 1F0 1RESHARD 0F1 0RESHARD 2F0 2B0 1UNSHARD 1B0 0UNSHARD 0B0 0B1"
+    )
+    frozen = parsed("0F0 2F0 2B0")
+    assert with_offload(frozen, {0}) == parsed("0F0 0RESHARD 2F0 2B0 0UNSHARD"), "back for the next step"
+    with pytest.raises(ValueError, match=r"stage 0 cannot be offloaded: 0F1 comes after 0B0; want all"):
+        with_offload(parsed("0F0 0B0 0F1 0B1"), {0})
+
+
 def test_schedule_refuses_what_a_kind_does_not_have():
     with pytest.raises(ValueError, match="schedule 1f1b has no window, got 2; three-phase has one"):
         Schedule(window=2)
     with pytest.raises(ValueError, match="window must be >= 1, got 0"):
         Schedule(kind=ScheduleKind.THREE_PHASE, window=0)
+    with pytest.raises(ValueError, match="offload wants three-phase without a window, got window 2"):
+        Schedule(kind=ScheduleKind.THREE_PHASE, window=2, offload=True)
     with pytest.raises(ValueError, match="run_ahead 1 wants a window"):
         Schedule(kind=ScheduleKind.THREE_PHASE, run_ahead=1)
     with pytest.raises(ValueError, match="wants to know which stages are inner"):

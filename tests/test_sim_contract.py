@@ -157,9 +157,6 @@ def test_a_bad_duration_is_refused(price_s):
     [
         pytest.param(lambda: lowered({(0,): "0F0 0F0"}), "rank 0: .* 0F0 stands twice", id="twice"),
         pytest.param(lambda: lowered({(0,): "STEP 0F0"}), "STEP must be the last action, 0F0 is", id="step"),
-        pytest.param(
-            lambda: lowered({(0,): "0UNSHARD 0F0"}), "action 0UNSHARD: the simulator runs", id="kind"
-        ),
         pytest.param(lambda: lowered({(0,): "7F0"}), "rank 0: there is no stage 7", id="stage"),
         pytest.param(
             lambda: lowered({(0,): "0F0", (1,): "1F0"}, stages={0: (0, 1), 1: (1,)}),

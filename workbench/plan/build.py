@@ -13,6 +13,7 @@ from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
+from workbench.schedule.offload import with_offload
 from workbench.schedule.parts import Group, Programs
 from workbench.schedule.pass_graph import one_unit
 from workbench.schedule.programs import programs_of
@@ -109,7 +110,7 @@ def _in_three_phases(
     inner = {module.name for module in draft.model.modules if module.modality == TEXT}
     for _ in draft.model.modules:
         inner |= {edge.target for edge in draft.model.edges if edge.source in inner}
-    return three_phase(
+    orders = three_phase(
         schedule_nodes(draft),
         groups,
         [stage.id for stage in draft.stages if stage.module in inner],
@@ -117,6 +118,10 @@ def _in_three_phases(
         run_ahead=schedule.run_ahead,
         duration=duration,
     )
+    outer = [stage.id for stage in draft.stages if stage.module not in inner]
+    if not schedule.offload:
+        return orders
+    return {group: with_offload(actions, outer) for group, actions in orders.items()}
 
 
 def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:

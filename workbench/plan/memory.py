@@ -1,13 +1,14 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory_accounts import Accounts
 from workbench.plan.plan import Plan
 from workbench.plan.stage_memory import GRADIENTS, state_of
-from workbench.schedule.action import Action
+from workbench.schedule.action import MOVES, Action, Pass
 from workbench.units import gib
 
 NUM_HOLDERS_NAMED = 3
@@ -40,6 +41,7 @@ def memory_table(lowered: Lowered) -> MemoryTable:
         the gradient it hands on until that is received; at a stage's first, its weights'
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
+      RESHARD gives the weights and optimizer state of its stage back, UNSHARD takes them again.
       REDUCE_GRAD: a copy of the gradients it reduces, until STEP; STEP: the optimizer's temporaries.
     A tensor handed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
@@ -49,11 +51,25 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     accounts = Accounts(lowered)
     for rank in lowered.plan.ranks:
         accounts.add_rank(rank)
+        for action, num_bytes in _moved(lowered.plan, rank):
+            changed = accounts.released if action.kind is Pass.RESHARD else accounts.acquired
+            changed[rank, action] += num_bytes
     static = {
         rank: sum(size for _, kind, size in state_of(lowered.plan, rank) if kind.part != GRADIENTS)
         for rank in lowered.plan.ranks
     }
     return MemoryTable(static, dict(accounts.acquired), dict(accounts.released))
+
+
+def _moved(plan: Plan, rank: int) -> Iterator[tuple[Action, int]]:
+    """UNSHARDs and RESHARDs of a rank, and the bytes that they move."""
+    moves = [action for action in plan.program.get(rank, ()) if action.kind in MOVES]
+    held: Counter[int] = Counter()
+    for stage, kind, num_bytes in state_of(plan, rank) if moves else ():
+        held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
+    for action in moves:
+        assert action.stage is not None
+        yield action, held[action.stage]
 
 
 def static_holders(plan: Plan, rank: int) -> dict[str, int]:
@@ -131,12 +147,22 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
         for kind, num_bytes in gradients.get(action, {}).items():
             holders[str(kind)] -= num_bytes
     for action in program[:until]:
+        if action.kind in MOVES:
+            _move_holders(lowered.plan, rank, action, holders)
+            continue
         name = _alive(action)
         holders[name] += table.acquired_bytes.get((rank, action), 0) - sum(gradients.get(action, {}).values())
         if action != moment:
             holders[name] -= table.released_bytes.get((rank, action), 0)
     largest = sorted(holders.items(), key=lambda item: (-item[1], item[0]))[:NUM_HOLDERS_NAMED]
     return ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in largest)
+
+
+def _move_holders(plan: Plan, rank: int, action: Action, holders: Counter[str]) -> None:
+    sign = -1 if action.kind is Pass.RESHARD else 1
+    for stage, kind, num_bytes in state_of(plan, rank):
+        if stage.id == action.stage and kind.part != GRADIENTS:
+            holders[str(kind)] += sign * num_bytes
 
 
 def _alive(action: Action) -> str:

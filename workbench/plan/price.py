@@ -15,8 +15,12 @@ from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
 from workbench.plan.routing import Routing
+from workbench.plan.stage_memory import GRADIENTS, state_of
 from workbench.plan.work import work_of
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.schedule.action import COMPUTE, MOVES, Action, Pass
+from workbench.units import GB
+
+HOST_BYTES_PER_S = 25 * GB  # PCIe 4.0 x16 has 31.5 GB/s on the wire; copies from pinned memory reach 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,7 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
             balance; None, or where it gives None: the cost model's, by query-key pairs.
 
     Raises:
-        ValueError: an action without a price (UNSHARD, RESHARD), or a backward of a stage
-            in which no gradient runs.
+        ValueError: a backward of a stage in which no gradient runs.
 
     Complexity: O(actions) plus one pricing of each distinct (layers, work, gradients).
     """
@@ -138,6 +141,8 @@ class _Pricing:
         stage = self._plan.stage[_stage_of(action)]
         if action.kind is Pass.REDUCE_GRAD:
             return overhead_s + factor * self._reduce_s(action)
+        if action.kind in MOVES:
+            return overhead_s + self._move_s(stage)
         if action.kind not in COMPUTE:
             raise ValueError(f"action {action}: {action.kind} has no price; want passes, REDUCE_GRAD or STEP")
         microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
@@ -147,6 +152,13 @@ class _Pricing:
         if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
             raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
         return overhead_s + factor * times.of(action.kind)
+
+    def _move_s(self, stage: Stage) -> float:
+        """A copy of the stage's weights and optimizer state between the device and its host."""
+        self.unmeasured.add(f"copies to and from the host: taken at {HOST_BYTES_PER_S / GB:g} GB/s")
+        state = state_of(self._plan, stage.flat_ranks[0])
+        moved = (size for held, kind, size in state if held.id == stage.id and kind.part != GRADIENTS)
+        return sum(moved) / HOST_BYTES_PER_S
 
     def _times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         name = (microbatch.module, microbatch.replica, microbatch.index)

@@ -19,6 +19,7 @@ class Pass(StrEnum):
 
 
 COMPUTE = (Pass.F, Pass.B, Pass.I, Pass.W)
+MOVES = (Pass.UNSHARD, Pass.RESHARD)
 
 _TEXT = re.compile(r"(\d+)(?:(F|B|I|W)(\d+)|(UNSHARD|RESHARD|REDUCE_GRAD))|STEP")
 

@@ -44,6 +44,8 @@ class Schedule:
             the LLM may hold what it holds under graph-aware 1F1B, twice that for `zb-h2`.
         window: for `three-phase`: microbatches of the LLM between two changes of module. None: all.
         run_ahead: for `three-phase`: windows by which the encoders' forwards come early.
+        offload: for `three-phase` in one window: weights and optimizer state of the encoders are on the
+            host while the LLM runs.
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
@@ -51,6 +53,7 @@ class Schedule:
     memory_limit: int | None = None
     window: int | None = None
     run_ahead: int = 0
+    offload: bool = False
 
     def __post_init__(self) -> None:
         self._check_window()
@@ -81,6 +84,11 @@ class Schedule:
                 )
             if given is not None and given < least:
                 raise ValueError(f"schedule {self.kind}: {name} must be >= {least}, got {given}")
+        if self.offload and (self.kind is not ScheduleKind.THREE_PHASE or self.window is not None):
+            raise ValueError(
+                f"schedule {self.kind}: offload wants {ScheduleKind.THREE_PHASE} without a window, "
+                f"got window {self.window}"
+            )
         if self.run_ahead and self.window is None:
             raise ValueError(
                 f"schedule {self.kind}: run_ahead {self.run_ahead} wants a window, all microbatches are one"
