@@ -13,13 +13,14 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job import Job, ModuleLayout, load_job
 from workbench.plan.build import shared_microbatches
+from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table, static_holders
 from workbench.plan.price import HOST_BYTES_PER_S, price
 from workbench.rank_spans import Placement, Span, placement_of
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import MOVES, Action, Pass
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.assembly import shared_draft
 
@@ -102,6 +103,30 @@ def test_offloaded_encoders_take_less_memory_and_more_time():
     small = tuple(replace(node, memory_bytes=100_000) for node in plan.cluster.nodes)
     with pytest.raises(ValueError, match=r"during 0B0.* optimizer of llm .*optimizer of vision "):
         check_memory(replace(lowered, plan=replace(plan, cluster=replace(plan.cluster, nodes=small))), table)
+
+
+def test_a_pass_of_a_stage_that_is_away_is_refused():
+    schedule = replace(three_phase(), offload=True)
+    layouts = {"vision": (2, 1, 1), "llm": (1, 2, 1)}
+    plan = planned(vision_language(), layouts, microbatch=1, images=(1,) * 8, schedule=schedule)
+    first, *others = plan.programs
+    stays = tuple(action for action in first.actions if action.kind is not Pass.UNSHARD)
+    broken = replace(plan, programs=(replace(first, actions=stays), *others))
+    with pytest.raises(
+        ValueError, match="rank 0: action 0B0 stands after 0RESHARD, before its stage's UNSHARD"
+    ):
+        check(broken)
+
+
+def test_a_job_file_says_offload(tmp_path):
+    def change(data):
+        data["cluster"]["local"] = {"ranks": 2, "cores": 2}
+        data["layouts"] = {"vision": {"dp": 2, "pp": 1, "rank_offset": 0}, "llm": {"pp": 2, "rank_offset": 0}}
+        data["schedule"] = {"kind": "three-phase", "offload": True}
+        data["profile"] = "A40"
+
+    plan = megatron_heterogeneous.plan(load_job(write(tmp_path, change)), CostModel(load_profile("A40")))
+    assert {str(action) for action in plan.program[0] if action.kind in MOVES} == {"0RESHARD", "0UNSHARD"}
 
 
 def test_an_interval_of_a_window_feeds_as_few_replicas_as_can_be():

@@ -170,6 +170,7 @@ class ScheduleSpec(Strict):
     memory_limit: Count | None = None
     window: Count | None = None
     run_ahead: Annotated[int, Field(ge=0, le=10_000_000, strict=True)] | None = None
+    offload: Annotated[bool, Field(strict=True)] | None = None
 
 
 class JobSpec(Strict):

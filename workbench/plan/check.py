@@ -10,7 +10,7 @@ from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import row_tokens
-from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.action import COMPUTE, STEP, Action, Pass
 
 
 def check(plan: Plan) -> None:
@@ -219,7 +219,10 @@ _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
 def _check_place(rank: int, action: Action, done: set[Action]) -> None:
-    """F before B or I, I before W, the backward either whole or split, reduction after all of it."""
+    """F before B or I, I before W, a backward whole or split, reduction after all; weights are there."""
+    away = action._replace(kind=Pass.RESHARD, microbatch=None)
+    if action.kind in COMPUTE and away in done and away._replace(kind=Pass.UNSHARD) not in done:
+        raise ValueError(f"rank {rank}: action {action} stands after {away}, before its stage's UNSHARD")
     for rival in _RIVALS.get(action.kind, ()):
         if action._replace(kind=rival) in done:
             raise ValueError(
