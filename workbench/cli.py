@@ -2,7 +2,7 @@
 
 import typer
 
-from workbench.commands import executing, layouts, measuring, planning, predicting, preprocessing
+from workbench.commands import executing, layouts, measuring, models, planning, predicting, preprocessing
 from workbench.console import OneLineErrors
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app.command("plan")(planning.plan_command)
 app.command("search")(planning.search_command)
 app.command("check")(planning.check_command)
 app.command("layout")(layouts.layout_command)
+app.command("models")(models.models_command)
 app.command("simulate")(executing.simulate_command)
 app.command("run")(executing.run_command)
 app.command("predict", help=predicting.PREDICT_HELP)(predicting.predict_command)

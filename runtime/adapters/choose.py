@@ -25,6 +25,11 @@ ENCODERS = {
 GENERATORS = {DIT: DitAdapter}
 
 
+def known_architectures() -> tuple[str, ...]:
+    """Every `model_type` with an adapter."""
+    return tuple(sorted([*DECODERS, *ENCODERS, *GENERATORS]))
+
+
 def adapter_of(module: Module) -> Adapter:
     """The adapter of a module.
 
@@ -39,14 +44,13 @@ def adapter_of(module: Module) -> Adapter:
             "configuration can run"
         )
     architecture, config = module.source.architecture, module.source.config
-    beside_the_llm = ENCODERS | GENERATORS
-    if architecture not in (*DECODERS, *beside_the_llm):
-        known = ", ".join(sorted([*DECODERS, *beside_the_llm]))
+    if architecture not in known_architectures():
+        known = ", ".join(known_architectures())
         raise ValueError(f"module {module.name!r}: no adapter for {architecture!r}; there are {known}")
     with named_refusals(module.name):
         if architecture in DECODERS:
             adapter: Adapter = DecoderAdapter(module, architecture, config)
         else:
-            adapter = beside_the_llm[architecture](module, config, module.source.projector)
+            adapter = (ENCODERS | GENERATORS)[architecture](module, config, module.source.projector)
     adapter.check_layers()
     return adapter
