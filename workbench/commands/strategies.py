@@ -4,13 +4,17 @@ from enum import StrEnum
 
 from workbench.search.drive import Planner
 from workbench.strategies import (
+    auto_islands,
+    colocated,
     cornstarch,
     dip,
+    disttrain,
     encoders_colocated,
     encoders_replicated,
     entrain,
     entrain_ordered,
     megatron_heterogeneous,
+    megatron_homogeneous,
     reordered,
 )
 
@@ -26,9 +30,13 @@ class Strategy(StrEnum):
     DIP = "dip"
     ENTRAIN = "entrain"
     ENTRAIN_ORDERED = "entrain-ordered"
+    DISTTRAIN = "disttrain"
     DISTTRAIN_REORDERED = "disttrain-reordered"
     REORDERED_BY_EXCHANGES = "reordered-by-exchanges"
     MEGATRON_HETEROGENEOUS = "megatron-heterogeneous"
+    MEGATRON_HOMOGENEOUS = "megatron-homogeneous"
+    MEGATRON_COLOCATED = "megatron-colocated"
+    MEGATRON_ISLANDS = "megatron-islands"
 
 
 PLANNERS: dict[str, Planner] = {
@@ -40,7 +48,11 @@ PLANNERS: dict[str, Planner] = {
     Strategy.DIP: dip.plan,
     Strategy.ENTRAIN: entrain.plan,
     Strategy.ENTRAIN_ORDERED: entrain_ordered.plan,
+    Strategy.DISTTRAIN: disttrain.plan,
     Strategy.DISTTRAIN_REORDERED: reordered.plan,
     Strategy.REORDERED_BY_EXCHANGES: reordered.plan_by_exchanges,
     Strategy.MEGATRON_HETEROGENEOUS: megatron_heterogeneous.plan,
+    Strategy.MEGATRON_HOMOGENEOUS: megatron_homogeneous.plan,
+    Strategy.MEGATRON_COLOCATED: colocated.plan,
+    Strategy.MEGATRON_ISLANDS: auto_islands.plan,
 }
