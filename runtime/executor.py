@@ -118,6 +118,11 @@ class Executor:
                     f"{', '.join(self._do)} (simulate this plan instead)"
                 )
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What updates this rank's weights; None where it trains nothing."""
+        return self._adamw
+
     def resume(self, before: "Executor") -> None:
         """Go on with the optimizer of the step before, which trained the same weights on another plan."""
         self._adamw = before._adamw

@@ -49,6 +49,7 @@ class RunResult:
         states: per rank, where they were collected.
         plans: of the timed steps, where batches follow the first.
         plannings: how those steps came by their plans.
+        save_stalls_s: how long each checkpoint held up the slowest rank.
     """
 
     traces: tuple[Trace, ...]
@@ -56,6 +57,7 @@ class RunResult:
     states: tuple[RankState, ...] = ()
     plans: tuple[Lowered, ...] = ()
     plannings: tuple[Planning, ...] = ()
+    save_stalls_s: tuple[float, ...] = ()
 
     @property
     def trace(self) -> Trace:
@@ -201,6 +203,7 @@ def result_of(lowered: Lowered, reports: Sequence[RankReport], settings: RunSett
         states=tuple(report.state for report in reports if report.state is not None),
         plans=first.plans,
         plannings=first.plannings,
+        save_stalls_s=tuple(map(max, zip(*(report.save_stalls_s for report in reports), strict=True))),
     )
 
 

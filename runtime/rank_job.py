@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,11 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.activations import Allocations
-from runtime.adapters.adapter import MicrobatchData
-from runtime.batches import DataSource, count_targets, microbatch_data
-from runtime.context_group import ContextGroup, context_group
+from runtime.batches import DataSource, count_targets
+from runtime.checkpoint import Checkpoints, RankCheckpoints, live_tensors
+from runtime.checkpoint_files import identity_of
+from runtime.context_group import context_group
 from runtime.executor import Executor
 from runtime.failure import RankError
+from runtime.feed import Join, feed_of
 from runtime.gradients import Gradients
 from runtime.mesh import Mesh, build_mesh, local_device
 from runtime.optimizer import OptimizerSettings
@@ -32,7 +34,6 @@ from runtime.transfers import Wires, first_line
 from runtime.weights import write_part
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision, Stage
-from workbench.schedule.action import Action, Pass
 
 TORCH_TYPE = {
     Precision.FLOAT64: torch.float64,
@@ -40,8 +41,6 @@ TORCH_TYPE = {
     Precision.BFLOAT16: torch.bfloat16,
 }
 
-
-Join = Callable[[Mesh, Stage], ContextGroup | None]  # the context-parallel group of a rank in a stage
 
 MOST_STEPS = 1_000_000
 MOST_THREADS = 1024
@@ -84,6 +83,7 @@ class RunSettings:
         export: a folder for the weights after the last step of the first repetition, written by
             the ranks as parts (`runtime.weights.exporting` makes it of them); None: not written.
         following: batches of the steps after the first, planned while the step before runs.
+        checkpoints: where to save while it runs, and where to start; None: neither.
     """
 
     steps: int = 1
@@ -98,6 +98,7 @@ class RunSettings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     collect: Collect = Collect.NOTHING
     following: NextBatches = field(default_factory=NextBatches)
+    checkpoints: Checkpoints | None = None
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -110,6 +111,8 @@ class RunSettings:
                 raise ValueError(f"{name} must be {least} to {most:,}, got {getattr(self, name):,}")
         if not 0 < self.timeout_s <= S_PER_DAY:
             raise ValueError(f"timeout must be > 0 s and at most a day, got {self.timeout_s}")
+        if self.checkpoints is not None:
+            self.checkpoints.check(self.repetitions, self.warmup + self.steps)
 
     def dtype(self, plan: Plan) -> torch.dtype:
         return TORCH_TYPE[self.precision or plan.settings.precision]
@@ -138,6 +141,7 @@ class RankReport:
         notes: of the timed steps, repetition by repetition.
         plans: of the timed steps, where batches follow the first; told by the first rank alone.
         plannings: how each of its steps came by its plan, repetition by repetition, likewise.
+        save_stalls_s: how long each checkpoint held up this rank.
     """
 
     rank: int
@@ -146,6 +150,7 @@ class RankReport:
     state: RankState | None
     plans: tuple[Lowered, ...] = ()
     plannings: tuple[Planning, ...] = ()
+    save_stalls_s: tuple[float, ...] = ()
 
 
 def run_rank(
@@ -183,9 +188,11 @@ def run_steps(
     num_steps = settings.warmup + settings.steps
     for repetition in range(settings.repetitions):
         rank = _Rank(lowered, mesh, settings, source, build, place.report, join)
-        plans = StepPlans(lowered, settings.following, mesh, timeout_s=settings.timeout_s)
+        saves = _saves(lowered, mesh, settings)
+        start = saves.resume(rank.tensors, losses)
+        plans = StepPlans(lowered, settings.following, mesh, timeout_s=settings.timeout_s, start=start)
         try:
-            for step in range(num_steps):
+            for step in range(start, num_steps):
                 last = step + 1 == num_steps
                 rank.collects = repetition == 0 and last and settings.collect is Collect.STATE
                 rank.follow(plans.next(num_steps - 1 - step))
@@ -196,8 +203,11 @@ def run_steps(
                     notes.append(noted)
                     lowereds.append(rank.lowered)
                 place.tell(noted.loss_sum)
+                saves.after_step(step + 1, rank.tensors, losses)
+            saves.wait()
         finally:
             plans.close()
+            saves.close()
         plannings += plans.plannings
         if repetition == 0 and settings.export is not None:
             rank.write_weights(settings.export)
@@ -211,7 +221,13 @@ def run_steps(
         state=state,
         plans=tuple(lowereds) if tells else (),
         plannings=tuple(plannings) if tells else (),
+        save_stalls_s=tuple(saves.stalls_s),
     )
+
+
+def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoints:
+    identity = identity_of(lowered.plan, settings.dtype(lowered.plan), settings.seed)
+    return RankCheckpoints(settings.checkpoints, identity, mesh.rank, timeout_s=settings.timeout_s)
 
 
 class _Rank:
@@ -273,7 +289,7 @@ class _Rank:
             self.lowered,
             mesh.rank,
             modules=self._modules,
-            feed=_feed(plan, mesh, self._source, settings.dtype(plan), self._join),
+            feed=feed_of(plan, mesh, self._source, settings.dtype(plan), self._join),
             wires=self._wires,
             gradients=self._summed,
             recorder=self._recorder,
@@ -314,6 +330,10 @@ class _Rank:
         notes = self._recorder.notes()
         check_order(self.lowered, notes)
         return notes
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a step changes, as it is held."""
+        return live_tensors(self._named(), self._executor.optimizer)
 
     def state(self) -> RankState | None:
         """Copies of what this rank holds; None unless the last step collected."""
@@ -361,35 +381,3 @@ def count_all_targets(plan: Plan) -> int:
     if count < 1:
         raise ValueError("the batch has no text token to predict")
     return count
-
-
-def _feed(
-    plan: Plan,
-    mesh: Mesh,
-    source: DataSource,
-    dtype: torch.dtype,
-    join: Join,
-) -> Mapping[tuple[int, int], MicrobatchData]:
-    """Data of every F on this rank, made before the clock starts."""
-    feed = {}
-    for action in plan.program.get(mesh.rank, ()):
-        if action.kind is Pass.F:
-            stage_id, index = _key(action)
-            stage = plan.stage[stage_id]
-            microbatch = plan.microbatches_of[stage.module, stage.replica][index]
-            feed[stage_id, index] = microbatch_data(
-                plan,
-                stage,
-                microbatch,
-                source,
-                dtype=dtype,
-                device=mesh.device,
-                context=join(mesh, stage),
-            )
-    return feed
-
-
-def _key(action: Action) -> tuple[int, int]:
-    assert action.stage is not None
-    assert action.microbatch is not None
-    return action.stage, action.microbatch

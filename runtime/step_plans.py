@@ -4,7 +4,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import count, cycle, islice
 
 import torch
 import torch.distributed as dist
@@ -51,15 +51,24 @@ class StepPlans:
 
     The plan of a step is asked for when the step before starts, computed once, in a process of its
     own, and sent to all ranks, so all of them run the same bytes. Waiting for it is bounded.
+
+    Args:
+        start: the first step, where earlier ones were taken before.
     """
 
-    def __init__(self, first: Lowered, following: NextBatches, mesh: Mesh, *, timeout_s: float) -> None:
+    def __init__(
+        self, first: Lowered, following: NextBatches, mesh: Mesh, *, timeout_s: float, start: int = 0
+    ) -> None:
         self._first, self._following, self._mesh = first, following, mesh
         self._timeout_s = timeout_s
         self.plannings: list[Planning] = []
         self._planner: Planner | None = None
-        self._asked = cycle((*following.batches, first.plan.batch))
-        self._steps = count()
+        batches = (first.plan.batch, *following.batches)
+        self._asked = islice(cycle(batches), start % len(batches), None)
+        if start % len(batches) == 0:
+            next(self._asked)  # its plan is there
+        self._start, self._has_first = start, start % len(batches) == 0
+        self._steps = count(start)
         self._opened: set[PairKey] = set(pairs_of(first))
         if following.batches and not dist.is_initialized():
             raise ValueError("batches that follow the first one need a process per rank")
@@ -78,7 +87,9 @@ class StepPlans:
         step = next(self._steps)
         if not self._following.batches:
             return self._first
-        lowered = self._first if step == 0 else self._take(step)
+        if step == self._start and not self._has_first and self._planner is not None:
+            self._planner.ask(next(self._asked))
+        lowered = self._first if step == self._start and self._has_first else self._take(step)
         if self._planner is not None and steps_left > 0:
             self._planner.ask(next(self._asked))
         return lowered

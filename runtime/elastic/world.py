@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from runtime.adapters.adapter import StageLayer
-from runtime.batches import microbatch_data
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.moves import CPU, Holdings, Kept, Owner
 from runtime.executor import Executor
+from runtime.feed import feed_of
 from runtime.gradients import Gradients
 from runtime.mesh import Mesh
 from runtime.rank_job import count_all_targets
@@ -177,13 +177,7 @@ class World:
             lowered,
             mesh.rank,
             modules=self.modules,
-            feed={
-                (stage.id, microbatch.index): microbatch_data(
-                    plan, stage, microbatch, job.source, dtype=job.dtype
-                )
-                for stage in plan.stages_on[mesh.rank]
-                for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ())
-            },
+            feed=feed_of(plan, mesh, job.source, job.dtype, lambda mesh, stage: None),
             wires=self._wires,
             gradients=Gradients(
                 lowered, mesh, list(self.modules.values()), recorder=recorder, timeout_s=job.wait_s

@@ -1,0 +1,157 @@
+"""Checkpoints: a killed run goes on bit by bit as if nothing had been; torn and foreign ones are refused."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.checkpoint import Checkpoints
+from runtime.checkpoint_files import (
+    ForeignError,
+    Identity,
+    TornError,
+    Whole,
+    check_whole,
+    identity_of,
+    latest_whole,
+)
+from runtime.launch import RunResult, run_lowered
+from runtime.pool import Pool, WorldFailed
+from runtime.rank_job import Collect, RunSettings
+from tests.test_next_batches import FOLLOWING, plan_with_owners
+from tests.tiny_models import mixed_batch, plan_of, two_encoders
+from workbench.plan.build import with_programs
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+
+STEPS = 5
+SETTINGS = RunSettings(steps=STEPS, collect=Collect.STATE, timeout_s=20.0)
+
+
+@pytest.fixture(scope="module")
+def lowered() -> Lowered:
+    """Three stages on three ranks."""
+    return lower(with_programs(plan_of(two_encoders(), mixed_batch())))
+
+
+@pytest.fixture(scope="module")
+def saved(lowered: Lowered, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+    """Checkpoints of a whole run, and what came of it."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, run_lowered(lowered, saving(folder), pool=pool)
+
+
+def saving(folder: Path, start: Whole | None = None, every: int = 2) -> RunSettings:
+    return replace(SETTINGS, checkpoints=Checkpoints(folder=folder, every=every, start=start))
+
+
+def identity(lowered: Lowered) -> Identity:
+    return identity_of(lowered.plan, SETTINGS.dtype(lowered.plan), SETTINGS.seed)
+
+
+def assert_same(one: RunResult, other: RunResult) -> None:
+    """To the last bit: all losses, and all weights at the end."""
+    assert one.losses == other.losses
+    for mine, theirs in zip(one.states, other.states, strict=True):
+        assert mine.weights.keys() == theirs.weights.keys()
+        assert all(torch.equal(mine.weights[key], theirs.weights[key]) for key in mine.weights)
+
+
+def test_saving_changes_nothing_and_leaves_the_last_two(lowered, pool, saved):
+    folder, result = saved
+    assert_same(result, run_lowered(lowered, SETTINGS, pool=pool))
+    assert sorted(path.name for path in folder.iterdir()) == ["step-0000000002", "step-0000000004"]
+    assert len(result.save_stalls_s) == 2
+    assert latest_whole(folder, identity(lowered)).step == 4
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(lowered, pool, saved, tmp_path, step):
+    folder, result = saved
+    whole = check_whole(folder / f"step-{step:010}", identity(lowered))
+    assert_same(result, run_lowered(lowered, saving(tmp_path, whole), pool=pool))
+
+
+def test_a_run_over_batches_goes_on_at_its_batch(pool, tmp_path):
+    lowered = lower(plan_with_owners("projectors-and-llm", llm=(6,)))
+    settings = replace(SETTINGS, steps=5, timeout_s=60.0, following=FOLLOWING)  # four batches, then from the first again
+    first = replace(settings, checkpoints=Checkpoints(folder=tmp_path, every=3))
+    result = run_lowered(lowered, first, pool=pool)
+    whole = check_whole(tmp_path / "step-0000000003", identity(lowered))
+    again = replace(settings, checkpoints=Checkpoints(folder=tmp_path, every=3, start=whole))
+    assert_same(result, run_lowered(lowered, again, pool=pool))
+
+
+def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_last_bit(lowered, pool, saved, tmp_path):
+    _, result = saved
+
+    def kill_while_saving() -> None:
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and not list(tmp_path.glob("step-0000000004.part/rank-*")):
+            time.sleep(0.0005)
+        os.kill(pool.process_ids()[1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_while_saving)
+    killer.start()
+    with pytest.raises(WorldFailed, match="killed by SIGKILL"):
+        run_lowered(lowered, saving(tmp_path), pool=pool)
+    killer.join()
+    whole = latest_whole(tmp_path, identity(lowered))
+    assert_same(result, run_lowered(lowered, saving(tmp_path, whole), pool=pool))
+    assert not list(tmp_path.glob("*.part"))
+
+
+def copied(folder: Path, to: Path) -> Path:
+    for path in (folder / "step-0000000004").rglob("*"):
+        if path.is_file():
+            target = to / "step-0000000004" / path.relative_to(folder / "step-0000000004")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return to / "step-0000000004"
+
+
+def test_torn_checkpoints_are_refused_by_name(lowered, saved, tmp_path):
+    whole = copied(saved[0], tmp_path)
+    file = next((whole / "rank-00001" / "tensors").glob("*.distcp"))
+    content = file.read_bytes()
+    for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
+        file.write_bytes(damaged)
+        with pytest.raises(TornError, match=r"step-0000000004 is torn: rank-00001/tensors/.*distcp is not"):
+            check_whole(whole, identity(lowered))
+    with pytest.raises(TornError, match="is torn"):
+        latest_whole(tmp_path, identity(lowered))
+    (whole / "rank-00002" / "rank.json").unlink()
+    file.write_bytes(content)
+    with pytest.raises(TornError, match=r"rank.json cannot be read"):
+        check_whole(whole, identity(lowered))
+
+
+def test_the_latest_whole_one_is_found_behind_a_torn_one(lowered, saved, tmp_path):
+    later = copied(saved[0], tmp_path).rename(tmp_path / "step-0000000006")
+    copied(saved[0], tmp_path)
+    (later / "stamp.json").write_text("{")
+    (tmp_path / "step-0000000008.part").mkdir()
+    assert latest_whole(tmp_path, identity(lowered)).step == 4
+
+
+def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_path):
+    other = replace(identity(lowered), seed=7)
+    with pytest.raises(ForeignError, match="is of seed 0, this run of 7"):
+        latest_whole(saved[0], other)
+    with pytest.raises(ForeignError, match=r"is of plan \w+, this run of abc"):
+        latest_whole(saved[0], replace(other, plan_hash="abc"))
+    with pytest.raises(ValueError, match="holds no whole checkpoint to resume from"):
+        latest_whole(tmp_path, other)
+    with pytest.raises(ValueError, match="has seen 5 steps already, the run has 5"):
+        saving(tmp_path, Whole(folder=tmp_path, step=5))
+
+
+def test_a_save_that_cannot_be_written_ends_the_run_by_name(lowered, pool, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorldFailed, match=r"checkpoint after step 2 failed: .*Not a directory"):
+        run_lowered(lowered, saving(tmp_path / "file"), pool=pool)
