@@ -17,9 +17,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from runtime.adapters.adapter import PLACEHOLDER, Adapter
-from runtime.adapters.choose import adapter_of
 from runtime.adapters.projector import PROJECTORS
 from runtime.adapters.vision import VisionAdapter
+from runtime.multimodal_architecture import Architecture, architecture_of
 from runtime.multimodal_batch import EncoderInput, PreparedBatch, prepare
 from runtime.multimodal_callbacks import BeforeEncoder, BeforeLLM
 from runtime.multimodal_stage import AfterCallback, AroundProjector, Outputs, call_checked
@@ -123,16 +123,16 @@ class ModalityModule(nn.Module):
         if want != have:
             raise ValueError(f"module {module.name!r}: its projector must have weights {want}, got {have}")
 
-    def weights(self, adapter: Adapter) -> dict[str, nn.Parameter]:
+    def weights(self, architecture: Architecture) -> dict[str, nn.Parameter]:
         """Name in a plan -> the given parameter, for every weight that the plan's module has.
 
         Raises:
             ValueError: the model lacks one, or has it in another shape.
         """
-        shapes = adapter.shapes()
+        shapes = architecture.shapes
         found: dict[str, nn.Parameter] = {}
         for name, parameter in self.module.named_parameters():
-            for prefix in adapter.prefixes:
+            for prefix in architecture.adapter.prefixes:
                 bare = name.removeprefix(prefix)
                 if name.startswith(prefix) and bare in shapes:
                     found.setdefault(bare, parameter)
@@ -142,7 +142,7 @@ class ModalityModule(nn.Module):
             if name not in found or tuple(found[name].shape) != shape:
                 have = tuple(found[name].shape) if name in found else "none"
                 raise ValueError(
-                    f"module {adapter.module.name!r}: {type(self.module).__name__} must have a weight "
+                    f"module {architecture.module.name!r}: {type(self.module).__name__} must have a weight "
                     f"{name!r} of shape {shape}, got {have}"
                 )
         return {name: found[name] for name in shapes}
@@ -204,6 +204,7 @@ class MultimodalModule(nn.Module):
         if isinstance(language_model, PreTrainedModel):
             language_model = ModalityModule(language_model)
         self.names = tuple(encoders)
+        self._known: dict[str, Architecture] = {}
         self.language_model = language_model
         self.preprocess_callback = preprocess_callback
         self.token_ids = dict(token_ids or {})
@@ -243,41 +244,42 @@ class MultimodalModule(nn.Module):
             raise ValueError("a group of encoders cannot run by itself: want a language_model, got None")
         return {**dict(self.leaves()), LLM: self.language_model}
 
-    def adapters(self) -> dict[str, Adapter]:
-        """Name in plans -> how the runtime sees it."""
-        return {module.name: adapter_of(module) for module in self._modules_of_graph()}
+    def architectures(self) -> dict[str, Architecture]:
+        """Name in plans -> what the runtime knows about the part."""
+        if not self._known:
+            parts = self.parts()
+            llm = parts[LLM].graph(LLM, None)
+            width = llm.layers[0].out_width
+            encoders = [part.graph(name, width) for name, part in parts.items() if name != LLM]
+            self._known = {module.name: architecture_of(module) for module in (*encoders, llm)}
+        return self._known
 
-    def _modules_of_graph(self) -> list[Module]:
-        parts = self.parts()
-        llm = parts[LLM].graph(LLM, None)
-        width = llm.layers[0].out_width
-        return [*(part.graph(name, width) for name, part in parts.items() if name != LLM), llm]
+    def weights(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Name in plans -> name in a plan -> the given parameter."""
+        known = self.architectures()
+        return {name: part.weights(known[name]) for name, part in self.parts().items()}
 
     def graph(self) -> ModelGraph:
         """The model as plans know it: a layer is trainable where any of its weights is now."""
-        modules = [self._flagged(module) for module in self._modules_of_graph()]
-        *encoders, llm = modules
+        weights = self.weights()
+        *encoders, llm = [self._flagged(known, weights[name]) for name, known in self.architectures().items()]
         return connect("multimodal", *([encoder, llm] for encoder in encoders), [llm])
 
-    def _flagged(self, module: Module) -> Module:
-        adapter, part = adapter_of(module), self.parts()[module.name]
-        trained = {name: part.trains(name, weight) for name, weight in part.weights(adapter).items()}
-        layers = []
-        for index, layer in enumerate(module.layers):
-            built = adapter.build(index)
-            names = (built.hugging_face_name(name) for name, _ in built.named_parameters())
-            on = any(trained[adapter.aliases.get(name, name)] for name in names)
-            layers.append(replace(layer, trainable=on))
-        return replace(module, layers=tuple(layers))
+    def _flagged(self, known: Architecture, weights: Mapping[str, nn.Parameter]) -> Module:
+        part = self.parts()[known.module.name]
+        trained = {name: part.trains(name, weight) for name, weight in weights.items()}
+        flags = [any(trained[name] for name in names) for names in known.layers]
+        layers = (replace(x, trainable=on) for x, on in zip(known.module.layers, flags, strict=True))
+        return replace(known.module, layers=tuple(layers))
 
     def prepare(self, batch: Mapping[str, Any]) -> PreparedBatch:
         """The batch behind the callbacks that come first; see `runtime.multimodal_batch.prepare`."""
-        adapters, parts = self.adapters(), self.parts()
+        known, parts = self.architectures(), self.parts()
         inputs = {
             name: EncoderInput(
                 key=part.module.main_input_name,
-                adapter=adapters[name],
-                width=adapters[LLM].module.layers[0].out_width,
+                adapter=known[name].adapter,
+                width=known[LLM].module.layers[0].out_width,
                 token_id=self.token_ids.get(name),
                 before=part.preprocess_callback,
             )
@@ -291,11 +293,11 @@ class MultimodalModule(nn.Module):
 
         Differs: the runtime switches dropout off; here a model in training mode applies its own.
         """
-        prepared, adapters = self.prepare(batch), self.adapters()
+        prepared, known = self.prepare(batch), self.architectures()
         features: dict[tuple[str, Item], Tensor] = {}
         with self._frozen_parts():
             for name, part in self.leaves():
-                features |= self._features(name, part, adapters[name], prepared)
+                features |= self._features(name, part, known[name].adapter, prepared)
             sums = [self._sample_loss(index, prepared, features) for index in range(len(prepared.samples))]
         count = sum(num for _, num in sums)
         if not count:

@@ -193,8 +193,9 @@ class MultimodalParallelModule:
             WorldFailed, RankError: a rank failed; the message names it.
         """
         plan, ran = self._run(batch, 1, OptimizerSettings())
+        weights = self.model.weights()
         for (module, name), gradient in _union(state.gradients for state in ran.states).items():
-            parameter = self._weights(module)[name]
+            parameter = weights[module][name]
             own = gradient.to(parameter.device, parameter.dtype)
             parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
         return _output(plan, ran)
@@ -214,16 +215,18 @@ class MultimodalParallelModule:
     def collect_weights(self) -> None:
         """In a process group, give every process all weights as their ranks have them; a collective."""
         if self._is_group:
-            self._take(everybodys({key: self._weights(key[0])[key[1]].detach() for key in self._held}))
+            weights = self.model.weights()
+            self._take(everybodys({key: weights[key[0]][key[1]].detach() for key in self._held}))
 
     def plan(self, batch: Mapping[str, Any]) -> Plan:
         """The plan that a batch would run by."""
         return self._plan_of(self._job(self.model.prepare(batch).samples))
 
     def _take(self, weights: Mapping[Weight, Tensor]) -> None:
+        given = self.model.weights()
         with torch.no_grad():
             for (module, name), weight in weights.items():
-                self._weights(module)[name].copy_(weight)
+                given[module][name].copy_(weight)
 
     def _run(self, batch: Mapping[str, Any], steps: int, optimizer: OptimizerSettings) -> tuple[Plan, Ran]:
         prepared = self.model.prepare(batch)
@@ -275,11 +278,12 @@ class MultimodalParallelModule:
         return plan
 
     def _build(self) -> UserStage:
+        parts = self.model.parts()
         frozen = {
             (module, name)
-            for module, part in self.model.parts().items()
-            for name, weight in self._weights(module).items()
-            if not part.trains(name, weight)
+            for module, weights in self.model.weights().items()
+            for name, weight in weights.items()
+            if not parts[module].trains(name, weight)
         }
         callbacks = {
             name: part.around
@@ -288,14 +292,12 @@ class MultimodalParallelModule:
         }
         return UserStage(callbacks=callbacks, frozen=frozenset(frozen))
 
-    def _weights(self, module: str) -> dict[str, torch.nn.Parameter]:
-        return self.model.parts()[module].weights(self.model.adapters()[module])
-
     def _save(self, folder: Path, modules: Iterable[str]) -> None:
         """Every module as a folder that ranks read their own weights from."""
+        weights = self.model.weights()
         for module in modules:
             (folder / module).mkdir()
-            held = {name: w.detach().cpu().contiguous() for name, w in self._weights(module).items()}
+            held = {name: w.detach().cpu().contiguous() for name, w in weights[module].items()}
             save_file(held, folder / module / SINGLE, metadata={"format": "pt"})
 
 
