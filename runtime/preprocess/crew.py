@@ -1,6 +1,7 @@
 """Producers on the server's own host: processes that are replaced when they die."""
 
 import secrets
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,6 +12,7 @@ from runtime.preprocess.keys import ClientKeys
 from runtime.preprocess.producer import settings_text
 
 MOST_STILLBORN = 3  # in a row: then something is wrong with all of them
+KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # says nothing about the others
 END_S = 5.0
 
 
@@ -51,7 +53,7 @@ class Crew:
         """Names of producers that have died since the last call; a new one stands in for each.
 
         Raises:
-            ValueError: several died in a row without a word.
+            ValueError: several ended in a row without a word.
         """
         lost = [name for name, process in self._at_work.items() if process.poll() is not None]
         for name in lost:
@@ -59,7 +61,7 @@ class Crew:
             self.num_lost += 1
             if name in self._unheard:
                 self._unheard.discard(name)
-                self._num_stillborn += 1
+                self._num_stillborn += code not in KILLED_FROM_OUTSIDE
             if self._num_stillborn >= MOST_STILLBORN:
                 raise ValueError(
                     f"producers: {MOST_STILLBORN} in a row ended before their first word, "

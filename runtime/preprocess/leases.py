@@ -16,8 +16,9 @@ class Leases:
     """Tasks that wait, and those lent to producers until a deadline.
 
     A task goes back when its lease ends or its producer dies, and the first result of a task is the
-    only one that counts. Times are the caller's clock in seconds. Every call takes O(log tasks) but
-    `release`, `expire` and `drop`, which look at all tasks of the window.
+    only one that counts. One that is given up stays open, for its caller to complete without a
+    producer. Times are the caller's clock in seconds. Every call takes O(log tasks) but `release`,
+    `expire` and `drop`, which look at all tasks of the window.
 
     Args:
         lease_s: how long a producer may take for one task.
@@ -84,11 +85,10 @@ class Leases:
     def _back(self, tasks: list[Task]) -> tuple[Task, ...]:
         given_up = []
         for task in tasks:
+            self._open[task] = None
             if self._attempts[task] >= self._most_attempts:
-                self._forget(task)
                 given_up.append(task)
             else:
-                self._open[task] = None
                 heappush(self._waiting, task)
         return tuple(given_up)
 

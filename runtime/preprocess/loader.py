@@ -188,6 +188,10 @@ class ServedLoader:
         self._connection.send(packed("leave"))
         self._connection.close()
 
+    def abandon(self) -> None:
+        """Go without a word, as a trainer that dies: the server finds out by itself."""
+        self._connection.close()
+
     def _ask(self, reach: range) -> None:
         """For what has not arrived and was not asked for lately."""
         now_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -86,10 +87,12 @@ def serve_command(
         port=port,
     )
     server = Server(settings, None if keys is None else read_server_keys(keys))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop is an interrupt: producers end, too
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # an exception could be lost inside a library's callback
+        signal.signal(number, lambda *_: stopped.set())
     typer.echo(f"serving {data} at {server.address}")
-    end_s = None if seconds is None else time.monotonic() + seconds
-    server.serve(lambda: end_s is not None and time.monotonic() >= end_s)
+    end_s = math.inf if seconds is None else time.monotonic() + seconds
+    server.serve(lambda: stopped.is_set() or time.monotonic() >= end_s)
 
 
 @app.command("produce")
