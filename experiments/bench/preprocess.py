@@ -1,0 +1,276 @@
+"""How long a trainer stalls for its images, preprocessing them itself or leaving it to a server.
+
+Setup:   JPEG images of 512 and 1,024 pixels a side, 10 and 40 an iteration, brought to Qwen2-VL's sizes and
+         cut into patches. One data-parallel group. The training step is an idle wait of 1.5 times the decode,
+         and once of half of it, where no prefetching can hide everything. Server and one producer on one
+         core, the trainer on another. Then 1,000 iterations over small images while producers, trainers and
+         the server itself are killed at random.
+Ours:    executed; the simulator's stalls are written down before anything is executed, from the decode times
+         of single images on this machine.
+Paper:   DistTrain, section 7.3, Figure 17: seconds without, milliseconds with disaggregation.
+Differs: the baseline decodes on one core between two steps; the paper does not say how many loader
+         processes its baseline has, nor how large its values are except by words and bars.
+Run:     python -m experiments.bench.preprocess [--json]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.preprocess_chaos import Chaos, survived
+from experiments.bench.preprocess_folder import draw_photographs, server_process
+from experiments.paper import RESULTS, commit
+from runtime.preprocess.connection import Message
+from runtime.preprocess.example import example_frames, packed, preprocess, unpacked
+from runtime.preprocess.images import QwenRule, preprocess_image
+from runtime.preprocess.loader import ColocatedLoader, ServedLoader, Subscription, batch_of_message
+from runtime.preprocess.order import OrderSettings
+from runtime.preprocess.stalls import stalls_of
+from runtime.records import IMAGE, read_records
+from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
+from workbench.units import ms
+
+OUT = RESULTS / "bench_preprocess.json"
+RULE = QwenRule(max_pixels=2**22)
+BATCHES_OF_FOLDER = 2
+WINDOW = 2
+FEWEST, MOST, BUDGET_S = 8, 50, 15.0  # iterations, and what they may take together
+SIMULATED = 12
+HIDING, STARVING = 1.5, 0.5  # the step over the decode of a batch
+WAIT_S = 60.0
+NOTHING_S = 0.010  # "milliseconds"
+CHAOS_ITERATIONS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One bar of the figure."""
+
+    num_images: int
+    side_px: int
+    step_over_decode: float = HIDING
+
+    @property
+    def name(self) -> str:
+        starved = "" if self.step_over_decode >= 1 else ", starved"
+        return f"{self.num_images} x {self.side_px}{starved}"
+
+
+CELLS = (
+    Cell(num_images=10, side_px=512),
+    Cell(num_images=10, side_px=512, step_over_decode=STARVING),
+    Cell(num_images=10, side_px=1024),
+    Cell(num_images=40, side_px=512),
+    Cell(num_images=40, side_px=1024),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What the simulator says of a cell, out of the decode times of its images one by one."""
+
+    decode_ms: float
+    step_ms: float
+    colocated_ms_p50: float
+    disaggregated_ms_p50: float
+
+
+def predicted(cell: Cell, folder: Path) -> Predicted:
+    """Decodes every image of the folder once after a warm-up; unpacking a batch is timed alone."""
+    records = read_records(folder)
+    seconds = [decode_s(folder / record.of(IMAGE)[0]) for record in records]
+    batches = tuple(
+        tuple(seconds[start : start + cell.num_images]) for start in range(0, len(seconds), cell.num_images)
+    )
+    repeated = tuple(batches[position % len(batches)] for position in range(SIMULATED))
+    decode_of_batch_s = statistics.fmean(map(sum, batches))
+    step_s = cell.step_over_decode * decode_of_batch_s
+    setup = Preprocessing(
+        decode_s=repeated,
+        step_s=step_s,
+        window=WINDOW,
+        nodes=(CpuNode(cores=1, num_producers=1),),
+        unpack_s=unpack_s(folder, cell.num_images),
+    )
+    apart = disaggregated_stalls_s(setup)
+    return Predicted(
+        decode_ms=ms(decode_of_batch_s),
+        step_ms=ms(step_s),
+        colocated_ms_p50=ms(statistics.median(colocated_stalls_s(repeated))),
+        disaggregated_ms_p50=ms(statistics.median(apart[WINDOW:])),
+    )
+
+
+def decode_s(path: Path) -> float:
+    """The faster of two passes over one image: the first may find cold caches."""
+    times = []
+    for _ in range(2):
+        start_s = time.perf_counter()
+        preprocess_image(path, RULE)
+        times.append(time.perf_counter() - start_s)
+    return min(times)
+
+
+def unpack_s(folder: Path, num_images: int) -> float:
+    """Of a batch that has arrived: the median of five."""
+    framed = [
+        example_frames(preprocess(record, folder, RULE)) for record in read_records(folder)[:num_images]
+    ]
+    header = unpacked(
+        packed("batch", position=0, microbatches=[[header] for header, _ in framed], skipped=[])
+    )
+    message = Message(header, tuple(buffer for _, buffers in framed for buffer in buffers))
+    times = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        batch_of_message(message)
+        times.append(time.perf_counter() - start_s)
+    return statistics.median(times)
+
+
+def measured(cell: Cell, folder: Path, expected: Predicted, core: int) -> dict[str, float]:
+    """Milliseconds of stall, both ways; apart, without the iterations that fill the window."""
+    step_s = expected.step_ms / 1000
+    num = min(MOST, max(FEWEST, int(BUDGET_S / step_s)))
+    own = ColocatedLoader(folder, RULE, batch_size=cell.num_images, order=OrderSettings())
+    colocated = stalls_of(own, max(FEWEST // 2, num // 2), step_s=step_s)
+    with server_process(folder, cell.num_images, WINDOW, cores={core}) as server:
+        loader = ServedLoader(Subscription(address=server.address, timeout_s=WAIT_S))
+        try:
+            stalls_of(loader, WINDOW, step_s=step_s)
+            apart = stalls_of(loader, num, step_s=step_s)
+        finally:
+            loader.close()
+    return {
+        "iterations": num,
+        "colocated_ms_p50": ms(colocated.quantile_s(0.5)),
+        "colocated_ms_p99": ms(colocated.quantile_s(0.99)),
+        "disaggregated_ms_p50": ms(apart.quantile_s(0.5)),
+        "disaggregated_ms_p99": ms(apart.quantile_s(0.99)),
+    }
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """This process on that core alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def claims(
+    cells: dict[str, dict[str, float]], expected: dict[str, dict[str, float]], chaos: Chaos | None
+) -> dict[str, bool]:
+    """Which hold; the paper's words are seconds and milliseconds."""
+    hidden = {name: found for name, found in cells.items() if "starved" not in name}
+    found = {
+        f"apart, the median stall is below {ms(NOTHING_S):g} ms where the step is as long as the decode": all(
+            each["disaggregated_ms_p50"] < ms(NOTHING_S) for each in hidden.values()
+        ),
+        "apart, it is a hundredth of the colocated one or less": all(
+            100 * each["disaggregated_ms_p50"] <= each["colocated_ms_p50"] for each in hidden.values()
+        ),
+        "the largest colocated stall is of the order of a second": max(
+            each["colocated_ms_p50"] for each in cells.values()
+        )
+        > 500,
+        "colocated stalls are predicted within 25 %": all(
+            abs(each["colocated_ms_p50"] / expected[name]["colocated_ms_p50"] - 1) <= 0.25
+            for name, each in cells.items()
+        ),
+    }
+    if chaos is not None:
+        found["every example exactly once in every epoch"] = chaos.exactly_once
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--cells", type=int, default=len(CELLS), help="only the first so many")
+    parser.add_argument("--chaos", type=int, default=CHAOS_ITERATIONS, help="iterations; 0: none")
+    parser.add_argument("--out", type=Path, default=OUT)
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        record = run(Path(scratch), CELLS[: arguments.cells], arguments.chaos, arguments.out)
+    show(record)
+    if arguments.json:
+        print(json.dumps(record))
+    return 0 if all(record["claims"].values()) else 1
+
+
+def run(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) -> dict[str, Any]:
+    """Draw, predict and write that down, then execute and write that beside it."""
+    folders = {}
+    for cell in cells:
+        folder = scratch / f"{cell.num_images}-{cell.side_px}"
+        if not folder.exists():
+            draw_photographs(folder, BATCHES_OF_FOLDER * cell.num_images, cell.side_px, seed=cell.side_px)
+        folders[cell.name] = folder
+    cores = os.sched_getaffinity(0)
+    with on_core(min(cores)):
+        expected = {cell.name: predicted(cell, folders[cell.name]) for cell in cells}
+    record: dict[str, Any] = {
+        "script": "bench/preprocess",
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": f"{platform.machine()} CPU, {os.cpu_count()} cores; server and producer on one of them",
+        "predicted": {name: asdict(each) for name, each in expected.items()},
+    }
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    with on_core(min(cores)):
+        record["executed"] = {
+            cell.name: measured(cell, folders[cell.name], expected[cell.name], max(cores)) for cell in cells
+        }
+    chaos = survived(scratch / "chaos", chaos_iterations, seed=0, cores=cores) if chaos_iterations else None
+    record["chaos"] = None if chaos is None else asdict(chaos)
+    record["claims"] = claims(record["executed"], record["predicted"], chaos)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def show(record: dict[str, Any]) -> None:
+    columns = (
+        "decode",
+        "colocated p50",
+        "predicted",
+        "p99",
+        "apart p50",
+        "predicted",
+        "p99",
+    )
+    print(f"{'ms of stall':20}" + "".join(f"{column:>15}" for column in columns))
+    for name, found in record["executed"].items():
+        expected = record["predicted"][name]
+        values = (
+            expected["decode_ms"],
+            found["colocated_ms_p50"],
+            expected["colocated_ms_p50"],
+            found["colocated_ms_p99"],
+            found["disaggregated_ms_p50"],
+            expected["disaggregated_ms_p50"],
+            found["disaggregated_ms_p99"],
+        )
+        print(f"{name:20}" + "".join(f"{value:15.3f}" for value in values))
+    if record["chaos"] is not None:
+        print("chaos: " + ", ".join(f"{key} {value}" for key, value in record["chaos"].items()))
+    for claim, holds in record["claims"].items():
+        print(f"claim: {claim} {'holds' if holds else 'FAILS'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Photographs out of a seed, and a preprocessing server as a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from runtime.records import INDEX
+
+GRAIN_PX = 16
+QUALITY = 90
+TEXT = "What is to be seen in this picture?"
+END_S = 20.0
+
+
+def draw_photographs(folder: Path, number: int, side_px: int, *, seed: int) -> None:
+    """One JPEG and one text an example: large soft shapes under fine grain, as photographs have."""
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    lines = []
+    for index in range(number):
+        coarse = rng.integers(0, 256, (side_px // GRAIN_PX, side_px // GRAIN_PX, 3), dtype=np.uint8)
+        soft = Image.fromarray(coarse).resize((side_px, side_px), Image.Resampling.BICUBIC)
+        grain = rng.normal(0.0, 6.0, (side_px, side_px, 1))
+        pixels = np.clip(np.asarray(soft, dtype=np.float32) + grain, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.jpg", quality=QUALITY)
+        lines.append(f'{{"id": {index}, "segments": [{{"image": "{index}.jpg"}}, {{"text": "{TEXT}"}}]}}\n')
+    (folder / INDEX).write_text("".join(lines), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """Where it listens, and the process."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    def kill(self) -> None:
+        """Without a chance to say good-bye."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(END_S)
+
+
+def start_server(
+    folder: Path, batch_size: int, window: int, *, producers: int = 1, port: int = 0, cores: set[int]
+) -> ServerProcess:
+    """The command `workbench preprocess serve`, it and its producers on those cores alone."""
+    options = ("--max-pixels", 2**22, "--batch-size", batch_size, "--window", window)
+    options += ("--producers", producers, "--port", port)
+    script = "from workbench.cli import main; main()"
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, "preprocess", "serve", str(folder), *map(str, options)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.sched_setaffinity(0, before)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise ValueError(f"server of {folder} ended with exit code {process.wait(END_S)}")
+    return ServerProcess(line.split()[-1], process)
+
+
+@contextmanager
+def server_process(
+    folder: Path, batch_size: int, window: int, *, producers: int = 1, cores: set[int]
+) -> Iterator[ServerProcess]:
+    """A server until the end of the block."""
+    server = start_server(folder, batch_size, window, producers=producers, cores=cores)
+    try:
+        yield server
+    finally:
+        end(server)
+
+
+def end(server: ServerProcess) -> None:
+    """Ask it to end, and close its pipe."""
+    server.process.terminate()
+    try:
+        server.process.wait(END_S)
+    finally:
+        assert server.process.stdout is not None
+        server.process.stdout.close()
