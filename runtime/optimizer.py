@@ -1,17 +1,51 @@
-"""The optimizer step: AdamW, with a global clipping norm if asked for."""
+"""The optimizer step: AdamW, with a global clipping norm and a schedule of rates if asked for."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RateSchedule:
+    """A linear rise to the learning rate, then half a cosine down to a part of it, where it stays.
+
+    Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
+
+    Args:
+        warmup_steps: of the rise; the first step has 1 / warmup_steps of the rate. 0: none.
+        decay_steps: of the descent.
+        floor: the part at its end.
+    """
+
+    warmup_steps: int
+    decay_steps: int
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup_steps", 0), ("decay_steps", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if not 0.0 <= self.floor <= 1.0:
+            raise ValueError(f"floor must be 0 to 1 times the learning rate, got {self.floor}")
+
+    def factor(self, step: int) -> float:
+        """What the learning rate is multiplied with in a step; the first is 0. O(1)."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        part = min(1.0, (step - self.warmup_steps) / self.decay_steps)
+        return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * part))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """AdamW's settings, the same on every rank and in the reference.
 
-    `clip_norm` None: gradients are not clipped.
+    `clip_norm` None: gradients are not clipped. `schedule` None: the rate stays.
     """
 
     learning_rate: float = 1e-3
@@ -19,6 +53,7 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.01
     clip_norm: float | None = None
+    schedule: RateSchedule | None = None
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
@@ -35,7 +70,7 @@ def build_adamw(parameters: Iterable[nn.Parameter], settings: OptimizerSettings)
     held = list(parameters)
     if not held:
         return None
-    return torch.optim.AdamW(
+    adamw = torch.optim.AdamW(
         held,
         lr=settings.learning_rate,
         betas=settings.betas,
@@ -43,6 +78,18 @@ def build_adamw(parameters: Iterable[nn.Parameter], settings: OptimizerSettings)
         weight_decay=settings.weight_decay,
         foreach=False,
     )
+    if settings.schedule is not None:
+        adamw.register_step_pre_hook(partial(_set_rate, settings, settings.schedule))
+    return adamw
+
+
+def _set_rate(
+    settings: OptimizerSettings, schedule: RateSchedule, adamw: torch.optim.Optimizer, *_: Any
+) -> None:
+    """Steps are counted by what AdamW keeps of each tensor, so state that is brought back goes on."""
+    counts = [int(state["step"]) for state in adamw.state.values() if "step" in state]
+    for group in adamw.param_groups:
+        group["lr"] = settings.learning_rate * schedule.factor(max(counts, default=0))
 
 
 def squared_norm(gradients: Iterable[Tensor]) -> Tensor:

@@ -117,6 +117,13 @@ class RunSettings:
     def dtype(self, plan: Plan) -> torch.dtype:
         return TORCH_TYPE[self.precision or plan.settings.precision]
 
+    def optimizer_dtype(self, plan: Plan) -> torch.dtype | None:
+        """What the optimizer works in, where weights are narrower."""
+        wide = plan.settings.optimizer_precision
+        if wide is None or TORCH_TYPE[wide].itemsize <= self.dtype(plan).itemsize:
+            return None
+        return TORCH_TYPE[wide]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
@@ -261,7 +268,9 @@ class _Rank:
         self._mesh, self._settings, self._source = mesh, settings, source
         self._report, self._join = report, join
         self._recorder = Recorder(mesh.rank)
-        self._buckets = weight_buckets(lowered, mesh.rank, list(self._modules.values()))
+        self._buckets = weight_buckets(
+            lowered, mesh.rank, list(self._modules.values()), settings.optimizer_dtype(plan)
+        )
         watched = settings.collect is Collect.MEMORY
         held = [p for _, p in self._named()] + [bucket.own for bucket in self._buckets.values()]
         self._memory = Allocations(held) if watched else None

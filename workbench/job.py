@@ -116,6 +116,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
     automatic = Kernels.EAGER if is_local else Kernels.FUSED
     settings = Settings(
         precision=Precision(spec.precision),
+        optimizer_precision=spec.optimizer_precision,
         kernels=automatic if spec.kernels == "auto" else Kernels(spec.kernels),
         modules=tuple(
             settings

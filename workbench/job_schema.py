@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from workbench.plan.plan import KeyExchange
+from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
 
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
@@ -174,7 +174,10 @@ class ScheduleSpec(Strict):
 
 
 class JobSpec(Strict):
-    """A whole job.yaml; `kernels` auto: eager on processes of this machine, fused on GPUs."""
+    """A whole job.yaml; `kernels` auto: eager on processes of this machine, fused on GPUs.
+
+    optimizer_precision: of gradients while they are added up and of what the optimizer updates.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     model: ModelSpec
@@ -184,6 +187,7 @@ class JobSpec(Strict):
     schedule: ScheduleSpec = ScheduleSpec()
     max_ranks: Count | None = None
     precision: Literal["float64", "float32", "bfloat16"] = "bfloat16"
+    optimizer_precision: Precision | None = None
     kernels: Literal["auto", "fused", "eager"] = "auto"
     profile: Annotated[str, Field(min_length=1)]
 

@@ -138,13 +138,19 @@ class StateBytes(NamedTuple):
     optimizer: int
 
 
-def state_bytes(element_bytes: int, kernels: Kernels = Kernels.FUSED) -> StateBytes:
+def state_bytes(
+    element_bytes: int, kernels: Kernels = Kernels.FUSED, wide_bytes: int | None = None
+) -> StateBytes:
     """Weight, gradient and AdamW state per trainable parameter; a frozen one has its weight only.
 
     FUSED: 2-byte weights have a float32 master copy and two float32 moments (Rajbhandari et al.
     2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width. EAGER: two
-    moments of the weight's own width, as torch's AdamW keeps them.
+    moments of the weight's own width, as torch's AdamW keeps them. `wide_bytes`: what an element
+    of the optimizer has where that is said: gradients, moments, and a copy of narrower weights.
     """
+    if wide_bytes is not None:
+        copies = 2 if wide_bytes == element_bytes else 3
+        return StateBytes(element_bytes, wide_bytes, copies * wide_bytes)
     if kernels.is_megatron:
         master = FLOAT32_BYTES if element_bytes < FLOAT32_BYTES else 0
         return StateBytes(element_bytes, GRADIENT_BYTES, master + 2 * FLOAT32_BYTES)

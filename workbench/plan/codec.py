@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from workbench.data.sample import Item
 from workbench.graph.layer import Operator
-from workbench.plan.plan import Plan
+from workbench.plan.plan import WHERE_SET, Plan
 from workbench.schedule.action import Action, parse_action
 from workbench.whole_file import write_text
 
@@ -95,8 +95,13 @@ def encode(value: object) -> Any:
         return [encode(member) for member in value]
     if is_dataclass(value) and not isinstance(value, type):
         tag = {TYPE_KEY: type(value).__name__} if _in_union(type(value)) else {}
-        return tag | {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+        return tag | {f.name: encode(getattr(value, f.name)) for f in fields(value) if _stands(f, value)}
     return value
+
+
+def _stands(field: Field[Any], value: object) -> bool:
+    """Whether a plan file names a field: plans older than it keep their hash."""
+    return WHERE_SET not in field.metadata or getattr(value, field.name) != field.default
 
 
 def decode(kind: Any, data: Any, where: str) -> object:

@@ -219,7 +219,7 @@ class _RankAccount:
 
         Where no backward made any, zeros stand in for those of one group at a time.
         """
-        size = self._plan.settings.precision.num_bytes
+        size = self._plan.settings.gradient_bytes
         groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
         elements = [group.num_elements for group in groups if self._rank in group.ranks]
         self._hold(position, max(position, self._last - 1), sum(elements) * size)
@@ -257,7 +257,7 @@ class _RankAccount:
         if self._plan.settings.kernels is not Kernels.EAGER:
             return 0
         sizes = [
-            elements_of(parameter, stage) * self._plan.settings.precision.num_bytes
+            elements_of(parameter, stage) * self._plan.settings.gradient_bytes
             for stage in self._plan.stages
             if self._rank in stage.flat_ranks
             for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]

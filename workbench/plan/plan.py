@@ -10,6 +10,8 @@ from workbench.data.sample import Item, Sample
 from workbench.graph.model_graph import ModelGraph
 from workbench.schedule.action import Action
 
+WHERE_SET = "where set"  # marks a field that plan files leave out while it has its default
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -113,11 +115,31 @@ class ModuleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How layers are computed: `kernels` decides what they keep for their backward."""
+    """How layers are computed: `kernels` decides what they keep for their backward.
+
+    Args:
+        precision: of weights, activations and messages.
+        optimizer_precision: of the weights that the optimizer updates, of its moments, and of gradients
+            while they are added up. None: as `precision`, but for what `kernels` say about memory.
+    """
 
     precision: Precision = Precision.BFLOAT16
     kernels: Kernels = Kernels.FUSED
     modules: tuple[ModuleSettings, ...] = ()
+    optimizer_precision: Precision | None = field(default=None, metadata={WHERE_SET: True})
+
+    def __post_init__(self) -> None:
+        wide = self.optimizer_precision
+        if wide is not None and wide.num_bytes < self.precision.num_bytes:
+            raise ValueError(
+                f"optimizer_precision must be as wide as precision {self.precision.value!r}, "
+                f"got {wide.value!r}; nearest: {self.precision.value!r}"
+            )
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient while it is added up over ranks."""
+        return (self.optimizer_precision or self.precision).num_bytes
 
     def of(self, module: str) -> ModuleSettings:
         found = [settings for settings in self.modules if settings.module == module]

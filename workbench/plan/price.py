@@ -216,7 +216,7 @@ class _Pricing:
 
     def _reduction_s(self, group: GradientGroup) -> float:
         """One all-reduce; where an optimizer updates parts, they are all that a rank needs the sum of."""
-        num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
+        num_bytes = group.num_elements * self._plan.settings.gradient_bytes
         shards = optimizer_shards(self._plan, group)
         if shards.num_shards == 1:
             link = stage_link(self._plan.cluster, group.ranks)
@@ -247,12 +247,12 @@ class _Pricing:
         return {rank: steps_s[rank] + factor * self._update_s(elements[rank]) for rank in steps_s}
 
     def _update_s(self, num_parameters: float) -> float:
-        precision = self._plan.settings.precision
+        precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision
         measured_s = dict(self._cost.profile.optimizer_s_per_parameter).get(precision)
-        if measured_s is not None:
+        if measured_s is not None and wide in (None, precision):
             return num_parameters * measured_s
         self.unmeasured.add("optimizer step: bytes over memory bandwidth")
-        return self._cost.update_s(num_parameters * step_bytes(precision))
+        return self._cost.update_s(num_parameters * step_bytes(precision, wide))
 
     def _gather_s(self, group: GradientGroup) -> float:
         instance = optimizer_shards(self._plan, group).instances[0]
@@ -286,13 +286,16 @@ def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Re
     )
 
 
-def step_bytes(precision: Precision) -> int:
+def step_bytes(precision: Precision, wide: Precision | None = None) -> int:
     """Bytes AdamW moves per trainable parameter.
 
     float32 and float64: reads weight, gradient and two moments, writes all but the gradient.
     bfloat16: reads the gradient, a float32 master copy and two moments; writes those three
     and the weight (Rajbhandari et al. 2020, "ZeRO", section 3.1, mixed-precision Adam).
+    A wide optimizer of narrower weights does the same with a gradient as wide as itself.
     """
+    if wide is not None:
+        return 7 * wide.num_bytes + (0 if wide is precision else precision.num_bytes)
     if precision is Precision.BFLOAT16:
         return 2 + 3 * 4 + 3 * 4 + 2
     return 7 * precision.num_bytes

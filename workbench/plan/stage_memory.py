@@ -55,7 +55,10 @@ def _parameter_state(
     plan: Plan, stage: Stage, layer: Layer, parameter: Parameter
 ) -> Iterator[tuple[Stage, StateKind, int]]:
     settings = plan.settings.of(stage.module)
-    size = state_bytes(plan.settings.precision.num_bytes, plan.settings.kernels)
+    wide = plan.settings.optimizer_precision
+    size = state_bytes(
+        plan.settings.precision.num_bytes, plan.settings.kernels, None if wide is None else wide.num_bytes
+    )
     elements = elements_of(parameter, stage)
     # Parts of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
     parts = max(1, len(plan.replicas(stage.module)) * stage.cp // settings.instances)
@@ -70,7 +73,7 @@ def _parameter_state(
 def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
     """Gradients that I makes on one rank: of parameters that are no matrix and no table."""
     return sum(
-        parameter.num_elements * plan.settings.precision.num_bytes
+        parameter.num_elements * plan.settings.gradient_bytes
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
         if layer.trainable
         for operator in layer.operators
