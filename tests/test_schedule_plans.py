@@ -83,6 +83,10 @@ def job_with(tmp_path, kind, **batch):
 @pytest.mark.parametrize("strategy", PLANNERS)
 @pytest.mark.parametrize("kind", ScheduleKind)
 def test_every_strategy_follows_the_jobs_schedule(tmp_path, cost, strategy, kind):
+    if strategy == "megatron-colocated" and kind not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.THREE_PHASE):
+        with pytest.raises(ValueError, match="nearest: three-phase"):
+            PLANNERS[strategy](job_with(tmp_path, kind, replicas=2), cost, lambda *_: None)
+        return
     plan = PLANNERS[strategy](job_with(tmp_path, kind, replicas=2), cost, lambda *_: None)
     lowered, _ = accept(plan)
     for replica in plan.replicas("llm"):

@@ -9,7 +9,7 @@ from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan, Sharding
 from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
-from workbench.strategies.layout_search import fastest_layout, usable_ranks
+from workbench.strategies.layout_search import fastest_layout, has_layouts, usable_ranks
 from workbench.strategies.stage_counts import Progress
 
 Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts and settings
@@ -18,22 +18,20 @@ Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts 
 def searched_plan(job: Job, cost: CostModel, mode: Mode, build: Build, progress: Progress) -> Plan:
     """The plan of the fastest layout of a mode whose plan can be built and fits.
 
-    Takes all ranks that the job may use, or the next smaller number on which any layout fits.
+    Takes all ranks that the job may use, or the next smaller number for which there is a layout.
 
     Raises:
-        ValueError: no number of ranks has such a layout; the reason is that of all ranks.
+        ValueError: none fits; the reason is that of the last one tried.
     """
-    refusal: ValueError | None = None
-    for num_ranks in range(usable_ranks(job), 0, -1):
-        plans = _Plans(job, cost, build)
-        try:
-            fastest_layout(job, cost, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
-        except ValueError as error:
-            refusal = refusal or plans.refusal or error
-            continue
-        assert plans.last is not None
-        return plans.last
-    raise refusal or ValueError(f"job {job.name!r}: no ranks")
+    usable = usable_ranks(job)
+    num_ranks = next((n for n in range(usable, 0, -1) if has_layouts(job, cost, mode, n)), usable)
+    plans = _Plans(job, cost, build)
+    try:
+        fastest_layout(job, cost, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
+    except ValueError as error:
+        raise (plans.refusal or error) from None
+    assert plans.last is not None
+    return plans.last
 
 
 class _Plans:
@@ -58,7 +56,10 @@ class _Plans:
 
 
 def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
-    """The job with a layout and settings for every module, the optimizer's state sharded."""
+    """The job with a layout and settings for every module, the optimizer's state sharded.
+
+    The search's cuts hold where a rank has one stage of the LLM; otherwise the strategy cuts anew.
+    """
     parts = {part.module: part for part in (*choice.encoders, choice.llm)}
     llm = choice.llm.module
     offset = 0 if choice.mode is Mode.COLOCATED else None
@@ -70,7 +71,7 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
             pp=part.pp,
             dp=part.dp,
             rank_offset=offset,
-            stage_layers=step.llm_layers if name == llm else (),
+            stage_layers=step.llm_layers if name == llm and job.schedule.virtual_stages == 1 else (),
         )
         for name, part in parts.items()
     )

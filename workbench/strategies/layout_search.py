@@ -1,13 +1,14 @@
 """Finds the fastest layout that fits: exact branch and bound over a mode's space, and its oracle."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
 from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode
-from workbench.strategies.layout_space import Bounded, Freedom, LayoutSpace
+from workbench.strategies.layout_space import Bounded, Family, Freedom, LayoutSpace
 from workbench.strategies.layout_step import LayoutSteps
 from workbench.strategies.stage_counts import ROUNDING, Progress, silent
 
@@ -25,7 +26,7 @@ class FoundLayout:
 
     Args:
         choice, step: the layout and what it takes.
-        num_layouts: in the space.
+        num_layouts: in the space, at most.
         num_priced: of which the step was worked out.
     """
 
@@ -47,7 +48,8 @@ def fastest_layout(
 ) -> FoundLayout:
     """The fastest layout of a mode whose memory fits, among all on so many ranks.
 
-    Best first: layouts are priced from the smallest bound on, until the bound reaches the best step.
+    Best first: layouts are priced from the smallest bound on, until the bound reaches the best step;
+    families of layouts whose bound is never reached are not even listed.
     Equal to `exhaustive_layout`; of equals the one with the smaller bound, then the earlier one.
 
     Args:
@@ -62,12 +64,19 @@ def fastest_layout(
     Raises:
         ValueError: no layout fits, or none exists on so many ranks.
 
-    Complexity: one bound per layout of the space; at worst one step per layout.
+    Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
     """
     steps = LayoutSteps(job, cost)
-    space = sorted(_space(steps, mode, num_ranks, freedom), key=lambda bounded: bounded[0])
-    found = _best(steps, space, lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, progress)
-    return _found(job, mode, found, len(space))
+    families = tuple(_space(steps, num_ranks, freedom).families(mode))
+    total = sum(family.most for family in families)
+
+    def told(done: int, _: int, best_s: float) -> None:
+        progress(done, total, best_s)
+
+    found = _best(
+        steps, _best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, told
+    )
+    return _found(job, mode, found, total)
 
 
 def exhaustive_layout(
@@ -80,9 +89,9 @@ def exhaustive_layout(
 ) -> FoundLayout:
     """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
     steps = LayoutSteps(job, cost)
-    space = list(_space(steps, mode, num_ranks, freedom))
-    found = _best(steps, space, lambda bound_s, best_s: False, any_layout, silent)
-    return _found(job, mode, found, len(space))
+    layouts = list(_space(steps, num_ranks, freedom).layouts(mode))
+    found = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
+    return _found(job, mode, found, len(layouts))
 
 
 def usable_ranks(job: Job) -> int:
@@ -90,11 +99,30 @@ def usable_ranks(job: Job) -> int:
     return job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
 
 
-def _space(
-    steps: LayoutSteps, mode: Mode, num_ranks: int | None, freedom: Freedom | None
-) -> Iterable[Bounded]:
-    count = usable_ranks(steps.job) if num_ranks is None else num_ranks
-    return LayoutSpace(steps, count, freedom).layouts(mode)
+def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
+    """Whether any layout takes exactly so many ranks, whether it fits or not."""
+    return any(True for _ in _space(LayoutSteps(job, cost), num_ranks, None).families(mode))
+
+
+def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -> LayoutSpace:
+    return LayoutSpace(steps, usable_ranks(steps.job) if num_ranks is None else num_ranks, freedom)
+
+
+def _best_first(families: Sequence[Family]) -> Iterator[Bounded]:
+    """Layouts by ascending bound; a family is opened when its bound is the smallest."""
+    waiting: list[tuple[float, int, LayoutChoice | Family]] = [
+        (family.bound_s, number, family) for number, family in enumerate(families)
+    ]
+    heapify(waiting)
+    number = len(waiting)
+    while waiting:
+        bound_s, _, found = heappop(waiting)
+        if isinstance(found, LayoutChoice):
+            yield bound_s, found
+            continue
+        for own_s, choice in found.layouts():
+            heappush(waiting, (max(own_s, bound_s), number, choice))
+            number += 1
 
 
 class _Progress(NamedTuple):
@@ -107,7 +135,7 @@ class _Progress(NamedTuple):
 
 def _best(
     steps: LayoutSteps,
-    space: list[Bounded],
+    layouts: Iterable[Bounded],
     is_beaten: Callable[[float, float], bool],
     accepts: Accepts,
     progress: Progress,
@@ -115,7 +143,7 @@ def _best(
     best: tuple[LayoutChoice, LayoutStep] | None = None
     smallest: tuple[LayoutChoice, LayoutStep] | None = None
     best_s, priced = float("inf"), 0
-    for bound_s, choice in space:
+    for bound_s, choice in layouts:
         if is_beaten(bound_s, best_s):
             break
         step = steps.step(choice)
@@ -124,7 +152,7 @@ def _best(
             best, best_s = (choice, step), step.step_s
         if smallest is None or step.peak_bytes < smallest[1].peak_bytes:
             smallest = choice, step
-        progress(priced, len(space), best_s)
+        progress(priced, 0, best_s)
     return _Progress(best, smallest, priced)
 
 

@@ -1,8 +1,11 @@
 """Every layout that a mode allows on so many ranks, with a bound on its step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
+from math import prod
+from typing import NamedTuple
 
 from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, Module
@@ -25,7 +28,15 @@ class Freedom:
     instances: tuple[int, ...] = (1, 2, 4, 8)
 
 
-Bounded = tuple[float, LayoutChoice]
+Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
+
+
+class Family(NamedTuple):
+    """Layouts that share the LLM's choice: a bound on all, how many at most, and each with its own."""
+
+    bound_s: float
+    most: int
+    layouts: Callable[[], Iterator[Bounded]]
 
 
 class LayoutSpace:
@@ -47,9 +58,10 @@ class LayoutSpace:
         modules = self._job.model.modules
         self._llm = next(module for module in modules if module.modality == TEXT)
         self._encoders = tuple(module for module in modules if module.modality != TEXT)
+        self._check_encoders()
 
-    def layouts(self, mode: Mode) -> Iterator[Bounded]:
-        """(seconds that the step is not shorter than, layout), in no order."""
+    def families(self, mode: Mode) -> Iterator[Family]:
+        """All layouts, family by family, in no order."""
         return {
             Mode.HOMOGENEOUS: self._homogeneous,
             Mode.COLOCATED: self._colocated,
@@ -57,55 +69,73 @@ class LayoutSpace:
             Mode.SHARDED: self._sharded,
         }[mode]()
 
-    def _homogeneous(self) -> Iterator[Bounded]:
-        fitting = self._llm_choices(self._num_ranks)
-        for choice in self._alike(Mode.HOMOGENEOUS, fitting):
+    def layouts(self, mode: Mode) -> Iterator[Bounded]:
+        """All layouts, each with its bound."""
+        for family in self.families(mode):
+            yield from family.layouts()
+
+    def _check_encoders(self) -> None:
+        for edge in self._job.model.edges:
+            if edge.target != self._llm.name:
+                raise ValueError(
+                    f"job {self._job.name!r}: layouts are searched for encoders that feed the LLM, module "
+                    f"{edge.target!r} reads {edge.source!r}; nearest: strategy megatron-heterogeneous"
+                )
+
+    def _homogeneous(self) -> Iterator[Family]:
+        for llm in self._llm_choices(self._num_ranks):
+            grids = self._like(llm)
+            if grids:
+                parts = [self._settings(grid) for grid in grids]
+                layouts = partial(self._joint, llm, parts)
+                yield Family(self._steps.llm_s(llm), prod(map(len, parts)), layouts)
+
+    def _joint(self, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+        for encoders in product(*parts):
+            choice = LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=encoders, llm=llm)
             yield self._steps.joint_s(choice), choice
 
-    def _sharded(self) -> Iterator[Bounded]:
-        flat = [c for c in self._divided(self._all(self._llm, self._num_ranks)) if c.tp == c.pp == 1]
-        for choice in self._alike(Mode.SHARDED, flat):
-            if all(part.instances == 1 for part in (*choice.encoders, choice.llm)):
-                yield self._steps.step(choice).step_s, choice
-
-    def _alike(self, mode: Mode, llms: list[ModuleChoice]) -> Iterator[LayoutChoice]:
-        """Layouts in which encoders have the LLM's tp, cp and dp."""
-        for llm in llms:
-            grids = [
-                ModuleChoice(module=encoder.name, tp=llm.tp, cp=llm.cp, dp=llm.dp)
-                for encoder in self._encoders
-            ]
-            if all(self._allows(encoder, g) for encoder, g in zip(self._encoders, grids, strict=True)):
-                for encoders in product(*(self._settings(grid) for grid in grids)):
-                    yield LayoutChoice(mode=mode, encoders=encoders, llm=llm)
-
-    def _colocated(self) -> Iterator[Bounded]:
-        encoders = [
-            [
-                (self._steps.phases_s(choice), choice)
-                for choice in self._choices(e, self._num_ranks)
-                if choice.pp == 1
-            ]
+    def _colocated(self) -> Iterator[Family]:
+        spread = [
+            [(self._steps.phases_s(c), c) for c in self._choices(e, self._num_ranks) if c.pp == 1]
             for e in self._encoders
         ]
         for llm in self._llm_choices(self._num_ranks):
-            llm_s = self._steps.llm_s(llm)
-            for found in product(*encoders):
-                if all(_nests(choice.dp, llm.dp) for _, choice in found):
-                    choice = LayoutChoice(mode=Mode.COLOCATED, encoders=tuple(c for _, c in found), llm=llm)
-                    yield llm_s + sum(seconds for seconds, _ in found), choice
+            parts = [[pair for pair in pairs if _nests(pair[1].dp, llm.dp)] for pairs in spread]
+            if all(parts):
+                llm_s = self._steps.llm_s(llm)
+                bound_s = llm_s + sum(min(seconds for seconds, _ in pairs) for pairs in parts)
+                yield Family(bound_s, prod(map(len, parts)), partial(_phased, llm, llm_s, parts))
 
-    def _apart(self) -> Iterator[Bounded]:
+    def _apart(self) -> Iterator[Family]:
         for sizes in self._island_sizes():
             islands = [self._choices(e, size) for e, size in zip(self._encoders, sizes, strict=True)]
             if not all(islands):
                 continue
             for llm in self._llm_choices(self._num_ranks - sum(sizes)):
                 llm_s = self._steps.llm_s(llm)
-                for encoders in product(*islands):
-                    busy_s = max((self._steps.busy_s(e, llm) for e in encoders), default=0.0)
-                    choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
-                    yield max(llm_s, busy_s), choice
+                parts = [[(self._steps.busy_s(e, llm), e) for e in island] for island in islands]
+                least_s = [min(seconds for seconds, _ in pairs) for pairs in parts]
+                bound_s = max(llm_s, *least_s)
+                yield Family(bound_s, prod(map(len, parts)), partial(_beside, llm, llm_s, parts))
+
+    def _sharded(self) -> Iterator[Family]:
+        for llm in self._divided(self._all(self._llm, self._num_ranks)):
+            grids = self._like(llm)
+            if llm.tp == llm.pp == llm.instances == 1 and grids:
+                parts = [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
+                yield Family(0.0, prod(map(len, parts)), partial(self._flat, llm, parts))
+
+    def _flat(self, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+        for encoders in product(*parts):
+            choice = LayoutChoice(mode=Mode.SHARDED, encoders=encoders, llm=llm)
+            yield self._steps.step(choice).step_s, choice
+
+    def _like(self, llm: ModuleChoice) -> list[ModuleChoice]:
+        """The LLM's tp, cp and dp for every encoder; nothing where an encoder does not allow them."""
+        grids = [ModuleChoice(module=e.name, tp=llm.tp, cp=llm.cp, dp=llm.dp) for e in self._encoders]
+        allowed = [self._allows(e, g) for e, g in zip(self._encoders, grids, strict=True)]
+        return grids if all(allowed) else []
 
     def _island_sizes(self) -> Iterator[tuple[int, ...]]:
         """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM."""
@@ -160,6 +190,26 @@ class LayoutSpace:
             for instances in self._freedom.instances
             if grid.num_holders % instances == 0
         ]
+
+
+def _phased(
+    llm: ModuleChoice, llm_s: float, parts: list[list[tuple[float, ModuleChoice]]]
+) -> Iterator[Bounded]:
+    """Colocated: one module after the other."""
+    for found in product(*parts):
+        encoders = tuple(choice for _, choice in found)
+        choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm)
+        yield llm_s + sum(seconds for seconds, _ in found), choice
+
+
+def _beside(
+    llm: ModuleChoice, llm_s: float, parts: list[list[tuple[float, ModuleChoice]]]
+) -> Iterator[Bounded]:
+    """Apart: modules side by side."""
+    for found in product(*parts):
+        encoders = tuple(choice for _, choice in found)
+        choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
+        yield max(llm_s, *(seconds for seconds, _ in found)), choice
 
 
 def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:

@@ -4,13 +4,16 @@ Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language
 sections 1 and 4 (the baseline).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import check_ranks, layout_of, module_stages, scheduled, shared_draft
+from workbench.strategies.assembly import blocks_cut, check_ranks, module_stages, scheduled, shared_draft
+from workbench.strategies.belief import FROZEN_AWARE
+from workbench.strategies.block_cuts import Cuts
+from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.layout_choice import LayoutChoice, Mode
 from workbench.strategies.layout_plan import searched_plan
 from workbench.strategies.stage_counts import Progress, silent
@@ -28,25 +31,33 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """
 
     def build(found: Job, choice: LayoutChoice) -> Plan:
-        draft = replace(shared_draft(found, NAME), stages=first_stage_encoders(found, choice))
-        return scheduled(draft, found.schedule, cost)
+        draft = shared_draft(found, NAME)
+        layers_s = believed_layers_s(found, draft, cost, FROZEN_AWARE.layer_s)
+        llm = choice.llm.module
+        first, *rest = layers_s[llm]
+        ahead_s = sum(sum(layers_s[encoder.module]) for encoder in choice.encoders)
+        cuts: dict[str, Cuts] = {
+            encoder.module: ((0, len(layers_s[encoder.module])),) for encoder in choice.encoders
+        }
+        cuts[llm] = blocks_cut(found, (first + ahead_s, *rest), choice.llm.pp, llm)
+        return scheduled(
+            replace(draft, stages=first_stage_encoders(found, choice, cuts)), found.schedule, cost
+        )
 
     return searched_plan(job, cost, Mode.HOMOGENEOUS, build, progress)
 
 
-def first_stage_encoders(job: Job, choice: LayoutChoice) -> tuple[Stage, ...]:
+def first_stage_encoders(job: Job, choice: LayoutChoice, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     """Stages in Megatron's order of ranks, tp-cp-dp-pp; encoders on the ranks of the LLM's first stage."""
     llm = choice.llm
     size = llm.tp * llm.cp
     stages: list[Stage] = []
     for module in job.model.modules:
-        given = layout_of(job, module.name).stage_layers or (len(module.layers),)
-        cuts = tuple(pairwise(accumulate(given, initial=0)))
         for replica in range(llm.dp):
             stages += module_stages(
                 job,
                 module.name,
-                cuts,
+                cuts[module.name],
                 replica=replica,
                 first_id=len(stages),
                 first_rank=replica * size,
