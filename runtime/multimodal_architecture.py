@@ -1,11 +1,17 @@
-"""What the runtime knows about a part of a user's model, found out once."""
+"""A part of a user's model as the runtime knows it, and its weights put together out of ranks' parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from runtime.adapters.adapter import Adapter
 from runtime.adapters.choose import adapter_of
+from runtime.tensor_cuts import Cut, cuts_of
 from workbench.graph.model_graph import Module
+from workbench.plan.plan import Plan, Stage
+
+Weight = tuple[str, str]  # module, Hugging Face name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +42,46 @@ def architecture_of(module: Module) -> Architecture:
         layers.append(tuple(adapter.aliases.get(name, name) for name in held))
         shapes |= {name: shape for name, shape in held.items() if name not in adapter.aliases}
     return Architecture(module=module, adapter=adapter, shapes=shapes, layers=tuple(layers))
+
+
+def whole_weights(
+    plan: Plan, known: Mapping[str, Architecture], parts: Mapping[int, Mapping[Weight, Tensor]]
+) -> dict[Weight, Tensor]:
+    """Weights, or gradients, of all stages that some ranks hold completely; each once.
+
+    Args:
+        plan: that the ranks followed.
+        known: by module.
+        parts: rank -> what it holds; tensor-parallel ranks hold parts of weights.
+    """
+    found: dict[Weight, Tensor] = {}
+    for stage in plan.stages:
+        for row in stage.ranks:
+            if all(rank in parts for rank in row):
+                found = _of_row(stage, row, known[stage.module], parts) | found
+    return found
+
+
+def _of_row(
+    stage: Stage, row: tuple[int, ...], known: Architecture, parts: Mapping[int, Mapping[Weight, Tensor]]
+) -> dict[Weight, Tensor]:
+    """Of a stage, out of the parts of ranks that hold the same tokens."""
+    cuts = _cuts(stage, known.adapter)
+    found = {}
+    for index in range(*stage.layers):
+        for name in known.layers[index]:
+            key = (stage.module, name)
+            if key in parts[row[0]]:
+                held = [parts[rank][key] for rank in row]
+                found[key] = cuts[name].join(held) if name in cuts else held[0]
+    return found
+
+
+def _cuts(stage: Stage, adapter: Adapter) -> dict[str, Cut]:
+    if stage.tp == 1:
+        return {}
+    cuts: dict[str, Cut] = {}
+    for layer in (adapter.build(index) for index in range(*stage.layers)):
+        own = {layer.hugging_face_name(name): cut for name, cut in cuts_of(layer, stage.tp).cut.items()}
+        cuts |= {adapter.aliases.get(name, name): cut for name, cut in own.items()}
+    return cuts

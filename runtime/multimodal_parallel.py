@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.multimodal import LLM, MultimodalModule
+from runtime.multimodal_architecture import Weight, whole_weights
 from runtime.multimodal_ranks import (
     EmulatedRanks,
     GroupRanks,
     LocalRanks,
     Ran,
     Runner,
-    Weight,
     all_say,
     everybodys,
     has_group,
@@ -194,7 +194,7 @@ class MultimodalParallelModule:
         """
         plan, ran = self._run(batch, 1, OptimizerSettings())
         weights = self.model.weights()
-        for (module, name), gradient in _union(state.gradients for state in ran.states).items():
+        for (module, name), gradient in self._whole(plan, {s.rank: s.gradients for s in ran.states}).items():
             parameter = weights[module][name]
             own = gradient.to(parameter.device, parameter.dtype)
             parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
@@ -209,7 +209,7 @@ class MultimodalParallelModule:
             ValueError, WorldFailed, RankError: as `execute`; the given models are then as before.
         """
         plan, ran = self._run(batch, steps, optimizer or OptimizerSettings())
-        self._take(_union(state.weights for state in ran.states))
+        self._take(self._whole(plan, {state.rank: state.weights for state in ran.states}))
         return _output(plan, ran)
 
     def collect_weights(self) -> None:
@@ -221,6 +221,9 @@ class MultimodalParallelModule:
     def plan(self, batch: Mapping[str, Any]) -> Plan:
         """The plan that a batch would run by."""
         return self._plan_of(self._job(self.model.prepare(batch).samples))
+
+    def _whole(self, plan: Plan, parts: Mapping[int, Mapping[Weight, Tensor]]) -> dict[Weight, Tensor]:
+        return whole_weights(plan, self.model.architectures(), parts)
 
     def _take(self, weights: Mapping[Weight, Tensor]) -> None:
         given = self.model.weights()
@@ -242,7 +245,8 @@ class MultimodalParallelModule:
                 collect=Collect.STATE,
             )
             ran = self._runner.run(lowered, settings, prepared.source, self._build())
-        self._held = frozenset(key for state in ran.states for key in state.weights)
+        own = self._whole(plan, {state.rank: state.weights for state in ran.states})
+        self._held = frozenset(own)
         return plan, ran
 
     def _job(self, samples: tuple[Sample, ...]) -> Job:
@@ -318,11 +322,6 @@ def _checked_ranks(model: MultimodalModule, spec: MultimodalSpec) -> int:
     encoders = spec.of_encoders(_encoders(model))
     llm = spec.language_model_spec or ParallelSpec()
     for name, each in (encoders | {LLM: llm}).items():
-        if each.tp_size > 1:
-            raise ValueError(
-                f"module {name!r}: tensor parallelism is not executed for given models, want tp_size 1, got "
-                f"{each.tp_size}; cp_size {each.tp_size} takes as many ranks"
-            )
         around = model.parts()[name].around
         if each.cp_size > 1 and (around.after_encoder or around.after_projector):
             raise ValueError(
@@ -359,12 +358,3 @@ def _flop_alone() -> Profile:
         source="ideal",
     )
     return replace(ideal_profile(), links=(link,))
-
-
-def _union(states: Iterable[dict[Weight, Tensor]]) -> dict[Weight, Tensor]:
-    """Every weight once; ranks that hold the same one hold the same value."""
-    found: dict[Weight, Tensor] = {}
-    for state in states:
-        for key, value in state.items():
-            found.setdefault(key, value)
-    return found

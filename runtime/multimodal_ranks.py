@@ -11,14 +11,13 @@ from runtime.batches import DataSource
 from runtime.emulate import emulate
 from runtime.launch import result_of, run_lowered
 from runtime.mesh import Mesh, PairKey, build_mesh, local_device, open_pairs, pairs_of
+from runtime.multimodal_architecture import Weight
 from runtime.multimodal_stage import UserStage
 from runtime.pool import Place, Pool
 from runtime.rank_job import RankReport, RankState, RunSettings, run_steps
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.trace import Trace
-
-Weight = tuple[str, str]  # module, Hugging Face name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,9 @@ class GroupRanks:
         dist.all_gather_object(reports, replace(report, state=None))
         result = result_of(lowered, [each for each in reports if each is not None], settings)
         assert report.state is not None, "settings ask for it"
-        return Ran(losses=result.losses, states=(report.state,), trace=result.traces[-1])
+        return Ran(
+            losses=result.losses, states=_with_peers(lowered.plan, report.state), trace=result.traces[-1]
+        )
 
     def close(self) -> None:
         self._meshes.clear()
@@ -149,6 +150,17 @@ class GroupRanks:
         mesh, opened = self._meshes[wanted]
         open_pairs(mesh, lowered, opened)
         return mesh
+
+
+def _with_peers(plan: Plan, own: RankState) -> tuple[RankState, ...]:
+    """This rank's state, and those of ranks that hold other parts of its weights; then it is a collective."""
+    if all(stage.tp == 1 for stage in plan.stages):
+        return (own,)
+    states: list[RankState | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, own)
+    rows = [row for stage in plan.stages for row in stage.ranks if own.rank in row]
+    peers = {own.rank, *(rank for row in rows for rank in row)}
+    return tuple(state for state in states if state is not None and state.rank in peers)
 
 
 def _plan_or_refusal(make: Callable[[], Plan], own: Plan | None) -> Plan | str:

@@ -124,6 +124,24 @@ def test_replicas_and_shared_tokens() -> None:
     assert_parity(user_models.valm(), spec, user_models.batch(), ranks=Ranks.EMULATED)
 
 
+def test_tensor_parallel_parts_make_whole_gradients(pool: Pool) -> None:
+    """Tied embedding and head, grouped heads; the projector's callbacks see whole items."""
+    vision = ModalityModule(
+        user_models.siglip(), "mlp", postprocess_projector_callback=user_models.scaled_by_place
+    )
+    audio = ModalityModule(user_models.whisper(), "linear", trainable="projector")
+    model = user_models.valm(
+        encoders={"vision": vision, "audio": audio},
+        language_model=user_models.llama(tie_word_embeddings=True),
+    )
+    spec = MultimodalParallelSpec(
+        encoder_specs={"vision": ParallelSpec(tp_size=2)},
+        language_model_spec=ParallelSpec(tp_size=2, pp_size=2),
+        num_microbatches=4,
+    )
+    assert_parity(model, spec, user_models.batch(), pool=pool)
+
+
 def test_all_four_callbacks(pool: Pool) -> None:
     """AnyRes splits images of any size; features stand before the text; what lies between is changed."""
     vision = ModalityModule(

@@ -17,7 +17,10 @@ from workbench.notations.cornstarch import ParallelSpec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BOUND = 1e-10
-SPEC = MultimodalParallelSpec(language_model_spec=ParallelSpec(pp_size=2), num_microbatches=4)
+SPEC = MultimodalParallelSpec(
+    language_model_spec=ParallelSpec(tp_size=2, pp_size=2), num_microbatches=2, microbatch_size=2
+)
+SPEC_RANKS = 6
 LEARNING_RATE = 0.1
 ROUNDING = 1e-15  # relative to weights; a key bias gets a gradient of this size
 
@@ -61,7 +64,7 @@ def test_a_process_per_rank_trains_as_one_process(pool: Pool) -> None:
     second["pixel_values"] = second["pixel_values"][::-1]
     second["audio"] = {"input_features": second["audio"]["input_features"][::-1]}
     batches = [user_models.batch(), second]
-    ranks: list[Trained] = pool.run(train, 4, batches, timeout_s=60.0)
+    ranks: list[Trained] = pool.run(train, SPEC_RANKS, batches, timeout_s=60.0)
     model = made()
     optimizer = sgd(model)
     for step, batch in enumerate(batches):
