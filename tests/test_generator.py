@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from runtime.batches import SyntheticSource
 from runtime.pool import Pool
 from runtime.reference import Reference
 from runtime.stage_module import build_stage_module
+from sim.engine import simulate
 from tests.generator_models import CONDITION, DIT, SETTINGS, drawing_batch, drawing_model, generator
+from tests.job_files import write
 from tests.plans import cluster, disjoint_plan
 from tests.test_parity import assert_same
 from tests.tiny_valm import LLM
@@ -25,9 +28,12 @@ from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Segment
 from workbench.graph.hf_config import module_from_config
 from workbench.graph.module_layers import Projector
-from workbench.job import Job, ModuleLayout
+from workbench.graph.native_tokens import native_tokens
+from workbench.graph.zoo import from_shape
+from workbench.job import Job, ModuleLayout, load_job
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
+from workbench.plan.price import price
 from workbench.plan.routing import Routing
 from workbench.schedule.action import Pass
 from workbench.strategies import cornstarch, megatron_heterogeneous
@@ -200,6 +206,42 @@ def test_strategies_plan_a_model_with_a_generator() -> None:
     job = replace(drawing_job({}, (1, 1, 2, 1)), layouts=())
     plan = cornstarch.plan(job, CostModel(load_profile("A40")))
     assert {stage.module for stage in plan.stages} == {"vision", "llm", "generator"}
+
+
+def drawing_file(data: dict) -> None:
+    data["model"]["modules"]["drawing"] = {"config": DIT, "trainable": "all", "projector": "linear"}
+    data["batch"]["fixed"]["items"] = {"vision": {"each": 1}, "generator": {"each": 2}}
+    data.pop("layouts")
+
+
+def test_a_job_file_with_a_generator_is_planned_and_simulated(tmp_path: Path) -> None:
+    job = load_job(write(tmp_path, drawing_file))
+    assert [edge.name for edge in job.model.edges] == ["vision>llm", "llm>drawing"]
+    segments = job.batch[0].of("generator")
+    assert [(s.tokens_in, s.tokens_out) for s in segments] == [(1 + CONDITION + 4, CONDITION)] * 2
+    cost = CostModel(load_profile("A40"))
+    plan = cornstarch.plan(job, cost)
+    lowered = lower(plan)
+    trace = simulate(lowered, price(lowered, cost).duration_s)
+    drawn = [s for s in trace.spans if s.action.stage == plan.chain["drawing", 0][0].id]
+    assert {s.action.kind for s in drawn} >= {Pass.F, Pass.B}
+
+
+def test_a_generator_that_nothing_feeds_is_refused(tmp_path: Path) -> None:
+    def alone(data: dict) -> None:
+        drawing_file(data)
+        data["model"]["edges"] = [["vision", "llm"], ["drawing", "llm"]]
+
+    with pytest.raises(ValueError, match=r"'drawing' is fed by nothing; want an edge \[llm, drawing"):
+        load_job(write(tmp_path, alone))
+
+
+def test_the_unet_of_stable_diffusion_reads_a_prompt_from_the_llm() -> None:
+    unet = from_shape("sd-2.1-unet", llm_width=2048)
+    assert native_tokens(unet) == (96 * 96, 77)
+    assert unet.entering_width(0) == 2048
+    assert unet.layers[0].out_width == 1024
+    assert unet.has_loss
 
 
 def test_what_cannot_run_is_refused() -> None:

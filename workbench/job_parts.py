@@ -22,8 +22,9 @@ from workbench.data.corpus import (
 )
 from workbench.data.sample import Sample
 from workbench.graph import zoo_cornstarch
+from workbench.graph.dit import DIT
 from workbench.graph.hf_config import modality_of, module_from_config, read_config
-from workbench.graph.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.graph.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
 from workbench.graph.module_layers import Projector
 from workbench.graph.native_tokens import native_tokens
 from workbench.graph.trainable import Trainable
@@ -77,18 +78,23 @@ def model_of(name: str, spec: ModelSpec, *, folder: Path) -> ModelGraph:
     llms = [called for called, what in modality.items() if what == TEXT]
     if len(llms) != 1:
         raise ValueError(f"model.modules: want exactly one LLM (modality text), got {llms or 'none'}")
+    (llm,) = llms
+    generators = [called for called in configs if _generates(spec.modules[called], configs[called])]
     edges = spec.edges
     if edges is None:
-        edges = tuple((called, llms[0]) for called in spec.modules if called != llms[0])
+        others = [called for called in spec.modules if called != llm]
+        edges = tuple((llm, called) if called in generators else (called, llm) for called in others)
     order = _consumers_first(edges, list(spec.modules))
-    consumer = dict(reversed(edges))
+    beside = {**dict(reversed(edges)), **dict.fromkeys(generators, llm)}
     built: dict[str, Module] = {}
-    for called in order:
-        if modality[called] != TEXT and called not in consumer:
+    for called in (llm, *(other for other in order if other != llm)):
+        if called in generators and (llm, called) not in edges:
             raise ValueError(
-                f"model.edges: module {called!r} feeds nothing; want an edge [{called}, {llms[0]}]"
+                f"model.edges: generator {called!r} is fed by nothing; want an edge [{llm}, {called}]"
             )
-        width = built[consumer[called]].layers[0].out_width if called in consumer else None
+        if called != llm and called not in beside:
+            raise ValueError(f"model.edges: module {called!r} feeds nothing; want an edge [{called}, {llm}]")
+        width = None if called == llm else built[beside[called]].layers[0].out_width
         module = spec.modules[called]
         built[called] = _module(called, module, configs[called], modality=modality[called], width=width)
     singles = [[built[called]] for called in spec.modules]
@@ -106,6 +112,14 @@ def _consumers_first(edges: Sequence[tuple[str, str]], names: Sequence[str]) -> 
         cycle = [source for source, _ in nx.find_cycle(graph)]
         raise ValueError(f"model.edges: must be acyclic, got the cycle {' > '.join(reversed(cycle))}")
     return list(nx.lexicographical_topological_sort(graph, list(names).index))
+
+
+def _generates(spec: ModuleSpec, config: Mapping[str, Any] | None) -> bool:
+    """Whether it makes something out of the LLM's states."""
+    if config is not None:
+        return config.get("model_type") == DIT
+    zoo = str(spec.zoo)
+    return zoo in shape_names() and role_of(zoo) == GENERATED
 
 
 def _config(spec: ModuleSpec, folder: Path) -> dict[str, Any] | None:
