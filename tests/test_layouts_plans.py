@@ -1,16 +1,20 @@
 """Plans with a layout per module, from job files to simulated traces, and what is refused."""
 
 from dataclasses import replace
-from itertools import groupby
+from itertools import combinations, groupby
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.engine import simulate
 from sim.sweep import Sweep
 from tests.job_files import write
 from tests.layout_jobs import APART, layout_job, planned, three_phase, vision_language
+from tests.tiny_valm import tiny_valm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.graph.trainable import Trainable
 from workbench.job import Job, ModuleLayout, load_job
 from workbench.plan.build import shared_microbatches
 from workbench.plan.check import check
@@ -21,6 +25,7 @@ from workbench.plan.memory import check_memory, memory_table, static_holders
 from workbench.plan.price import HOST_BYTES_PER_S, price
 from workbench.rank_spans import Placement, Span, placement_of
 from workbench.schedule.action import MOVES, Action, Pass
+from workbench.schedule.reductions import with_reductions
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.assembly import shared_draft
 
@@ -103,6 +108,39 @@ def test_offloaded_encoders_take_less_memory_and_more_time():
     small = tuple(replace(node, memory_bytes=100_000) for node in plan.cluster.nodes)
     with pytest.raises(ValueError, match=r"during 0B0.* optimizer of llm .*optimizer of vision "):
         check_memory(replace(lowered, plan=replace(plan, cluster=replace(plan.cluster, nodes=small))), table)
+
+
+def test_ranks_that_share_a_stage_reduce_it_at_the_same_pass():
+    """The ranks of one encoder replica hold different stages of another, and reduce in one order."""
+    layouts = {"vision": (4, 1, 2), "audio": (1, 2, 2, 2), "llm": (2, 2, 2)}
+    model = tiny_valm(vision=Trainable.ALL, audio=Trainable.ALL)
+    plan = planned(model, layouts, microbatch=1, images=IMAGES, schedule=three_phase(1))
+    check_deadlock(lower(plan))
+    kinds = {action.kind for action in plan.program_actions}
+    assert Pass.REDUCE_GRAD in kinds
+
+
+@given(st.data())
+def test_reductions_stand_behind_their_passes_in_one_order(data):
+    """Whatever the passes of ranks that share stages in part."""
+    num_stages = data.draw(st.integers(1, 5))
+    whole = data.draw(st.permutations([Action(s, Pass.F, m) for s in range(num_stages) for m in range(2)]))
+    groups = data.draw(
+        st.lists(st.sets(st.integers(0, num_stages - 1), min_size=1).map(sorted).map(tuple), unique=True)
+    )
+    reduced = data.draw(st.permutations(range(num_stages)))
+    programs = {group: tuple(a for a in whole if a.stage in group) for group in groups}
+    found = with_reductions(programs, reduced)
+    for group, actions in found.items():
+        assert tuple(a for a in actions if a.kind is Pass.F) == programs[group]
+        order = [a.stage for a in actions if a.kind is Pass.REDUCE_GRAD]
+        assert order == [stage for stage in reduced if stage in group]
+        for stage in group:
+            mine = [a.kind for a in actions if a.stage == stage]
+            assert mine == [Pass.F, Pass.F, Pass.REDUCE_GRAD]
+    for one, other in combinations(found, 2):
+        both = set(one) & set(other)
+        assert [a for a in found[one] if a.stage in both] == [a for a in found[other] if a.stage in both]
 
 
 def test_a_pass_of_a_stage_that_is_away_is_refused():

@@ -10,13 +10,14 @@ from workbench.plan.check import check
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
-from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.offload import with_offload
 from workbench.schedule.parts import Group, Programs
 from workbench.schedule.pass_graph import one_unit
 from workbench.schedule.programs import programs_of
+from workbench.schedule.reductions import with_reductions
 from workbench.schedule.three_phase import three_phase
 
 
@@ -46,11 +47,8 @@ def with_programs(
         _check_equal_ranks(draft)
         chains = [tuple(stage.id for stage in chain) for chain in draft.chain.values()]
         orders = programs_of(schedule_nodes(draft), list(groups), schedule, chains, duration)
-    reduced = reduction_order(draft)
-    programs = tuple(
-        Program(ranks=ranks, actions=(*_with_reductions(orders[group], group, reduced), STEP))
-        for group, ranks in groups.items()
-    )
+    orders = with_reductions(orders, reduction_order(draft))
+    programs = tuple(Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in groups.items())
     plan = replace(draft, programs=programs)
     check(plan)
     return plan
@@ -151,22 +149,6 @@ def _check_equal_ranks(plan: Plan) -> None:
                     f"stages {other.id} and {stage.id} share rank {rank} but not all ranks: "
                     f"{other.flat_ranks} and {stage.flat_ranks}; schedule three-phase takes them"
                 )
-
-
-def _with_reductions(
-    actions: Sequence[Action], stages: Sequence[int], reduced: Sequence[int]
-) -> tuple[Action, ...]:
-    """REDUCE_GRAD after the stage's last pass, and after every one that comes before it in order."""
-    last = {action.stage: index for index, action in enumerate(actions)}
-    due: list[list[Action]] = [[] for _ in range(len(actions) + 1)]
-    at = 0
-    for stage in (stage for stage in reduced if stage in stages):
-        at = max(at, last.get(stage, -1) + 1)
-        due[at].append(Action(stage, Pass.REDUCE_GRAD))
-    result = [*due[0]]
-    for index, action in enumerate(actions):
-        result += [action, *due[index + 1]]
-    return tuple(result)
 
 
 def batched_microbatches(
