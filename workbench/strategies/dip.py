@@ -31,7 +31,8 @@ from workbench.strategies.stage_counts import Progress, silent
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """Every module on all ranks, in three phases; sub-microbatches as many as are estimated fastest.
 
-    A module whose layout has no pp takes one stage for every tp x cp ranks of a replica. An encoder's
+    The LLM's pp, where its layout has one, says how many ranks that is; every other module takes one
+    stage for every tp x cp ranks of a replica, whatever pp its layout has. An encoder's
     share of a microbatch is cut by item into 1, 2, 4, ... sub-microbatches of even work, as many as
     it has items at most.
 
@@ -55,18 +56,21 @@ def _powers(most: int) -> Iterator[int]:
 def _on_all_ranks(job: Job) -> Job:
     """The job with layouts that start at the first rank and a schedule of three phases."""
     most = job.cluster.num_ranks if job.max_ranks is None else job.max_ranks
+    llm = layout_of(job, next(module.name for module in job.model.modules if module.modality == TEXT))
+    if llm.pp is not None:
+        most = llm.pp * llm.tp * llm.cp * job.replicas
     layouts = []
     for module in job.model.modules:
         layout = layout_of(job, module.name)
         if dp_of(job, module.name) != job.replicas:
             raise ValueError(f"dip: want {job.replicas} replicas of {module.name!r}, got dp {layout.dp}")
         stage_ranks = layout.tp * layout.cp * job.replicas
-        if layout.pp is None and most % stage_ranks:
+        if most % stage_ranks:
             raise ValueError(
                 f"dip: {most} ranks must divide by the {stage_ranks} of a stage of {module.name!r}; "
                 f"nearest: max_ranks {most - most % stage_ranks or stage_ranks}"
             )
-        layouts.append(replace(layout, pp=layout.pp or most // stage_ranks, rank_offset=0))
+        layouts.append(replace(layout, pp=most // stage_ranks, rank_offset=0))
     kind = ScheduleKind.THREE_PHASE
     schedule = job.schedule if job.schedule.kind is kind else usual(kind)
     return replace(job, layouts=tuple(layouts), schedule=schedule)
