@@ -5,6 +5,7 @@ one process (`MultimodalModule.forward`), and on the ranks of a plan through
 `runtime.multimodal_parallel`.
 """
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from runtime.adapters.adapter import PLACEHOLDER, Adapter
 from runtime.adapters.projector import PROJECTORS
-from runtime.adapters.vision import VisionAdapter
+from runtime.adapters.vision import VisionAdapter, square_px
 from runtime.multimodal_architecture import Architecture, architecture_of
 from runtime.multimodal_batch import EncoderInput, PreparedBatch, prepare
 from runtime.multimodal_callbacks import BeforeEncoder, BeforeLLM
@@ -367,7 +368,9 @@ def _encode(model: PreTrainedModel, adapter: Adapter, item: Tensor) -> Tensor:
     resized: dict[str, bool] = {}
     class_tokens = 0
     if isinstance(adapter, VisionAdapter):
-        resized["interpolate_pos_encoding"] = item.shape[1:] != (adapter.config.image_size,) * 2
+        if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+            side = square_px(adapter.config.image_size)
+            resized["interpolate_pos_encoding"] = item.shape[1:] != (side, side)
         class_tokens = 1 if adapter.has_class_token else 0
     x_TD: Tensor = call(item[None].to(model.device, model.dtype), **resized).last_hidden_state[0]
     return x_TD[class_tokens:]

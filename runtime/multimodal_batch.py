@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from runtime.adapters.adapter import Adapter
-from runtime.adapters.audio import FRAMES_PER_TOKEN, WhisperAdapter
-from runtime.adapters.vision import VisionAdapter
+from runtime.adapters.audio import FRAMES_PER_TOKEN, Qwen2AudioAdapter, WhisperAdapter
+from runtime.adapters.vision import VisionAdapter, square_px
 from runtime.multimodal_callbacks import IDS, BeforeEncoder, BeforeLLM, EncoderOutputs, merge_special_tokens
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import TEXT
@@ -213,11 +213,12 @@ def _of_sample(entry: Any, num_dims: int, name: str, index: int) -> tuple[Tensor
 def _tokens(adapter: Adapter, item: Tensor, name: str, index: int) -> tuple[int, int]:
     """Tokens inside the encoder and behind it."""
     if isinstance(adapter, VisionAdapter):
-        patch = adapter.config.patch_size
+        patch = square_px(adapter.config.patch_size)
         patches = (item.shape[1] // patch) * (item.shape[2] // patch)
         sizes = (patches + (1 if adapter.has_class_token else 0), patches)
-    elif type(adapter) is WhisperAdapter:
-        sizes = (item.shape[1] // FRAMES_PER_TOKEN,) * 2
+    elif isinstance(adapter, WhisperAdapter):
+        tokens = item.shape[1] // FRAMES_PER_TOKEN
+        sizes = (tokens, tokens // 2 if isinstance(adapter, Qwen2AudioAdapter) else tokens)
     else:
         raise ValueError(f"encoder {name!r}: no rule says how many tokens {type(adapter).__name__} makes")
     want = adapter.raw_shape(Segment(name, 0, *sizes)) if sizes[1] else None

@@ -179,6 +179,21 @@ def test_special_tokens_make_room_for_blocks() -> None:
     assert_parity(model, spec_of(pp=1), held, ranks=Ranks.EMULATED)
 
 
+@pytest.mark.parametrize("name", ["dinov2", "qwen2-audio"])
+def test_other_encoders(name: str) -> None:
+    """Images of another size than configured; two tokens that become one."""
+    if name == "dinov2":
+        encoder, items = user_models.dinov2(), [user_models.image(), user_models.image(8, 16)]
+    else:
+        encoder, items = user_models.qwen2_audio(), [user_models.frames(10), user_models.frames(10)]
+    model = MultimodalModule(
+        {"sense": ModalityModule(encoder, "mlp")}, user_models.llama(), token_ids={"sense": VISION}
+    )
+    held = {"input_ids": [torch.tensor([1, VISION, 2, 3]), torch.tensor([VISION, 4, 5])]}
+    held[encoder.main_input_name] = items
+    assert_parity(model, spec_of(pp=1), held, ranks=Ranks.EMULATED)
+
+
 def test_groups_of_encoders() -> None:
     """A module of modules, with a specification of the same structure."""
     senses = MultimodalModule(

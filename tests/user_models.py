@@ -7,9 +7,13 @@ from torch import Tensor
 from transformers import (
     CLIPVisionConfig,
     CLIPVisionModel,
+    Dinov2Config,
+    Dinov2Model,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    Qwen2AudioEncoder,
+    Qwen2AudioEncoderConfig,
     SiglipVisionConfig,
     SiglipVisionModel,
     WhisperConfig,
@@ -21,7 +25,9 @@ from runtime.adapters.norm import widen_norms
 from runtime.multimodal import ModalityModule, MultimodalModule
 from tests import tiny_models
 
+LLAMA = tiny_models.LLAMA
 SIDE_PX, CHANNELS, BINS = 12, 3, tiny_models.WHISPER["num_mel_bins"]
+QWEN = "qwen2_audio_encoder"
 VISION, AUDIO = 60, 61  # special tokens
 TOKEN_IDS = {"vision": VISION, "audio": AUDIO}
 
@@ -36,6 +42,15 @@ def clip() -> PreTrainedModel:
 
 def whisper() -> PreTrainedModel:
     return _made(WhisperEncoder, WhisperConfig, tiny_models.WHISPER)
+
+
+def dinov2() -> PreTrainedModel:
+    shared = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
+    return _made(Dinov2Model, Dinov2Config, {key: tiny_models.SIGLIP[key] for key in shared})
+
+
+def qwen2_audio() -> PreTrainedModel:
+    return _made(Qwen2AudioEncoder, Qwen2AudioEncoderConfig, tiny_models.WHISPER | {"model_type": QWEN})
 
 
 def llama(**changes: Any) -> PreTrainedModel:
