@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from experiments.fidelity.memory import measure
 from runtime.emulate import emulate
 from runtime.gradients import Gradients
 from runtime.launch import RunResult, run_lowered
@@ -129,6 +130,19 @@ def test_moments_are_as_many_as_planned(instances: int) -> None:
         padding = 2 * 4 * 4 * len(buckets)
         assert abs(held - planned) <= padding, (rank, held, planned)
         assert planned < 8 * sum(p.numel() for m in modules for p in m.parameters()) or instances == 4
+
+
+@pytest.mark.parametrize(
+    ("precision", "wide"), [(Precision.FLOAT32, None), (Precision.BFLOAT16, Precision.FLOAT32)]
+)
+def test_no_rank_holds_more_than_predicted(precision: Precision, wide: Precision | None, pool: Pool) -> None:
+    cuts = {"vision": (5,), "audio": (4,), "llm": (6,)}
+    plan = disjoint_plan(mixed("everything"), tiny_batch(), cuts, replicas=2)
+    how = {"kernels": Kernels.EAGER, "precision": precision, "optimizer_precision": wide}
+    for each in (plan, sharded(plan)):
+        plan = replace(each, settings=replace(each.settings, **how))
+        for row in measure("sharded", plan, pool):
+            assert 0.85 * row.predicted_bytes <= row.measured_bytes <= row.predicted_bytes, row
 
 
 def test_a_step_is_priced_as_it_is_executed() -> None:

@@ -12,32 +12,38 @@ from hypothesis import strategies as st
 from torch import nn
 
 from runtime.adapters.choose import adapter_of
+from runtime.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.pool import Pool
 from runtime.rank_job import Collect
+from runtime.stage_module import StageInput, build_stage_module
 from runtime.tensor_cuts import Cut, cuts_of
+from runtime.tensor_group import TensorGroup
 from runtime.tensor_parts import held_parts
 from tests import paper_models, tiny_models
 from tests.plans import cluster, finish
 from tests.test_adapters_encoders import CASES, module_of
 from tests.test_export import tensors_of
 from tests.test_parity import assert_parity, assert_same, execute
+from tests.tiny_models import whole_batch
 from tests.tiny_valm import LLM
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.cost.roofline import Grid, tensor_parallel_messages
 from workbench.data.sample import Sample, Segment
+from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT, ModelGraph, connect
 from workbench.graph.module_layers import Projector
 from workbench.job import Job, ModuleLayout
 from workbench.plan.build import with_programs
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import megatron_heterogeneous
 
 torch.set_num_threads(1)
-Grid = tuple[tuple[int, ...], ...]
 Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
 CONFIGS = {**tiny_models.DECODERS, **paper_models.DECODERS}
 REFUSED = "internvit-6b-style"
@@ -196,6 +202,39 @@ def test_ranks_hold_what_the_plan_says(name: str) -> None:
             if layer.hugging_face_name(local) not in adapter.aliases:
                 own += weight.numel() // (2 if local in cuts else 1)
         assert own == planned[index], plan.model.module("llm").layers[index].name
+
+
+class Counting(TensorGroup):
+    """One of two members, alone: what it would add up is noted, not added up."""
+
+    __slots__ = ("seen",)
+    seen: list[int]
+
+    def _reduce(self, x: torch.Tensor, operation: object, what: str) -> None:
+        del operation, what
+        self.seen.append(x.nbytes)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi", "gpt2", "opt"])
+def test_sums_are_those_that_are_priced(name: str) -> None:
+    """Their number and bytes, layer by layer, forward and backward."""
+    plan = text_plan(CONFIGS[name], (0, 1))
+    group = Counting((0, 1), 0, None)
+    object.__setattr__(group, "seen", [])
+    module = build_stage_module(plan, plan.stages[0], seed=0, dtype=torch.float64, tensor=group)
+    microbatch = whole_batch(plan.model.module("llm"), plan.batch)
+    data = microbatch_data(
+        plan, plan.stages[0], microbatch, SyntheticSource(0), dtype=torch.float64, device="cpu", context=None
+    )
+    work, grid = work_of(plan, microbatch), Grid(2, 1)
+    messages = [tensor_parallel_messages(layer, work, grid, 8) for layer in plan.model.module("llm").layers]
+    loss = module(StageInput(None, data))
+    *blocks, largest, sums = group.seen
+    assert (largest, sums) == (8 * work.tokens(TokenCount.IN), 16 * work.tokens(TokenCount.IN))
+    assert blocks == [size for each in messages for size in each.forward]
+    group.seen.clear()
+    loss.backward()
+    assert group.seen == [size for each in reversed(messages) for _, size in reversed(each.backward)]
 
 
 def test_bad_degrees_name_the_weight() -> None:

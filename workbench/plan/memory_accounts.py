@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
+from math import ceil
 
 from workbench.cost.memory import Kernels
 from workbench.plan.lowered import Lowered, Route, Slice, Transfer
@@ -15,8 +16,8 @@ from workbench.plan.stage_memory import (
     Sizes,
     StateKind,
     early_gradient_bytes,
-    elements_of,
     state_of,
+    updated_elements,
 )
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass
 
@@ -253,18 +254,18 @@ class _RankAccount:
         return {action.stage: position for position, action in reversed(passes)}
 
     def _step_working(self) -> int:
-        """AdamW's two temporaries of the largest trained parameter; a fused one has none."""
+        """AdamW's two temporaries of the largest tensor that it updates; a fused one has none."""
         if self._plan.settings.kernels is not Kernels.EAGER:
             return 0
         sizes = [
-            elements_of(parameter, stage) * self._plan.settings.gradient_bytes
+            elements * self._plan.settings.gradient_bytes
             for stage in self._plan.stages
             if self._rank in stage.flat_ranks
             for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]
             if layer.trainable
-            for parameter in layer.parameters()
+            for elements in updated_elements(self._plan, stage, layer)
         ]
-        return 2 * round(max(sizes, default=0))
+        return 2 * ceil(max(sizes, default=0))
 
     def _add_receive_buffers(self) -> None:
         """Buffers wait for their rows from when they are posted until their consumer starts.

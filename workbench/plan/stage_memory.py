@@ -54,20 +54,36 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
 def _parameter_state(
     plan: Plan, stage: Stage, layer: Layer, parameter: Parameter
 ) -> Iterator[tuple[Stage, StateKind, int]]:
-    settings = plan.settings.of(stage.module)
+    sharding = plan.settings.of(stage.module).sharding
     wide = plan.settings.optimizer_precision
     size = state_bytes(
         plan.settings.precision.num_bytes, plan.settings.kernels, None if wide is None else wide.num_bytes
     )
     elements = elements_of(parameter, stage)
-    # Parts of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
-    parts = max(1, len(plan.replicas(stage.module)) * stage.cp // settings.instances)
+    parts = _num_parts(plan, stage)
     wanted = {"parameters": size.weight}
     if layer.trainable:
         wanted |= {GRADIENTS: size.gradient, "optimizer": size.optimizer}
     for part, num_bytes in wanted.items():
-        cut = parts if settings.sharding in _SHARDED[part] else 1
+        cut = parts if sharding in _SHARDED[part] else 1
         yield stage, StateKind(part, stage.module), ceil(elements * num_bytes / cut)
+
+
+def _num_parts(plan: Plan, stage: Stage) -> int:
+    """Of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which."""
+    return max(1, len(plan.replicas(stage.module)) * stage.cp // plan.settings.of(stage.module).instances)
+
+
+def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...]:
+    """Elements of each tensor of a trained layer that the optimizer of one rank updates.
+
+    They are the parameters, or one part of the whole layer where it is dealt out or has a wide copy.
+    """
+    elements = tuple(elements_of(parameter, stage) for parameter in layer.parameters())
+    is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
+    if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
+        return elements
+    return (sum(elements) / (_num_parts(plan, stage) if is_sharded else 1),)
 
 
 def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
