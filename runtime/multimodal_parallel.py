@@ -19,6 +19,7 @@ from torch import Tensor
 
 from runtime.multimodal import LLM, MultimodalModule
 from runtime.multimodal_architecture import Weight, whole_weights
+from runtime.multimodal_batch import PreparedBatch
 from runtime.multimodal_ranks import (
     EmulatedRanks,
     GroupRanks,
@@ -28,6 +29,7 @@ from runtime.multimodal_ranks import (
     all_say,
     everybodys,
     has_group,
+    made_by_all,
 )
 from runtime.multimodal_stage import UserStage
 from runtime.optimizer import OptimizerSettings
@@ -220,7 +222,7 @@ class MultimodalParallelModule:
 
     def plan(self, batch: Mapping[str, Any]) -> Plan:
         """The plan that a batch would run by."""
-        return self._plan_of(self._job(self.model.prepare(batch).samples))
+        return self._plan_of(self._ready(batch)[1])
 
     def _whole(self, plan: Plan, parts: Mapping[int, Mapping[Weight, Tensor]]) -> dict[Weight, Tensor]:
         return whole_weights(plan, self.model.architectures(), parts)
@@ -232,8 +234,8 @@ class MultimodalParallelModule:
                 given[module][name].copy_(weight)
 
     def _run(self, batch: Mapping[str, Any], steps: int, optimizer: OptimizerSettings) -> tuple[Plan, Ran]:
-        prepared = self.model.prepare(batch)
-        plan = self._plan_of(self._job(prepared.samples))
+        prepared, job = self._ready(batch)
+        plan = self._plan_of(job)
         lowered, _ = accept(plan)
         with tempfile.TemporaryDirectory(prefix="weights-") as folder:
             self._save(Path(folder), self._runner.modules(plan))
@@ -248,6 +250,15 @@ class MultimodalParallelModule:
         own = self._whole(plan, {state.rank: state.weights for state in ran.states})
         self._held = frozenset(own)
         return plan, ran
+
+    def _ready(self, batch: Mapping[str, Any]) -> tuple[PreparedBatch, Job]:
+        """In a process group, what is wrong with one process's batch is heard by all."""
+
+        def make() -> tuple[PreparedBatch, Job]:
+            prepared = self.model.prepare(batch)
+            return prepared, self._job(prepared.samples)
+
+        return made_by_all(make) if self._is_group else make()
 
     def _job(self, samples: tuple[Sample, ...]) -> Job:
         spec = self.spec

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -18,6 +18,8 @@ from runtime.rank_job import RankReport, RankState, RunSettings, run_steps
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.trace import Trace
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ class GroupRanks:
 
     Every process has the whole model and is given the whole batch; the first one plans. Objects travel
     over the group's CPU backend (gloo). Groups for a plan are opened once, however many steps follow it.
+    Waits of a step end after `timeout_s`, those between steps after the group's own timeout.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -193,6 +196,18 @@ def all_say(complaint: str | None) -> None:
     for process, each in enumerate(heard):
         if each is not None:
             raise ValueError(f"process {process}: {each}")
+
+
+def made_by_all(make: Callable[[], Made]) -> Made:
+    """What `make` makes, once no process was refused; a collective, raises as `all_say`."""
+    made: list[Made] = []
+    complaint = None
+    try:
+        made.append(make())
+    except ValueError as error:
+        complaint = str(error)
+    all_say(complaint)
+    return made[0]
 
 
 def everybodys(held: dict[Weight, Tensor]) -> dict[Weight, Tensor]:

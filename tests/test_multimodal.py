@@ -107,8 +107,15 @@ def test_listing_of_icml_on_six_processes(pool: Pool) -> None:
     assert losses[1] < losses[0]
 
 
-@pytest.mark.parametrize("parallelism", ["parallel", "colocated", "replicated"])
-@pytest.mark.parametrize("frozen", [(), ("vision_encoder.module",), ("language_model", "audio_encoder")])
+@pytest.mark.parametrize(
+    ("parallelism", "frozen"),
+    [
+        ("parallel", ("vision_encoder.module",)),
+        ("colocated", ("language_model", "audio_encoder")),
+        ("colocated", ()),
+        ("replicated", ("vision_encoder.module",)),
+    ],
+)
 def test_every_place_of_encoders(parallelism: str, frozen: Sequence[str]) -> None:
     model = user_models.valm()
     for name in frozen:
