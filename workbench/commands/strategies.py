@@ -13,6 +13,7 @@ from workbench.strategies import (
     encoders_replicated,
     entrain,
     entrain_ordered,
+    entrain_search,
     megatron_heterogeneous,
     megatron_homogeneous,
     reordered,
@@ -30,6 +31,7 @@ class Strategy(StrEnum):
     DIP = "dip"
     ENTRAIN = "entrain"
     ENTRAIN_ORDERED = "entrain-ordered"
+    ENTRAIN_SEARCH = "entrain-search"
     DISTTRAIN = "disttrain"
     DISTTRAIN_REORDERED = "disttrain-reordered"
     REORDERED_BY_EXCHANGES = "reordered-by-exchanges"
@@ -48,6 +50,7 @@ PLANNERS: dict[str, Planner] = {
     Strategy.DIP: dip.plan,
     Strategy.ENTRAIN: entrain.plan,
     Strategy.ENTRAIN_ORDERED: entrain_ordered.plan,
+    Strategy.ENTRAIN_SEARCH: entrain_search.plan,
     Strategy.DISTTRAIN: disttrain.plan,
     Strategy.DISTTRAIN_REORDERED: reordered.plan,
     Strategy.REORDERED_BY_EXCHANGES: reordered.plan_by_exchanges,

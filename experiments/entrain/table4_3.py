@@ -1,0 +1,84 @@
+"""Table 4.3: how far forward times of microbatches spread, by module, method and data set.
+
+Paper:   I. Jang, dissertation, section 4.7.4, Table 4.3 and Figures 4.16, C.11 to C.13; "up to 10.6x".
+Setup:   standard deviation over a replica's 32 microbatches of a module's forward time over all stages,
+         averaged over replicas and batches of `experiments.entrain.series`.
+Differs: sizes are ours, so no printed cell is compared: only who spreads least, and the largest reduction.
+         The table's rows "Vision" and "Llama 1b" are the same in 9 of 12 cells, one of them by mistake.
+Ours:    reads the series.
+Run:     python -m experiments.entrain.table4_3 [--json]
+"""
+
+import csv
+import statistics
+
+from experiments import paper
+from experiments.entrain.series import Figures, read_series
+from experiments.entrain.workload import LLM_OF
+from experiments.evidence import Evidence, outcome_of
+from experiments.modelled import A40
+from experiments.paper import Outcome, PaperNumber
+from workbench.units import MS_PER_S
+
+MODULES = {"vision": "vision_std_s", "llm": "llm_std_s"}
+METHODS = ("disttrain", "dip", "entrain")
+
+
+def printed() -> dict[tuple[str, str, str], float]:
+    """(module, system, data set) -> the table's cell, whatever its unit."""
+    path = paper.FOLDER / "reference" / "entrain_table4_3.csv"
+    with path.open(encoding="utf-8") as file:
+        return {
+            (row["module"], row["system"], row["dataset"]): float(row["fwd_time_std"])
+            for row in csv.DictReader(file)
+        }
+
+
+def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures]) -> Evidence:
+    """One column of the table for one model."""
+    evidence = Evidence()
+    cells = printed()
+    for module, name in MODULES.items():
+        ours_ms = {method: statistics.fmean(methods[method][name]) * MS_PER_S for method in METHODS}
+        for method, spread_ms in ours_ms.items():
+            evidence.ours[f"modelled/{llm}/{dataset}/{module}/{method}_std_ms"] = spread_ms
+        row = module if module == "vision" else f"llama_{llm[-2:]}"
+        listed = ", ".join(f"{m} {ours_ms[m]:.1f} (paper {cells[row, m, dataset]:g})" for m in METHODS)
+        where = f"{dataset}, {module} of {llm}"
+        evidence.notes.append(f"{where}, ms: {listed}")
+        evidence.claim(
+            f"{where}: Entrain spreads least ({listed});", ours_ms["entrain"] == min(ours_ms.values())
+        )
+    return evidence
+
+
+def largest_reduction(every: dict[str, dict[str, dict[str, Figures]]]) -> float:
+    """DistTrain's spread over Entrain's, at most."""
+    return max(
+        statistics.fmean(methods["disttrain"][name]) / statistics.fmean(methods["entrain"][name])
+        for series in every.values()
+        for methods in series.values()
+        for name in MODULES.values()
+    )
+
+
+def run() -> Outcome:
+    """The whole table."""
+    every = {llm: read_series(llm) for llm in LLM_OF}
+    parts = [
+        data_set_evidence(llm, dataset, methods)
+        for llm, series in every.items()
+        for dataset, methods in series.items()
+    ]
+    summary = Evidence()
+    number = PaperNumber("modelled/most_reduction", 10.6, "times", "section 4.7", rel_tol=0.25)
+    summary.add(number, largest_reduction(every))
+    return outcome_of("entrain/table4_3", [summary, *parts], profile=A40)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,189 @@
+"""Entrain's choice of degrees: data-, tensor-, context- and pipeline-parallel, by a formula.
+
+Source: Entrain (dissertation, section 4.4.3, Algorithm 3, Equations 4.1 and 4.2).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from workbench.balance.allocation import proportional_allocation
+from workbench.balance.partition import partition
+from workbench.cost.model import CostModel
+from workbench.graph.frozen import FrozenRule
+from workbench.graph.layer import Attention
+from workbench.graph.model_graph import Module
+from workbench.job import Job, ModuleLayout
+from workbench.plan.lower import lower
+from workbench.plan.memory import check_memory, memory_table
+from workbench.plan.plan import Plan
+from workbench.strategies import entrain
+from workbench.strategies.assembly import draft_plan
+from workbench.strategies.layer_cost import layer_costs
+from workbench.strategies.stage_counts import Progress, silent
+
+MOST_CP = 1  # the microbatches of this strategy have no shards of tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Degrees of every module and what the formula says of them.
+
+    Args:
+        replicas: dp.
+        layouts: tp, cp and pp of every module.
+        formula_s: Equation 4.2 with resharding.
+        reshard_s: the part of it that is resharding.
+    """
+
+    replicas: int
+    layouts: tuple[ModuleLayout, ...]
+    formula_s: float
+    reshard_s: float
+
+    def job(self, job: Job) -> Job:
+        """The job with these degrees."""
+        return replace(job, replicas=self.replicas, layouts=self.layouts)
+
+
+def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """Entrain's plan under the first configuration, best by the formula, that fits in memory.
+
+    Raises:
+        ValueError: no configuration fits; the best one's reason is named.
+    """
+    every = configurations(job, cost)
+    refusal: ValueError | None = None
+    for tried, configuration in enumerate(every, 1):
+        progress(tried, len(every), configuration.formula_s)
+        try:
+            found = entrain.plan(configuration.job(job), cost)
+            lowered = lower(found)
+            check_memory(lowered, memory_table(lowered))
+        except ValueError as error:
+            refusal = refusal or error
+            continue
+        return replace(found, strategy="entrain-search")
+    raise ValueError(f"job {job.name!r}: no configuration of {len(every)} fits: {refusal}")
+
+
+def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
+    """All configurations that use the job's ranks, fastest by the formula first.
+
+    GPUs of a replica are dealt out by the batch's work with tp = cp = 1, each module's share is
+    factorised into tp x cp x pp, and layers are cut by dynamic programming.
+    Differs: cp stays 1, since Entrain's own microbatches have no shards of tokens; allocations that move
+    a GPU from one module to another count too, since a prime share has next to no factors; a share that
+    is no product of valid degrees goes down to the next that is, so ranks may stay idle; memory is
+    checked on whole plans, in order of the formula; a layout's given tp or pp is kept.
+
+    Raises:
+        ValueError: no number of replicas divides ranks and batch.
+
+    Complexity: O(dp x product over modules of their factorisations), layers priced once per degree.
+    """
+    search = _Search(job, cost)
+    found = [configuration for replicas in search.replicas() for configuration in search.of(replicas)]
+    if not found:
+        raise ValueError(
+            f"job {job.name!r}: no configuration of {search.num_ranks} ranks for {len(job.batch)} samples "
+            f"in microbatches of {job.microbatch_samples}"
+        )
+    return tuple(sorted(found, key=lambda each: (each.formula_s, each.replicas, str(each.layouts))))
+
+
+class _Search:
+    """Layer costs by degree, priced once."""
+
+    def __init__(self, job: Job, cost: CostModel) -> None:
+        self._job, self._cost = job, cost
+        self.num_ranks = min(job.max_ranks or job.cluster.num_ranks, job.cluster.num_ranks)
+        self._draft = draft_plan(replace(job, replicas=1, layouts=()), "entrain-search")
+        self._layers_s: dict[tuple[str, int], tuple[float, ...]] = {}
+        self._work = [sum(self._layers(module, 1)) for module in job.model.modules]
+
+    def replicas(self) -> Iterator[int]:
+        """Degrees that divide the ranks and the batch."""
+        job = self._job
+        for count in range(1, self.num_ranks // len(job.model.modules) + 1):
+            if self.num_ranks % count == 0 and len(job.batch) % (count * job.microbatch_samples) == 0:
+                yield count
+
+    def of(self, replicas: int) -> Iterator[Configuration]:
+        """Of the proportional allocation and of those that move a GPU between modules."""
+        modules = self._job.model.modules
+        nearest = proportional_allocation(self._work, self.num_ranks // replicas)
+        seen: set[tuple[ModuleLayout, ...]] = set()
+        for moves in product((0, -1, 1), repeat=len(modules)):
+            shares = [share + move for share, move in zip(nearest, moves, strict=True)]
+            if sum(moves) or min(shares) < 1:
+                continue
+            choices = [list(self._factors(*pair)) for pair in zip(modules, shares, strict=True)]
+            for layouts in product(*choices):
+                if layouts not in seen:
+                    seen.add(layouts)
+                    yield self._judged(replicas, layouts)
+
+    def _judged(self, replicas: int, layouts: tuple[ModuleLayout, ...]) -> Configuration:
+        """Equation 4.2: every stage once, the slowest for each further microbatch."""
+        job = self._job
+        num_microbatches = len(job.batch) // (replicas * job.microbatch_samples)
+        stages_s = [
+            sum(layers_s[first:last])
+            for layout, layers_s in (
+                (each, self._layers(job.model.module(each.module), each.tp)) for each in layouts
+            )
+            for first, last in partition(layers_s, layout.pp or 1)
+        ]
+        reshard_s = num_microbatches * sum(self._reshard_s(layouts))
+        formula_s = sum(stages_s) + (num_microbatches - 1) * max(stages_s) + reshard_s
+        return Configuration(replicas=replicas, layouts=layouts, formula_s=formula_s, reshard_s=reshard_s)
+
+    def _reshard_s(self, layouts: tuple[ModuleLayout, ...]) -> Iterator[float]:
+        """Per microbatch and edge whose ends differ in tp x cp: features there, gradients back.
+
+        The source does not print the formula; a microbatch's features cross one link in either direction.
+        """
+        job = self._job
+        degrees = {layout.module: layout.tp * layout.cp for layout in layouts}
+        for edge in job.model.edges:
+            if degrees[edge.source] == degrees[edge.target]:
+                continue
+            source = job.model.module(edge.source)
+            tokens = sum(s.tokens_out for sample in job.batch for s in sample.of(source.modality))
+            per_microbatch = tokens * job.microbatch_samples / len(job.batch)
+            width = source.layers[edge.after_layer].out_width
+            num_bytes = per_microbatch * width * job.settings.precision.num_bytes
+            link = job.cluster.inter
+            yield 2 * (num_bytes / link.bytes_per_s + link.latency_s)
+
+    def _layers(self, module: Module, tp: int) -> tuple[float, ...]:
+        key = (module.name, tp)
+        if key not in self._layers_s:
+            layout = ModuleLayout(module=module.name, tp=tp)
+            costs = layer_costs(self._job, self._draft, layout, self._cost, FrozenRule.EXACT)
+            self._layers_s[key] = tuple(each.total_s for each in costs)
+        return self._layers_s[key]
+
+    def _factors(self, module: Module, share: int) -> Iterator[ModuleLayout]:
+        """tp x cp x pp of a share, or of the next smaller one that has any."""
+        for size in range(share, 0, -1):
+            found = [
+                layout
+                for tp in range(1, size + 1)
+                if size % (tp * MOST_CP) == 0
+                if (layout := self._layout(module, tp, size // tp)) is not None
+            ]
+            if found:
+                yield from found
+                return
+
+    def _layout(self, module: Module, tp: int, pp: int) -> ModuleLayout | None:
+        given = next((each for each in self._job.layouts if each.module == module.name), None)
+        heads = [
+            o.num_kv_heads for layer in module.layers for o in layer.operators if isinstance(o, Attention)
+        ]
+        node_ranks = min(node.num_ranks for node in self._job.cluster.nodes)
+        fits = tp <= node_ranks and all(count % tp == 0 for count in heads) and pp <= len(module.layers)
+        kept = given is None or ((given.tp in (1, tp)) and given.pp in (None, pp))
+        return ModuleLayout(module=module.name, tp=tp, pp=pp) if fits and kept else None
