@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
@@ -24,9 +25,11 @@ from runtime.checkpoint_files import (
     clear_parts,
     finish,
     finish_rank,
+    latest_whole,
     part_folder,
     rank_folder,
     read_about,
+    refuse_taken,
 )
 from runtime.failure import RankError
 from runtime.tensor_files import read_tensors, write_tensors
@@ -69,6 +72,25 @@ class Checkpoints:
                 f"{self.start.folder} has seen {self.start.step} steps already, the run has {num_steps}: "
                 "want more steps"
             )
+
+
+class Begin(Enum):
+    """Where a run with checkpoints starts."""
+
+    ANEW = "anew"  # in a folder without any
+    LATEST = "latest"  # whole one, if there is one
+
+
+def checkpoints_in(folder: Path, every: int, begin: Begin, identity: Identity) -> Checkpoints:
+    """Settings of a run that saves into a folder.
+
+    Raises:
+        ValueError: checkpoints that are torn, of another run, or in the way.
+    """
+    if begin is Begin.ANEW:
+        refuse_taken(folder)
+        return Checkpoints(folder=folder, every=every)
+    return Checkpoints(folder=folder, every=every, start=latest_whole(folder, identity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,13 +133,12 @@ def check_whole(folder: Path, identity: Identity) -> Whole:
     return Whole(folder=folder, step=step)
 
 
-def latest_whole(root: Path, identity: Identity) -> Whole:
-    """The newest checkpoint that is whole; unfinished ones are not looked at.
+def latest_whole(root: Path, identity: Identity) -> Whole | None:
+    """The newest checkpoint that is whole; unfinished ones are not looked at. None without a finished one.
 
     Raises:
         ForeignError: the newest readable one is of another run.
         TornError: there are checkpoints, and all are torn.
-        ValueError: there is none.
     """
     torn: list[str] = []
     for folder in reversed(_steps(root)):
@@ -149,7 +148,13 @@ def latest_whole(root: Path, identity: Identity) -> Whole:
             torn.append(str(error))
     if torn:
         raise TornError("; ".join(torn))
-    raise ValueError(f"{root} holds no whole checkpoint to resume from")
+    return None
+
+
+def refuse_taken(root: Path) -> None:
+    """Raise ValueError where checkpoints of another run would be mixed with those of a new one."""
+    if taken := _steps(root):
+        raise ValueError(f"{root} holds {taken[-1].name} already: want --resume, or another folder")
 
 
 def read_about(whole: Whole, rank: int) -> dict[str, Any]:

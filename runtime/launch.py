@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from runtime.allocator import keep_freed_memory
 from runtime.batches import DataSource, SyntheticSource
+from runtime.checkpoint import Begin, checkpoints_in
+from runtime.checkpoint_files import identity_of
 from runtime.failure import RankError
 from runtime.pool import Place, Pool
 from runtime.preprocess.source import following_of, source_of
@@ -235,6 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             export=options.export,
             following=following_of(source if options.next_samples else None, lowered.plan),
         )
+        settings = _with_checkpoints(settings, options, lowered.plan)
         result = _run_under_torchrun(lowered, settings, source or SyntheticSource(options.seed))
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
@@ -250,6 +253,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"step {step}{timed}: loss {loss:.6f}\n")
         sys.stdout.write(f"loss {result.losses[-1]:.6f}, iteration {result.spread.median_s:.6f} s\n")
     return 0
+
+
+def _with_checkpoints(settings: RunSettings, options: argparse.Namespace, plan: Plan) -> RunSettings:
+    if options.checkpoint is None:
+        if options.resume:
+            raise ValueError("--resume goes on from a folder of checkpoints; want --checkpoint FOLDER")
+        return settings
+    identity = identity_of(plan, settings.dtype(plan), options.seed)
+    begin = Begin.LATEST if options.resume else Begin.ANEW
+    saves = checkpoints_in(options.checkpoint, options.checkpoint_every, begin, identity)
+    return replace(settings, checkpoints=saves)
 
 
 def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSource) -> RunResult | None:
@@ -284,6 +298,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--export", type=Path, help="new folder for the trained weights, likewise")
     parser.add_argument("--data", help="data folder, or tcp://HOST:PORT of a preprocessing server")
     parser.add_argument("--data-keys", type=Path, help="client's keys for such a server")
+    parser.add_argument("--checkpoint", type=Path, help="folder, seen by all ranks, to save to")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from its latest whole checkpoint, if any"
+    )
     parser.add_argument(
         "--next-samples", action="store_true", help="every step takes the next samples of the data"
     )

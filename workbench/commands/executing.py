@@ -1,6 +1,7 @@
 """Commands that give a plan times: simulate, run, compare."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,11 @@ def run_command(
     next_samples: Annotated[
         bool, typer.Option("--next-samples", help="every step takes the next samples of the data")
     ] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="folder to save to while it runs")] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="steps")] = 10,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the latest whole checkpoint of the folder, if any")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
     profile: Annotated[
         str | None, typer.Option(help="of collectives, when emulated: profile name or file")
@@ -105,6 +111,10 @@ def run_command(
         raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
     if next_samples and (data is None or not local):
         raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
+    if (resume or checkpoint is not None) and (checkpoint is None or not local):
+        raise ValueError("run: checkpoints are of processes: want --local and --checkpoint FOLDER")
+    from runtime.checkpoint import Begin, checkpoints_in
+    from runtime.checkpoint_files import identity_of
     from runtime.preprocess.source import following_of, source_of
     from runtime.rank_job import RunSettings
 
@@ -123,6 +133,12 @@ def run_command(
         timeout_s=timeout,
         following=following_of(source if next_samples else None, found),
     )
+    if checkpoint is not None:
+        begin = Begin.LATEST if resume else Begin.ANEW
+        identity = identity_of(found, settings.dtype(found), seed)
+        settings = replace(
+            settings, checkpoints=checkpoints_in(checkpoint, checkpoint_every, begin, identity)
+        )
     run = _emulated if emulate else _executed
     names, traces, losses = run(lowered, settings, source, profile, quiet=as_json)
     files = repetition_paths(trace, len(traces)) if trace else ()
@@ -157,7 +173,7 @@ def _executed(
     with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker:
         result = run_lowered(lowered, settings, source=source, progress=_telling(ticker))
     names = step_names(steps=settings.steps, warmup=settings.warmup, repetitions=settings.repetitions)
-    return names, result.traces, result.losses
+    return names[-len(result.traces) :], result.traces, result.losses  # a resumed run took the last ones
 
 
 def _emulated(
