@@ -45,7 +45,7 @@ OUT = RESULTS / "bench_preprocess.json"
 RULE = QwenRule(max_pixels=2**22)
 BATCHES_OF_FOLDER = 2
 WINDOW = 2
-FEWEST, MOST, BUDGET_S = 8, 50, 15.0  # iterations, and what they may take together
+FEWEST, MOST, BUDGET_S = 8, 50, 8.0  # iterations, and what they may take together
 SIMULATED = 12
 HIDING, STARVING = 1.5, 0.5  # the step over the decode of a batch
 WAIT_S = 60.0
@@ -236,6 +236,7 @@ def run(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) 
         record["executed"] = {
             cell.name: measured(cell, folders[cell.name], expected[cell.name], max(cores)) for cell in cells
         }
+    out.write_text(json.dumps(record, indent=1) + "\n")
     chaos = survived(scratch / "chaos", chaos_iterations, seed=0, cores=cores) if chaos_iterations else None
     record["chaos"] = None if chaos is None else asdict(chaos)
     record["claims"] = claims(record["executed"], record["predicted"], chaos)

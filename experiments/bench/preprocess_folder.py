@@ -68,6 +68,7 @@ def start_server(
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
+        process.stdout.close()
         raise ValueError(f"server of {folder} ended with exit code {process.wait(END_S)}")
     return ServerProcess(line.split()[-1], process)
 
