@@ -177,11 +177,12 @@ class StageModule(nn.Module):
 
         Whole ones: with tensor-parallel ranks it is a collective of them.
         """
-        owned = (item for layer in self.layers for item in _named(layer))
+        writer, first = self.adapter.written_by, self.stage.layers[0]
         return {
             name: self._whole(name, weight.detach())
-            for name, weight in owned
-            if name not in self.adapter.aliases
+            for index, layer in enumerate(self.layers, start=first)
+            for name, weight in _named(layer)
+            if name not in self.adapter.aliases and writer.get(name, index) == index
         }
 
     def _whole(self, name: str, weight: Tensor) -> Tensor:
@@ -315,8 +316,9 @@ def _check_ties(adapter: Adapter) -> None:
     """The plan ties exactly what the configuration ties."""
     module = adapter.module
     tied = any(layer.tied for layer in module.layers)
-    if tied != bool(adapter.aliases):
+    wanted = bool(adapter.aliases or adapter.written_by)
+    if tied != wanted:
         raise ValueError(
-            f"module {module.name!r}: its configuration {'ties' if adapter.aliases else 'does not tie'} "
+            f"module {module.name!r}: its configuration {'ties' if wanted else 'does not tie'} "
             f"embedding and head, the plan {'does' if tied else 'does not'}"
         )

@@ -187,6 +187,11 @@ class Adapter(ABC):
         """Name of a tied parameter -> name of the first parameter that is the same weight."""
         return {}
 
+    @property
+    def written_by(self) -> Mapping[str, int]:
+        """Name that several layers have for one weight -> the layer that a checkpoint takes it from."""
+        return {}
+
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         """Shape of what the encoder reads for a segment; ValueError where it cannot be that size."""
         raise ValueError(f"module {self.module.name!r} reads tokens, not {segment.modality}")

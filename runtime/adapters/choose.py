@@ -2,6 +2,7 @@
 
 from runtime.adapters.adapter import Adapter, named_refusals
 from runtime.adapters.audio import Qwen2AudioAdapter, WhisperAdapter
+from runtime.adapters.audio_conformer import ConformerAdapter
 from runtime.adapters.decoder import DecoderAdapter
 from runtime.adapters.decoder_families import DECODERS
 from runtime.adapters.diffusion import DitAdapter
@@ -21,6 +22,7 @@ ENCODERS = {
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
     "whisper": WhisperAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,
+    "phi4_multimodal_audio": ConformerAdapter,
 }
 GENERATORS = {DIT: DitAdapter}
 

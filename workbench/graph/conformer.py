@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from workbench.graph.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.graph.transformer import Heads, Mlp, Norm, attention_operators, mlp_operators, norm, residual
 
-SHARED_BIAS = "relative_bias.weight"
+SHARED_BIAS = "bias_values.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def _operators(shape: Conformer) -> tuple[Operator, ...]:
         *mlp_operators("mlp_in", w, mlp),
         residual("mlp_in_residual", w),
         norm("attention_norm", w, Norm.LAYER),
-        Lookup(name="relative_bias", num_rows=shape.num_buckets, width=shape.num_heads),
+        Lookup(name="bias_values", num_rows=shape.num_buckets, width=shape.num_heads),
         *attention_operators(w, heads),
         residual("attention_residual", w),
         norm("conv_norm", w, Norm.LAYER),

@@ -82,7 +82,7 @@ FAMILIES: tuple[Family, ...] = (
     _vision("InternViT", "internvl_vision"),
     _audio("Whisper", "whisper"),
     _audio("Qwen2-Audio", "qwen2_audio_encoder"),
-    _audio("Phi-4-multimodal audio", "phi4_multimodal_audio", "no adapter for its conformer blocks yet"),
+    _audio("Phi-4-multimodal audio", "phi4_multimodal_audio"),
     Family(name="Diffusion transformer", role="generator", model_type=DIT),
     Family(
         name="Stable Diffusion 2.1 UNet",
