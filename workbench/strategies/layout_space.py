@@ -58,6 +58,7 @@ class LayoutSpace:
         modules = self._job.model.modules
         self._llm = next(module for module in modules if module.modality == TEXT)
         self._encoders = tuple(module for module in modules if module.modality != TEXT)
+        self._least_s: dict[tuple[str, int, int], float] = {}
         self._check_encoders()
 
     def families(self, mode: Mode) -> Iterator[Family]:
@@ -114,10 +115,25 @@ class LayoutSpace:
                 continue
             for llm in self._llm_choices(self._num_ranks - sum(sizes)):
                 llm_s = self._steps.llm_s(llm)
-                parts = [[(self._steps.busy_s(e, llm), e) for e in island] for island in islands]
-                least_s = [min(seconds for seconds, _ in pairs) for pairs in parts]
-                bound_s = max(llm_s, *least_s)
-                yield Family(bound_s, prod(map(len, parts)), partial(_beside, llm, llm_s, parts))
+                bound_s = max(llm_s, *(self._least_busy_s(island, llm) for island in islands))
+                yield Family(bound_s, prod(map(len, islands)), partial(self._beside, llm, islands))
+
+    def _least_busy_s(self, island: list[ModuleChoice], llm: ModuleChoice) -> float:
+        """The least that an encoder's island may take; it depends on the LLM's replicas alone."""
+        key = (island[0].module, island[0].num_ranks, llm.dp)
+        if key not in self._least_s:
+            distinct = dict.fromkeys(replace(choice, instances=1) for choice in island)
+            self._least_s[key] = min(self._steps.busy_s(choice, llm) for choice in distinct)
+        return self._least_s[key]
+
+    def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+        """Apart: modules side by side."""
+        llm_s = self._steps.llm_s(llm)
+        parts = [[(self._steps.busy_s(e, llm), e) for e in island] for island in islands]
+        for found in product(*parts):
+            encoders = tuple(choice for _, choice in found)
+            choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
+            yield max(llm_s, *(seconds for seconds, _ in found)), choice
 
     def _sharded(self) -> Iterator[Family]:
         for llm in self._divided(self._all(self._llm, self._num_ranks)):
@@ -200,16 +216,6 @@ def _phased(
         encoders = tuple(choice for _, choice in found)
         choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm)
         yield llm_s + sum(seconds for seconds, _ in found), choice
-
-
-def _beside(
-    llm: ModuleChoice, llm_s: float, parts: list[list[tuple[float, ModuleChoice]]]
-) -> Iterator[Bounded]:
-    """Apart: modules side by side."""
-    for found in product(*parts):
-        encoders = tuple(choice for _, choice in found)
-        choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
-        yield max(llm_s, *(seconds for seconds, _ in found)), choice
 
 
 def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:

@@ -1,6 +1,7 @@
 """Seconds and bytes of an optimizer step under a layout, without building its plan."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ class LayoutSteps:
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.prices = job, ModulePrices(job, cost)
+        self._chains: dict[tuple[ModuleChoice, int | None], Chain] = {}
+        self._llm_s: dict[ModuleChoice, float] = {}
         self._llm = next(module.name for module in job.model.modules if module.modality == TEXT)
 
     def step(self, choice: LayoutChoice) -> LayoutStep:
@@ -71,27 +74,27 @@ class LayoutSteps:
 
     def llm_s(self, llm: ModuleChoice) -> float:
         """Seconds of the LLM's pipeline with nothing in front: no step is faster."""
-        chain = self._chain(llm)
-        return pipeline_s(chain.forward_s, chain.backward_s, self._rounds(llm))
+        key = replace(llm, instances=1)
+        if key not in self._llm_s:
+            chain = self._chain(llm)
+            self._llm_s[key] = pipeline_s(chain.forward_s, chain.backward_s, self._rounds(llm))
+        return self._llm_s[key]
 
     def phases_s(self, encoder: ModuleChoice) -> float:
         """Seconds of an encoder's passes over all samples of a replica: what colocation adds to the LLM's."""
-        layers = self.prices.layers(encoder, self._local_samples(encoder))
-        return _sum(layers, "forward_s") + _sum(layers, "backward_s")
+        return self.prices.passes_s(encoder, self._local_samples(encoder))
 
     def busy_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
         """Seconds for which an encoder apart keeps its busiest rank, on average over its stages."""
         per_round = llm.dp * self.job.microbatch_samples
         samples = max(1, per_round // encoder.dp)
-        layers = self.prices.layers(encoder, samples)
         calls = self._rounds(llm) * per_round / (encoder.dp * samples)
-        return calls * (_sum(layers, "forward_s") + _sum(layers, "backward_s")) / encoder.pp
+        return calls * self.prices.passes_s(encoder, samples) / encoder.pp
 
     def joint_s(self, choice: LayoutChoice) -> float:
         """Seconds for which one grid keeps the busiest rank, on average over its stages."""
         samples = self.job.microbatch_samples
-        parts = [self.prices.layers(part, samples) for part in (*choice.encoders, choice.llm)]
-        each = sum(_sum(layers, "forward_s") + _sum(layers, "backward_s") for layers in parts)
+        each = sum(self.prices.passes_s(part, samples) for part in (*choice.encoders, choice.llm))
         return self._rounds(choice.llm) * each / choice.llm.pp
 
     def state_fits(self, choice: ModuleChoice) -> bool:
@@ -209,6 +212,9 @@ class LayoutSteps:
         self, choice: ModuleChoice, leading: tuple[LayerPrice, ...] = (), *, samples: int | None = None
     ) -> Chain:
         """A module's stages, the slowest as fast as can be, with layers of others on the first."""
+        key = (replace(choice, instances=1), samples)
+        if not leading and key in self._chains:
+            return self._chains[key]
         layers = self.prices.layers(choice, samples or self.job.microbatch_samples)
         each = [layer.forward_s + layer.backward_s for layer in layers]
         each[0] += sum(layer.forward_s + layer.backward_s for layer in leading)
@@ -216,11 +222,14 @@ class LayoutSteps:
         stages[0] = (*leading, *stages[0])
         hop_s = self._hop_s(choice)
         enters_s = [hop_s * (place > 0) for place in range(len(stages))]
-        return Chain(
+        chain = Chain(
             tuple(stages),
             tuple(_sum(stage, "forward_s") + hop for stage, hop in zip(stages, enters_s, strict=True)),
             tuple(_sum(stage, "backward_s") + hop for stage, hop in zip(stages, enters_s, strict=True)),
         )
+        if not leading:
+            self._chains[key] = chain
+        return chain
 
     def _hop_s(self, choice: ModuleChoice) -> float:
         """A message of activations from one stage to the next."""

@@ -63,6 +63,8 @@ class ModulePrices:
         self._needs = gradient_needs(job.model)
         self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[LayerPrice, ...]] = {}
+        self._exchanges: dict[tuple[ModuleChoice, float], Exchange] = {}
+        self._passes_s: dict[tuple[object, ...], float] = {}
         self._shapes = cache(self._find_shapes)
 
     def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[LayerPrice, ...]:
@@ -83,6 +85,14 @@ class ModulePrices:
             self._known[key] = tuple(found)
         return self._known[key]
 
+    def passes_s(self, choice: ModuleChoice, num_samples: int) -> float:
+        """Seconds of a forward and a backward of all layers over so many samples."""
+        key = (choice.module, choice.tp, choice.cp, choice.recompute, num_samples)
+        if key not in self._passes_s:
+            layers = self.layers(choice, num_samples)
+            self._passes_s[key] = sum(layer.forward_s + layer.backward_s for layer in layers)
+        return self._passes_s[key]
+
     def exchange(self, choice: ModuleChoice, trained: float) -> Exchange:
         """Gradients and weights of `trained` elements among the ranks that hold them.
 
@@ -91,6 +101,9 @@ class ModulePrices:
         (Rajbhandari et al. 2020, "ZeRO", section 5, stage 1).
         """
         size = self.job.settings.precision.num_bytes
+        key = (choice, trained)
+        if key in self._exchanges:
+            return self._exchanges[key]
         kernels = self.job.settings.kernels
         inner = choice.num_holders // choice.instances
         gradient_bytes = trained * state_bytes(size, kernels).gradient
@@ -99,7 +112,8 @@ class ModulePrices:
         reduce_s = self._collective_s(Collective.REDUCE_SCATTER, gradient_bytes, inner, near)
         reduce_s += self._collective_s(Collective.ALL_REDUCE, gradient_bytes / inner, choice.instances, far)
         gather_s = self._collective_s(Collective.ALL_GATHER, trained * size, inner, near)
-        return Exchange(reduce_s=reduce_s, gather_s=gather_s)
+        self._exchanges[key] = Exchange(reduce_s=reduce_s, gather_s=gather_s)
+        return self._exchanges[key]
 
     def update_s(self, choice: ModuleChoice, trained: float) -> float:
         """The update of a rank's part of the optimizer state."""

@@ -1,0 +1,100 @@
+"""How long the search over layouts takes, and how far it stays from pricing every layout.
+
+Setup:   the layout paper's 1B + 14B on 72 H100s (288 samples), 3B + 70B on 256 and 3B + 120B on 512 (as many
+         samples as GPUs), 8K tokens, half of them vision; all degrees, recomputation, 1 to 8 optimizer
+         instances. On 16 GPUs (1B + 7B, 16 samples) the best is held against all layouts priced.
+Ours:    seconds of `fastest_layout` per strategy and cluster, a fresh cost model each; goal < 60 s, gap 0.
+Differs: the paper does not say how it searched.
+Run:     python -m experiments.bench.layout_search [--json]
+"""
+
+import argparse
+import json
+import sys
+import time
+
+from experiments.mimo.models import Workload, assumptions, job_of, machine
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.strategies.layout_choice import Mode
+from workbench.strategies.layout_search import FoundLayout, exhaustive_layout, fastest_layout
+
+GOAL_S = 60.0
+NAMES = {
+    Mode.HOMOGENEOUS: "megatron-homogeneous",
+    Mode.COLOCATED: "megatron-colocated",
+    Mode.APART: "megatron-islands",
+    Mode.SHARDED: "fsdp",
+}
+CLUSTERS = {72: ("1B", "14B", 288), 256: ("3B", "70B", 256), 512: ("3B", "120B", 512)}
+SMALL = (16, "1B", "7B", 16)
+
+
+def job_on(num_gpus: int, encoder: str, llm: str, num_samples: int) -> Job:
+    """A row of the paper's kind."""
+    workload = Workload(
+        encoder=encoder,
+        llm=llm,
+        sequence_tokens=8192,
+        vision_pct=50.0,
+        num_gpus=num_gpus,
+        num_samples=num_samples,
+    )
+    return job_of(workload, assumptions())
+
+
+def fresh() -> CostModel:
+    """The machine with nothing priced yet."""
+    return CostModel(machine().profile, machine().execution)
+
+
+def timed(job: Job, mode: Mode) -> tuple[float, FoundLayout | None]:
+    """Seconds of one search and what it found; None where nothing fits."""
+    cost = fresh()
+    start_s = time.perf_counter()
+    try:
+        found = fastest_layout(job, cost, mode)
+    except ValueError:
+        found = None
+    return time.perf_counter() - start_s, found
+
+
+def gap(job: Job, mode: Mode) -> float | None:
+    """How much slower the found step is than the best of all; None where nothing fits."""
+    cost = fresh()
+    try:
+        best = exhaustive_layout(job, cost, mode)
+    except ValueError:
+        return None
+    return fastest_layout(job, cost, mode).step.step_s / best.step.step_s - 1
+
+
+def main() -> int:
+    """Searches, then the gaps; exit status 1 where a goal is missed."""
+    parser = argparse.ArgumentParser(description=sys.modules[__name__].__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    timed(job_on(*SMALL), Mode.HOMOGENEOUS)  # compiles the recurrence
+    record: dict[str, float | int | str | None] = {}
+    for num_gpus, (encoder, llm, num_samples) in CLUSTERS.items():
+        for mode, name in NAMES.items():
+            seconds, found = timed(job_on(num_gpus, encoder, llm, num_samples), mode)
+            key = f"{name}.{num_gpus}"
+            record[f"{key}_s"] = seconds
+            record[f"{key}_layouts"] = None if found is None else found.num_layouts
+            record[f"{key}_priced"] = None if found is None else found.num_priced
+            record[f"{key}_found"] = "none fits" if found is None else str(found.choice)
+            record[f"{key}_step_s"] = None if found is None else found.step.step_s
+            print(f"{key}: {seconds:.2f} s, {record[f'{key}_found']}", flush=True)
+    for mode, name in NAMES.items():
+        record[f"{name}.16_gap"] = gap(job_on(*SMALL), mode)
+        print(f"{name}.16_gap: {record[f'{name}.16_gap']}", flush=True)
+    is_quick = all(record[f"{name}.{n}_s"] < GOAL_S for name in NAMES.values() for n in CLUSTERS)  # type: ignore[operator]
+    is_exact = all(not record[f"{name}.16_gap"] for name in NAMES.values())
+    if arguments.json:
+        print(json.dumps(record))
+    return 0 if is_quick and is_exact else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
