@@ -90,8 +90,8 @@ def _fewer_heads(attention: nn.Module, size: int) -> None:
     for count in HEAD_COUNTS:
         if hasattr(held, count):
             setattr(held, count, getattr(held, count) // size)
-    held.config = copy.copy(held.config)
-    if hasattr(held.config, "num_attention_heads"):
+    if hasattr(held, "config") and hasattr(held.config, "num_attention_heads"):
+        held.config = copy.copy(held.config)
         held.config.num_attention_heads //= size
 
 

@@ -23,6 +23,7 @@ from runtime.tensor_parts import held_parts
 from tests import paper_models, tiny_models
 from tests.plans import cluster, finish
 from tests.test_adapters_encoders import CASES, module_of
+from tests.test_adapters_llama4 import LLAMA4
 from tests.test_export import tensors_of
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.tiny_models import whole_batch
@@ -46,7 +47,10 @@ from workbench.strategies import megatron_heterogeneous
 torch.set_num_threads(1)
 Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
 CONFIGS = {**tiny_models.DECODERS, **paper_models.DECODERS}
-REFUSED = "internvit-6b-style"
+REFUSED = {  # encoder -> what has no rule
+    "internvit-6b-style": "attention.q_norm: there is no rule to cut WideRMSNorm",
+    "phi-4-audio": "conv.glu: there is no rule to cut Phi4MultimodalAudioGluPointWiseConv",
+}
 FOUR = {"num_key_value_heads": 4}
 
 
@@ -64,7 +68,7 @@ def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
     assert_same(text_plan(CONFIGS[name], (0, 1)), pool)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != REFUSED])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
     case = CASES[name]
     vision, llm = module_of(case), tiny_models.llm()
@@ -79,10 +83,19 @@ def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
     assert_same(finish(connect("two", (vision, llm)), batch, stages), pool)
 
 
-def test_a_norm_over_all_heads_is_refused() -> None:
-    layer = adapter_of(module_of(CASES[REFUSED])).build(1)
-    with pytest.raises(ValueError, match=r"attention.q_norm: there is no rule to cut WideRMSNorm"):
+@pytest.mark.parametrize("name", [name for name in REFUSED if name in CASES])
+def test_an_encoder_without_rules_is_refused_by_name(name: str) -> None:
+    layer = adapter_of(module_of(CASES[name])).build(1)
+    with pytest.raises(ValueError, match=rf"{REFUSED[name]} for tensor parallelism; give its stage tp = 1"):
         cuts_of(layer, 2)
+
+
+def test_a_router_of_shared_experts_is_refused_by_name() -> None:
+    adapter = adapter_of(tiny_models.llm(LLAMA4))
+    layers = [adapter.build(index) for index in range(adapter.num_layers)]
+    routed = next(layer for layer in layers if any("router" in name for name, _ in layer.named_modules()))
+    with pytest.raises(ValueError, match=r"feed_forward.router: there is no rule to cut Llama4Router"):
+        cuts_of(routed, 2)
 
 
 def encoders(llm_config: dict[str, Any] = LLM, *, tied: bool = False) -> ModelGraph:
@@ -215,7 +228,7 @@ class Counting(TensorGroup):
         self.seen.append(x.nbytes)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "phi", "gpt2", "opt"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "phi", "gpt2", "opt"])
 def test_sums_are_those_that_are_priced(name: str) -> None:
     """Their number and bytes, layer by layer, forward and backward."""
     plan = text_plan(CONFIGS[name], (0, 1))

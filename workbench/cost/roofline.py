@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workbench.graph.experts import EXPERT, JOIN, SHARED
 from workbench.graph.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
 
 
@@ -169,6 +170,7 @@ def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes
     A column-cut operator opens a sharded region: its input gradient is all-reduced. A
     row-cut matmul (or a cut table) closes one: its output is all-reduced. A transformer
     block has two of each; a column-cut head that ends its layer has only the backward one.
+    Experts are one region together, which every token enters and leaves once.
     """
     if grid.tp == 1:
         return Messages((), ())
@@ -176,10 +178,18 @@ def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes
     backward: list[tuple[int, float]] = []
     sharded = False
     for index, operator in enumerate(layer.operators):
+        rows = operator_tokens(operator, work, grid)
+        if isinstance(operator, Pointwise) and operator.name == JOIN:
+            forward.append(rows * operator.width * element_bytes)
+            sharded = False
         if isinstance(operator, Attention) or operator.shard is Shard.REPLICATED:
             continue
-        rows = operator_tokens(operator, work, grid)
-        if isinstance(operator, Lookup):
+        if isinstance(operator, Matmul) and operator.name.startswith((EXPERT, SHARED)):
+            if not sharded:
+                rows = work.tokens(operator.tokens) / grid.cp
+                backward.append((index, rows * operator.in_features * element_bytes))
+            sharded = True
+        elif isinstance(operator, Lookup):
             forward.append(rows * operator.width * element_bytes)
         elif isinstance(operator, Matmul) and operator.shard is Shard.ROW:
             forward.append(rows * operator.out_features * element_bytes)

@@ -5,6 +5,10 @@ from dataclasses import dataclass, replace
 from workbench.graph.layer import Layer, Matmul, Operator, Pointwise
 from workbench.graph.transformer import Mlp, mlp_operators
 
+EXPERT = "mlp.expert."  # how operators of one of several experts are called
+SHARED = "mlp.shared"
+JOIN = "mlp.join"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
@@ -45,9 +49,9 @@ def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     each = [
         replace(operator, tokens_scale=share)
         for index in range(experts.num)
-        for operator in mlp_operators(f"mlp.expert.{index}", width, experts.mlp)
+        for operator in mlp_operators(f"{EXPERT}{index}", width, experts.mlp)
         if isinstance(operator, Matmul | Pointwise)
     ]
-    joined = Pointwise(name="mlp.join", width=width, num_passes=experts.num_chosen + 1)
-    shared = () if experts.shared is None else mlp_operators("mlp.shared", width, experts.shared)
+    joined = Pointwise(name=JOIN, width=width, num_passes=experts.num_chosen + 1)
+    shared = () if experts.shared is None else mlp_operators(SHARED, width, experts.shared)
     return (router, softmax, *each, *shared, joined)
