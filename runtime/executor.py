@@ -11,6 +11,7 @@ from runtime.activations import Allocations
 from runtime.adapters.adapter import MicrobatchData
 from runtime.failure import RankError
 from runtime.gradients import Gradients
+from runtime.offload import Offload
 from runtime.optimizer import OptimizerSettings, build_adamw
 from runtime.stage_edges import edges_before_the_end
 from runtime.stage_module import StageInput, StageModule
@@ -102,7 +103,10 @@ class Executor:
             Pass.W: self._weight_gradient,
             Pass.REDUCE_GRAD: self._reduce,
             Pass.STEP: self._step,
+            Pass.RESHARD: self._leave,
+            Pass.UNSHARD: self._come_back,
         }
+        self._offload = Offload(modules)
         self._inputs = rows_by_action(
             lowered.inputs, lambda row: rank in lowered.transfers[row].destination_ranks
         )
@@ -117,6 +121,9 @@ class Executor:
                     f"rank {self.rank}: {action} cannot be executed; the executor knows "
                     f"{', '.join(self._do)} (simulate this plan instead)"
                 )
+            away = action._replace(kind=Pass.RESHARD)
+            if action.kind is Pass.UNSHARD and away not in self.program[: self.program.index(action)]:
+                raise ValueError(f"rank {self.rank}: {action} brings back a stage that has not left")
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -236,6 +243,16 @@ class Executor:
     def _reduce(self, action: Action, arrived: Arrived, start_s: float) -> None:
         del arrived, start_s  # its groups take their own times
         self._gradients.reduce(action)
+
+    def _leave(self, action: Action, arrived: Arrived, start_s: float) -> None:
+        del arrived
+        self._offload.leave(_id(action), self._adamw)
+        self._end(Lane.COMPUTE, action, start_s)
+
+    def _come_back(self, action: Action, arrived: Arrived, start_s: float) -> None:
+        del arrived
+        self._offload.come_back(_id(action))
+        self._end(Lane.COMPUTE, action, start_s)
 
     def _step(self, action: Action, arrived: Arrived, start_s: float) -> None:
         del arrived, start_s  # waiting for the reductions is not part of the step

@@ -1,12 +1,24 @@
 """Modules with layouts of their own, on disjoint ranks or on the same, train as one process does."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from runtime.batches import SyntheticSource
+from runtime.launch import run_lowered
+from runtime.offload import Offload
 from runtime.pool import Pool
+from runtime.rank_job import RunSettings
+from runtime.reference import Reference
 from tests.layout_jobs import Degrees, planned, three_phase, vision_language
 from tests.test_parity import assert_same
 from tests.tiny_valm import tiny_valm
+from workbench.graph.model_graph import ModelGraph, connect
+from workbench.graph.trainable import Trainable
+from workbench.plan.lower import lower
 from workbench.plan.plan import Precision
+from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
 
 PAIRS = [
@@ -59,6 +71,47 @@ def test_one_encoder_on_the_same_ranks(
     plan = planned(vision_language(), layouts, microbatch=microbatch, images=images, schedule=schedule)
     assert all(len(stages) == 2 for stages in plan.stages_on.values())
     assert_same(plan, pool, Precision.FLOAT64)
+
+
+@pytest.mark.parametrize("trains", [Trainable.ALL, Trainable.PROJECTOR, Trainable.NONE])
+def test_encoders_that_leave_while_the_llm_runs(trains: Trainable, pool: Pool) -> None:
+    """Two steps, so that the moments of the first leave too."""
+    schedule = replace(three_phase(), offload=True)
+    layouts = {"vision": (4, 1, 1), "llm": (1, 2, 1, 2)}
+    model = vision_language() if trains is Trainable.ALL else frozen_vision_language(trains)
+    plan = planned(model, layouts, microbatch=1, images=(1, 2, 0, 1, 1, 0, 2, 1), schedule=schedule)
+    assert {action.kind for action in plan.program_actions} > {Pass.RESHARD, Pass.UNSHARD}
+    assert_same(plan, pool, Precision.FLOAT64)
+    settings = RunSettings(seed=3, precision=Precision.FLOAT64, steps=2, timeout_s=30.0)
+    result = run_lowered(lower(plan), settings, pool=pool)
+    reference = Reference(plan, seed=3, dtype=torch.float64)
+    expected = [reference.step(SyntheticSource(3)).loss for _ in range(2)]
+    assert result.losses == pytest.approx(expected, rel=1e-10)
+
+
+def test_what_left_takes_no_memory_and_comes_back_whole() -> None:
+    modules = {0: torch.nn.Linear(3, 4), 1: torch.nn.Linear(4, 2)}
+    optimizer = torch.optim.AdamW(modules[0].parameters())
+    modules[0](torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    output = modules[0](torch.ones(2, 3, requires_grad=True)).sum()
+    before = [weight.detach().clone() for weight in modules[0].parameters()]
+    held = [*modules[0].parameters(), *(state["exp_avg"] for state in optimizer.state.values())]
+    offload = Offload(modules)
+    offload.leave(0, optimizer)
+    assert [tensor.untyped_storage().nbytes() for tensor in held] == [0] * 4
+    assert all(weight.untyped_storage().nbytes() for weight in modules[1].parameters())
+    offload.come_back(0)
+    assert all(torch.equal(a, b) for a, b in zip(before, modules[0].parameters(), strict=True))
+    output.backward()  # what autograd kept is whole again
+    modules[1].weight = modules[0].weight
+    with pytest.raises(ValueError, match="stage 0 cannot be offloaded: its weights share memory with others"):
+        offload.leave(0, optimizer)
+
+
+def frozen_vision_language(trains: Trainable) -> ModelGraph:
+    model = tiny_valm(vision=trains)
+    return connect("tiny-vlm", (model.module("vision"), model.module("llm")))
 
 
 def test_two_encoders_on_the_ranks_of_the_llm(pool: Pool) -> None:
