@@ -271,3 +271,16 @@ def test_the_command_takes_and_gives_notations(tmp_path: Path) -> None:
     assert yaml.safe_load(shown.output)["pipeline_model_parallel_layout"] == "Et*3|tL"
     told = run(app, ["layout", str(job), "--to", "bridge", "--json"])
     assert '"rank_offset": 2' in told.output.splitlines()[-1]
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        yaml.safe_dump({"encoder_specs": {}, "modality_parallelism": "colocated"}), encoding="utf-8"
+    )
+    said = run(app, ["layout", str(job), "--from", str(spec)])
+    assert said.output.splitlines()[-1].endswith("plan with --strategy encoders-colocated-frozen-aware")
+    (tmp_path / "layout.txt").write_text("Et*3|tx", encoding="utf-8")
+    refused = run(app, ["layout", str(job), "--from", str(tmp_path / "layout.txt")])
+    assert refused.exit_code == 2
+    assert "at 7: no layer is called 'x'" in refused.stderr
+    refused = run(app, ["layout", str(job), "-o", str(tmp_path / "x" / "y.yaml")])
+    assert refused.exit_code == 2
+    assert "a job's paths are relative to it" in refused.stderr

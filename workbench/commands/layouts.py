@@ -8,10 +8,18 @@ import typer
 import yaml
 
 from workbench.commands.options import Json
+from workbench.commands.strategies import Strategy
 from workbench.console import emit_json, show
 from workbench.job import load_job
-from workbench.notations.job_layouts import PLACES, Notation, read_layouts, write_layouts
+from workbench.notations.cornstarch import read_spec
+from workbench.notations.job_layouts import PLACES, Notation, notation_of, read_layouts, write_layouts
 from workbench.whole_file import check_writable, write_text
+
+_STRATEGIES = {
+    "parallel": Strategy.CORNSTARCH,
+    "colocated": Strategy.ENCODERS_COLOCATED_FROZEN_AWARE,
+    "replicated": Strategy.ENCODERS_REPLICATED,
+}
 
 
 def layout_command(
@@ -31,17 +39,23 @@ def layout_command(
     Systems: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
     """
     wanted = load_job(job)
+    strategy: dict[str, str] = {}
     if notation is not None:
-        wanted = replace(wanted, layouts=read_layouts(_content(notation), wanted))
+        content = _content(notation)
+        wanted = replace(wanted, layouts=read_layouts(content, wanted))
+        if notation_of(content) is Notation.CORNSTARCH:
+            strategy = {"strategy": _STRATEGIES[read_spec(content).modality_parallelism].value}
     said = write_layouts(wanted, to)
     if output is not None:
         check_writable(output)
         held = _with_layouts(job, output, said["layouts"]) if to is Notation.JOB else said
         write_text(_yaml(held), output)
     if as_json:
-        emit_json({"notation": to.value, **said})
-    else:
-        show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
+        emit_json({"notation": to.value, **strategy, **said})
+        return
+    show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
+    for name in strategy.values():
+        show(f"where its modality_parallelism puts encoders, a job does not say: plan with --strategy {name}")
 
 
 def _content(path: Path) -> dict[str, Any]:
