@@ -116,11 +116,6 @@ class Executor:
 
     def _check(self) -> None:
         for action in self.program:
-            if action.kind not in self._do:
-                raise ValueError(
-                    f"rank {self.rank}: {action} cannot be executed; the executor knows "
-                    f"{', '.join(self._do)} (simulate this plan instead)"
-                )
             away = action._replace(kind=Pass.RESHARD)
             if action.kind is Pass.UNSHARD and away not in self.program[: self.program.index(action)]:
                 raise ValueError(f"rank {self.rank}: {action} brings back a stage that has not left")

@@ -45,7 +45,7 @@ def test_cover_of_nothing_is_nothing():
     assert pairwise_cover(()) == ()
 
 
-@pytest.mark.parametrize("point", [*one_encoder()[37::75], *two_encoders()[60::160]], ids=str)
+@pytest.mark.parametrize("point", [*one_encoder()[37::150], *two_encoders()[100::200]], ids=str)
 def test_sample_trains_as_one_process(point: Point, pool: Pool) -> None:
     found = parity_grid.outcome(point, pool, {})
     assert float(found["gap"]) <= parity_grid.BOUND
