@@ -13,11 +13,11 @@ from runtime.bench_clock import quartile_spread
 from runtime.launch import run_lowered
 from runtime.pool import Pool
 from runtime.rank_job import RunSettings
+from runtime.stage_edges import edges_before_the_end
 from runtime.stage_module import StageInput
 from runtime.tensor_group import SharedWeights, TensorGroup
 from workbench.calibrate.measurement import OverheadRow
 from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Stage
@@ -40,7 +40,10 @@ class EmptyStage(nn.Module):
         self._dtype = dtype
         last = module.layers[stage.layers[1] - 1]
         self._emits, self._width = last.emits, last.out_width
-        self._is_loss = module.modality == TEXT and stage.layers[1] == len(module.layers)
+        self._is_loss = module.has_loss and stage.layers[1] == len(module.layers)
+        self._leaving = {
+            edge.name: module.layers[edge.after_layer].out_width for edge in edges_before_the_end(plan, stage)
+        }
         self._weights: dict[Weights, list[nn.Parameter]] = {}
         for index in range(*stage.layers):
             layer = module.layers[index]
@@ -50,14 +53,22 @@ class EmptyStage(nn.Module):
         self._held = nn.ParameterList(p for held in self._weights.values() for p in held)
 
     def forward(self, inputs: StageInput) -> Tensor:
-        """Zeros: packed [T, D], or a scalar on the last stage of the LLM."""
+        """Zeros: packed [T, D], or a scalar on the last stage of a module with a loss."""
+        return self.run(inputs)[0]
+
+    def run(self, inputs: StageInput) -> tuple[Tensor, dict[str, Tensor]]:
+        """With zeros of the states that leave before the last layer, by edge."""
         data = inputs.data
         self._adapter.context(data, self._held[0].device, self._dtype)
         tokens = data.tokens_in if self._emits is TokenCount.IN else data.tokens_out
         shape = () if self._is_loss else (sum(tokens), self._width)
         leaves = [leaf for leaf in (inputs.hidden, *inputs.features.values()) if leaf is not None]
         output: Tensor = _Zeros.apply(shape, self._dtype, *leaves, *self._held)  # type: ignore[no-untyped-call]
-        return output
+        left: dict[str, Tensor] = {
+            edge: _Zeros.apply((sum(data.tokens_in), width), self._dtype, *leaves, *self._held)  # type: ignore[no-untyped-call]
+            for edge, width in self._leaving.items()
+        }
+        return output, left
 
     def weights(self) -> dict[Weights, list[nn.Parameter]]:
         """One element for every layer and every tied weight."""

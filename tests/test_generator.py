@@ -14,7 +14,10 @@ from runtime.adapters.choose import adapter_of
 from runtime.adapters.diffusion import kept_share, noise_of, time_of, waves
 from runtime.adapters.norm import widen_norms
 from runtime.batches import SyntheticSource
+from runtime.bench_executor import build_empty
+from runtime.launch import run_lowered
 from runtime.pool import Pool
+from runtime.rank_job import RunSettings
 from runtime.reference import Reference
 from runtime.stage_module import build_stage_module
 from sim.engine import simulate
@@ -200,6 +203,12 @@ def test_states_leave_before_the_head() -> None:
     assert {row.width for row in rows} == {32}
     wanted = Routing(plan).wanted(edge, plan.microbatches_of["generator", 0][0])
     assert [tuple(item) for item in wanted] == [(0, 0)]
+
+
+def test_overheads_of_a_plan_with_a_generator_are_measured(pool: Pool) -> None:
+    plan = disjoint_plan(drawing_model(), drawing_batch(images=(1, 0), drawn=(1, 1)), CUTS)
+    result = run_lowered(lower(plan), RunSettings(), pool=pool, build=build_empty)
+    assert result.losses == (0.0,)
 
 
 def test_strategies_plan_a_model_with_a_generator() -> None:
