@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.mimo import tablea2, tablea3, tablea4
+from experiments.mimo import figure7, figure8, tablea2, tablea3, tablea4, tablea5
 from experiments.mimo.compared import gain_evidence, same_sign, step_of, with_whole_encoder
 from experiments.mimo.models import LLM, VISION, assumptions, model_of, variations
 from experiments.printed import printed_rows
 from workbench.plan.plan import Recompute
+from workbench.strategies.layout_choice import LayoutChoice
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,34 @@ def test_a_tiny_run_judges_gains_and_writes_our_numbers_beside(monkeypatch):
     assert {"sign_share", "kendall_tau", "gain_error_points"} <= evidence.ours.keys()
     for unstated in evidence.unstated.values():
         assert unstated.low <= unstated.high
+
+
+def test_figure_7_shows_five_bars():
+    shown = [row for row in printed_rows("mimo_tableA4") if figure7.is_shown(row)]
+    assert [(row["model"], row["seq_len_k"], row["h_n_gpus"]) for row in shown] == [
+        ("6B+120B", "8", "256"),
+        ("6B+120B", "8", "512"),
+        ("6B+120B", "16", "512"),
+        ("7.2B+120B", "16", "512"),
+        ("12B+120B", "16", "512"),
+    ]
+
+
+def test_figure_8_layouts_have_the_printed_replicas():
+    for num_gpus, encoder, mode in figure8.LAYOUTS.values():
+        layout = LayoutChoice(mode=mode, encoders=(encoder,), llm=figure8.BACKBONE)
+        assert layout.num_ranks == num_gpus
+    assert figure8.LAYOUTS["colocated"][1].dp == 2 * figure8.BACKBONE.dp  # pairs gather
+
+
+def test_table_a5_rows_take_the_printed_gpus(monkeypatch):
+    monkeypatch.setattr(tablea5, "step_of", lambda workload, layout, _: _Fake(workload, layout))
+    monkeypatch.setattr(tablea5, "fastest_beside", lambda workload, island: 1.0)
+    for row in printed_rows("mimo_tableA5"):
+        assert tablea5.modes_of(row).best in ("H", "C", "NC")
+
+
+class _Fake:
+    def __init__(self, workload, layout):
+        assert layout.num_ranks == workload.num_gpus
+        self.step_s = 1.0
