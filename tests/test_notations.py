@@ -260,7 +260,6 @@ def test_what_a_notation_cannot_say_is_refused(notation: Notation, llm: dict[str
 def test_the_command_takes_and_gives_notations(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(EXAMPLE.read_text(), encoding="utf-8")
-    (tmp_path / "cpu.json").write_text((EXAMPLE.parent / "cpu.json").read_text(), encoding="utf-8")
     (tmp_path / "layout.txt").write_text("Et*3|tL", encoding="utf-8")
     run = CliRunner().invoke
     cut = tmp_path / "cut.yaml"
