@@ -7,7 +7,7 @@ from itertools import groupby
 from math import isfinite
 
 from simpy.core import Environment
-from simpy.events import Event
+from simpy.events import Event, Process
 from simpy.exceptions import Interrupt
 
 from workbench.resilience.availability import Availability, Change, NodeEvent
@@ -45,15 +45,17 @@ class Restart(StrEnum):
 class Checkpoints:
     """Training stops for `save_s` after `every` iterations, and goes back to the last one after a failure.
 
-    `first` is the number of iterations before the first checkpoint after a failure.
+    `first` is the number of iterations before the first checkpoint after a failure. An asynchronous
+    one stops training for `save_s` alone and counts `copy_s` later; the next save waits for it.
     """
 
     every: int
     save_s: float
     first: int | None = None
+    copy_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.save_s < 0 or (self.first is not None and self.first < 1):
+        if self.every < 1 or min(self.save_s, self.copy_s) < 0 or (self.first is not None and self.first < 1):
             raise ValueError(f"want a checkpoint every 1 iteration or more, saved in >= 0 s, got {self}")
 
 
@@ -224,7 +226,8 @@ class _Job:
         self._iterations: list[Iteration] = []
         self._at_risk: list[tuple[int, int]] = []  # (iteration, nodes) since the last checkpoint
         self._must_save, self._must_recover, self._grown, self._failed = False, False, False, False
-        self._num_recoveries = 0
+        self._num_recoveries = self._num_copied = self._num_undone = 0
+        self._copies: Process | None = None  # of the last asynchronous checkpoint
         self._node_s, self._counted_until_s = 0.0, 0.0
         self._doing: tuple[Spent, float] = (Spent.WAITING, 0.0)
         self._wake = env.event()
@@ -293,13 +296,25 @@ class _Job:
 
     def _next(self) -> Flow:
         if self._must_save and self.system.checkpoints is not None:
+            if self._copies is not None and self._copies.is_alive:
+                yield from self._until(Spent.CHECKPOINT, self._copies)
             yield from self._spend(Spent.CHECKPOINT, self.system.checkpoints.save_s)
             self._must_save = self._failed = False
-            self._keep()
+            if self.system.checkpoints.copy_s:
+                self._copies = self._env.process(self._copy(self.system.checkpoints.copy_s))
+            else:
+                self._keep()
         elif self._must_recover:
             yield from self._recover()
         else:
             yield from self._iterate()
+
+    def _copy(self, copy_s: float) -> Flow:
+        """What is at risk now counts after that time, unless it was undone before."""
+        self._num_copied, num_undone = len(self._at_risk), self._num_undone
+        yield self._env.timeout(copy_s)
+        if num_undone == self._num_undone:
+            self._keep(self._num_copied)
 
     def _recover(self) -> Flow:
         members = self._ready - self.doomed
@@ -326,31 +341,30 @@ class _Job:
         if system.checkpoints is None:
             self._keep()
         changed = (self._grown and system.joins is Joins.AT_ONCE) or bool(self.doomed & self._members)
-        due = system.checkpoints is not None and len(self._at_risk) >= self._iterations_to_save()
+        due = system.checkpoints is not None and self._is_due(system.checkpoints)
         self._must_recover = changed
         self._must_save = due or (changed and system.checkpoints is not None)
 
-    def _iterations_to_save(self) -> int:
-        checkpoints = self.system.checkpoints
-        assert checkpoints is not None, "asked only where there are checkpoints"
+    def _is_due(self, checkpoints: Checkpoints) -> bool:
         first = checkpoints.every if checkpoints.first is None else checkpoints.first
-        return first if self._failed else checkpoints.every
+        return len(self._at_risk) - self._num_copied >= (first if self._failed else checkpoints.every)
 
     def _end_iteration(self, start_s: float, end_s: float) -> None:
         samples = (end_s - start_s) * self.system.rate(len(self._members))
         self._iterations.append(Iteration(start_s=start_s, end_s=end_s, samples=samples))
         self._at_risk.append((len(self._iterations) - 1, len(self._members)))
 
-    def _keep(self) -> None:
-        """What is at risk counts from now on."""
-        for place, num_nodes in self._at_risk:
+    def _keep(self, count: int | None = None) -> None:
+        """The first of what is at risk, by default all, count from now on."""
+        for place, num_nodes in self._at_risk[:count]:
             lasted_s = self._iterations[place].end_s - self._iterations[place].start_s
             idle_s = lasted_s * self.system.idle_share(num_nodes)
             redundant_s = (lasted_s - idle_s) * self.system.redundant_share
             self._spent[Spent.IDLE_NODES] += idle_s
             self._spent[Spent.REDUNDANT] += redundant_s
             self._spent[Spent.EFFECTIVE] += lasted_s - idle_s - redundant_s
-        self._at_risk.clear()
+        del self._at_risk[:count]
+        self._num_copied = 0
 
     def _undo(self) -> None:
         """A member is gone: back to the last checkpoint."""
@@ -359,7 +373,7 @@ class _Job:
             self._spent[Spent.LOST] += lost.end_s - lost.start_s
             self._iterations[place] = Iteration(start_s=lost.start_s, end_s=lost.end_s, samples=0.0)
         self._at_risk.clear()
-        self._failed = True
+        self._failed, self._num_copied, self._num_undone = True, 0, self._num_undone + 1
 
     def _spend(self, kind: Spent, seconds: float) -> Flow:
         yield from self._until(kind, self._env.timeout(seconds))

@@ -76,6 +76,25 @@ def test_failure_while_saving_loses_everything_since_the_last_checkpoint():
     assert spent(run) == {Spent.CHECKPOINT: 2.0, Spent.LOST: 40.0, Spent.RECOVERY: 3.0}
 
 
+@pytest.mark.parametrize(
+    ("failure_s", "effective_s", "lost_s"),
+    [pytest.param(44.0, 0.0, 43.0, id="while-it-copies"), pytest.param(50.0, 40.0, 9.0, id="after-it")],
+)
+def test_an_asynchronous_checkpoint_counts_once_it_is_copied(failure_s, effective_s, lost_s):
+    """Saved from 40 to 41 s, copied until 46 s while training goes on."""
+    system = in_memory(checkpoints=Checkpoints(every=2, save_s=1.0, copy_s=5.0))
+    run = simulate_failures(system, trace((0.0, 3), (failure_s, 2)), until_s=failure_s + 3)
+    want = {Spent.EFFECTIVE: effective_s, Spent.CHECKPOINT: 1.0, Spent.LOST: lost_s, Spent.RECOVERY: 3.0}
+    assert spent(run) == {kind: seconds for kind, seconds in want.items() if seconds}
+
+
+def test_the_next_save_waits_for_the_copy_before_it():
+    """Copied from 41 to 91 s; two more iterations end at 81 s."""
+    system = in_memory(checkpoints=Checkpoints(every=2, save_s=1.0, copy_s=50.0))
+    run = simulate_failures(system, trace((0.0, 3)), until_s=92.0)
+    assert spent(run) == {Spent.EFFECTIVE: 80.0, Spent.CHECKPOINT: 12.0}
+
+
 def test_failure_during_recovery_starts_it_anew():
     run = simulate_failures(in_memory(), trace((0.0, 4), (10.0, 3), (12.0, 2)), until_s=45.0)
     assert spent(run) == {Spent.LOST: 10.0, Spent.RECOVERY: 5.0, Spent.EFFECTIVE: 30.0}
