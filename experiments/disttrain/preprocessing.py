@@ -1,0 +1,109 @@
+"""Figure 17, simulated: stalls by number and size of images, and how many producers an iteration needs.
+
+Paper:   Z. Zhang et al., "DistTrain", section 7.3, Figure 17: preprocessing takes the trainer seconds without
+         disaggregation and milliseconds with it; iterations take seconds to tens of seconds. The bars' values
+         are not printed.
+Setup:   one data-parallel group, iterations of 2 s, 8 to 128 images of 512 and 1,024 pixels a side; an
+         image's decode time is the row that `experiments.bench.preprocess` measured on one core.
+Ours:    simulated by `sim.preprocess`: CPU nodes of 16 cores, as many of them as hide the decode.
+Differs: the trainer without disaggregation decodes between its steps on the cores that are given per GPU;
+         the paper does not say how many its baseline has. Both one core and eight are shown.
+Run:     python -m experiments.disttrain.preprocessing [--json]
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import paper
+from experiments.paper import RESULTS, Claim, Outcome, judge
+from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
+from workbench.units import ms
+
+MEASURED = RESULTS / "bench_preprocess.json"
+ROWS = {512: "40 x 512", 1024: "40 x 1024"}
+IMAGES_OF_ROW = 40
+NUM_IMAGES = (8, 32, 128)
+ITERATIONS, WINDOW, STEP_S = 8, 3, 2.0
+CORES_OF_NODE, CORES_OF_GPU = 16, 8
+SECONDS, MILLISECONDS = 1.0, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one image costs."""
+
+    decode_s: float
+    unpack_s: float
+
+
+def measured_rows(path: Path = MEASURED) -> dict[int, Row]:
+    """By side in pixels; ValueError where they have not been measured here."""
+    if not path.exists():
+        raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
+    found = json.loads(path.read_text(encoding="utf-8"))["predicted"]
+    return {
+        side: Row(
+            found[name]["decode_ms"] / 1000 / IMAGES_OF_ROW,
+            found[name]["disaggregated_ms_p50"] / 1000 / IMAGES_OF_ROW,
+        )
+        for side, name in ROWS.items()
+    }
+
+
+def apart_s(row: Row, num_images: int, producers: int) -> float:
+    """The steady stall with so many producers, each on a core of its own."""
+    whole, rest = divmod(producers, CORES_OF_NODE)
+    cores = [CORES_OF_NODE] * whole + ([rest] if rest else [])
+    setup = Preprocessing(
+        decode_s=((row.decode_s,) * num_images,) * ITERATIONS,
+        step_s=STEP_S,
+        window=WINDOW,
+        nodes=tuple(CpuNode(cores=each, num_producers=each) for each in cores),
+        unpack_s=row.unpack_s * num_images,
+    )
+    return disaggregated_stalls_s(setup)[-1]
+
+
+def producers_needed(row: Row, num_images: int) -> int:
+    """The fewest that leave no stall but unpacking; by the simulator, from one on."""
+    limit = max(1, 2 * math.ceil(row.decode_s * num_images / STEP_S))
+    nothing_s = row.unpack_s * num_images
+    for producers in range(1, limit + 1):
+        if apart_s(row, num_images, producers) <= nothing_s + 1e-9:
+            return producers
+    raise ValueError(f"{num_images} images: {limit} producers do not hide {row.decode_s:g} s an image")
+
+
+def run() -> Outcome:
+    """Every bar, and the producers behind it."""
+    ours: dict[str, float] = {}
+    together, apart, spare = [], [], []
+    for side, row in measured_rows().items():
+        for num_images in NUM_IMAGES:
+            key = f"simulated/{num_images} x {side}"
+            batch = ((row.decode_s,) * num_images,)
+            together.append(colocated_stalls_s(batch)[0])
+            producers = producers_needed(row, num_images)
+            apart.append(apart_s(row, num_images, producers))
+            spare.append(producers - max(1, math.ceil(row.decode_s * num_images / STEP_S)))
+            ours[f"{key}/one_core_ms"] = ms(together[-1])
+            ours[f"{key}/eight_cores_ms"] = ms(colocated_stalls_s(batch, cores=CORES_OF_GPU)[0])
+            ours[f"{key}/apart_ms"] = ms(apart[-1])
+            ours[f"{key}/producers"] = producers
+    found = [
+        Claim("without disaggregation the largest iterations stall for seconds", max(together) >= SECONDS),
+        Claim("with it, all stalls are milliseconds", max(apart) <= MILLISECONDS),
+        Claim("decode time over iteration time, and at most one more, are producers enough", max(spare) <= 1),
+    ]
+    notes = [f"{name.removeprefix('simulated/')} {value:.4g}" for name, value in ours.items()]
+    return judge("disttrain/preprocessing", [], ours, found, notes=notes)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
