@@ -6,13 +6,17 @@ import pytest
 
 from sim.engine import simulate
 from tests.test_layout_search import COST, job_on
+from workbench.balance.partition import bottleneck_s
 from workbench.graph.model_graph import TEXT
+from workbench.job import ModuleLayout
 from workbench.plan.accept import accept
 from workbench.plan.plan import Sharding
 from workbench.plan.price import price
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import auto_islands, colocated, megatron_homogeneous
+from workbench.strategies import auto_cornstarch, auto_islands, colocated, megatron_homogeneous
+from workbench.strategies.belief import FROZEN_AWARE
+from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.strategies.layout_plan import job_with
 from workbench.strategies.layout_step import LayoutSteps
@@ -119,3 +123,26 @@ def test_other_schedules_are_refused_by_name():
     job = job_on(8, samples=8, schedule=Schedule(kind=ScheduleKind.GPIPE))
     with pytest.raises(ValueError, match="nearest: three-phase"):
         colocated.plan(job, COST)
+
+
+def test_loosely_coupled_encoders_keep_the_llms_pace():
+    job = job_on(8, samples=8)
+    plan = auto_cornstarch.plan(job, COST)
+    accept(plan)
+    layers_s = believed_layers_s(job, plan, COST, FROZEN_AWARE.layer_s)
+
+    def slowest_s(module):
+        return max(sum(layers_s[module][slice(*stage.layers)]) for stage in plan.chain[module, 0])
+
+    llm_s = slowest_s("llm")
+    assert slowest_s("vision") <= llm_s
+    if len(plan.chain["vision", 0]) > 1:  # one stage fewer would be slower than the LLM's
+        assert bottleneck_s(layers_s["vision"], len(plan.chain["vision", 0]) - 1) > llm_s
+
+
+def test_loosely_coupled_is_the_best_of_one_plan_per_depth():
+    job = job_on(4, samples=8)
+    found = iteration_s(auto_cornstarch.plan(job, COST))
+    for depth in (1, 2, 3):
+        fixed = replace(job, layouts=(ModuleLayout(module="llm", pp=depth),))
+        assert found <= iteration_s(auto_cornstarch.plan(fixed, COST)) * 1.02

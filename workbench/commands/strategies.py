@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from workbench.search.drive import Planner
 from workbench.strategies import (
+    auto_cornstarch,
     auto_islands,
     colocated,
     cornstarch,
@@ -24,6 +25,7 @@ class Strategy(StrEnum):
     """Strategies by the names users type."""
 
     CORNSTARCH = "cornstarch"
+    CORNSTARCH_LOOSELY_COUPLED = "cornstarch-loosely-coupled"
     CORNSTARCH_FROZEN_UNAWARE = "cornstarch-frozen-unaware"
     ENCODERS_COLOCATED = "encoders-colocated"
     ENCODERS_COLOCATED_FROZEN_AWARE = "encoders-colocated-frozen-aware"
@@ -43,6 +45,7 @@ class Strategy(StrEnum):
 
 PLANNERS: dict[str, Planner] = {
     Strategy.CORNSTARCH: cornstarch.plan,
+    Strategy.CORNSTARCH_LOOSELY_COUPLED: auto_cornstarch.plan,
     Strategy.CORNSTARCH_FROZEN_UNAWARE: cornstarch.plan_frozen_unaware,
     Strategy.ENCODERS_COLOCATED: encoders_colocated.plan,
     Strategy.ENCODERS_COLOCATED_FROZEN_AWARE: encoders_colocated.plan_frozen_aware,

@@ -1,0 +1,91 @@
+"""Cornstarch's loosely-coupled parallelisation: encoders cut to the stage time of each depth of the LLM.
+
+Source: Cornstarch v1 section 5.2, Algorithm 1.
+Differs: an encoder's layer that alone takes longer than the LLM's stages is a stage of its own; stage
+counts that the job gives are kept; depths whose plans do not fit are passed over.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from workbench.balance.partition import bottleneck_s, partition_min_stages
+from workbench.cost.model import CostModel
+from workbench.graph.model_graph import TEXT
+from workbench.job import Job
+from workbench.plan.lower import lower
+from workbench.plan.memory import check_memory, memory_table
+from workbench.plan.plan import Plan
+from workbench.strategies.assembly import disjoint_stages, draft_plan, layout_of, virtual_stages
+from workbench.strategies.belief import FROZEN_AWARE
+from workbench.strategies.cornstarch import with_balanced_tokens
+from workbench.strategies.cut_candidates import CutCandidates
+from workbench.strategies.layer_cost import believed_layers_s
+from workbench.strategies.layout_search import usable_ranks
+from workbench.strategies.stage_counts import Progress, silent
+
+NAME = "cornstarch-loosely-coupled"
+
+
+def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The fastest of one plan per number of LLM stages.
+
+    Raises:
+        ValueError: no depth's plan is sound and fits; the last reason is named.
+
+    Complexity: O(LLM layers) plans, one cut of each encoder per plan.
+    """
+    draft = draft_plan(job, NAME)
+    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
+    entry_of = {module: module for module in layers_s}
+    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
+    depths = tuple(_depths(job, layers_s))
+    best: tuple[float, Plan] | None = None
+    refusal = f"no depth of the LLM fits {usable_ranks(job)} ranks"
+    for done, counts in enumerate(depths):
+        try:
+            found = candidates.plan(counts)
+            lowered = lower(found)
+            check_memory(lowered, memory_table(lowered))
+        except ValueError as error:
+            refusal = str(error)
+            continue
+        seconds = candidates.believed_s(lowered)
+        if best is None or seconds < best[0]:
+            best = seconds, found
+        progress(done + 1, len(depths), best[0])
+    if best is None:
+        raise ValueError(f"job {job.name!r}: {refusal}")
+    return with_balanced_tokens(replace(best[1], strategy=NAME))
+
+
+def _depths(job: Job, layers_s: Mapping[str, tuple[float, ...]]) -> Iterator[dict[str, int]]:
+    """Stage counts of all modules for each depth of the LLM that the ranks allow."""
+    llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+    virtual = virtual_stages(job, llm)
+    given = _given(job, llm)
+    for depth in range(1, len(layers_s[llm]) // virtual + 1):
+        if given in (None, depth):
+            target_s = bottleneck_s(layers_s[llm], depth)
+            counts = {
+                module: depth if module == llm else _given(job, module) or _fewest(each_s, target_s)
+                for module, each_s in layers_s.items()
+            }
+            if job.replicas * sum(_ranks(job, module, n) for module, n in counts.items()) <= usable_ranks(
+                job
+            ):
+                yield counts
+
+
+def _fewest(each_s: tuple[float, ...], target_s: float) -> int:
+    """Stages of an encoder that take no longer than the LLM's, where its layers allow."""
+    return len(partition_min_stages(each_s, max(target_s, *each_s)))
+
+
+def _given(job: Job, module: str) -> int | None:
+    layout = layout_of(job, module)
+    return layout.pp or len(layout.stage_layers) // virtual_stages(job, module) or None
+
+
+def _ranks(job: Job, module: str, num_stages: int) -> int:
+    layout = layout_of(job, module)
+    return layout.tp * layout.cp * num_stages
