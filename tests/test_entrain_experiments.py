@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.entrain import executed
+from experiments.entrain import algorithm3, executed, figure4_12, series, table4_3
 from experiments.entrain.intervals import bootstrap
 from workbench.cost.profile import ideal_profile
 
@@ -45,3 +45,36 @@ def test_ratios_are_taken_within_a_round_against_the_mean_of_the_orders():
     slower = executed.summary(predicted, rounds | {"entrain": [4.0, 40.0]})
     assert not slower["entrain_is_faster"]
     assert any("FAILS" in line for line in executed.lines(slower))
+
+
+def figures(seconds: list[float], spread_s: float) -> dict[str, list[float]]:
+    return {
+        "seconds": seconds,
+        "vision_std_s": [spread_s] * len(seconds),
+        "llm_std_s": [spread_s] * len(seconds),
+    }
+
+
+def test_speedups_pair_the_batches_that_both_have_seen():
+    methods = {"entrain": figures([2.0, 4.0], 1.0), "slow": figures([4.0, 8.0, 100.0], 3.0)}
+    over = figure4_12.speedups(methods, "entrain")
+    assert over == {"slow": (2.0, 2.0, 2.0)}
+
+
+def test_the_largest_reduction_is_taken_over_all_cells():
+    even, uneven = figures([1.0, 1.0], 1.0), figures([1.0, 1.0], 4.0)
+    every = {"llm": {"a": {"entrain": even, "disttrain": uneven}, "b": {"entrain": even, "disttrain": even}}}
+    assert table4_3.largest_reduction(every) == 4.0
+    assert table4_3.printed()["vision", "disttrain", "SynthChartNet"] == 208.07
+
+
+def test_worse_configurations_are_simulated_too():
+    every: list[Any] = list(range(20))
+    assert algorithm3.spread(every, 6) == (0, 1, 2, 3, 8, 14)
+    assert algorithm3.spread(every[:4], 8) == (0, 1, 2, 3)
+
+
+def test_a_series_that_is_not_there_names_its_command(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(series, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match=r"experiments\.entrain\.series --llm"):
+        series.kept_series()

@@ -94,6 +94,16 @@ def read_series(llm: str) -> dict[str, dict[str, Figures]]:
     return {dataset: dict(methods) for dataset, methods in record["series"].items()}
 
 
+def kept_series() -> dict[str, dict[str, dict[str, Figures]]]:
+    """The series of every model that has one.
+
+    Raises:
+        ValueError: there is none at all.
+    """
+    found = {llm: read_series(llm) for llm in LLM_OF if path_of(llm).is_file()}
+    return found or {llm: read_series(llm) for llm in LLM_OF}
+
+
 def _write(llm: str, series: Mapping[str, Mapping[str, Figures]]) -> None:
     record = {
         "command": f"python -m experiments.entrain.series --llm {llm}",

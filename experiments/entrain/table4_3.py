@@ -13,8 +13,7 @@ import csv
 import statistics
 
 from experiments import paper
-from experiments.entrain.series import Figures, read_series
-from experiments.entrain.workload import LLM_OF
+from experiments.entrain.series import Figures, kept_series
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome, PaperNumber
@@ -64,7 +63,7 @@ def largest_reduction(every: dict[str, dict[str, dict[str, Figures]]]) -> float:
 
 def run() -> Outcome:
     """The whole table."""
-    every = {llm: read_series(llm) for llm in LLM_OF}
+    every = kept_series()
     parts = [
         data_set_evidence(llm, dataset, methods)
         for llm, series in every.items()
