@@ -32,7 +32,7 @@ from experiments.evidence import Evidence, outcome_of
 from experiments.oobleck.chaos_job import elastic_job
 from experiments.paper import Outcome
 from runtime.checkpoint import Begin, checkpoints_in
-from runtime.checkpoint_files import PART, check_whole, identity_of
+from runtime.checkpoint_files import PART, check_whole, clear_parts, identity_of
 from runtime.elastic.job import plan_step
 from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
@@ -105,6 +105,7 @@ class Killings:
         return result
 
     def _start(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+        clear_parts(self._folder)  # those seen from now on are this job's
         here, there = self._context.Pipe()
         arguments = (self._lowered, self._settings, self._folder, there)
         process = self._context.Process(target=run_job, args=arguments)
