@@ -7,8 +7,9 @@ Given:   nothing printed. Batches are those of `experiments.entrain.series`; the
 Differs: sizes of samples are ours. DistTrain is shown twice: with Entrain's stages, and with those of one
          sample, as the paper runs it. Messages take no time; Optimus is a greedy rule that favours it.
          DIP and Optimus colocate: all ranks do both modules' work, so that no ratio of GPUs has to be
-         rounded and no module waits for the other. Where activations fit they beat plain Entrain, which
-         the paper does not find; what Entrain's own stages lose is rounding 8 stages to a ratio.
+         rounded and no module waits for the other. They beat plain Entrain here, which the paper does not
+         find; whether their activations fit is `experiments.entrain.figure4_14`. Entrain in an order of its
+         own, or under zero-bubble, is ahead of DIP except where 8 stages miss the ratio (LLaVA-150k).
 Ours:    reads the series; about 10 s.
 Run:     python -m experiments.entrain.figure4_12 [--json]
 """
