@@ -83,7 +83,10 @@ def job_with(tmp_path, kind, **batch):
 @pytest.mark.parametrize("strategy", PLANNERS)
 @pytest.mark.parametrize("kind", ScheduleKind)
 def test_every_strategy_follows_the_jobs_schedule(tmp_path, cost, strategy, kind):
-    if strategy == "megatron-colocated" and kind not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.THREE_PHASE):
+    if strategy in ("dip", "megatron-colocated") and kind not in (
+        ScheduleKind.ONE_F_ONE_B,
+        ScheduleKind.THREE_PHASE,
+    ):
         with pytest.raises(ValueError, match="nearest: three-phase"):
             PLANNERS[strategy](job_with(tmp_path, kind, replicas=2), cost, lambda *_: None)
         return
@@ -91,7 +94,7 @@ def test_every_strategy_follows_the_jobs_schedule(tmp_path, cost, strategy, kind
     lowered, _ = accept(plan)
     for replica in plan.replicas("llm"):
         homes = [stage.ranks for stage in plan.chain["llm", replica]]
-        assert len(homes) == 2 * kind.usual_virtual_stages
+        assert len(homes) == (3 if strategy == "disttrain" else 2) * kind.usual_virtual_stages  # its own pp
         assert homes == [homes[rank_block(usual(kind), n, len(homes))] for n in range(len(homes))]
     kinds = {action.kind for action in plan.program_actions}
     assert (Pass.W in kinds) == kind.splits_backward

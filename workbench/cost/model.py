@@ -144,7 +144,7 @@ class CostModel(KernelTimes):
             context_link: that joins context-parallel ranks; None: the same.
 
         Raises:
-            ValueError: unknown precision, or a grid without any link.
+            ValueError: unknown precision, or a grid that was not measured and has no link.
 
         Complexity: O(operators x table points), once per distinct argument.
         """
@@ -153,16 +153,18 @@ class CostModel(KernelTimes):
         if key not in self._known:
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
-            links = self._links(Grid(tp, cp), link, context_link)
-            self._known[key] = self._time(layer, name, work, Grid(tp, cp), str(precision), links)
+            measured = self._layers.get((name, str(precision), tp, cp))
+            if measured is not None:
+                self._known[key] = _from_measured(layer, measured, work)
+            else:
+                links = self._links(Grid(tp, cp), link, context_link)
+                self._known[key] = self._composed(layer, name, work, Grid(tp, cp), str(precision), links)
         return self._known[key]
 
-    def _time(
+    def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
-        measured = self._layers.get((name, precision, *grid))
-        if measured is not None:
-            return _from_measured(layer, measured, work)
+        """Out of its operators, or scaled from a measured whole layer."""
         whole = self._layers.get((name, precision, 1, 1))
         sums = _OperatorSums(self, work, grid, precision, links)
         if whole is None:

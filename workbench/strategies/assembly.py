@@ -13,7 +13,7 @@ from workbench.plan.build import batched_microbatches, shared_microbatches, with
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
-from workbench.schedule.choice import Schedule, ScheduleKind, rank_block
+from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.strategies.block_cuts import Cuts, even_blocks
 
 
@@ -77,6 +77,22 @@ def empty_draft(job: Job, strategy: str) -> Plan:
         programs=(),
         settings=job.settings,
     )
+
+
+def in_three_phases(job: Job, strategy: str) -> Job:
+    """The job under the three-phase schedule, which 1F1B stands for where nothing else was asked for.
+
+    Raises:
+        ValueError: it asks for another schedule.
+    """
+    if job.schedule.kind is ScheduleKind.THREE_PHASE:
+        return job
+    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+        raise ValueError(
+            f"{strategy}: modules run in phases, with 1F1B in the second, got schedule {job.schedule.kind}; "
+            f"nearest: {ScheduleKind.THREE_PHASE}"
+        )
+    return replace(job, schedule=usual(ScheduleKind.THREE_PHASE))
 
 
 def num_microbatches(draft: Plan, module: str) -> int:

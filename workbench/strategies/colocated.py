@@ -11,8 +11,8 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job import Job
 from workbench.plan.plan import Plan
-from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import megatron_heterogeneous
+from workbench.strategies.assembly import in_three_phases
 from workbench.strategies.layout_choice import LayoutChoice, Mode
 from workbench.strategies.layout_plan import searched_plan
 from workbench.strategies.stage_counts import Progress, silent
@@ -26,13 +26,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: no layout fits, or a schedule that is neither 1F1B nor three-phase.
     """
-    if job.schedule.kind not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.THREE_PHASE):
-        raise ValueError(
-            f"{NAME}: modules run in phases, with 1F1B in the second, got schedule {job.schedule.kind}; "
-            f"nearest: {ScheduleKind.THREE_PHASE}"
-        )
-    if job.schedule.kind is ScheduleKind.ONE_F_ONE_B:
-        job = replace(job, schedule=Schedule(kind=ScheduleKind.THREE_PHASE))
+    job = in_three_phases(job, NAME)
 
     def build(found: Job, _: LayoutChoice) -> Plan:
         return replace(megatron_heterogeneous.plan(found, cost), strategy=NAME)

@@ -18,8 +18,7 @@ from workbench.job import Job
 from workbench.plan.build import batched_microbatches
 from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
-from workbench.schedule.choice import ScheduleKind, usual
-from workbench.strategies.assembly import dp_of, empty_draft, layout_of
+from workbench.strategies.assembly import dp_of, empty_draft, in_three_phases, layout_of
 from workbench.strategies.belief import FROZEN_AWARE
 from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
@@ -37,7 +36,8 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     it has items at most.
 
     Raises:
-        ValueError: ranks that do not divide, more stages than layers, a batch that does not divide.
+        ValueError: ranks that do not divide, more stages than layers, a batch that does not divide, or
+            a schedule that is neither 1F1B nor three-phase.
     """
     shared = _on_all_ranks(job)
     candidates = [_plan(shared, cost, parts) for parts in _powers(job.microbatch_samples)]
@@ -71,9 +71,7 @@ def _on_all_ranks(job: Job) -> Job:
                 f"nearest: max_ranks {most - most % stage_ranks or stage_ranks}"
             )
         layouts.append(replace(layout, pp=most // stage_ranks, rank_offset=0))
-    kind = ScheduleKind.THREE_PHASE
-    schedule = job.schedule if job.schedule.kind is kind else usual(kind)
-    return replace(job, layouts=tuple(layouts), schedule=schedule)
+    return replace(in_three_phases(job, "dip"), layouts=tuple(layouts))
 
 
 def _plan(job: Job, cost: CostModel, parts: int) -> Plan:
