@@ -21,7 +21,7 @@ from runtime.elastic.replan import Replanned, after_loss, after_warning, start_l
 from workbench.resilience.layout import Layout
 from workbench.resilience.reconfigure import CannotContinueError
 
-MOST_UNEXPLAINED = 2  # disturbances in a row in which nobody was lost
+MOST_UNEXPLAINED = 4  # disturbances in a row in which nobody was lost
 
 
 @dataclass(slots=True)
