@@ -30,8 +30,9 @@ def draw(result: Mapping[str, Any], path: Path) -> Path:
     _iterations(axes[0], result["plans"])
     _kinds(axes[1], result["plans"])
     figure.suptitle(
-        f"{result['num_plans']} plans: mean absolute error {result['mean_abs_error']:.1%}, "
-        f"worst {result['worst_abs_error']:.1%}, beside a spread of {result['spread']:.1%}"
+        f"{result['num_plans']} plans; of the {result['pinned']['num_plans']} with a core to a rank: mean "
+        f"absolute error {result['mean_abs_error']:.1%}, worst {result['worst_abs_error']:.1%}, beside a spread of "
+        f"{result['spread']:.1%}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
