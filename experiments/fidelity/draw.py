@@ -31,8 +31,8 @@ def draw(result: Mapping[str, Any], path: Path) -> Path:
     _kinds(axes[1], result["plans"])
     figure.suptitle(
         f"{result['num_plans']} plans; of the {result['pinned']['num_plans']} with a core to a rank: mean "
-        f"absolute error {result['mean_abs_error']:.1%}, worst {result['worst_abs_error']:.1%}, beside a spread of "
-        f"{result['spread']:.1%}"
+        f"absolute error {result['mean_abs_error']:.1%}, worst {result['worst_abs_error']:.1%}, "
+        f"beside a spread of {result['spread']:.1%}"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
