@@ -34,7 +34,7 @@ from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
 from workbench.whole_file import write_text
 
-WARMUP = 1  # AdamW makes its state in the first step
+WARMUP = 2  # AdamW makes its state in the first step; sums of gradients still grow the heap in the second
 WAIT_S = 60.0  # of any single wait
 BETWEEN = 10  # plans
 
