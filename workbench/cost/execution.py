@@ -56,6 +56,8 @@ class Execution:
         collective_rate: of the collectives inside a layer.
         reduction_rate: of collectives over gradients.
         kernel_gap_s: device seconds between a kernel and the next.
+        overlap_pieces: into which a collective inside a layer and its products are cut, so that one runs
+            beside the other; 1: products wait for their collectives. See `overlap`.
         host_kernel_s: host seconds to launch a kernel.
         host_collective_s: host seconds to launch a collective inside a layer.
         host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
@@ -80,6 +82,7 @@ class Execution:
     host_rank_s: float = 0.0
     step_rate: float = 1.0
     step_start_s: float = 0.0
+    overlap_pieces: int = 1
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -87,6 +90,9 @@ class Execution:
             if value < 0 or (name.endswith("_rate") and value == 0) or value == float("inf"):
                 least = "> 0" if name.endswith("_rate") else ">= 0"
                 raise ValueError(f"execution: {name} must be {least} and finite, got {value}")
+
+        if self.overlap_pieces < 1:
+            raise ValueError(f"execution: overlap_pieces must be >= 1, got {self.overlap_pieces}; nearest: 1")
 
     def matmul_factor(self, *sizes: float, element_bytes: int) -> float:
         """On the rate of a product of these sizes: `unaligned_rate` to the power of the missing halvings."""

@@ -11,6 +11,7 @@ from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, 
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.measured import MeasuredLayer
+from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of
 from workbench.cost.profile import Profile, Table
 from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
@@ -21,7 +22,6 @@ from workbench.cost.roofline import (
     key_value_bytes,
     layer_flop,
     pass_bytes,
-    tensor_parallel_messages,
 )
 from workbench.cost.signature import signature
 from workbench.graph.frozen import Needs
@@ -221,12 +221,14 @@ class _OperatorSums:
         Gaps and a slow host stretch I and W alike.
         """
         run, grid = self._cost.execution, self._grid
-        messages = tensor_parallel_messages(layer, self._work, grid, self._bytes)
+        pairs, pieces = self._pairs(layer), run.overlap_pieces
         forward = sum(run.num_kernels(operator) for operator in layer.operators)
         backward = forward + sum(bool(operator.parameters()) for operator in layer.operators)
-        forward_s = run.pass_s(time.forward_s, forward, len(messages.forward), grid.tp)
+        forward += added_kernels(pairs.forward, pieces)
+        backward += added_kernels((pair for _, pair in pairs.backward), pieces)
+        forward_s = run.pass_s(time.forward_s, forward, len(pairs.forward) * pieces, grid.tp)
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(device_s, backward, len(messages.backward), grid.tp)
+        backward_s = run.pass_s(device_s, backward, len(pairs.backward) * pieces, grid.tp)
         if device_s in (0.0, backward_s):
             return replace(time, forward_s=forward_s)
         return replace(
@@ -285,21 +287,29 @@ class _OperatorSums:
         grid, links = self._grid, self._links
         if links.tensor is None or links.context is None:
             return 0.0, []
-        messages = tensor_parallel_messages(layer, self._work, grid, self._bytes)
-        forward_s = sum(
-            self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp, links.tensor)
-            for num_bytes in messages.forward
-        )
-        backward = [
-            (index, self._collective_s(Collective.ALL_REDUCE, num_bytes, grid.tp, links.tensor))
-            for index, num_bytes in messages.backward
-        ]
+        pairs = self._pairs(layer)
+        forward_s = sum(self._exposed_s(pair, links.tensor) for pair in pairs.forward)
+        backward = [(index, self._exposed_s(pair, links.tensor)) for index, pair in pairs.backward]
         for index, operator in enumerate(layer.operators):
             if grid.cp > 1 and isinstance(operator, Attention):
                 there_s, back_s = self._keys_s(operator, links.context)
                 forward_s += there_s
                 backward.append((index, back_s))
         return forward_s, backward
+
+    def _pairs(self, layer: Layer) -> Pairs:
+        """Tensor-parallel collectives; halves of all-reduces only where these run beside products."""
+        run = self._cost.execution
+        cut = run.activations if run.overlap_pieces > 1 else ActivationCut.WHOLE
+        return pairs_of(layer, self._work, self._grid, self._bytes, cut)
+
+    def _exposed_s(self, pair: Pair, link: Link) -> float:
+        machine = Machine(
+            product_s=lambda gemm: self._cost.matmul_s(gemm, self._precision)[0],
+            collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
+            copied_s=lambda elements: self._cost.moved_s(2 * elements * self._bytes),
+        )
+        return exposed_s(pair, self._cost.execution.overlap_pieces, machine)
 
     def _keys_s(self, operator: Attention, link: Link) -> tuple[float, float]:
         """Seconds for which keys, and gradients of them, hold up an attention's forward and backward."""

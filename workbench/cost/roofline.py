@@ -164,7 +164,20 @@ class Messages(NamedTuple):
     backward: tuple[tuple[int, float], ...]
 
 
+class PlacedMessages(NamedTuple):
+    """As `Messages`; forward ones with the index of the operator behind which they stand."""
+
+    forward: tuple[tuple[int, float], ...]
+    backward: tuple[tuple[int, float], ...]
+
+
 def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> Messages:
+    """Bytes of the all-reduces inside one layer, see `placed_messages`."""
+    forward, backward = placed_messages(layer, work, grid, element_bytes)
+    return Messages(tuple(num_bytes for _, num_bytes in forward), backward)
+
+
+def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> PlacedMessages:
     """All-reduces inside one layer, as Megatron places them (Shoeybi et al. 2019, section 3).
 
     A column-cut operator opens a sharded region: its input gradient is all-reduced. A
@@ -173,14 +186,14 @@ def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes
     Experts are one region together, which every token enters and leaves once.
     """
     if grid.tp == 1:
-        return Messages((), ())
-    forward: list[float] = []
+        return PlacedMessages((), ())
+    forward: list[tuple[int, float]] = []
     backward: list[tuple[int, float]] = []
     sharded = False
     for index, operator in enumerate(layer.operators):
         rows = operator_tokens(operator, work, grid)
         if isinstance(operator, Pointwise) and operator.name == JOIN:
-            forward.append(rows * operator.width * element_bytes)
+            forward.append((index, rows * operator.width * element_bytes))
             sharded = False
         if isinstance(operator, Attention) or operator.shard is Shard.REPLICATED:
             continue
@@ -190,14 +203,14 @@ def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes
                 backward.append((index, rows * operator.in_features * element_bytes))
             sharded = True
         elif isinstance(operator, Lookup):
-            forward.append(rows * operator.width * element_bytes)
+            forward.append((index, rows * operator.width * element_bytes))
         elif isinstance(operator, Matmul) and operator.shard is Shard.ROW:
-            forward.append(rows * operator.out_features * element_bytes)
+            forward.append((index, rows * operator.out_features * element_bytes))
             sharded = False
         elif isinstance(operator, Matmul) and not sharded:
             backward.append((index, rows * operator.in_features * element_bytes))
             sharded = True
-    return Messages(tuple(forward), tuple(backward))
+    return PlacedMessages(tuple(forward), tuple(backward))
 
 
 def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: int) -> float:

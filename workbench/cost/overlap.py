@@ -1,0 +1,176 @@
+"""Collectives of tensor parallelism beside the matrix products they belong to, piece by piece.
+
+Source: Z. Zhang et al., "DistTrain", appendix A.1 (StepCCL): product and collective are cut into pairs of
+pieces; the copies of one pair run while the product of another does, on engines that slow no product.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.cost.collectives import Collective
+from workbench.cost.execution import ActivationCut
+from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
+from workbench.graph.experts import EXPERT, SHARED
+from workbench.graph.layer import Attention, Layer, Matmul, Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A collective, and the products that can run beside it: none, or all that read or write its tensor.
+
+    Args:
+        kind: of the collective.
+        num_bytes: of its whole tensor.
+        products: on one rank, uncut.
+        remapped_elements: of the tensor whose rows the pieces leave, or want, in another order.
+    """
+
+    kind: Collective
+    num_bytes: float
+    products: tuple[Gemm, ...] = ()
+    remapped_elements: float = 0.0
+
+
+class Pairs(NamedTuple):
+    """Those of a layer's forward, and (operator in front of which it stands, pair) of its backward."""
+
+    forward: tuple[Pair, ...]
+    backward: tuple[tuple[int, Pair], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Seconds of what a pair is made of.
+
+    Args:
+        product_s: of one product.
+        collective_s: of a collective over so many bytes of a whole tensor.
+        copied_s: of a copy of so many elements inside the device's memory.
+    """
+
+    product_s: Callable[[Gemm], float]
+    collective_s: Callable[[Collective, float], float]
+    copied_s: Callable[[float], float]
+
+
+def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
+    """What a pair takes beyond its products in one piece each: < 0 only where pieces are faster than wholes.
+
+    Two machines in a row with equal pieces: the first piece of one, the last of the other, and the
+    slower of the two for every piece between (Johnson 1954, for equal jobs). A product of a piece has
+    1/n of the rows and the rate of that shape, a collective of a piece 1/n of the bytes and the whole
+    latency. Then one pass over the tensor that is out of order.
+
+    Differs: the remap is never hidden behind weight gradients, which the source does where it is large.
+
+    Complexity: O(products).
+    """
+    if not pair.products or num_pieces == 1:
+        return machine.collective_s(pair.kind, pair.num_bytes)
+    whole_s = sum(map(machine.product_s, pair.products))
+    product_s = sum(machine.product_s(Gemm(m / num_pieces, n, k)) for m, n, k in pair.products)
+    piece_s = machine.collective_s(pair.kind, pair.num_bytes / num_pieces)
+    together_s = product_s + piece_s + (num_pieces - 1) * max(product_s, piece_s)
+    return together_s + machine.copied_s(pair.remapped_elements) - whole_s
+
+
+def added_kernels(pairs: Iterable[Pair], num_pieces: int) -> int:
+    """Kernels that cutting adds: pieces of products, and remaps."""
+    return sum(
+        len(pair.products) * (num_pieces - 1) + (pair.remapped_elements > 0 and num_pieces > 1)
+        for pair in pairs
+    )
+
+
+def pairs_of(layer: Layer, work: Work, grid: Grid, element_bytes: int, cut: ActivationCut) -> Pairs:
+    """The collectives of `tensor_parallel_messages`, each with its products.
+
+    Where every rank works on all tokens, an all-reduce goes with the product it sums: the row-cut one
+    forward, the column-cut ones' input gradients backward; its pieces are rows in order. Where ranks
+    share tokens out, its first half is a reduce-scatter beside those products, whose rows are wanted
+    in another order, and its second an all-gather in front of the next product: the column-cut ones
+    forward, the row-cut one's input gradient backward, whose results come in another order. The next
+    product of a layer's last collective is the first one's in the next layer, taken to be alike.
+    Collectives of experts and of tables have no product.
+    """
+    operators = layer.operators
+    messages = placed_messages(layer, work, grid, element_bytes)
+    closing = {index: _gemms(layer, work, grid, (index,)) for index, _ in messages.forward}
+    opening = {index: _gemms(layer, work, grid, _sharing(layer, index)) for index, _ in messages.backward}
+    if cut is ActivationCut.WHOLE:
+        return Pairs(
+            tuple(_summed(num_bytes, closing[index]) for index, num_bytes in messages.forward),
+            tuple(
+                (index, _summed(num_bytes, [gemm.input_grad for gemm in opening[index]]))
+                for index, num_bytes in messages.backward
+            ),
+        )
+    forward = [
+        half
+        for index, num_bytes in messages.forward
+        for half in _halves(num_bytes, closing[index], _next(opening, index, len(operators)))
+    ]
+    backward = [
+        (index, half)
+        for index, num_bytes in messages.backward
+        for half in _halves(
+            num_bytes,
+            [gemm.input_grad for gemm in opening[index]],
+            [gemm.input_grad for gemm in _next(closing, index, -len(operators))],
+        )
+    ]
+    return Pairs(tuple(forward), tuple(backward))
+
+
+def _gemms(layer: Layer, work: Work, grid: Grid, places: Iterable[int]) -> list[Gemm]:
+    """Products at these places, but for those of experts."""
+    found = []
+    for place in places:
+        operator = layer.operators[place]
+        if isinstance(operator, Matmul) and not operator.name.startswith((EXPERT, SHARED)):
+            found.append(gemm_of(operator, work, grid))
+    return found
+
+
+def _sharing(layer: Layer, first: int) -> list[int]:
+    """Column-cut products from that one on, up to what closes their region: they read one tensor."""
+    places = []
+    for place in range(first, len(layer.operators)):
+        operator = layer.operators[place]
+        if isinstance(operator, Attention) or (isinstance(operator, Matmul) and operator.shard is Shard.ROW):
+            break
+        if isinstance(operator, Matmul) and operator.shard is Shard.COLUMN:
+            places.append(place)
+    return places
+
+
+def _next(groups: dict[int, list[Gemm]], index: int, num_operators: int) -> list[Gemm]:
+    """The group behind an operator, or in front of it where the number of operators is negative; cyclic."""
+    if not groups:
+        return []
+    period = abs(num_operators)
+    sign = 1 if num_operators > 0 else -1
+    return groups[min(groups, key=lambda place: (sign * (place - index) - 1) % period)]
+
+
+def _summed(num_bytes: float, products: list[Gemm]) -> Pair:
+    return Pair(kind=Collective.ALL_REDUCE, num_bytes=num_bytes, products=tuple(products))
+
+
+def _halves(num_bytes: float, ending: list[Gemm], beginning: list[Gemm]) -> tuple[Pair, Pair]:
+    """A reduce-scatter behind products, whose operands are remapped, and an all-gather in front of others."""
+    return (
+        Pair(
+            kind=Collective.REDUCE_SCATTER,
+            num_bytes=num_bytes,
+            products=tuple(ending),
+            remapped_elements=sum(gemm.m * gemm.k for gemm in ending),
+        ),
+        Pair(
+            kind=Collective.ALL_GATHER,
+            num_bytes=num_bytes,
+            products=tuple(beginning),
+            remapped_elements=sum(gemm.m * gemm.n for gemm in beginning),
+        ),
+    )
