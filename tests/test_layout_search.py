@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.cost.execution import ActivationCut, Execution
 from workbench.cost.hardware import Link, Node, uniform
@@ -17,7 +19,7 @@ from workbench.plan.plan import Recompute, Settings
 from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
 from workbench.strategies.layout_space import Freedom, LayoutSpace
-from workbench.strategies.layout_step import LayoutSteps
+from workbench.strategies.layout_step import LayoutSteps, least_pipeline_s, pipeline_s
 from workbench.units import GB
 
 COST = CostModel(load_profile("H100"), Execution(activations=ActivationCut.SEQUENCE))
@@ -62,6 +64,34 @@ def test_no_step_beats_its_bound(mode):
     for bound_s, choice in pairs:
         assert steps.step(choice).step_s >= bound_s * (1 - 1e-9), choice
         assert choice.num_ranks == 8
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_familys_bounds_hold_for_all_its_layouts_and_the_closer_one_is_closer(mode):
+    steps = LayoutSteps(job_on(8, samples=8), COST)
+    for family in LayoutSpace(steps, 8, LEAST).families(mode):
+        layouts = list(family.layouts())
+        closer_s = family.closer_s()
+        assert 0 < len(layouts) <= family.most
+        assert family.bound_s <= closer_s * (1 + 1e-9)
+        assert all(closer_s <= steps.step(choice).step_s * (1 + 1e-9) for _, choice in layouts)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=6), st.integers(1, 9)
+)
+def test_no_cut_of_a_pipeline_beats_the_bound_on_all_cuts(stages, rounds):
+    forward_s, backward_s = zip(*stages, strict=True)
+    total_s = sum(forward_s) + sum(backward_s)
+    bound_s = least_pipeline_s(total_s, len(stages), rounds)
+    assert pipeline_s(forward_s, backward_s, rounds) >= bound_s * (1 - 1e-9)
+
+
+def test_the_bound_on_all_cuts_is_met_by_stages_that_shrink():
+    rounds, depth = 4, 3
+    each = [(1 - 1 / rounds) ** place for place in range(depth)]
+    prefix_s = max(sum(each[:place]) + rounds * each[place] for place in range(depth))
+    assert least_pipeline_s(sum(each), depth, rounds) == pytest.approx(prefix_s)
 
 
 def test_the_bounds_leave_most_layouts_unpriced():

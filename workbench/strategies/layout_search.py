@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel
@@ -109,20 +110,24 @@ def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -
 
 
 def _best_first(families: Sequence[Family]) -> Iterator[Bounded]:
-    """Layouts by ascending bound; a family is opened when its bound is the smallest."""
-    waiting: list[tuple[float, int, LayoutChoice | Family]] = [
-        (family.bound_s, number, family) for number, family in enumerate(families)
+    """Layouts by ascending bound.
+
+    A family whose bound is the smallest is bounded more closely; one that is the smallest even so is opened.
+    """
+    waiting: list[tuple[float, int, LayoutChoice | Family, bool]] = [
+        (family.bound_s, number, family, False) for number, family in enumerate(families)
     ]
     heapify(waiting)
-    number = len(waiting)
+    numbers = count(len(waiting))
     while waiting:
-        bound_s, _, found = heappop(waiting)
+        bound_s, number, found, is_close = heappop(waiting)
         if isinstance(found, LayoutChoice):
             yield bound_s, found
-            continue
-        for own_s, choice in found.layouts():
-            heappush(waiting, (max(own_s, bound_s), number, choice))
-            number += 1
+        elif not is_close:
+            heappush(waiting, (max(found.closer_s(), bound_s), number, found, True))
+        else:
+            for own_s, choice in found.layouts():
+                heappush(waiting, (max(own_s, bound_s), next(numbers), choice, True))
 
 
 class _Progress(NamedTuple):

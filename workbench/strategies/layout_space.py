@@ -32,10 +32,18 @@ Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter tha
 
 
 class Family(NamedTuple):
-    """Layouts that share the LLM's choice: a bound on all, how many at most, and each with its own."""
+    """Layouts that share the LLM's choice.
+
+    Args:
+        bound_s: no step of them is shorter; cheap, the LLM is not even cut into stages.
+        most: how many at most.
+        closer_s: a closer bound on all, which takes longer.
+        layouts: each with a bound of its own.
+    """
 
     bound_s: float
     most: int
+    closer_s: Callable[[], float]
     layouts: Callable[[], Iterator[Bounded]]
 
 
@@ -59,6 +67,7 @@ class LayoutSpace:
         self._llm = next(module for module in modules if module.modality == TEXT)
         self._encoders = tuple(module for module in modules if module.modality != TEXT)
         self._least_s: dict[tuple[str, int, int], float] = {}
+        self._heads = {module.name: _heads(module) for module in modules}
         self._check_encoders()
 
     def families(self, mode: Mode) -> Iterator[Family]:
@@ -89,7 +98,8 @@ class LayoutSpace:
             if grids:
                 parts = [self._settings(grid) for grid in grids]
                 layouts = partial(self._joint, llm, parts)
-                yield Family(self._steps.llm_s(llm), prod(map(len, parts)), layouts)
+                closer_s = partial(self._steps.llm_s, llm)
+                yield Family(self._steps.llm_bound_s(llm), prod(map(len, parts)), closer_s, layouts)
 
     def _joint(self, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
         for encoders in product(*parts):
@@ -104,9 +114,23 @@ class LayoutSpace:
         for llm in self._llm_choices(self._num_ranks):
             parts = [[pair for pair in pairs if _nests(pair[1].dp, llm.dp)] for pairs in spread]
             if all(parts):
-                llm_s = self._steps.llm_s(llm)
-                bound_s = llm_s + sum(min(seconds for seconds, _ in pairs) for pairs in parts)
-                yield Family(bound_s, prod(map(len, parts)), partial(_phased, llm, llm_s, parts))
+                phases_s = sum(min(seconds for seconds, _ in pairs) for pairs in parts)
+                yield Family(
+                    self._steps.llm_bound_s(llm) + phases_s,
+                    prod(map(len, parts)),
+                    partial(self._phased_s, llm, phases_s),
+                    partial(self._phased, llm, parts),
+                )
+
+    def _phased_s(self, llm: ModuleChoice, phases_s: float) -> float:
+        return self._steps.llm_s(llm) + phases_s
+
+    def _phased(self, llm: ModuleChoice, parts: list[list[tuple[float, ModuleChoice]]]) -> Iterator[Bounded]:
+        """Colocated: one module after the other."""
+        for found in product(*parts):
+            encoders = tuple(choice for _, choice in found)
+            choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm)
+            yield self._phased_s(llm, sum(seconds for seconds, _ in found)), choice
 
     def _apart(self) -> Iterator[Family]:
         for sizes in self._island_sizes():
@@ -114,9 +138,16 @@ class LayoutSpace:
             if not all(islands):
                 continue
             for llm in self._llm_choices(self._num_ranks - sum(sizes)):
-                llm_s = self._steps.llm_s(llm)
-                bound_s = max(llm_s, *(self._least_busy_s(island, llm) for island in islands))
-                yield Family(bound_s, prod(map(len, islands)), partial(self._beside, llm, islands))
+                beside_s = max(self._least_busy_s(island, llm) for island in islands)
+                yield Family(
+                    max(self._steps.llm_bound_s(llm), beside_s),
+                    prod(map(len, islands)),
+                    partial(self._beside_s, llm, beside_s),
+                    partial(self._beside, llm, islands),
+                )
+
+    def _beside_s(self, llm: ModuleChoice, island_s: float) -> float:
+        return max(self._steps.llm_s(llm), island_s)
 
     def _least_busy_s(self, island: list[ModuleChoice], llm: ModuleChoice) -> float:
         """The least that an encoder's island may take; it depends on the LLM's replicas alone."""
@@ -128,19 +159,18 @@ class LayoutSpace:
 
     def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Iterator[Bounded]:
         """Apart: modules side by side."""
-        llm_s = self._steps.llm_s(llm)
         parts = [[(self._steps.busy_s(e, llm), e) for e in island] for island in islands]
         for found in product(*parts):
             encoders = tuple(choice for _, choice in found)
             choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
-            yield max(llm_s, *(seconds for seconds, _ in found)), choice
+            yield self._beside_s(llm, max(seconds for seconds, _ in found)), choice
 
     def _sharded(self) -> Iterator[Family]:
         for llm in self._divided(self._all(self._llm, self._num_ranks)):
             grids = self._like(llm)
             if llm.tp == llm.pp == llm.instances == 1 and grids:
                 parts = [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
-                yield Family(0.0, prod(map(len, parts)), partial(self._flat, llm, parts))
+                yield Family(0.0, prod(map(len, parts)), lambda: 0.0, partial(self._flat, llm, parts))
 
     def _flat(self, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
         for encoders in product(*parts):
@@ -195,7 +225,7 @@ class LayoutSpace:
         given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
         return (
             grid.dp <= len(self._job.batch)
-            and all(heads % grid.tp == 0 for heads in _heads(module))
+            and all(heads % grid.tp == 0 for heads in self._heads[module.name])
             and (given is None or _agrees(given, grid))
         )
 
@@ -206,16 +236,6 @@ class LayoutSpace:
             for instances in self._freedom.instances
             if grid.num_holders % instances == 0
         ]
-
-
-def _phased(
-    llm: ModuleChoice, llm_s: float, parts: list[list[tuple[float, ModuleChoice]]]
-) -> Iterator[Bounded]:
-    """Colocated: one module after the other."""
-    for found in product(*parts):
-        encoders = tuple(choice for _, choice in found)
-        choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm)
-        yield llm_s + sum(seconds for seconds, _ in found), choice
 
 
 def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:

@@ -15,16 +15,19 @@ from workbench.graph.model_graph import TEXT
 from workbench.job import Job
 from workbench.strategies.boundary_price import regrouped, sent
 from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
-from workbench.strategies.module_price import LayerPrice, ModulePrices
+from workbench.strategies.module_price import ModulePrices, Totals, total_of
 from workbench.strategies.sharded_step import sharded_step
 
 _partition = cache(partition)
 
 
 class Chain(NamedTuple):
-    """The stages of a pipeline, first to last: of each its layers and what they take."""
+    """The stages of a pipeline, first to last: what the module's layers on each add up to.
 
-    stages: tuple[tuple[LayerPrice, ...], ...]
+    Seconds are those of a pass, messages and layers of other modules on the first stage included.
+    """
+
+    stages: tuple[Totals, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
 
@@ -33,8 +36,17 @@ class Held(NamedTuple):
     """Layers of a module on a rank, and how many microbatches' activations of them it holds."""
 
     choice: ModuleChoice
-    layers: tuple[LayerPrice, ...]
+    layers: Totals
     in_flight: float
+
+
+class Account(NamedTuple):
+    """What layers of a module cost a rank beside its passes."""
+
+    exposed_s: float
+    exchange_s: float
+    update_s: float
+    state_bytes: float
 
 
 class LayoutSteps:
@@ -56,6 +68,7 @@ class LayoutSteps:
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.prices = job, ModulePrices(job, cost)
         self._chains: dict[tuple[ModuleChoice, int | None], Chain] = {}
+        self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
         self._llm = next(module.name for module in job.model.modules if module.modality == TEXT)
 
@@ -80,6 +93,11 @@ class LayoutSteps:
             self._llm_s[key] = pipeline_s(chain.forward_s, chain.backward_s, self._rounds(llm))
         return self._llm_s[key]
 
+    def llm_bound_s(self, llm: ModuleChoice) -> float:
+        """Seconds that `llm_s` is not shorter than, without cutting the LLM into stages."""
+        each_s = self.prices.passes_s(llm, self.job.microbatch_samples)
+        return least_pipeline_s(each_s, llm.pp, self._rounds(llm))
+
     def phases_s(self, encoder: ModuleChoice) -> float:
         """Seconds of an encoder's passes over all samples of a replica: what colocation adds to the LLM's."""
         return self.prices.passes_s(encoder, self._local_samples(encoder))
@@ -99,41 +117,40 @@ class LayoutSteps:
 
     def state_fits(self, choice: ModuleChoice) -> bool:
         """Whether the module's mean stage would fit with nothing beside it; False: no layout of it does."""
-        layers = self.prices.layers(choice, 1)
-        weights, trained = _sum(layers, "weights") / choice.pp, _sum(layers, "trained") / choice.pp
+        layers = self.prices.total(choice, 1)
+        weights, trained = layers.weights / choice.pp, layers.trained / choice.pp
         return self.prices.state_bytes(choice, weights, trained) <= self._memory_bytes
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
         samples = self.job.microbatch_samples
-        encoded = [(encoder, self.prices.layers(encoder, samples)) for encoder in choice.encoders]
-        leading = tuple(layer for _, layers in encoded for layer in layers)
-        chain = self._chain(choice.llm, leading)
+        encoded = [Held(encoder, self.prices.total(encoder, samples), 1) for encoder in choice.encoders]
+        chain = self._chain(choice.llm, [part.layers for part in encoded])
         rounds = self._rounds(choice.llm)
         ranks = []
         for place, stage in enumerate(chain.stages):
             held = min(len(chain.stages) - place, rounds)
-            parts = [Held(choice.llm, stage[len(leading) :] if place == 0 else stage, held)]
-            parts += [Held(encoder, layers, held) for encoder, layers in encoded if place == 0]
+            parts = [Held(choice.llm, stage, held)]
+            parts += [part._replace(in_flight=held) for part in encoded if place == 0]
             ranks.append(parts)
         passes_s = pipeline_s(chain.forward_s, chain.backward_s, rounds)
-        return self._step(ranks, passes_s, 0.0, 0.0, _counts(chain, len(leading)))
+        return self._step(ranks, passes_s, 0.0, 0.0, _counts(chain))
 
     def _colocated(self, choice: LayoutChoice) -> LayoutStep:
         chain = self._chain(choice.llm)
         rounds = self._rounds(choice.llm)
         encoded = [
-            Held(encoder, self.prices.layers(encoder, self._local_samples(encoder)), 1)
+            Held(encoder, self.prices.total(encoder, self._local_samples(encoder)), 1)
             for encoder in choice.encoders
         ]
         crossings = [regrouped(self.prices, encoder, choice.llm) for encoder in choice.encoders]
         boundary_s = sum(crossing.before_s + crossing.after_s for crossing in crossings)
         num_bytes = sum(crossing.num_bytes for crossing in crossings)
-        phases_s = sum(_sum(part.layers, "forward_s") + _sum(part.layers, "backward_s") for part in encoded)
+        phases_s = sum(part.layers.forward_s + part.layers.backward_s for part in encoded)
         ranks = [
             [Held(choice.llm, stage, min(len(chain.stages) - place, rounds)), *encoded]
             for place, stage in enumerate(chain.stages)
         ]
-        passes_s = phases_s + boundary_s + pipeline_s(chain.forward_s, chain.backward_s, rounds)
+        passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
         packed = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
         return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), packed)
 
@@ -178,19 +195,21 @@ class LayoutSteps:
     ) -> LayoutStep:
         """The step whose ranks, kind by kind, hold these parts; the worst of each account counts."""
         more = [*more_bytes, *[0.0] * (len(ranks) - len(more_bytes))]
-        exchange_s = max(sum(map(self._exposed_s, parts)) for parts in ranks)
+        accounts = [[self._account(part) for part in parts] for parts in ranks]
+        exchange_s = max(sum(part.exposed_s for part in parts) for parts in accounts)
+        all_s = max(sum(part.exchange_s for part in parts) for parts in accounts)
         return LayoutStep(
             passes_s=passes_s,
             exchange_s=exchange_s,
-            hidden_s=max(0.0, max(sum(map(self._exchange_s, parts)) for parts in ranks) - exchange_s),
-            update_s=max(
-                sum(self.prices.update_s(part.choice, _sum(part.layers, "trained")) for part in parts)
-                for parts in ranks
-            ),
+            hidden_s=max(0.0, all_s - exchange_s),
+            update_s=max(sum(part.update_s for part in parts) for parts in accounts),
             boundary_s=boundary_s,
             boundary_bytes=boundary_bytes,
             peak_bytes=round(
-                max(self._held_bytes(parts) + extra for parts, extra in zip(ranks, more, strict=True))
+                max(
+                    _held_bytes(parts, each) + extra
+                    for parts, each, extra in zip(ranks, accounts, more, strict=True)
+                )
             ),
             memory_bytes=self._memory_bytes,
             llm_layers=llm_layers,
@@ -209,7 +228,7 @@ class LayoutSteps:
         return -(-len(self.job.batch) // encoder.dp)
 
     def _chain(
-        self, choice: ModuleChoice, leading: tuple[LayerPrice, ...] = (), *, samples: int | None = None
+        self, choice: ModuleChoice, leading: Sequence[Totals] = (), *, samples: int | None = None
     ) -> Chain:
         """A module's stages, the slowest as fast as can be, with layers of others on the first."""
         key = (replace(choice, instances=1), samples)
@@ -217,15 +236,15 @@ class LayoutSteps:
             return self._chains[key]
         layers = self.prices.layers(choice, samples or self.job.microbatch_samples)
         each = [layer.forward_s + layer.backward_s for layer in layers]
-        each[0] += sum(layer.forward_s + layer.backward_s for layer in leading)
-        stages = [layers[first:last] for first, last in _partition(tuple(each), choice.pp)]
-        stages[0] = (*leading, *stages[0])
+        ahead_s = sum(part.forward_s for part in leading), sum(part.backward_s for part in leading)
+        each[0] += sum(ahead_s)
+        stages = [total_of(layers[first:last]) for first, last in _partition(tuple(each), choice.pp)]
         hop_s = self._hop_s(choice)
-        enters_s = [hop_s * (place > 0) for place in range(len(stages))]
+        enters_s = [ahead_s, *[(hop_s, hop_s)] * (len(stages) - 1)]
         chain = Chain(
             tuple(stages),
-            tuple(_sum(stage, "forward_s") + hop for stage, hop in zip(stages, enters_s, strict=True)),
-            tuple(_sum(stage, "backward_s") + hop for stage, hop in zip(stages, enters_s, strict=True)),
+            tuple(stage.forward_s + before_s for stage, (before_s, _) in zip(stages, enters_s, strict=True)),
+            tuple(stage.backward_s + after_s for stage, (_, after_s) in zip(stages, enters_s, strict=True)),
         )
         if not leading:
             self._chains[key] = chain
@@ -241,28 +260,43 @@ class LayoutSteps:
         link = group_link(self.job.cluster, num_ranks=2, stride=choice.tp * choice.cp * choice.dp)
         return self.prices.send_s(num_bytes, link)
 
-    def _exposed_s(self, part: Held) -> float:
-        """Exchanges between replicas that passes of all layers but one do not hide."""
-        exchange = self.prices.exchange(part.choice, _sum(part.layers, "trained"))
-        share = 1 / len(part.layers)
-        backward_s = _sum(part.layers, "backward_s") * (1 - share)
-        forward_s = _sum(part.layers, "forward_s") * (1 - share)
-        return max(exchange.reduce_s - backward_s, share * exchange.reduce_s) + max(
-            exchange.gather_s - forward_s, share * exchange.gather_s
-        )
+    def _account(self, part: Held) -> Account:
+        """Exchanges between replicas that passes of all layers but one do not hide, and all of them."""
+        key = part.choice, part.layers
+        if key not in self._accounts:
+            choice, layers = key
+            exchange = self.prices.exchange(choice, layers.trained)
+            share = 1 / layers.num_layers
+            backward_s, forward_s = layers.backward_s * (1 - share), layers.forward_s * (1 - share)
+            reduced_s = max(exchange.reduce_s - backward_s, share * exchange.reduce_s)
+            gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
+            self._accounts[key] = Account(
+                exposed_s=reduced_s + gathered_s,
+                exchange_s=exchange.reduce_s + exchange.gather_s,
+                update_s=self.prices.update_s(choice, layers.trained),
+                state_bytes=self.prices.state_bytes(choice, layers.weights, layers.trained),
+            )
+        return self._accounts[key]
 
-    def _exchange_s(self, part: Held) -> float:
-        exchange = self.prices.exchange(part.choice, _sum(part.layers, "trained"))
-        return exchange.reduce_s + exchange.gather_s
 
-    def _held_bytes(self, parts: Sequence[Held]) -> float:
-        """State, kept activations of the microbatches in flight, and the largest layer's own."""
-        total = working = 0.0
-        for choice, layers, times in parts:
-            weights, trained = _sum(layers, "weights"), _sum(layers, "trained")
-            total += self.prices.state_bytes(choice, weights, trained) + times * _sum(layers, "kept_bytes")
-            working = max(working, *(layer.working_bytes for layer in layers))
-        return total + working
+def _held_bytes(parts: Sequence[Held], accounts: Sequence[Account]) -> float:
+    """State, kept activations of the microbatches in flight, and the largest layer's own."""
+    total = working = 0.0
+    for (_, layers, times), account in zip(parts, accounts, strict=True):
+        total += account.state_bytes + times * layers.kept_bytes
+        working = max(working, layers.working_bytes)
+    return total + working
+
+
+def least_pipeline_s(total_s: float, num_stages: int, rounds: int) -> float:
+    """Seconds that 1F1B is not shorter than, however T seconds of layers are cut into p stages.
+
+    With m microbatches and stages of t_1 .. t_p seconds, stage j alone needs t_1 + .. + t_{j-1} + m t_j.
+    The largest of these is smallest where t_{j+1} = (1 - 1/m) t_j: then it is T / (1 - (1 - 1/m)^p).
+
+    Complexity: O(1).
+    """
+    return total_s / (1 - (1 - 1 / rounds) ** num_stages)
 
 
 @cache
@@ -273,10 +307,5 @@ def pipeline_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], roun
     return iteration_s(forward, backward, np.arange(rounds, dtype=np.int64))
 
 
-def _sum(layers: Sequence[LayerPrice], name: str) -> float:
-    return float(sum(getattr(layer, name) for layer in layers))
-
-
-def _counts(chain: Chain, leading: int = 0) -> tuple[int, ...]:
-    first, *rest = (len(stage) for stage in chain.stages)
-    return (first - leading, *rest)
+def _counts(chain: Chain) -> tuple[int, ...]:
+    return tuple(stage.num_layers for stage in chain.stages)

@@ -1,8 +1,10 @@
 """Seconds and bytes of one module under one choice of its layout, layer by layer."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
 from workbench.cost.group_link import group_link
@@ -40,6 +42,31 @@ class LayerPrice:
     trained: float
 
 
+class Totals(NamedTuple):
+    """Several layers on one rank: sums of theirs, and the most bytes that one works in."""
+
+    num_layers: int
+    forward_s: float
+    backward_s: float
+    kept_bytes: float
+    working_bytes: float
+    weights: float
+    trained: float
+
+
+def total_of(layers: Sequence[LayerPrice]) -> Totals:
+    """Layers one after the other. Complexity: O(layers)."""
+    return Totals(
+        num_layers=len(layers),
+        forward_s=float(sum(layer.forward_s for layer in layers)),
+        backward_s=float(sum(layer.backward_s for layer in layers)),
+        kept_bytes=float(sum(layer.kept_bytes for layer in layers)),
+        working_bytes=float(max((layer.working_bytes for layer in layers), default=0)),
+        weights=float(sum(layer.weights for layer in layers)),
+        trained=float(sum(layer.trained for layer in layers)),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """Between the ranks that hold the same weights: gradients reduced, updated weights gathered."""
@@ -64,8 +91,9 @@ class ModulePrices:
         self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[LayerPrice, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float], Exchange] = {}
-        self._passes_s: dict[tuple[object, ...], float] = {}
+        self._totals: dict[tuple[object, ...], Totals] = {}
         self._shapes = cache(self._find_shapes)
+        self._tokens = {name: self._mean_tokens(works) for name, works in self._alone.items()}
 
     def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[LayerPrice, ...]:
         """Every layer of the module over a microbatch of so many samples.
@@ -85,13 +113,17 @@ class ModulePrices:
             self._known[key] = tuple(found)
         return self._known[key]
 
+    def total(self, choice: ModuleChoice, num_samples: int) -> Totals:
+        """All layers of the module over so many samples. Complexity: as `layers`."""
+        key = (choice.module, choice.tp, choice.cp, choice.recompute, num_samples)
+        if key not in self._totals:
+            self._totals[key] = total_of(self.layers(choice, num_samples))
+        return self._totals[key]
+
     def passes_s(self, choice: ModuleChoice, num_samples: int) -> float:
         """Seconds of a forward and a backward of all layers over so many samples."""
-        key = (choice.module, choice.tp, choice.cp, choice.recompute, num_samples)
-        if key not in self._passes_s:
-            layers = self.layers(choice, num_samples)
-            self._passes_s[key] = sum(layer.forward_s + layer.backward_s for layer in layers)
-        return self._passes_s[key]
+        total = self.total(choice, num_samples)
+        return total.forward_s + total.backward_s
 
     def exchange(self, choice: ModuleChoice, trained: float) -> Exchange:
         """Gradients and weights of `trained` elements among the ranks that hold them.
@@ -128,8 +160,7 @@ class ModulePrices:
 
     def sample_tokens(self, module: str) -> float:
         """Mean tokens of a sample that leave the module."""
-        works = self._alone[module]
-        return sum(row.tokens_out for work in works for row in work.rows) / len(self.job.batch)
+        return self._tokens[module]
 
     def send_s(self, num_bytes: float, link: Link) -> float:
         """One message."""
@@ -146,6 +177,9 @@ class ModulePrices:
         for microbatch in draft.microbatches:
             alone[microbatch.module].append(work_of(draft, microbatch))
         return {name: tuple(works) for name, works in alone.items()}
+
+    def _mean_tokens(self, works: Sequence[Work]) -> float:
+        return sum(row.tokens_out for work in works for row in work.rows) / len(self.job.batch)
 
     def _find_shapes(self, module: str, num_samples: int) -> tuple[tuple[Work, float], ...]:
         """Distinct works of consecutive samples, with their shares of all microbatches."""
