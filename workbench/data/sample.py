@@ -1,7 +1,9 @@
 """A training example described by the sizes of its segments."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+WHERE_SET = "where set"  # marks a field that plan files leave out while it has its default
 
 
 class Item(NamedTuple):
@@ -20,12 +22,15 @@ class Segment:
         k: counts the segments of that modality inside the sample, from 0.
         tokens_in: tokens that enter the encoder's blocks (text: equal to tokens_out).
         tokens_out: tokens that stand in the LLM's sequence.
+        grid: (rows, columns) of what an image was cut into, where its encoder asks: patches, or tiles.
+            None: as the encoder guesses from the number of tokens.
     """
 
     modality: str
     k: int
     tokens_in: int
     tokens_out: int
+    grid: tuple[int, int] | None = field(default=None, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.tokens_in < 1 or self.tokens_out < 1:
@@ -33,6 +38,8 @@ class Segment:
                 f"segment {self.modality}[{self.k}]: token counts must be >= 1, "
                 f"got {self.tokens_in} in, {self.tokens_out} out"
             )
+        if self.grid is not None and min(self.grid) < 1:
+            raise ValueError(f"segment {self.modality}[{self.k}]: grid must be >= 1 x 1, got {self.grid}")
 
 
 @dataclass(frozen=True, slots=True)

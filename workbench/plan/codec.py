@@ -10,9 +10,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from workbench.data.sample import Item
+from workbench.data.sample import WHERE_SET, Item
 from workbench.graph.layer import Operator
-from workbench.plan.plan import WHERE_SET, Plan
+from workbench.plan.plan import Plan
 from workbench.schedule.action import Action, parse_action
 from workbench.whole_file import write_text
 

@@ -6,16 +6,19 @@ from functools import cached_property
 
 from workbench.cost.hardware import Cluster
 from workbench.cost.memory import Kernels
-from workbench.data.sample import Item, Sample
+from workbench.data.sample import WHERE_SET, Item, Sample
 from workbench.graph.model_graph import ModelGraph
 from workbench.schedule.action import Action
-
-WHERE_SET = "where set"  # marks a field that plan files leave out while it has its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A contiguous run of layers [first, last) of one module on a cp x tp grid of ranks."""
+    """A contiguous run of layers [first, last) of one module on a cp x tp grid of ranks.
+
+    Args:
+        ep: ranks among which the experts of a layer are dealt out; divides the grid. 1: every expert is cut
+            like any MLP.
+    """
 
     id: int
     module: str
@@ -36,6 +39,12 @@ class Stage:
     def flat_ranks(self) -> tuple[int, ...]:
         """All ranks, context-parallel axis outermost; the first is the leader."""
         return tuple(rank for row in self.ranks for rank in row)
+
+    @property
+    def expert_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Neighbours that hold all experts together, place by place; each group holds a copy of them."""
+        flat = self.flat_ranks
+        return tuple(flat[first : first + self.ep] for first in range(0, len(flat), self.ep))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +113,19 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSettings:
-    """How one module is run; `instances` is the number of copies of a sharded state."""
+    """How one module is run.
+
+    Args:
+        instances: number of copies of a sharded state.
+        sequence_parallel: tensor-parallel ranks deal out the tokens between attentions and MLPs.
+    """
 
     module: str
     recompute: Recompute = Recompute.NONE
     sharding: Sharding = Sharding.NONE
     instances: int = 1
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
+    sequence_parallel: bool = field(default=False, metadata={WHERE_SET: True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
