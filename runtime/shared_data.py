@@ -46,6 +46,7 @@ def shared_data(
         data,
         attention=_attention(plan, stage, shares, context, device=device),
         carries_from=carries.index(True) if True in carries else None,
+        num_held=len(shares.own),
     )
     if plan.model.module(stage.module).modality == TEXT:
         return _language(shared, shares)

@@ -15,11 +15,13 @@ from runtime.stage_edges import edges_before_the_end, edges_into_stage
 from runtime.tensor_cuts import Cut, Cuts, cuts_of
 from runtime.tensor_group import SharedWeights, TensorGroup
 from runtime.tensor_parallel import parallelize, whole_name
+from runtime.tensor_sequence import TokenParts, share_tokens
 from runtime.token_shares import rows_of
 from runtime.weights import WeightReader
 from workbench.graph.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Recompute, Stage
+from workbench.plan.sequence import TokenBorders, token_borders
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
 
@@ -156,15 +158,23 @@ class StageModule(nn.Module):
                 found.setdefault(self.adapter.aliases.get(name, name), parameter)
         yield from found.items()
 
-    def share(self, group: TensorGroup, cuts: Sequence[Cuts]) -> None:
-        """Be one member of tensor-parallel ranks; every layer holds its parts, as `cuts` says, already."""
+    def share(self, group: TensorGroup, cuts: Sequence[Cuts], borders: TokenBorders) -> None:
+        """Be one member of tensor-parallel ranks; every layer holds its parts, as `cuts` says, already.
+
+        Layers that divide tokens see a part of them outside their regions: weights there have a part of
+        the gradient.
+        """
         partial: list[nn.Parameter] = []
-        for each, layer_cuts in zip(self.layers, cuts, strict=True):
+        first, tokens = self.stage.layers[0], TokenParts(group)
+        for index, (each, layer_cuts) in enumerate(zip(self.layers, cuts, strict=True), start=first):
             assert isinstance(each, StageLayer)
-            partial += [each.get_parameter(name) for name in layer_cuts.partial]
+            divided = index in borders.divided
+            whole = [name for name, _ in each.named_parameters() if name not in layer_cuts.cut]
+            partial += [each.get_parameter(name) for name in (whole if divided else layer_cuts.partial)]
             named = ((each.hugging_face_name(local), cut) for local, cut in layer_cuts.cut.items())
             self.cuts |= {self.adapter.aliases.get(name, name): cut for name, cut in named}
-            parallelize(each, layer_cuts, group)
+            parallelize(each, layer_cuts, group, tokens if divided else group)
+        share_tokens(self.layers, first, borders, tokens)
         whole = (weight for name, weight in self.named_weights() if name not in self.cuts)
         self.shared = SharedWeights(
             group,
@@ -303,7 +313,7 @@ def build_stage_module(
     built.recompute = plan.settings.of(module.name).recompute
     built.weights()  # refuses a tie that names no parameter
     if tensor is not None:
-        built.share(tensor, cuts)
+        built.share(tensor, cuts, token_borders(plan, stage))
     return built
 
 

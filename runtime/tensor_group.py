@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from runtime.context_group import ContextGroup, Pending
-from runtime.mesh import Mesh
+from runtime.mesh import GATHER, SCATTER, Mesh
 from workbench.plan.plan import Stage
 
 
@@ -45,10 +45,45 @@ class TensorGroup(ContextGroup):
             for rank, size, shape in zip(self.ranks, sizes, shapes, strict=True)
         ]
 
+    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
+        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in the process group's order."""
+        work = GATHER(gathered, own, group=self.process_group, async_op=True)
+        return Pending(self, work, "gathering tokens")
+
+    def scatter(self, own: Tensor, parts: Tensor) -> Pending:
+        """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
+        work = SCATTER(own, parts, group=self.process_group, async_op=True)
+        return Pending(self, work, "adding up tokens")
+
+    def enter(self, x: Tensor) -> Tensor:
+        """x, where members begin to compute different things from it: its gradient is the sum of theirs.
+
+        Source: Shoeybi et al. 2019, "Megatron-LM", section 3, operator f.
+        """
+        entered: Tensor = _Enter.apply(x, self)  # type: ignore[no-untyped-call]
+        return entered
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of everybody's x, which all go on with alike; operator g of the same source."""
+        left: Tensor = _Leave.apply(x, self)  # type: ignore[no-untyped-call]
+        return left
+
     def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
         if x.numel():  # all members hold equally many
             work = dist.all_reduce(x, operation, group=self.process_group, async_op=True)
             Pending(self, work, what).wait()
+
+
+class Talk(Protocol):
+    """How members come to compute apart, and together again."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What members compute different things from: all of it; its gradient is the sum of theirs."""
+        ...
+
+    def leave(self, x: Tensor) -> Tensor:
+        """What each goes on with of the sum of everybody's x."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +113,6 @@ def tensor_group(mesh: Mesh, stage: Stage) -> TensorGroup | None:
     if ranks not in mesh.tensor:
         raise ValueError(f"stage {stage.id}: only ranks in processes of their own run tp > 1, got {stage.tp}")
     return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks])
-
-
-def enter(x: Tensor, group: TensorGroup) -> Tensor:
-    """x, where members begin to compute different things from it: its gradient is the sum of theirs.
-
-    Source: Shoeybi et al. 2019, "Megatron-LM", section 3, operator f.
-    """
-    entered: Tensor = _Enter.apply(x, group)  # type: ignore[no-untyped-call]
-    return entered
-
-
-def leave(x: Tensor, group: TensorGroup) -> Tensor:
-    """The sum of everybody's x, which all go on with alike; operator g of the same source."""
-    left: Tensor = _Leave.apply(x, group)  # type: ignore[no-untyped-call]
-    return left
 
 
 class _Enter(torch.autograd.Function):

@@ -21,8 +21,9 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.adapters.adapter import NO_TARGET, Context, StageLayer
 from runtime.adapters.decoder import EmbedTokens, NextTokenHead
+from runtime.adapters.vision_rotary import QwenBlock
 from runtime.tensor_cuts import REGIONS, SUMMED_BIAS, Cuts, Kind, in_region, kind_of
-from runtime.tensor_group import TensorGroup, enter, leave
+from runtime.tensor_group import Talk, TensorGroup
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
 
@@ -30,13 +31,14 @@ from runtime.tensor_group import TensorGroup, enter, leave
 HEAD_COUNTS = ("num_heads", "num_key_value_heads", "split_size", "embed_dim")
 
 
-def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup) -> None:
+def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -> None:
     """Let a layer whose weights are this member's parts compute what the whole layer computes.
 
     Args:
         layer: as built, with its weights cut.
         cuts: how, by `cuts_of` before.
         group: the members, all of which do the same.
+        talk: the group, or what deals out tokens among it between the layer's regions.
     """
     if isinstance(layer, EmbedTokens):
         _OwnTokens(layer.embed_tokens, cuts.cut["embed_tokens.weight"].start(group.member, group.size), group)
@@ -47,12 +49,14 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup) -> None:
         is_region = name.startswith("block.") and own_name in REGIONS
         if is_region:
             _fewer_heads(module, group.size)
-        if _enters(layer, name, module) if is_region else kind is Kind.FUSED or _is_alone(kind, name):
-            module.register_forward_pre_hook(partial(_enter_input, group), with_kwargs=True)
+        if _enters(layer, name, module) if is_region else _enters_alone(layer, kind, name):
+            module.register_forward_pre_hook(partial(_enter_input, talk), with_kwargs=True)
         if isinstance(module, Conv1D):
             module.forward = partial(_transposed, module)
-        if kind in (Kind.ROW, Kind.EXPERTS):
-            _sum_output(module, group)
+        if kind is Kind.ROW:
+            _sum_output(module, talk)
+        if kind is Kind.EXPERTS:  # their region counts the tokens that come out of them
+            _sum_output(layer.get_submodule(name.rpartition(".")[0]), talk)
     if isinstance(layer, NextTokenHead):
         first = cuts.cut["lm_head.weight"].start(group.member, group.size)
         layer.forward = partial(_vocabulary_loss, layer, first, group)  # type: ignore[method-assign]
@@ -64,22 +68,33 @@ def whole_name(name: str) -> str:
 
 
 def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
-    """Whether several products read a region's input: it enters once for all of them."""
+    """Whether a region's input enters as a whole: once for all products that read it."""
     kinds = {kind_of(layer, f"{name}.{own}", child) for own, child in region.named_children()}
-    return bool(kinds & {Kind.COLUMN, Kind.EXPERTS})
+    return bool(kinds & {Kind.COLUMN, Kind.EXPERTS}) or (
+        Kind.FUSED in kinds and not _is_bypassed(layer, name)
+    )
 
 
-def _is_alone(kind: Kind, name: str) -> bool:
+def _enters_alone(layer: StageLayer, kind: Kind, name: str) -> bool:
+    """Whether a product's input enters in front of itself: it stands in no region that is called."""
+    owner = name.rpartition(".")[0]
+    if kind is Kind.FUSED:
+        return owner.rpartition(".")[2] not in REGIONS or _is_bypassed(layer, owner)
     return kind is Kind.COLUMN and not in_region(name)
 
 
+def _is_bypassed(layer: StageLayer, region: str) -> bool:
+    """Whether a layer calls the products of that region itself."""
+    return isinstance(layer, QwenBlock) and region.endswith("attn")
+
+
 def _enter_input(
-    group: TensorGroup, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    talk: Talk, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     del module
     if args:
-        return (enter(args[0], group), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": enter(kwargs["hidden_states"], group)}
+        return (talk.enter(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": talk.enter(kwargs["hidden_states"])}
 
 
 def _fewer_heads(attention: nn.Module, size: int) -> None:
@@ -100,7 +115,7 @@ def _transposed(module: Any, x: Tensor) -> Tensor:
     return functional.linear(x, module.weight.t(), module.bias)
 
 
-def _sum_output(product: nn.Module, group: TensorGroup) -> None:
+def _sum_output(product: nn.Module, talk: Talk) -> None:
     bias = getattr(product, "bias", None)
     if bias is not None:
         product.bias = None
@@ -108,7 +123,7 @@ def _sum_output(product: nn.Module, group: TensorGroup) -> None:
 
     def summed(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
         del args
-        total = leave(output, group)
+        total = talk.leave(output)
         return total if bias is None else total + module.summed_bias
 
     product.register_forward_hook(summed)
@@ -137,7 +152,7 @@ class _OwnTokens:
 
     def _complete(self, module: nn.Module, args: tuple[Tensor], output_TD: Tensor) -> Tensor:
         del module, args
-        return leave(output_TD.masked_fill(self._foreign[:, None], 0), self._group)
+        return self._group.leave(output_TD.masked_fill(self._foreign[:, None], 0))
 
 
 def _vocabulary_loss(
@@ -163,5 +178,5 @@ def _vocabulary_loss(
     is_own_T = (local_T >= 0) & (local_T < num_rows)
     target_T = shifted_TV.gather(1, local_T.clamp(0, num_rows - 1)[:, None]).squeeze(1)
     parts = torch.stack([shifted_TV.exp().sum(-1), target_T.masked_fill(~is_own_T, 0)])
-    sums_T, target_T = leave(parts, group)
+    sums_T, target_T = group.leave(parts)
     return (sums_T.log() - target_T).masked_fill(labels_T == NO_TARGET, 0).sum()

@@ -54,6 +54,7 @@ class MicrobatchData:
             are all here.
         carries_from: first layer whose output carries a gradient on some context-parallel rank;
             None: none does, or there is only one rank.
+        num_held: tokens inside the blocks on this rank, padding included; None: as `tokens_in` says.
 
     Where context-parallel ranks share the microbatch, tensors are of this rank's tokens alone.
     """
@@ -72,6 +73,12 @@ class MicrobatchData:
     embedded: Tensor | None = None
     returned: Tensor | None = None
     pooling: Pools | None = None
+    num_held: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens inside the blocks of the module, on this rank."""
+        return sum(self.tokens_in) if self.num_held is None else self.num_held
 
 
 PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up

@@ -1,0 +1,181 @@
+"""Tensor-parallel ranks that deal out tokens train as one process does, and hold and send what is said."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.batches import SyntheticSource, microbatch_data
+from runtime.context_group import Pending
+from runtime.pool import Pool
+from runtime.stage_module import StageInput, build_stage_module
+from runtime.tensor_group import TensorGroup
+from tests import tiny_models
+from tests.plans import finish
+from tests.test_adapters_encoders import CASES, module_of
+from tests.test_parity import assert_parity, assert_same, execute
+from tests.test_tensor_parallel import (
+    CONFIGS,
+    ONE,
+    REFUSED,
+    SAME_PARTS,
+    Degrees,
+    encoders,
+    laid_out,
+    text_plan,
+)
+from tests.tiny_models import whole_batch
+from workbench.cost.roofline import Grid, tensor_parallel_messages
+from workbench.data.sample import Sample, Segment
+from workbench.graph.model_graph import TEXT, connect
+from workbench.plan.build import with_programs
+from workbench.plan.plan import Plan, Precision, Recompute, Sharding, Stage
+from workbench.plan.sequence import TokenBorders, token_borders
+from workbench.plan.work import work_of
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule, ScheduleKind
+
+torch.set_num_threads(1)
+
+
+def dealt_out(plan: Plan, **settings: Any) -> Plan:
+    """The plan with tokens dealt out in every module."""
+    modules = tuple(
+        replace(plan.settings.of(module.name), sequence_parallel=True, **settings)
+        for module in plan.model.modules
+    )
+    return replace(plan, settings=replace(plan.settings, modules=modules))
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_PARTS])
+def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
+    """Eleven tokens in a microbatch: the last rank holds one of padding."""
+    assert_same(dealt_out(text_plan(CONFIGS[name], (0, 1))), pool)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
+def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
+    case = CASES[name]
+    vision, llm = module_of(case), tiny_models.llm()
+    batch = tuple(
+        Sample(k, (Segment(vision.modality, 0, *tokens), Segment(TEXT, 0, 5, 5)))
+        for k, tokens in enumerate(case.items)
+    )
+    stages = [
+        Stage(id=i, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=((0, 1),))
+        for i, module in enumerate((vision, llm))
+    ]
+    assert_same(dealt_out(finish(connect("two", (vision, llm)), batch, stages)), pool)
+
+
+LAYOUTS = [
+    pytest.param({"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}, id="pipeline"),
+    pytest.param({"image": (2, 1, 1, 1), "audio": ONE, "llm": (2, 1, 1, 2)}, id="replicas"),
+    pytest.param({"image": ONE, "audio": ONE, "llm": (1, 1, 2, 2)}, id="shared-tokens"),
+    pytest.param({"image": (1, 1, 2, 2), "audio": ONE, "llm": (1, 1, 1, 2)}, id="shared-images"),
+]
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_layouts_around(layouts: dict[str, Degrees], pool: Pool) -> None:
+    assert_same(dealt_out(laid_out(encoders(), layouts)), pool)
+
+
+def test_parts_of_the_optimizer_have_whole_gradients_of_norms(pool: Pool) -> None:
+    """Two replicas, each updating half of every layer, norms included."""
+    layouts = {"image": ONE, "audio": ONE, "llm": (2, 1, 1, 2)}
+    plan = dealt_out(laid_out(encoders(), layouts), sharding=Sharding.OPTIMIZER)
+    result, reference = execute(plan, pool, clip_norm=0.01)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def test_fewer_tokens_than_ranks(pool: Pool) -> None:
+    """Three tokens on four ranks: one holds nothing but padding."""
+    batch = (Sample(0, (Segment(TEXT, 0, 3, 3),)),)
+    plan = text_plan(CONFIGS["llama"] | {"num_key_value_heads": 4}, (0, 1, 2, 3))
+    assert_same(dealt_out(finish(plan.model, batch, list(plan.stages))), pool)
+
+
+def test_tied_weights_recomputed_split_backwards_and_a_norm(pool: Pool) -> None:
+    layouts = {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}
+    plan = dealt_out(laid_out(encoders(CONFIGS["qwen3"], tied=True), layouts), recompute=Recompute.FULL)
+    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
+    assert any(action.kind is Pass.W for action in split.program_actions)
+    result, reference = execute(split, pool, clip_norm=0.01)
+    assert_parity(split, result, reference, Precision.FLOAT64)
+
+
+def test_borders_stand_where_all_tokens_are_needed() -> None:
+    model = encoders()  # images and sounds enter the LLM at its first layer
+    plan = dealt_out(laid_out(model, {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}))
+    image, _, first, last = plan.stages
+    ends = len(model.module("image").layers) - 1
+    blocks = tuple(range(1, ends))
+    assert token_borders(plan, image) == TokenBorders(blocks, (1,), (ends - 1,))
+    cut, end = first.layers[1], last.layers[1]
+    assert token_borders(plan, first) == TokenBorders(tuple(range(1, cut)), (1,), (cut - 1,))
+    joins = (end - 2,) if cut == end - 1 else ()
+    assert token_borders(plan, last) == TokenBorders(tuple(range(cut, end)), (cut,), joins)
+    deeper = replace(model, edges=tuple(replace(e, before_layer=2) for e in model.edges))
+    assert token_borders(replace(plan, model=deeper), replace(first, layers=(0, 4))) == TokenBorders(
+        (1, 2, 3), (1, 2), (1, 3)
+    )
+    assert token_borders(plan, plan.stages[1]) == TokenBorders()
+
+
+class Noting(TensorGroup):
+    """One of two members, alone: what travels is noted, and everybody's is taken to be its own."""
+
+    __slots__ = ("seen",)
+    seen: list[tuple[str, int]]
+
+    def gather(self, gathered: torch.Tensor, own: torch.Tensor) -> Pending:
+        self.seen.append(("gather", gathered.nbytes))
+        gathered.copy_(torch.cat([own, own]))
+        return Pending(self, None, "")
+
+    def scatter(self, own: torch.Tensor, parts: torch.Tensor) -> Pending:
+        self.seen.append(("scatter", parts.nbytes))
+        own.copy_(parts.chunk(2)[0])
+        return Pending(self, None, "")
+
+    def _reduce(self, x: torch.Tensor, operation: object, what: str) -> None:
+        del operation, what
+        self.seen.append(("sum", x.nbytes))
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "phi", "gpt2", "opt"])
+def test_what_travels_is_a_gather_and_a_sum_where_whole_tensors_were_added_up(name: str) -> None:
+    """Layer by layer and both ways, of as many bytes as the whole sum had, padding aside."""
+    plan = dealt_out(text_plan(CONFIGS[name], (0, 1)))
+    module = plan.model.module("llm")
+    group = Noting((0, 1), 0, None)
+    object.__setattr__(group, "seen", [])
+    stage = build_stage_module(plan, plan.stages[0], seed=0, dtype=torch.float64, tensor=group)
+    widths: list[int] = []
+    block = stage.layers[1]
+    block.register_forward_hook(lambda layer, args, output: widths.append(len(output)))
+    microbatch = whole_batch(module, plan.batch)
+    data = microbatch_data(plan, plan.stages[0], microbatch, SyntheticSource(0), dtype=torch.float64)
+    work, grid = work_of(plan, microbatch), Grid(2, 1)
+    messages = [tensor_parallel_messages(layer, work, grid, 8) for layer in module.layers]
+    loss = stage(StageInput(None, data))
+    num_tokens = sum(data.tokens_in)
+    padded = num_tokens + num_tokens % 2
+    assert widths == [padded // 2]
+    pairs = sum(len(each.forward) for each in messages[1:-1])
+    travelled = padded * module.layers[1].out_width * 8
+    entering = [("gather", travelled)] * (len(group.seen) - 3 - pairs)
+    assert sorted(group.seen) == sorted(
+        [*entering, *[("scatter", travelled)] * pairs, *group.seen[:1], *group.seen[-2:]]
+    )
+    assert {kind for kind, _ in (*group.seen[:1], *group.seen[-2:])} == {"sum"}  # table, loss
+    backward = sum(len(each.backward) for each in messages)
+    assert len(entering) == backward  # what is summed going back is gathered going there
+    group.seen.clear()
+    loss.backward()
+    divided = [("gather", travelled)]  # the first block's input
+    assert sorted(group.seen) == sorted(
+        [*[("scatter", travelled)] * backward, *[("gather", travelled)] * pairs, *divided]
+    )

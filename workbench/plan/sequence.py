@@ -1,0 +1,54 @@
+"""Where tensor-parallel ranks of a stage deal out its tokens, and where each has all of them again.
+
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+section 4.2.2. Differs: stages hand all tokens on to each other, so a stage divides them itself and
+joins them at its end; embeddings and projectors work on all tokens, as features are placed among
+them and tokens shrink there.
+"""
+
+from dataclasses import dataclass
+
+from workbench.graph.layer import Layer, LayerKind
+from workbench.plan.plan import Plan, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBorders:
+    """Of one stage; empty where its ranks do not divide tokens.
+
+    Args:
+        divided: layers whose norms and sums each rank does for its part of the tokens, ascending.
+        divides: those of them that are given all tokens, and divide them first.
+        joins: those of them behind which every rank has all tokens again.
+    """
+
+    divided: tuple[int, ...] = ()
+    divides: tuple[int, ...] = ()
+    joins: tuple[int, ...] = ()
+
+
+def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
+    """Blocks and the head divide tokens; around what enters or leaves between two of them all are joined.
+
+    Complexity: O(layers of the stage x edges of its module).
+    """
+    if stage.tp == 1 or not plan.settings.of(stage.module).sequence_parallel:
+        return TokenBorders()
+    first, last = stage.layers
+    layers = plan.model.module(stage.module).layers
+    divided = tuple(index for index in range(first, last) if can_divide(layers[index]))
+    entered = {edge.before_layer for edge in plan.model.edges_into(stage.module)}
+    left = {edge.after_layer + 1 for edge in plan.model.edges_out_of(stage.module)}
+    whole = {first, last, *entered, *left}  # layers in front of which all tokens are there
+    divides = tuple(index for index in divided if index in whole or index - 1 not in divided)
+    joins = tuple(
+        index
+        for index in divided
+        if layers[index].kind is LayerKind.BLOCK and (index + 1 in whole or index + 1 not in divided)
+    )
+    return TokenBorders(divided, divides, joins)
+
+
+def can_divide(layer: Layer) -> bool:
+    """Whether what a layer does between its products is done token by token."""
+    return layer.kind in (LayerKind.BLOCK, LayerKind.HEAD)
