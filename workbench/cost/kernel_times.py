@@ -23,8 +23,10 @@ class KernelTimes:
     def matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
         """Seconds of one product, and whether its shape lies among the measured ones.
 
-        A shape below the smallest measured one takes the time of the smallest.
+        A shape below the smallest measured one takes the time of the smallest; one without rows, none.
         """
+        if gemm.flop == 0:
+            return 0.0, True
         run, size = self.execution, ELEMENT_BYTES[precision]
         factor = run.matmul_factor(*gemm, element_bytes=size)
         peak = self.profile.peak(precision) * factor
@@ -44,6 +46,8 @@ class KernelTimes:
         """
         flop = attention_flop(operator, work, grid)
         peak = self.profile.peak(precision) * self.execution.attention_rate
+        if operator_tokens(operator, work, grid) == 0:
+            return 0.0, True
         if self.execution.attention is not AttentionKernel.FUSED:
             return self._stored_attention_s(operator, work, grid, precision), True
         if self._attention is None or flop == 0:

@@ -12,11 +12,19 @@ class RowWork:
     """One packed row: its token counts and the query-key pairs of its attention.
 
     Pairs are counted at the IN count of an encoder; the LLM's IN and OUT counts are equal.
+
+    Args:
+        context_tokens: of other modules, that cross-attention layers read.
+        reader_tokens: of the row's items that have any.
+        context_area: query-key pairs between the two, item by item.
     """
 
     tokens_in: int
     tokens_out: int
     attention_area: int
+    context_tokens: int = 0
+    reader_tokens: int = 0
+    context_area: int = 0
 
     def __post_init__(self) -> None:
         if min(self.tokens_in, self.tokens_out) < 1 or self.attention_area < 0:
@@ -34,13 +42,23 @@ class Work:
             raise ValueError("work: want at least one row, got none")
 
     def tokens(self, count: TokenCount) -> int:
-        if count is TokenCount.IN:
-            return sum(row.tokens_in for row in self.rows)
-        return sum(row.tokens_out for row in self.rows)
+        match count:
+            case TokenCount.IN:
+                return sum(row.tokens_in for row in self.rows)
+            case TokenCount.OUT:
+                return sum(row.tokens_out for row in self.rows)
+            case TokenCount.CONTEXT:
+                return sum(row.context_tokens for row in self.rows)
+            case TokenCount.READERS:
+                return sum(row.reader_tokens for row in self.rows)
 
     @property
     def attention_area(self) -> int:
         return sum(row.attention_area for row in self.rows)
+
+    @property
+    def context_area(self) -> int:
+        return sum(row.context_area for row in self.rows)
 
 
 class Grid(NamedTuple):
@@ -77,9 +95,13 @@ class Gemm(NamedTuple):
 
 
 def operator_tokens(operator: Operator, work: Work, grid: Grid) -> float:
-    """Rows of the operator's tensors on one rank; context parallelism shares tokens out evenly."""
+    """Rows of the operator's tensors on one rank; context parallelism shares tokens out evenly.
+
+    What cross-attention reads of another module is whole on every rank.
+    """
     scale = 1.0 if isinstance(operator, Lookup) else operator.tokens_scale
-    return work.tokens(operator.tokens) * scale / grid.cp
+    shares = 1 if operator.tokens is TokenCount.CONTEXT else grid.cp
+    return work.tokens(operator.tokens) * scale / shares
 
 
 def gemm_of(operator: Matmul, work: Work, grid: Grid) -> Gemm:
@@ -91,6 +113,8 @@ def gemm_of(operator: Matmul, work: Work, grid: Grid) -> Gemm:
 
 def attention_pairs(operator: Attention, work: Work, grid: Grid) -> float:
     """Query-key pairs of one head on one rank."""
+    if operator.keys is TokenCount.CONTEXT:
+        return work.context_area / grid.cp
     if operator.num_keys is None:
         return work.attention_area / grid.cp
     return operator_tokens(operator, work, grid) * operator.num_keys
@@ -214,8 +238,9 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
 
 
 def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: int) -> float:
-    """Keys and values of all context-parallel ranks, as one rank gathers them; 0 for a fixed prompt."""
-    if operator.num_keys is not None:
+    """Keys and values of all context-parallel ranks, as one rank gathers them; 0 for a fixed prompt, or
+    for keys out of another module's tokens, which every rank has."""
+    if operator.num_keys is not None or operator.keys is not None:
         return 0.0
     tokens = work.tokens(operator.tokens)
     return 2.0 * tokens * operator.num_kv_heads * operator.head_dim * element_bytes / grid.tp

@@ -60,6 +60,8 @@ def gradient_flow(
 ) -> GradientFlow:
     """Which gradients run in which layer, and which layer outputs ask for one.
 
+    A cross-attention layer that nothing enters is passed by: it trains nothing.
+
     Source: Cornstarch (ICML) section 3.1, Eq. 1-3; across modules as its text demands.
     Differs: by default the exact rule, see `FrozenRule`.
 
@@ -74,20 +76,23 @@ def gradient_flow(
     carries: dict[str, tuple[bool, ...]] = {}
     for name in _topological(model):
         layers = model.module(name).layers
-        entering = [False] * len(layers)
+        entering, runs = [False] * len(layers), [not layer.reads_context for layer in layers]
         for edge in model.edges_into(name):
             if present is None or edge.source in present:
-                entering[edge.before_layer] |= carries[edge.source][edge.after_layer]
+                for entered in edge.entered:
+                    runs[entered] = True
+                    entering[entered] |= carries[edge.source][edge.after_layer]
         upstream, needs_here, after = False, [], []
         for index, layer in enumerate(layers):
             upstream |= entering[index]
-            own = rule is FrozenRule.CORNSTARCH and layer.trainable
+            trained = layer.trainable and runs[index]
+            own = rule is FrozenRule.CORNSTARCH and trained
             needs_here.append(
                 Needs(True, True)  # noqa: FBT003
                 if rule is FrozenRule.UNAWARE
-                else Needs(upstream or own, layer.trainable)
+                else Needs(upstream or own, trained)
             )
-            upstream |= layer.trainable
+            upstream |= trained
             after.append(upstream or rule is FrozenRule.UNAWARE)
         needs[name], carries[name] = tuple(needs_here), tuple(after)
     return GradientFlow(needs, carries)

@@ -1,9 +1,11 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import prod
+
+from workbench.data.sample import WHERE_SET
 
 LARGEST_SIZE = 10**9  # of a dim, a table or a count; far above any model's
 
@@ -12,11 +14,15 @@ class TokenCount(StrEnum):
     """Which of an item's two token counts an operator works on.
 
     An encoder item enters its blocks with `IN` tokens (patches, frames) and leaves its
-    module with `OUT` tokens (after merging, pooling or dropping a class token).
+    module with `OUT` tokens (after merging, pooling or dropping a class token). Where a layer reads
+    another module's tokens by cross-attention, `CONTEXT` are those tokens and `READERS` the tokens of
+    the items that have any: it passes the others by.
     """
 
     IN = "in"
     OUT = "out"
+    CONTEXT = "context"
+    READERS = "readers"
 
 
 class Shard(StrEnum):
@@ -71,6 +77,7 @@ class Attention:
     `num_keys` is the number of keys of every query where it does not depend on the row
     (cross-attention to a prompt of fixed length, a level of a fixed-size UNet); None: the
     row's own attention area counts. `tokens_scale` is queries per token counted.
+    `keys` CONTEXT: keys are what another module brings, item by item.
     """
 
     name: str
@@ -81,6 +88,7 @@ class Attention:
     tokens: TokenCount = TokenCount.IN
     tokens_scale: float = 1.0
     num_keys: int | None = None
+    keys: TokenCount | None = field(default=None, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
         return ()
@@ -182,3 +190,8 @@ class Layer:
     @property
     def num_parameters(self) -> int:
         return sum(parameter.num_elements for parameter in self.parameters())
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether it looks at another module's tokens, which stand in no sequence of its own."""
+        return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)

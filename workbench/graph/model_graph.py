@@ -1,13 +1,14 @@
 """The model: modules of layers, joined by edges into a DAG."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
 
-from workbench.graph.layer import Layer, LayerKind, Matmul
+from workbench.data.sample import WHERE_SET
+from workbench.graph.layer import Layer, LayerKind, Matmul, TokenCount
 
 TEXT = "text"
 GENERATED = "generator"  # of what a generator makes, where nobody says another
@@ -68,8 +69,16 @@ class Module:
         """The layer whose output other modules read: the last one that is no loss."""
         return len(self.layers) - 1 - (self.layers[-1].kind is LayerKind.HEAD)
 
+    @property
+    def context_layers(self) -> tuple[int, ...]:
+        """Those that read another module's tokens by cross-attention."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.reads_context)
+
     def entering_width(self, layer: int) -> int:
-        """Of what enters before that layer: a sum with its input, or what a generator's projector reads."""
+        """Of what enters before that layer: a sum with its input, or what a projector or its keys read."""
+        if self.layers[layer].reads_context:
+            matmuls = (op for op in self.layers[layer].operators if isinstance(op, Matmul))
+            return next(op.in_features for op in matmuls if op.tokens is TokenCount.CONTEXT)
         if layer == 0 and self.has_loss and self.modality != TEXT:
             return next(op.in_features for op in self.layers[0].operators if isinstance(op, Matmul))
         return self.layers[max(layer - 1, 0)].out_width
@@ -83,12 +92,30 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Output of `source`'s layer `after_layer` enters `target`'s layer `before_layer`."""
+    """Output of `source`'s layer `after_layer` enters `target`'s layer `before_layer`.
+
+    Args:
+        also_before: further layers of `target` that read it, behind `before_layer` in ascending order.
+    """
 
     source: str
     target: str
     after_layer: int
     before_layer: int
+    also_before: tuple[int, ...] = field(default=(), metadata={WHERE_SET: True})
+
+    def __post_init__(self) -> None:
+        if any(later <= earlier for earlier, later in pairwise(self.entered)):
+            raise ValueError(f"edge {self.name}: entered layers must ascend, got {list(self.entered)}")
+
+    @property
+    def entered(self) -> tuple[int, ...]:
+        """Every layer of the target that reads it."""
+        return (self.before_layer, *self.also_before)
+
+    def entered_in(self, layers: tuple[int, int]) -> tuple[int, ...]:
+        """Those of them in [first, last)."""
+        return tuple(layer for layer in self.entered if layers[0] <= layer < layers[1])
 
     @property
     def name(self) -> str:
@@ -134,6 +161,10 @@ class ModelGraph:
     def edges_out_of(self, module: str) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.source == module)
 
+    def is_context(self, edge: Edge) -> bool:
+        """Whether what crosses is read by cross-attention, and has no place in the target's sequence."""
+        return self.module(edge.target).layers[edge.before_layer].reads_context
+
     @property
     def num_parameters(self) -> int:
         return sum(module.num_parameters for module in self.modules)
@@ -141,6 +172,9 @@ class ModelGraph:
 
 def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
     """A graph out of chains of modules; consecutive ones get an edge from the last layer to the first.
+
+    An encoder that leaves as many tokens as it has inside enters the cross-attention layers of its
+    consumer instead, all of them, where that has any.
 
     Example: `connect("valm", (vision, llm), (audio, llm))` joins two encoders at one LLM, and
     `connect("gen", (vision, llm, generator))` goes on behind it, from what its head reads.
@@ -150,12 +184,22 @@ def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
     for chain in chains:
         modules.update((module.name, module) for module in chain)
         for source, target in pairwise(chain):
+            first, *others = _entered_layers(source, target)
             edges[source.name, target.name] = Edge(
-                source=source.name, target=target.name, after_layer=source.leaves_after, before_layer=0
+                source=source.name,
+                target=target.name,
+                after_layer=source.leaves_after,
+                before_layer=first,
+                also_before=tuple(others),
             )
     graph = ModelGraph(name=name, modules=tuple(modules.values()), edges=tuple(edges.values()))
     order = nx.lexicographical_topological_sort(graph.networkx(), list(modules).index)
     return replace(graph, modules=tuple(modules[module] for module in order))
+
+
+def _entered_layers(source: Module, target: Module) -> tuple[int, ...]:
+    is_read = source.modality != TEXT and source.layers[source.leaves_after].emits is TokenCount.IN
+    return (target.context_layers if is_read else ()) or (0,)
 
 
 def _check_names(model: ModelGraph) -> None:
@@ -172,8 +216,23 @@ def _check_edges(model: ModelGraph) -> None:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"model {model.name!r}: two modules have at most one edge, {twice} is twice")
     for edge in model.edges:
-        for end, layer in ((edge.source, edge.after_layer), (edge.target, edge.before_layer)):
+        ends = [(edge.source, edge.after_layer), *((edge.target, layer) for layer in edge.entered)]
+        for end, layer in ends:
             if end not in layers:
                 raise ValueError(f"edge {edge.name}: no module {end!r}; the model has {', '.join(layers)}")
             if not 0 <= layer < layers[end]:
                 raise ValueError(f"edge {edge.name}: {end} has layers 0..{layers[end] - 1}, got {layer}")
+        _check_entrance(model, edge)
+
+
+def _check_entrance(model: ModelGraph, edge: Edge) -> None:
+    """Several layers read an edge by cross-attention, or one does in any way."""
+    target = next(module for module in model.modules if module.name == edge.target)
+    kinds = {target.layers[layer].reads_context for layer in edge.entered}
+    if kinds == {True}:
+        return
+    if len(edge.entered) > 1:
+        raise ValueError(
+            f"edge {edge.name}: only cross-attention layers read one output several times, want some of "
+            f"{list(target.context_layers)}, got {list(edge.entered)}"
+        )

@@ -8,6 +8,7 @@ from workbench.data.sample import Sample
 from workbench.graph.model_graph import TEXT
 from workbench.plan.check import check
 from workbench.plan.gradient_groups import reduction_order
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action
@@ -18,6 +19,7 @@ from workbench.schedule.parts import Group, Programs
 from workbench.schedule.pass_graph import one_unit
 from workbench.schedule.programs import programs_of
 from workbench.schedule.reductions import with_reductions
+from workbench.schedule.sharded import with_rounds
 from workbench.schedule.three_phase import three_phase
 
 
@@ -48,6 +50,9 @@ def with_programs(
         chains = [tuple(stage.id for stage in chain) for chain in draft.chain.values()]
         orders = programs_of(schedule_nodes(draft), list(groups), schedule, chains, duration)
     orders = with_reductions(orders, reduction_order(draft))
+    if units := shard_units(draft):
+        trained = [stage for unit in units if unit.trained for stage in unit.stages]
+        orders = with_rounds(orders, [unit.stages for unit in units], trained)
     programs = tuple(Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in groups.items())
     plan = replace(draft, programs=programs)
     check(plan)
@@ -82,14 +87,14 @@ def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
         for producer, consumer in pairwise(chain):
             found.setdefault(producer.id, []).append(Consumer(consumer.id, needs))
     for edge in plan.model.edges:
-        for replica in plan.replicas(edge.target):
-            consumer = routing.boundary_stage(edge.target, replica, edge.before_layer)
+        readers = [s for r in plan.replicas(edge.target) for s in routing.reading_stages(edge, r)]
+        for consumer in readers:
             reads: dict[int, list[tuple[int, ...]]] = {}
             producers = {
                 source: routing.boundary_stage(edge.source, source, edge.after_layer).id
                 for source in plan.replicas(edge.source)
             }
-            targets = plan.microbatches_of.get((edge.target, replica), ())
+            targets = plan.microbatches_of.get((edge.target, consumer.replica), ())
             for position, target in enumerate(targets):
                 for item in routing.wanted(edge, target):
                     holding = routing.holding(edge, item, consumer)

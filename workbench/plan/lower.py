@@ -91,28 +91,36 @@ def _boundaries(routing: Routing) -> Iterator[_Boundary]:
 
 
 def _edge_boundaries(routing: Routing, edge: Edge) -> Iterator[_Boundary]:
+    """One for every stage that reads the edge: gradients of all of them are summed at the producer."""
+    plan = routing.plan
+    for replica in plan.replicas(edge.target):
+        for consumer in routing.reading_stages(edge, replica):
+            for target in plan.microbatches_of.get((edge.target, replica), ()):
+                yield from _into_microbatch(routing, edge, consumer, target)
+
+
+def _into_microbatch(
+    routing: Routing, edge: Edge, consumer: Stage, target: Microbatch
+) -> Iterator[_Boundary]:
     plan = routing.plan
     count = plan.model.module(edge.source).layers[edge.after_layer].emits
-    for replica in plan.replicas(edge.target):
-        consumer = routing.boundary_stage(edge.target, replica, edge.before_layer)
-        for target in plan.microbatches_of.get((edge.target, replica), ()):
-            features = feature_runs(routing, edge, target)
-            for holding, starts in _sources(routing, edge, consumer, target).items():
-                source = plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
-                producer = routing.boundary_stage(edge.source, holding.replica, edge.after_layer)
-                carries = routing.flow(source).carries[edge.source][edge.after_layer]
-                gradient = carries and routing.has_backward(consumer, target)
-                sent = held_runs(routing, source, count)
-                yield _Boundary(
-                    edge.name,
-                    producer,
-                    consumer,
-                    source,
-                    target,
-                    edge.after_layer,
-                    tuple(_sent(runs, starts) for runs in sent),
-                    _returned(features, _offsets(routing, source, count), starts) if gradient else None,
-                )
+    features = feature_runs(routing, edge, target)
+    for holding, starts in _sources(routing, edge, consumer, target).items():
+        source = plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
+        producer = routing.boundary_stage(edge.source, holding.replica, edge.after_layer)
+        carries = routing.flow(source).carries[edge.source][edge.after_layer]
+        gradient = carries and routing.has_backward(consumer, target)
+        sent = held_runs(routing, source, count)
+        yield _Boundary(
+            edge.name,
+            producer,
+            consumer,
+            source,
+            target,
+            edge.after_layer,
+            tuple(_sent(runs, starts) for runs in sent),
+            _returned(features, _offsets(routing, source, count), starts) if gradient else None,
+        )
 
 
 def _inside(routing: Routing, microbatch: Microbatch, after_layer: int) -> tuple[tuple[Slice, ...], ...]:

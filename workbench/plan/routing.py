@@ -62,6 +62,10 @@ class Routing:
                 return stage
         raise ValueError(f"module {module!r} replica {replica}: no stage holds layer {layer}")
 
+    def reading_stages(self, edge: Edge, replica: int) -> tuple[Stage, ...]:
+        """The stages of the target's replica with a layer that the edge enters, in layer order."""
+        return tuple(s for s in self.plan.chain[edge.target, replica] if edge.entered_in(s.layers))
+
     def holding(self, edge: Edge, item: Item, consumer: Stage) -> Holding:
         """Where the consumer reads an item: the copy on its own ranks, else the lowest replica.
 
@@ -114,10 +118,10 @@ class Routing:
             for microbatch in self.plan.microbatches:
                 if microbatch.module != edge.target:
                     continue
-                consumer = self.boundary_stage(edge.target, microbatch.replica, edge.before_layer)
-                for item in self.wanted(edge, microbatch):
-                    holder = self.holding(edge, item, consumer)
-                    read.add((edge.source, holder.replica, holder.microbatch))
+                for consumer in self.reading_stages(edge, microbatch.replica):
+                    for item in self.wanted(edge, microbatch):
+                        holder = self.holding(edge, item, consumer)
+                        read.add((edge.source, holder.replica, holder.microbatch))
         return frozenset(read)
 
     @cached_property

@@ -164,7 +164,7 @@ def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[
 def _places(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[int, int]] | None:
     """Item of an edge -> (row, place in it) of its first token; None where features have no place."""
     modality = plan.model.module(edge.source).modality
-    if plan.model.module(edge.target).modality != TEXT:
+    if plan.model.module(edge.target).modality != TEXT or plan.model.is_context(edge):
         return None
     found: dict[Item, tuple[int, int]] = {}
     for row, items in enumerate(microbatch.rows):

@@ -1,11 +1,13 @@
 """What a microbatch works on: tokens and attention area of its packed rows."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.sample import Item, Sample, Segment
+from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT, Module
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.builders import SAMPLE_MASKS, full, sample_bitfield
@@ -66,13 +68,29 @@ def _work_of(plan: Plan, microbatch: Microbatch) -> Work:
 
 
 def _row(plan: Plan, module: Module, items: tuple[Item, ...]) -> RowWork:
-    tokens_in = tokens_out = area = 0
+    tokens_in = tokens_out = area = context = readers = read = 0
     for item in items:
         item_in, item_out, item_area = _item(plan, module, item)
         tokens_in += item_in
         tokens_out += item_out
         area += item_area
-    return RowWork(tokens_in, tokens_out, area)
+        brought = _context_tokens(plan, module, item)
+        context += brought
+        readers += item_in if brought else 0
+        read += item_in * brought
+    return RowWork(tokens_in, tokens_out, area, context, readers, read)
+
+
+def _context_tokens(plan: Plan, module: Module, item: Item) -> int:
+    """What other modules bring of the item's sample for cross-attention to read."""
+    total = 0
+    for edge in plan.model.edges_into(module.name):
+        if plan.model.is_context(edge):
+            source = plan.model.module(edge.source)
+            inside = source.layers[edge.after_layer].emits is TokenCount.IN
+            segments = plan.sample[item.sample].of(source.modality)
+            total += sum(segment.tokens_in if inside else segment.tokens_out for segment in segments)
+    return total
 
 
 def _item(plan: Plan, module: Module, item: Item) -> tuple[int, int, int]:
@@ -117,4 +135,4 @@ def _owned(row: RowWork, share: tuple[float, float], num_owners: int) -> RowWork
     tokens, pairs = share
     tokens_in = max(1, round(tokens * num_owners))
     tokens_out = max(1, round(row.tokens_out * tokens * num_owners / row.tokens_in))
-    return RowWork(tokens_in, tokens_out, round(pairs * num_owners))
+    return replace(row, tokens_in=tokens_in, tokens_out=tokens_out, attention_area=round(pairs * num_owners))
