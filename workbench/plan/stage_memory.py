@@ -1,7 +1,7 @@
 """Bytes of one stage on one rank: the state of its weights, and what a microbatch needs in it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -143,7 +143,7 @@ class StageSplitBytes:
 
 def _scaled_row(row: RowWork, factor: float) -> RowWork:
     tokens_in, tokens_out = (ceil(tokens * factor) for tokens in (row.tokens_in, row.tokens_out))
-    return RowWork(tokens_in, tokens_out, row.attention_area)
+    return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
 class Sizes:
