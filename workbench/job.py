@@ -160,9 +160,10 @@ def _check_model(job: Job) -> None:
         )
     for edge in job.model.edges:
         source = job.model.module(edge.source).layers[edge.after_layer].out_width
-        target = job.model.module(edge.target).entering_width(edge.before_layer)
-        if source != target:
-            raise ValueError(f"job {job.name!r}: edge {edge.name} joins width {source} to {target}")
+        for layer in edge.entered:
+            target = job.model.module(edge.target).entering_width(layer)
+            if source != target:
+                raise ValueError(f"job {job.name!r}: edge {edge.name} joins width {source} to {target}")
     joined = {end for edge in job.model.edges for end in (edge.source, edge.target)}
     for module in job.model.modules:
         if module.modality != TEXT and module.name not in joined:
