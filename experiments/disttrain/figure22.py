@@ -204,8 +204,8 @@ def _claims(evidence: Evidence, bench: Bench) -> None:
 def _explain(evidence: Evidence, bench: Bench) -> None:
     """What becomes of the gain as pieces get smaller, and which of its costs keeps it below the printed."""
     evidence.notes.append(
-        "finding: the printed gains are those of an overlap without costs of its own; remaps (paid for every "
-        "gather and scatter here, in part hidden behind weight gradients there) and the lower rate of smaller "
+        "finding: the printed gains are those of an overlap without costs of its own; remaps (paid at every "
+        "gather and scatter here, partly hidden behind weight gradients there) and the lower rate of smaller "
         "products each take about half of what is missing"
     )
     for tp, llm in product(TP_SIZES, llms()):
