@@ -12,6 +12,7 @@ from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
 from workbench.job_schema import JobSpec, LayoutSpec, read_spec
+from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, usual
 
@@ -25,6 +26,7 @@ class ModuleLayout:
         pp: blocks of ranks that a replica's stages take. None: to be searched.
         tp: tensor-parallel degree.
         cp: context-parallel degree.
+        ep: ranks, of the tp x cp of a stage, that deal out experts.
         dp: replicas. None: the job's.
         rank_offset: the module's first rank. None: behind the modules in front of it.
         stage_layers: layers of every stage. Empty: the strategy balances them.
@@ -34,12 +36,13 @@ class ModuleLayout:
     pp: int | None = None
     tp: int = 1
     cp: int = 1
+    ep: int = 1
     dp: int | None = None
     rank_offset: int | None = None
     stage_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("pp", "tp", "cp", "dp"):
+        for name in ("pp", "tp", "cp", "ep", "dp"):
             degree = getattr(self, name)
             if degree is not None and degree < 1:
                 raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {degree}")
@@ -206,6 +209,8 @@ def _check_layouts(job: Job) -> None:
             )
         _check_stage_layers(job, layout, num_layers)
         _check_tensor_parallel(job, layout)
+        where = f"job {job.name!r}: module {layout.module!r}"
+        check_expert_degree(where, layout.ep, layout.tp * layout.cp, job.model.module(layout.module).layers)
     if job.max_ranks is not None and not 1 <= job.max_ranks <= job.cluster.num_ranks:
         raise ValueError(
             f"job {job.name!r}: max_ranks must be 1 to {job.cluster.num_ranks}, the ranks of cluster "

@@ -145,6 +145,7 @@ class BatchSpec(Strict):
 class LayoutSpec(Strict):
     """Ranks of a module: dp replicas of pp stages of tp x cp ranks.
 
+    ep of the tp x cp ranks deal out a layer's experts; 1: each expert is cut by tp.
     Absent: pp is searched, dp is the batch's replicas, rank_offset is behind the modules in front,
     stage_layers (layers of every stage) are balanced. sharding says what ranks with the same weights
     deal out among each other, instances how many copies of it there are.
@@ -153,6 +154,7 @@ class LayoutSpec(Strict):
     pp: Count | None = None
     tp: Count = 1
     cp: Count = 1
+    ep: Count = 1
     dp: Count | None = None
     rank_offset: Annotated[int, Field(ge=0, le=10_000_000, strict=True)] | None = None
     stage_layers: tuple[Count, ...] = ()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from workbench.graph.layer import Layer, Matmul, Operator, Pointwise
+from workbench.graph.layer import Layer, Matmul, Operator, Parameter, Pointwise
 from workbench.graph.transformer import Mlp, mlp_operators
 
 EXPERT = "mlp.expert."  # how operators of one of several experts are called
@@ -22,6 +22,21 @@ class Experts:
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
             raise ValueError(f"a token's experts must be at most {self.num}, got {self.num_chosen}")
+
+
+def num_experts(layer: Layer) -> int:
+    """Experts that a router chooses from; 0 in a layer without."""
+    return len({expert_index(each.name) for each in layer.operators if each.name.startswith(EXPERT)})
+
+
+def expert_index(operator_name: str) -> int:
+    """Which of a layer's experts an operator belongs to."""
+    return int(operator_name.removeprefix(EXPERT).partition(".")[0])
+
+
+def is_of_expert(parameter: Parameter) -> bool:
+    """Whether it is a weight of one of several experts: those that expert parallelism deals out."""
+    return f".{EXPERT}" in f".{parameter.name}"
 
 
 def with_experts(block: Layer, experts: Experts) -> Layer:

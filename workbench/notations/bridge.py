@@ -4,8 +4,8 @@ Source: Megatron-Bridge, `ModuleParallelismConfig` and `MegatronMIMOParallelismC
 same ranks are colocated; a `rank_offset` that is absent is 0, as there.
 
 What the notation cannot say: where stages are cut, and a pipeline degree that is left to be searched. What
-it says beyond a layout, expert parallelism, is refused. Which rank of a module's range holds which stage
-is not part of it: here stages vary slowest, there replicas do.
+it says beyond a layout, experts that are cut and dealt out, is refused. Which rank of a module's range
+holds which stage is not part of it: here stages vary slowest, there replicas do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,11 @@ _DEGREES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
     "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
     "data_parallel_size": "dp",
 }
 _OFFSET = "rank_offset"
-_EXPERT = ("expert_model_parallel_size", "expert_tensor_parallel_size")
+_WHOLE_EXPERTS = "expert_tensor_parallel_size"
 
 
 def read_parallelisms(
@@ -37,7 +38,8 @@ def read_parallelisms(
         llm: the one that `language`, or `llm`, stands for where no module has that name.
 
     Raises:
-        ValueError: an unknown key or module, a module twice, a size that is no count, expert parallelism.
+        ValueError: an unknown key or module, a module twice, a size that is no count, experts both
+            dealt out and cut.
     """
     check_keys(content, (PARALLELISMS,))
     found: dict[str, ModuleLayout] = {}
@@ -52,16 +54,18 @@ def read_parallelisms(
 
 
 def _read(name: str, content: Mapping[str, Any], where: str) -> ModuleLayout:
-    check_keys(content, (*_DEGREES, _OFFSET, *_EXPERT), where=where)
-    for key in _EXPERT:
-        if content.get(key, 1) != 1:
-            raise ValueError(f"{where}{key}: layouts have no expert parallelism, want 1, got {content[key]}")
+    check_keys(content, (*_DEGREES, _OFFSET, _WHOLE_EXPERTS), where=where)
+    if content.get(_WHOLE_EXPERTS, 1) != 1:
+        raise ValueError(
+            f"{where}{_WHOLE_EXPERTS}: a dealt-out expert is whole, want 1, got {content[_WHOLE_EXPERTS]}"
+        )
     given = {key: count_of(content[key], where=where + key) for key in _DEGREES if _has(content, key)}
     return ModuleLayout(
         module=name,
         pp=given.get("pipeline_model_parallel_size", 1),
         tp=given.get("tensor_model_parallel_size", 1),
         cp=given.get("context_parallel_size", 1),
+        ep=given.get("expert_model_parallel_size", 1),
         dp=given.get("data_parallel_size"),
         rank_offset=count_of(content.get(_OFFSET, 0), where=where + _OFFSET, least=0),
     )
@@ -102,4 +106,6 @@ def write_parallelisms(layouts: Sequence[ModuleLayout], *, dp: int = 1) -> dict[
             "data_parallel_size": replicas,
             _OFFSET: offset,
         }
+        if layout.ep > 1:
+            written[layout.module]["expert_model_parallel_size"] = layout.ep
     return {PARALLELISMS: written}

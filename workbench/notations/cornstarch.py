@@ -134,7 +134,7 @@ def spec_of(layouts: Sequence[ModuleLayout], *, llm: str) -> MultimodalSpec:
 
 
 def _spec(layout: ModuleLayout) -> ParallelSpec:
-    for name, absent in (("dp", None), ("rank_offset", None), ("stage_layers", ())):
+    for name, absent in (("ep", 1), ("dp", None), ("rank_offset", None), ("stage_layers", ())):
         if getattr(layout, name) != absent:
             raise ValueError(
                 f"a ParallelSpec cannot say {name} of {layout.module!r}, got {getattr(layout, name)}"

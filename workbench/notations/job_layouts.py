@@ -44,7 +44,7 @@ _TORCHTITAN = {
     "context_parallel_degree": "cp",
     "data_parallel_replicate_degree": "dp",
 }
-PLACES = ("pp", "tp", "cp", "dp", "rank_offset", "stage_layers")  # among the settings of a layout
+PLACES = ("pp", "tp", "cp", "ep", "dp", "rank_offset", "stage_layers")  # among the settings of a layout
 
 
 def notation_of(content: Mapping[str, Any]) -> Notation:
@@ -204,6 +204,8 @@ def _check_sayable(llm: ModuleLayout, notation: Notation, sayable: Mapping[str, 
     """Of the language model, the notation must be able to say everything."""
     if not llm.stage_layers:
         raise ValueError(f"{notation} says where {llm.module!r} is cut; its layout has no stage_layers")
+    if llm.ep > 1:
+        raise ValueError(f"{notation} cannot say ep of {llm.module!r}, got {llm.ep}")
     for name in ("dp", "rank_offset"):
         if name not in sayable.values() and getattr(llm, name) is not None:
             raise ValueError(f"{notation} cannot say {name} of {llm.module!r}, got {getattr(llm, name)}")

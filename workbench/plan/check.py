@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from workbench.data.sample import Item
 from workbench.graph.layer import Attention
+from workbench.plan.expert_groups import check_experts
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Plan, Stage, TokenShard
@@ -56,6 +57,7 @@ def _check_stages(plan: Plan) -> None:
                     f"has ranks 0..{plan.cluster.num_ranks - 1}"
                 )
         _check_heads(plan, stage)
+        check_experts(stage, layers)
 
 
 def _check_heads(plan: Plan, stage: Stage) -> None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from workbench.graph.experts import is_of_expert
 from workbench.graph.layer import Layer, Shard
+from workbench.plan.expert_groups import check_equal_degrees, deals_out, expert_elements, expert_holders
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import Action, Pass
@@ -78,6 +80,8 @@ def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
         if layers[index].trainable:
             if _has_own(layers[index]):
                 found[Weights(stage.module, index)] = None
+            if deals_out(stage, layers[index]):
+                found[Weights(stage.module, index, experts=True)] = None
             found.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
     return tuple(found)
 
@@ -98,33 +102,47 @@ def _first_layer(layers: tuple[Layer, ...], weights: Weights) -> float:
 def _grid_groups(
     plan: Plan, weights: Weights, stages: list[Stage], first_index: int
 ) -> Iterator[GradientGroup]:
-    """One group per tensor-parallel place: all context-parallel ranks and replicas at that place."""
+    """One group per tensor-parallel place: all context-parallel ranks and replicas at that place.
+
+    Of dealt-out experts one per place among the ranks that deal them out.
+    """
     if len({stage.tp for stage in stages}) > 1:
         degrees = sorted({stage.tp for stage in stages})
         raise ValueError(
             f"module {weights.module!r}: replicas with different tensor-parallel degrees "
             f"{degrees} are refused; give all replicas one tp"
         )
-    for place in range(stages[0].tp):
-        ranks = dict.fromkeys(row[place] for stage in stages for row in stage.ranks)
+    check_equal_degrees(stages, weights.module)
+    if weights.experts:
+        held = expert_holders(stages)
+    else:
+        held = tuple(
+            tuple(sorted({row[place] for stage in stages for row in stage.ranks}))
+            for place in range(stages[0].tp)
+        )
+    for place, ranks in enumerate(held):
         yield GradientGroup(
             index=first_index + place,
-            ranks=tuple(sorted(ranks)),
+            ranks=ranks,
             weights=(weights,),
-            num_elements=_elements(plan, weights, stages[0].tp),
+            num_elements=_elements(plan, weights, stages[0]),
         )
 
 
-def _elements(plan: Plan, weights: Weights, tp: int) -> int:
-    """Elements that one rank holds of these weights."""
-    layers = plan.model.module(weights.module).layers
+def _elements(plan: Plan, weights: Weights, stage: Stage) -> int:
+    """Elements that one rank of the stage holds of these weights."""
+    layers, tp = plan.model.module(weights.module).layers, stage.tp
     if weights.layer is None:
         named = {p.name: p for layer in layers for p in layer.parameters()}
         shared = named[weights.shared or ""]
         return shared.num_elements // (1 if shared.shard is Shard.REPLICATED else tp)
     layer = layers[weights.layer]
+    if weights.experts:
+        return expert_elements(layer, stage)
     shared_names = {shared for _, shared in layer.tied}
     own = (p for p in layer.parameters() if p.name not in shared_names)
+    if deals_out(stage, layer):
+        own = (p for p in own if not is_of_expert(p))
     return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in own)
 
 

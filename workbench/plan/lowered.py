@@ -68,11 +68,15 @@ class Transfer:
 
 
 class Weights(NamedTuple):
-    """Weights that always travel together: a layer's own (`shared` None), or one tied weight."""
+    """Weights that always travel together: a layer's own (`shared` None), or one tied weight.
+
+    Where ranks deal out experts, those of a layer are weights apart from its own.
+    """
 
     module: str
     layer: int | None
     shared: str | None = None
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,11 @@ from typing import NamedTuple
 from workbench.cost.memory import LayerBytes, layer_bytes, layer_split_bytes, state_bytes
 from workbench.cost.memory_setting import Setting
 from workbench.cost.roofline import Grid, RowWork, Work
+from workbench.graph.experts import is_of_expert
 from workbench.graph.frozen import Needs
-from workbench.graph.layer import Layer, Parameter, Pointwise, Shard, TokenCount
+from workbench.graph.layer import Layer, Parameter, Pointwise, TokenCount
 from workbench.graph.model_graph import TEXT
+from workbench.plan.expert_groups import deals_out, held_elements
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import held_runs
@@ -60,7 +62,7 @@ def _parameter_state(
         plan.settings.precision.num_bytes, plan.settings.kernels, None if wide is None else wide.num_bytes
     )
     elements = elements_of(parameter, stage)
-    parts = _num_parts(plan, stage)
+    parts = _num_parts(plan, stage, dealt=stage.ep > 1 and is_of_expert(parameter))
     wanted = {"parameters": size.weight}
     if layer.trainable:
         wanted |= {GRADIENTS: size.gradient, "optimizer": size.optimizer}
@@ -69,9 +71,13 @@ def _parameter_state(
         yield stage, StateKind(part, stage.module), ceil(elements * num_bytes / cut)
 
 
-def _num_parts(plan: Plan, stage: Stage) -> int:
-    """Of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which."""
-    return max(1, len(plan.replicas(stage.module)) * stage.cp // plan.settings.of(stage.module).instances)
+def _num_parts(plan: Plan, stage: Stage, *, dealt: bool) -> int:
+    """Of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
+
+    A dealt-out expert has as many holders in a stage as its ranks hold copies of all experts.
+    """
+    holders = len(stage.expert_ranks) if dealt else stage.cp
+    return max(1, len(plan.replicas(stage.module)) * holders // plan.settings.of(stage.module).instances)
 
 
 def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...]:
@@ -79,11 +85,18 @@ def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...
 
     They are the parameters, or one part of the whole layer where it is dealt out or has a wide copy.
     """
-    elements = tuple(elements_of(parameter, stage) for parameter in layer.parameters())
+    dealt = [p for p in layer.parameters() if deals_out(stage, layer) and is_of_expert(p)]
+    own = [p for p in layer.parameters() if p not in dealt]
+    elements = tuple(elements_of(parameter, stage) for parameter in (*own, *dealt))
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
     if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
         return elements
-    return (sum(elements) / (_num_parts(plan, stage) if is_sharded else 1),)
+    return tuple(
+        sum(elements_of(p, stage) for p in held)
+        / (_num_parts(plan, stage, dealt=place > 0) if is_sharded else 1)
+        for place, held in enumerate((own, dealt))
+        if held
+    )
 
 
 def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
@@ -100,7 +113,7 @@ def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
 
 def elements_of(parameter: Parameter, stage: Stage) -> float:
     """Elements of a parameter on one rank of the stage."""
-    return parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else stage.tp)
+    return held_elements(parameter, stage)
 
 
 @dataclass(frozen=True, slots=True)

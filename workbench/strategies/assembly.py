@@ -18,7 +18,7 @@ from workbench.strategies.block_cuts import Cuts, even_blocks
 
 
 def layout_of(job: Job, module: str) -> ModuleLayout:
-    """The job's layout of a module; tp = cp = 1 and a searched stage count by default."""
+    """The job's layout of a module; tp = cp = ep = 1 and a searched stage count by default."""
     return next((layout for layout in job.layouts if layout.module == module), ModuleLayout(module=module))
 
 
@@ -165,7 +165,9 @@ def module_stages(
     for place, layers in enumerate(cuts):
         block = rank_block(job.schedule, place, len(cuts)) if is_virtual else place
         ranks = grid(first_rank + block * size, layout)
-        stages.append(Stage(id=first_id + place, module=module, replica=replica, layers=layers, ranks=ranks))
+        place_id = first_id + place
+        stage = Stage(id=place_id, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep)
+        stages.append(stage)
     return tuple(stages)
 
 

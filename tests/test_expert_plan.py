@@ -1,0 +1,185 @@
+"""Plans whose ranks deal out experts: degrees, refusals, who holds and reduces what."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import paper_models, tiny_models
+from tests.plans import cluster
+from tests.test_adapters_llama4 import LLAMA4
+from workbench.balance.expert_degrees import expert_degrees, expert_grids, nearest_expert_degree
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample, Segment
+from workbench.graph.experts import is_of_expert, num_experts
+from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.job import Job, ModuleLayout
+from workbench.plan.check import check
+from workbench.plan.codec import dumps, loads
+from workbench.plan.gradient_groups import gradient_groups
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
+from workbench.plan.stage_memory import state_of, updated_elements
+from workbench.report.tables import stage_cells
+from workbench.strategies import megatron_heterogeneous
+
+MIXTRAL = paper_models.DECODERS["mixtral"] | {
+    "num_local_experts": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 64,
+}
+SIZE = Precision.FLOAT64.num_bytes
+
+
+def moe_plan(
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    pp: int = 1,
+    config: dict[str, Any] = MIXTRAL,
+    **settings: Any,
+) -> Plan:
+    """A language model alone."""
+    llm = tiny_models.llm(config)
+    batch = tuple(Sample(i, (Segment(TEXT, 0, 5 + i, 5 + i),)) for i in range(2 * dp))
+    job = Job(
+        name="moe",
+        model=ModelGraph(name="moe", modules=(llm,), edges=()),
+        cluster=cluster(8),
+        batch=batch,
+        layouts=(ModuleLayout(module="llm", tp=tp, cp=cp, ep=ep, dp=dp, pp=pp),),
+        settings=Settings(precision=Precision.FLOAT64, **settings),
+        profile="A40",
+    )
+    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+
+
+@given(st.integers(1, 64), st.integers(0, 64))
+def test_degrees_divide_both(num_ranks: int, num_experts: int) -> None:
+    both = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0 and num_experts % d == 0]
+    assert list(expert_degrees(num_ranks, num_experts)) == (both if num_experts else [1])
+
+
+@given(st.integers(1, 40), st.integers(1, 32), st.integers(0, 32))
+def test_the_nearest_degree_is_valid_and_none_is_closer(
+    wanted: int, num_ranks: int, num_experts: int
+) -> None:
+    nearest = nearest_expert_degree(wanted, num_ranks, num_experts)
+    valid = expert_degrees(num_ranks, num_experts)
+    assert nearest in valid
+    assert all(abs(nearest - wanted) <= abs(other - wanted) for other in valid)
+
+
+@given(st.integers(1, 24), st.integers(1, 8), st.integers(0, 16), st.integers(1, 8))
+def test_grids_are_all_that_divide(num_ranks: int, heads: int, experts: int, most_tp: int) -> None:
+    """Against every triple."""
+    found = list(expert_grids(num_ranks, num_heads=heads, num_experts=experts, most_tp=most_tp))
+    counts = range(1, num_ranks + 1)
+    wanted = {
+        (tp, cp, ep)
+        for tp, cp, ep in product(counts, counts, counts)
+        if tp * cp == num_ranks and tp <= most_tp and heads % tp == 0
+        if num_ranks % ep == 0 and (experts % ep == 0 if experts else ep == 1)
+    }
+    assert len(found) == len(set(found))
+    assert set(found) == wanted
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"tp": 2, "ep": 4}, r"ep must divide its tp x cp = 2 ranks, got 4; nearest: 2"),
+        ({"cp": 6, "ep": 6}, r"ep must divide the 4 experts, got 6; nearest: 2"),
+        ({"cp": 2, "ep": 2, "config": tiny_models.LLAMA}, r"no experts to deal out, got ep 2; nearest: 1"),
+        ({"ep": 0}, r"ep must be >= 1, got 0"),
+    ],
+)
+def test_degrees_that_do_not_divide_are_refused(degrees: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        moe_plan(**degrees)
+
+
+def test_a_plan_file_keeps_the_degree_and_a_bad_one_is_refused() -> None:
+    plan = moe_plan(cp=2, ep=2)
+    assert loads(dumps(plan)).stages[0].ep == 2
+    (stage,) = plan.stages
+    with pytest.raises(ValueError, match=r"stage 0: ep must divide its tp x cp = 2 ranks, got 3; nearest: 2"):
+        check(replace(plan, stages=(replace(stage, ep=3),)))
+
+
+def test_replicas_of_different_degrees_are_refused() -> None:
+    plan = moe_plan(cp=2, ep=2, dp=2)
+    first, second = plan.stages
+    with pytest.raises(ValueError, match=r"different degrees of expert parallelism \[1, 2\]"):
+        gradient_groups(replace(plan, stages=(first, replace(second, ep=1))))
+    with pytest.raises(ValueError, match=r"different degrees of expert parallelism \[1, 2\]"):
+        gradient_groups(replace(plan, stages=(replace(first, ep=1), second)))
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "ep", "dp"),
+    [(2, 1, 2, 1), (1, 2, 2, 2), (2, 2, 2, 1), (2, 2, 4, 2), (1, 4, 2, 2), (4, 1, 4, 1)],
+)
+def test_every_expert_is_held_once_per_copy(tp: int, cp: int, ep: int, dp: int) -> None:
+    """Groups of a layer's experts: disjoint, of all ranks, `ep` of them; elements add up to the experts."""
+    plan = moe_plan(tp=tp, cp=cp, ep=ep, dp=dp)
+    groups = gradient_groups(plan)
+    for index, layer in enumerate(plan.model.module("llm").layers):
+        mine = [g for g in groups if g.weights[0].layer == index and g.weights[0].experts]
+        if num_experts(layer) == 0:
+            assert mine == []
+            continue
+        assert len(mine) == ep
+        assert sorted(rank for group in mine for rank in group.ranks) == list(plan.ranks)
+        dealt = sum(p.num_elements for p in layer.parameters() if is_of_expert(p))
+        assert sum(group.num_elements for group in mine) == dealt
+        for ranks in (ranks for stage in plan.stages for ranks in stage.expert_ranks):
+            assert [place for r in ranks for place, g in enumerate(mine) if r in g.ranks] == list(range(ep))
+        own = [g for g in groups if g.weights[0] == ("llm", index, None, False)]
+        assert len(own) == tp
+        assert {len(group.ranks) for group in own} == {cp * dp}
+
+
+@pytest.mark.parametrize(("tp", "cp", "ep"), [(2, 1, 2), (2, 2, 4), (2, 2, 2)])
+def test_state_is_that_of_experts_held(tp: int, cp: int, ep: int) -> None:
+    """Weights on a rank: experts over ep, the rest as tensor parallelism cuts it."""
+    plan, whole = moe_plan(tp=tp, cp=cp, ep=ep), moe_plan(tp=tp, cp=cp)
+    layers = plan.model.module("llm").layers
+    experts = sum(p.num_elements for layer in layers for p in layer.parameters() if is_of_expert(p))
+    held, cut = (
+        sum(size for _, kind, size in state_of(each, 0) if kind.part == "parameters")
+        for each in (plan, whole)
+    )
+    assert held - cut == experts * SIZE // ep - experts * SIZE // tp
+
+
+def test_a_sharded_optimizer_counts_each_expert_once() -> None:
+    """Over all ranks, the parts that they update are the model's trained elements."""
+    sharded = (ModuleSettings(module="llm", sharding=Sharding.OPTIMIZER),)
+    plan = moe_plan(tp=2, cp=2, ep=2, dp=2, modules=sharded)
+    (layer,) = (layer for layer in plan.model.module("llm").layers if layer.name == "block.0")
+    own, dealt = updated_elements(plan, plan.stages[0], layer)
+    experts = sum(p.num_elements for p in layer.parameters() if is_of_expert(p))
+    assert dealt * len(plan.ranks) == experts
+    groups = [g for g in gradient_groups(plan) if g.weights[0].layer == 1 and not g.weights[0].experts]
+    assert own * len(plan.ranks) == sum(group.num_elements for group in groups)
+
+
+def test_the_plan_table_shows_the_degree() -> None:
+    dealt, cut = moe_plan(tp=2, cp=2, ep=4), moe_plan(tp=2, cp=2)
+    assert "2 x 2, ep 4" in stage_cells(dealt, dealt.stages[0])
+    assert "2 x 2" in stage_cells(cut, cut.stages[0])
+
+
+def test_llama4_deals_out_its_routed_experts_alone() -> None:
+    plan = moe_plan(cp=2, ep=2, config=LLAMA4 | {"num_local_experts": 4})
+    layers = plan.model.module("llm").layers
+    assert {num_experts(layer) for layer in layers} == {0, 4}
+    shared = [p for layer in layers for p in layer.parameters() if ".mlp.shared" in p.name]
+    assert shared
+    assert not any(is_of_expert(p) for p in shared)

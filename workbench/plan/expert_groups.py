@@ -1,0 +1,73 @@
+"""Which ranks hold which of a layer's experts, and how many elements of a layer's weights a rank holds."""
+
+from collections.abc import Sequence
+
+from workbench.balance.expert_degrees import nearest_expert_degree
+from workbench.graph.experts import is_of_expert, num_experts
+from workbench.graph.layer import Layer, Parameter, Shard
+from workbench.plan.plan import Stage
+
+
+def deals_out(stage: Stage, layer: Layer) -> bool:
+    """Whether the stage's ranks deal out that layer's experts, which are weights apart then."""
+    return stage.ep > 1 and num_experts(layer) > 0
+
+
+def held_elements(parameter: Parameter, stage: Stage) -> float:
+    """Elements of a parameter on one rank of the stage; of a dealt-out expert, the mean over ranks."""
+    if stage.ep > 1 and is_of_expert(parameter):
+        return parameter.num_elements / stage.ep
+    return parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else stage.tp)
+
+
+def expert_elements(layer: Layer, stage: Stage) -> int:
+    """Elements of dealt-out experts on one rank."""
+    return sum(p.num_elements for p in layer.parameters() if is_of_expert(p)) // stage.ep
+
+
+def expert_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
+    """By place: the ranks that hold the same experts of a layer, ascending."""
+    return tuple(
+        tuple(sorted({group[place] for stage in stages for group in stage.expert_ranks}))
+        for place in range(stages[0].ep)
+    )
+
+
+def check_equal_degrees(stages: Sequence[Stage], module: str) -> None:
+    """ValueError where replicas of a layer deal its experts out among different numbers of ranks."""
+    degrees = sorted({stage.ep for stage in stages})
+    if len(degrees) > 1:
+        raise ValueError(
+            f"module {module!r}: replicas with different degrees of expert parallelism {degrees} are "
+            "refused; give all replicas one ep"
+        )
+
+
+def check_experts(stage: Stage, layers: Sequence[Layer]) -> None:
+    """As `check_expert_degree`, of a stage of a module with those layers."""
+    check_expert_degree(f"stage {stage.id}", stage.ep, stage.tp * stage.cp, layers)
+
+
+def check_expert_degree(where: str, ep: int, num_ranks: int, layers: Sequence[Layer]) -> None:
+    """ValueError unless ep divides the ranks and every layer's experts; 1 always does.
+
+    Args:
+        where: what has the degree, for the message.
+        ep: ranks among which experts are dealt out.
+        num_ranks: of the grid: tp x cp.
+        layers: all of the module; those without experts do not matter.
+    """
+    if ep < 1 or num_ranks % ep:
+        nearest = nearest_expert_degree(ep, num_ranks, num_ranks)
+        raise ValueError(
+            f"{where}: ep must divide its tp x cp = {num_ranks} ranks, got {ep}; nearest: {nearest}"
+        )
+    if ep == 1:
+        return
+    counts = {num_experts(layer) for layer in layers} - {0}
+    if not counts:
+        raise ValueError(f"{where}: the module has no experts to deal out, got ep {ep}; nearest: 1")
+    for count in sorted(counts):
+        if count % ep:
+            nearest = nearest_expert_degree(ep, num_ranks, count)
+            raise ValueError(f"{where}: ep must divide the {count} experts, got {ep}; nearest: {nearest}")
