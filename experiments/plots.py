@@ -18,12 +18,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.attention_plots import draw_attention
+from experiments.figure_plots import draw_throughputs, has_throughputs
 from experiments.paper import RESULTS
 
 PLOTS = RESULTS / "plots"
 COLORS = {"ok": "#1b7837", "UNDERSPECIFIED": "#2166ac", "OFF": "#b2182b", "MISSING": "#777777"}
 MARKERS = {"printed": "o", "modelled": "s", "rule": "^", "itself": "D"}
-COMPARED = ("gain", "ratio", "bwd_over_fwd")  # last part of the keys that are ratios between two methods
+COMPARED = (
+    "gain",
+    "ratio",
+    "bwd_over_fwd",
+    "speed_over_h",
+)  # last part of the keys that are ratios between two methods
 
 ResultRow = Mapping[str, Any]
 
@@ -120,7 +126,7 @@ def records(folder: Path = RESULTS) -> Iterable[Mapping[str, Any]]:
 
 def main() -> int:
     for record in records():
-        path = draw(record, PLOTS)
+        path = (draw_throughputs if has_throughputs(record) else draw)(record, PLOTS)
         if path is not None:
             print(path)
     attention = RESULTS / "bench_attention.json"
