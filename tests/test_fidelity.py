@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, kendalltau
 
 from experiments.fidelity import run as suite
-from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick, rehearsals
+from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick
 from experiments.fidelity.causes import OTHER, SHARED, causes, executed_medians
 from experiments.fidelity.draw import draw
+from experiments.fidelity.many_ranks import MANY, emulate_on
+from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import lines
 from experiments.fidelity.score import Timed, accuracy, job_regrets, ranking, sign_test
 from experiments.fidelity.work import (
@@ -27,6 +29,7 @@ from experiments.fidelity.work import (
 )
 from runtime.launch import run_local
 from runtime.pool import Pool
+from runtime.rank_job import RunSettings
 from sim.engine import simulate
 from workbench.cost.profile import load_profile
 from workbench.plan.codec import plan_hash
@@ -35,7 +38,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.plan.price import Price
 from workbench.schedule.action import Action, Pass
-from workbench.trace import Trace
+from workbench.trace import Executor, Trace
 
 HEADLINE = {
     "mean_abs_error",
@@ -205,7 +208,7 @@ def test_the_suite_has_its_plans() -> None:
     for case in every:
         pinned = len(case.plan.ranks) <= (case.plan.cluster.nodes[0].num_cores or 0)
         assert pinned == (case.part is not Part.CROWDED)
-        assert len(case.plan.ranks) <= CROWD
+        assert len(case.plan.ranks) <= (MANY if case.part is Part.EMULATED else CROWD)
 
 
 def test_quick_takes_plans_evenly() -> None:
@@ -273,6 +276,15 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert suite.main(["--plans", "0"]) == 2
     assert capsys.readouterr().err == "error: --plans: want at least one plan, got 0\n"
+
+
+def test_emulated_plans_run_on_every_core_at_once(pool: Pool) -> None:
+    plan = tiny_plan(4, samples=(1, 2))
+    traces = emulate_on(pool, plan, RunSettings(steps=2, warmup=1), num_processes=2)
+    assert [trace.executor for trace in traces] == [Executor.EMULATED] * 2
+    assert all({span.rank for span in trace.spans} == {0, 1, 2, 3} for trace in traces)
+    assert traces[0].loss == traces[1].loss
+    assert traces[0].iteration_s != traces[1].iteration_s
 
 
 def test_a_reduction_of_several_groups_is_one_span_that_takes_time(pool: Pool) -> None:

@@ -1,13 +1,15 @@
 """The plans of the fidelity suite: what is varied, one thing at a time, on this machine's cores."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from experiments.demo_job import demo_model
+from experiments.fidelity import many_ranks
 from experiments.fidelity.work import (
     LLM,
     Cuts,
+    Plans,
     Work,
     audio_encoder,
     decoder,
@@ -39,6 +41,7 @@ class Part(StrEnum):
     CLEAN = "clean"  # two ranks, each pinned to a core of its own
     CONTEXT = "context"  # two ranks that share the tokens of the language model
     CROWDED = "crowded"  # more ranks than cores
+    EMULATED = "emulated"  # more ranks than this machine has, each on a core of its own
     REHEARSAL = "rehearsal"  # run while calibrating, never judged
 
 
@@ -61,7 +64,6 @@ class LeftOut:
 
 
 Refused = Callable[[LeftOut], None]
-Plans = Iterator[tuple[str, Callable[[], Plan]]]
 
 
 def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, ...]:
@@ -77,8 +79,11 @@ def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, .
         *((Part.CONTEXT, shared_text_work(mask), _shared_text_plans) for mask in ("causal", "prefix_lm")),
         *((Part.CROWDED, masked_work(mask), _masked_plans) for mask in MASKED),
         (Part.CROWDED, crowded_work(), _crowded_plans),
+        (Part.EMULATED, text_work(), many_ranks.text_plans),
+        *((Part.EMULATED, image_work(mix), many_ranks.image_plans) for mix in ("projector", "everything")),
+        (Part.EMULATED, three_work(), many_ranks.three_plans),
     ):
-        cluster = this_machine(link, CROWD if part is Part.CROWDED else PAIR)
+        cluster = _cluster_of(part, link)
         for name, make in plans(work, cluster):
             full = f"{work.name}, {name}"
             try:
@@ -90,31 +95,10 @@ def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, .
     return tuple(found)
 
 
-def rehearsals(link: Link) -> tuple[Case, ...]:
-    """Plans that are run to calibrate: like those that are judged, at least one a job, and none of them."""
-    cluster = this_machine(link, PAIR)
-    text, images, frozen = text_work(), image_work("everything"), image_work("projector")
-    three, lengths, long = three_work(), mixed_lengths_work(), long_work(LONG_TOKENS[0])
-    two = (2,) * 4
-    replicas: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in range(PAIR)]
-    beside: Cuts = {"vision": ((6, (0,)),), LLM: ((3, (0,)), (3, (1,)))}
-    both: Cuts = {"vision": ((6, (0,)),), "audio": ((4, (1,)),), LLM: ((2, (0,)), (3, (1,)))}
-    split = Schedule(kind=ScheduleKind.ZB_H1)
-    plans = {
-        "6 | 2 layers, 4 microbatches": (text, plan_of(text, cluster, _halves(6, 8), samples=two)),
-        "6 | 2 layers, 8 microbatches": (text, plan_of(text, cluster, _halves(6, 8), samples=(1,) * 8)),
-        "2 replicas, 2 microbatches": (text, plan_of(text, cluster, replicas, samples=(4, 4))),
-        "zb-h1, 5 | 3 layers": (text, plan_of(text, cluster, _halves(5, 8), samples=two, schedule=split)),
-        "encoder + 3 | 3": (images, plan_of(images, cluster, beside, samples=(1,) * 6)),
-        "encoder + 3 | 3, projector": (frozen, plan_of(frozen, cluster, beside, samples=(1,) * 6)),
-        "image + 2 | audio + 3": (three, plan_of(three, cluster, both, samples=(1,) * 6)),
-        "2 | 4 layers": (lengths, plan_of(lengths, cluster, _halves(2, 6), samples=(1,) * 8)),
-        "2 | 4 layers of 512": (long, plan_of(long, cluster, _halves(2, 6), samples=(1,) * 4)),
-    }
-    return tuple(
-        Case(name=f"{work.name}, {name}", job=work.name, part=Part.REHEARSAL, plan=plan)
-        for name, (work, plan) in plans.items()
-    )
+def _cluster_of(part: Part, link: Link) -> Cluster:
+    if part is Part.EMULATED:
+        return this_machine(link, many_ranks.MANY, num_cores=many_ranks.MANY)
+    return this_machine(link, CROWD if part is Part.CROWDED else PAIR)
 
 
 def quick(every: Sequence[Case], count: int) -> tuple[Case, ...]:
@@ -136,7 +120,8 @@ def text_work() -> Work:
     )
 
 
-def _halves(first: int, num_layers: int) -> Cuts:
+def halves(first: int, num_layers: int) -> Cuts:
+    """The language model in two stages."""
     return {LLM: ((first, (0,)), (num_layers - first, (1,)))}
 
 
@@ -158,17 +143,17 @@ def _schedules(work: Work, cluster: Cluster) -> Plans:
 def _text_plans(work: Work, cluster: Cluster) -> Plans:
     eight = (1,) * 8
     for first in (2, 3, 5):
-        yield f"{first} | {8 - first} layers", _bound(work, cluster, _halves(first, 8), eight)
+        yield f"{first} | {8 - first} layers", _bound(work, cluster, halves(first, 8), eight)
     for count in (4, 2, 1):
-        yield f"{count} microbatches", _bound(work, cluster, _halves(4, 8), (8 // count,) * count)
+        yield f"{count} microbatches", _bound(work, cluster, halves(4, 8), (8 // count,) * count)
     for sizes in ((3, 2, 2, 1), (1, 4, 1, 2)):
-        yield f"microbatches of {sizes}", _bound(work, cluster, _halves(4, 8), sizes)
+        yield f"microbatches of {sizes}", _bound(work, cluster, halves(4, 8), sizes)
     gpipe = Schedule(kind=ScheduleKind.GPIPE)
     yield (
         "gpipe of (3, 2, 2, 1)",
-        lambda: plan_of(work, cluster, _halves(4, 8), samples=(3, 2, 2, 1), schedule=gpipe),
+        lambda: plan_of(work, cluster, halves(4, 8), samples=(3, 2, 2, 1), schedule=gpipe),
     )
-    yield "recompute", lambda: plan_of(work, cluster, _halves(4, 8), samples=eight, recompute=Recompute.FULL)
+    yield "recompute", lambda: plan_of(work, cluster, halves(4, 8), samples=eight, recompute=Recompute.FULL)
     whole: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in range(PAIR)]
     for count in (8, 4):
         yield f"2 replicas, {count} microbatches", _bound(work, cluster, whole, (8 // count,) * count)
@@ -279,9 +264,9 @@ def mixed_lengths_work() -> Work:
 
 def _length_plans(work: Work, cluster: Cluster) -> Plans:
     for sizes in ((1,) * 8, (1, 3, 2, 2), (2, 2, 2, 2)):
-        yield f"microbatches of {sizes}", _bound(work, cluster, _halves(3, 6), sizes)
+        yield f"microbatches of {sizes}", _bound(work, cluster, halves(3, 6), sizes)
     longest_last = replace(work, batch=tuple(sorted(work.batch, key=lambda one: one.num_tokens)))
-    yield "one by one, longest last", _bound(longest_last, cluster, _halves(3, 6), (1,) * 8)
+    yield "one by one, longest last", _bound(longest_last, cluster, halves(3, 6), (1,) * 8)
 
 
 def long_work(length: int) -> Work:
@@ -292,7 +277,7 @@ def long_work(length: int) -> Work:
 
 def _long_plans(work: Work, cluster: Cluster) -> Plans:
     for first in (3, 4):
-        yield f"{first} | {6 - first} layers", _bound(work, cluster, _halves(first, 6), (1,) * 4)
+        yield f"{first} | {6 - first} layers", _bound(work, cluster, halves(first, 6), (1,) * 4)
 
 
 # ---- shared tokens: who owns which tokens, under which mask ----

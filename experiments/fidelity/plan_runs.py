@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.fidelity.cases import Case, LeftOut
+from experiments.fidelity.cases import PAIR, Case, LeftOut, Part
+from experiments.fidelity.many_ranks import emulate_on
 from runtime.bench_plans import BenchSettings, measure
 from runtime.failure import WorldFailed
 from runtime.launch import run_local
 from runtime.pool import Pool
-from runtime.rank_job import Collect
+from runtime.rank_job import Collect, RunSettings
 from sim.engine import simulate
 from workbench.calibrate.fit import fit
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
@@ -145,7 +146,8 @@ class Runs:
 
     Args:
         folder: of the suite.
-        rounds: every plan runs once in each, so that drift of the machine meets all plans alike.
+        rounds: every plan runs once in each, so that drift of the machine meets all plans alike;
+            emulated plans, whose steps are medians already and take all ranks' time, only in the first.
         steps: timed in a round.
         pool: of the ranks.
     """
@@ -164,11 +166,11 @@ class Runs:
 
         `between` is called every few plans, while nothing runs.
         """
-        total = self._rounds * len(every)
-        for done, (turn, one) in enumerate(self._turns(every)):
+        turns = tuple(self._turns(every))
+        for done, (turn, one) in enumerate(turns):
             if done % BETWEEN == 0:
                 between()
-            progress(done, total, f"round {turn + 1}: {one.case.name}{self._worst}")
+            progress(done, len(turns), f"round {turn + 1}: {one.case.name}{self._worst}")
             paths = [self._path(one, f"{turn}.{step}") for step in range(self._steps)]
             if all(path.is_file() for path in paths) or one.plan_hash in self.left_out:
                 continue
@@ -176,13 +178,15 @@ class Runs:
             for trace, path in zip(traces, paths, strict=False):
                 write_trace(trace, path)
             self._note(one, turn, traces)
-        progress(total, total, "all plans have run")
+        progress(len(turns), len(turns), "all plans have run")
 
     def watch(self, every: Sequence[Predicted], progress: Progress) -> None:
         """One more step of every plan with its memory watched, which makes it slower: it is not timed."""
         for done, one in enumerate(every):
             progress(done, len(every), f"memory of {one.case.name}")
             path = self._path(one, "watched")
+            if one.case.part is Part.EMULATED:  # one process holds all ranks
+                continue
             if not path.is_file() and one.plan_hash not in self.left_out:
                 for trace in self._run(one, steps=1, collect=Collect.MEMORY):
                     write_trace(trace, path)
@@ -215,13 +219,17 @@ class Runs:
     def _turns(self, every: Sequence[Predicted]) -> Iterator[tuple[int, Predicted]]:
         for turn in range(self._rounds):
             for one in every:
-                yield turn, one
+                if turn == 0 or one.case.part is not Part.EMULATED:
+                    yield turn, one
 
     def _path(self, one: Predicted, name: str) -> Path:
         return self._folder / f"{one.plan_hash:.16}.{name}.run.json"
 
     def _run(self, one: Predicted, *, steps: int, collect: Collect) -> tuple[Trace, ...]:
         try:
+            if one.case.part is Part.EMULATED:
+                settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S)
+                return emulate_on(self._pool, one.case.plan, settings, num_processes=PAIR)
             return run_local(
                 one.case.plan,
                 steps=steps,

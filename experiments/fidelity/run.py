@@ -1,8 +1,9 @@
 """The workbench judges itself: every plan predicted, then executed, and the difference explained.
 
 Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a core of their own,
-         and three or four ranks on two cores. Real transformers layers, random weights and data.
-Ours:    one calibration, with four plans that run for it and are not judged; all predictions are
+         three or four ranks on two cores, and up to eight by emulation. Real transformers layers,
+         random weights and data.
+Ours:    one calibration, with nine plans that run for it and are not judged; all predictions are
          written, with the plans' hashes, before the first judged plan runs; then all run round by
          round, so that drift of the machine meets all alike.
 Run:     python -m experiments.fidelity.run [--json] [--plans N] [--quick] [--resume] [--out FOLDER]
@@ -19,10 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.fidelity.cases import CROWD, Case, LeftOut, cases, quick, rehearsals
+from experiments.fidelity.cases import CROWD, Case, LeftOut, cases, quick
 from experiments.fidelity.draw import RESULT, draw
 from experiments.fidelity.gauge import CALIBRATING, RUNNING, gauge_of
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, rehearse, write_predictions
+from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import UNMEASURED
 from experiments.paper import commit

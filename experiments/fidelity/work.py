@@ -1,7 +1,7 @@
 """The jobs of the fidelity suite, and plans for them out of cuts, microbatch sizes and a schedule."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.cost.hardware import Cluster, Link, Node
@@ -30,6 +30,7 @@ UNMEASURED = Link(name="unmeasured", bytes_per_s=1e9, latency_s=0.0)
 MEMORY_BYTES = 2**34
 
 Ranks = tuple[int, ...]  # of one stage, its context-parallel axis
+Plans = Iterator[tuple[str, Callable[[], Plan]]]  # names, and how to make what they name
 Cuts = Mapping[str, Sequence[tuple[int, Ranks]]]  # module -> (number of layers, ranks) of each stage
 
 

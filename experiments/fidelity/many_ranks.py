@@ -1,0 +1,100 @@
+"""Plans of more ranks than this machine has: predicted like all others, executed by emulation.
+
+Every core emulates all ranks of a plan by itself, at the same time as the others, because layers were
+calibrated beside others too. An emulation times each action alone and puts the timeline together by
+the dependency rules, so what these plans judge is the price of actions, not how messages and ranks
+get in each other's way.
+"""
+
+from dataclasses import replace
+
+from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of
+from runtime.emulate import Emulation, emulate
+from runtime.pool import Place, Pool
+from runtime.rank_job import RunSettings
+from workbench.commands.emulation import compose
+from workbench.cost.hardware import Cluster
+from workbench.plan.accept import accept
+from workbench.plan.plan import Plan
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.trace import Trace
+
+MANY = 8  # ranks, of which a plan may leave some idle
+PATIENCE = 5  # an emulation's whole time over that of any single wait in it
+
+
+def text_plans(work: Work, cluster: Cluster) -> Plans:
+    """Eight layers on four and on eight ranks, by several schedules, in microbatches of one text."""
+    for kind, ranks in (
+        (ScheduleKind.ONE_F_ONE_B, (0, 1, 2, 3)),
+        (ScheduleKind.GPIPE, (0, 1, 2, 3)),
+        (ScheduleKind.INTERLEAVED, (0, 1, 2, 3, 0, 1, 2, 3)),
+        (ScheduleKind.ZB_H1, (0, 1, 2, 3)),
+        (ScheduleKind.ZB_V, (0, 1, 2, 3, 3, 2, 1, 0)),
+        (ScheduleKind.ONE_F_ONE_B, tuple(range(MANY))),
+    ):
+        schedule = Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
+        cuts: Cuts = {LLM: tuple((8 // len(ranks), (rank,)) for rank in ranks)}
+
+        def make(cuts: Cuts = cuts, schedule: Schedule = schedule) -> Plan:
+            return plan_of(work, cluster, cuts, samples=(1,) * 8, schedule=schedule)
+
+        yield f"{kind} on {1 + max(ranks)} ranks", make
+
+
+def image_plans(work: Work, cluster: Cluster) -> Plans:
+    """Six layers of vision and six of the language model, one after the other."""
+    six = (1,) * 6
+    for vision, llm in (((6,), (3, 3)), ((3, 3), (2, 2, 2)), ((3, 3), (2, 1, 1, 2))):
+        cuts: Cuts = {
+            "vision": _stages(vision, first_rank=0),
+            LLM: _stages(llm, first_rank=len(vision)),
+        }
+
+        def make(cuts: Cuts = cuts) -> Plan:
+            return plan_of(work, cluster, cuts, samples=six)
+
+        yield f"{_bars(vision)}, {_bars(llm)}", make
+
+
+def three_plans(work: Work, cluster: Cluster) -> Plans:
+    """Two encoders side by side before a language model of five layers."""
+    six = (1,) * 6
+    for vision, llm in (((6,), (2, 3)), ((3, 3), (2, 1, 2))):
+        cuts: Cuts = {
+            "vision": _stages(vision, first_rank=0),
+            "audio": _stages((4,), first_rank=len(vision)),
+            LLM: _stages(llm, first_rank=len(vision) + 1),
+        }
+
+        def make(cuts: Cuts = cuts) -> Plan:
+            return plan_of(work, cluster, cuts, samples=six)
+
+        yield f"{_bars(vision)} beside 4, {_bars(llm)}", make
+
+
+def _stages(layers: tuple[int, ...], *, first_rank: int) -> tuple[tuple[int, tuple[int]], ...]:
+    return tuple((count, (first_rank + place,)) for place, count in enumerate(layers))
+
+
+def _bars(layers: tuple[int, ...]) -> str:
+    return " | ".join(map(str, layers))
+
+
+def emulate_on(pool: Pool, plan: Plan, settings: RunSettings, *, num_processes: int) -> tuple[Trace, ...]:
+    """A plan's emulated traces, one a process; all processes emulate the whole plan at the same time.
+
+    Raises:
+        ValueError: the plan is refused.
+        WorldFailed: an emulation did not end in time, or an action of it failed.
+    """
+    lowered, _ = accept(plan)
+    limit_s = PATIENCE * settings.timeout_s
+    found: list[Emulation] = pool.run(_emulated, num_processes, plan, settings, timeout_s=limit_s)
+    return tuple(compose(lowered, emulation) for emulation in found)
+
+
+def _emulated(place: Place, plan: Plan, settings: RunSettings) -> Emulation:
+    del place
+    lowered, _ = accept(plan)
+    return replace(emulate(lowered, settings), states=())
