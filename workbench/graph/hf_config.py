@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from workbench.graph.config_fields import Config
 from workbench.graph.dit import DIT, dit_layers
 from workbench.graph.hf_encoder import ENCODERS, Encoder
 from workbench.graph.hf_llm import LLMS
-from workbench.graph.layer import Layer
+from workbench.graph.layer import Layer, TokenCount
 from workbench.graph.model_graph import GENERATED, TEXT, Module, Source
 from workbench.graph.module_layers import Projection, Projector, projector_layer
 from workbench.graph.trainable import Trainable, with_trainable
@@ -106,9 +107,11 @@ def _part_for(config: Config, modality: str) -> dict[str, Any]:
         composite, part = part.get("model_type"), dict(part["vision_config"])
         part.setdefault("model_type", f"{composite}_vision_model")
     elif (
-        modality == TEXT and part.get("model_type") == "llama4" and isinstance(part.get("text_config"), dict)
+        modality == TEXT
+        and part.get("model_type") in _TEXT_PARTS
+        and isinstance(part.get("text_config"), dict)
     ):
-        part = {"model_type": "llama4_text", **part["text_config"]}
+        part = {"model_type": _TEXT_PARTS[str(part["model_type"])], **part["text_config"]}
     elif modality != TEXT and isinstance(part.get("audio_config"), dict):
         part = dict(part["audio_config"])
     part["model_type"] = _ALIASES.get(str(part.get("model_type")), part.get("model_type"))
@@ -148,10 +151,20 @@ def _projected(
     projection = Projection(
         kind=used, in_width=encoder.width, out_width=llm_width, norm=encoder.norm, merge=encoder.merge
     )
-    return (*encoder.layers, projector_layer(projection)), used
+    last = projector_layer(projection)
+    return (*encoder.layers, _keeping_tokens(last) if encoder.is_read else last), used
+
+
+def _keeping_tokens(projector: Layer) -> Layer:
+    """The projector of all tokens that were inside."""
+    operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in projector.operators)
+    return replace(projector, operators=operators, emits=TokenCount.IN)
 
 
 _AUDIO = ("whisper", "qwen2_audio_encoder", "phi4_multimodal_audio")
+
+# Composite configurations whose language model is planned -> its model_type.
+_TEXT_PARTS = {"llama4": "llama4_text", "mllama": "mllama_text_model"}
 
 # Names under which older files hold the vision half.
 _ALIASES: dict[str | None, str] = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from workbench.graph.config_fields import Config, heads_of, text, whole
 from workbench.graph.conformer import Conformer, conformer_layers, conformer_stem
 from workbench.graph.layer import Layer
+from workbench.graph.mllama import VISION_MODEL, tower_layers
 from workbench.graph.module_layers import (
     Projector,
     block_layers,
@@ -27,6 +28,8 @@ class Encoder:
         norm: its final norm, None where it has none.
         merge: tokens that become one behind it.
         projectors: those it can end with; the first is its own.
+        is_read: whether its tokens are read by cross-attention, all of them, instead of standing in
+            the LLM's sequence.
     """
 
     layers: tuple[Layer, ...]
@@ -34,6 +37,7 @@ class Encoder:
     norm: Norm | None
     merge: int = 1
     projectors: tuple[Projector, ...] = (Projector.MLP, Projector.LINEAR)
+    is_read: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +167,18 @@ def _pixtral(config: Config) -> Encoder:
     return Encoder(layers=layers, width=width, norm=None)
 
 
+def _mllama(config: Config) -> Encoder:
+    """Tiles of an image; the projector reads the last output and some earlier ones side by side."""
+    layers = tower_layers(config)
+    return Encoder(
+        layers=layers,
+        width=layers[-1].out_width,
+        norm=None,
+        projectors=(Projector.LINEAR, Projector.MLP),
+        is_read=True,
+    )
+
+
 def _whisper(config: Config) -> Encoder:
     """The encoder half; the decoder's dimensions are ignored. Keys have no bias."""
     width = whole(config, "d_model", 384)
@@ -230,6 +246,7 @@ ENCODERS: dict[str, Callable[[Config], Encoder]] = {
     "dinov2": _dinov2,
     "internvl_vision": _internvit,
     "pixtral": _pixtral,
+    VISION_MODEL: _mllama,
     "whisper": _whisper,
     "qwen2_audio_encoder": _qwen2_audio,
     "phi4_multimodal_audio": _conformer,

@@ -7,6 +7,7 @@ from typing import Any
 from workbench.graph.config_fields import Config, heads_of, text, whole
 from workbench.graph.experts import Experts, with_experts
 from workbench.graph.layer import Layer, Pointwise
+from workbench.graph.mllama import TEXT_MODEL, text_layers
 from workbench.graph.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.graph.transformer import Block, Mlp, Norm, Placement
 
@@ -264,4 +265,5 @@ LLMS: dict[str, Callable[[Config], tuple[Layer, ...]]] = {
     "phi3": _phi3,
     "gpt2": _gpt2,
     "opt": _opt,
+    TEXT_MODEL: text_layers,
 }

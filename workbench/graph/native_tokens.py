@@ -4,6 +4,7 @@ import json
 
 from workbench.graph.dit import DIT, dit_tokens
 from workbench.graph.layer import Attention, Layer, Lookup, Pointwise
+from workbench.graph.mllama import VISION_MODEL, tower_of
 from workbench.graph.model_graph import Module
 
 
@@ -16,6 +17,8 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
     """
     if module.source is not None and module.source.architecture == DIT:
         return dit_tokens({"model_type": DIT, **json.loads(module.source.config)})
+    if module.source is not None and module.source.architecture == VISION_MODEL:
+        return tower_of({"model_type": VISION_MODEL, **json.loads(module.source.config)}).tokens, 1
     if module.has_loss:
         return _latent_tokens(module)
     first, last = module.layers[0], module.layers[-1]
