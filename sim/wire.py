@@ -34,9 +34,9 @@ def port_of(
     source = transfer.source_rank
     if transfer.destination_ranks == (source,):
         return None
-    if all(node_of[rank] == node_of[source] for rank in transfer.destination_ranks):
-        return ("rank", source), cluster.intra
-    return ("node", node_of[source]), cluster.inter
+    nodes = {node_of[rank] for rank in (source, *transfer.destination_ranks)}
+    port = ("rank", source) if len(nodes) == 1 else ("node", node_of[source])
+    return port, cluster.link_of(nodes)
 
 
 class Network:

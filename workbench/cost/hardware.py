@@ -1,9 +1,12 @@
 """What a plan knows about machines: nodes, ranks, links. SI units only."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+
+from workbench.data.sample import WHERE_SET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +31,16 @@ class Node:
 
     `num_cores` is None where each rank has a device of its own. On a CPU machine it is the
     number of cores that all ranks of the node share: when more of them compute than there
-    are cores, each runs at cores / ranks of its speed.
+    are cores, each runs at cores / ranks of its speed. `link` joins its ranks and `card` leaves it;
+    None: the cluster's `intra` and `inter`.
     """
 
     device: str
     num_ranks: int
     memory_bytes: int
     num_cores: int | None = None
+    link: Link | None = field(default=None, metadata={WHERE_SET: True})
+    card: Link | None = field(default=None, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.memory_bytes < 1:
@@ -44,6 +50,8 @@ class Node:
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Nodes of consecutively numbered ranks; `intra` joins ranks of a node, `inter` nodes.
+
+    Nodes may differ in kind, in memory and in links of their own.
 
     No `slots`: where every node's ranks end is cached on the instance.
     """
@@ -68,6 +76,31 @@ class Cluster:
                 f"rank {rank} is not there: cluster {self.name!r} has ranks 0..{self.num_ranks - 1}"
             )
         return bisect_right(self._ends, rank)
+
+    def device_of(self, ranks: Sequence[int]) -> str:
+        """The kind of device that some ranks are; ValueError where they are of several."""
+        kinds = sorted({self.nodes[node].device for node in {self.node_of(rank) for rank in ranks}})
+        if len(kinds) > 1:
+            raise ValueError(f"ranks {list(ranks)} work as one but are of several kinds: {', '.join(kinds)}")
+        return kinds[0]
+
+    def link_of(self, nodes: Iterable[int]) -> Link:
+        """What joins ranks on these nodes: their node's own link, or the slowest card among several nodes."""
+        indices = sorted(set(nodes))
+        if len(indices) == 1:
+            return self.nodes[indices[0]].link or self.intra
+        cards = [self.nodes[index].card or self.inter for index in indices]
+        return min(cards, key=lambda card: card.bytes_per_s)
+
+    def joining(self, ranks: Iterable[int]) -> Link:
+        """What joins these ranks, see `link_of`."""
+        return self.link_of(map(self.node_of, ranks))
+
+    def slowest(self, groups: Sequence[Sequence[int]]) -> Link:
+        """Among what joins each group: between nodes if any group leaves one, then by bandwidth."""
+        nodes = [{self.node_of(rank) for rank in ranks} for ranks in groups]
+        leaving = [each for each in nodes if len(each) > 1]
+        return min(map(self.link_of, leaving or nodes), key=lambda link: link.bytes_per_s)
 
 
 def uniform(name: str, node: Node, *, num_nodes: int, intra: Link, inter: Link) -> Cluster:

@@ -1,6 +1,6 @@
 """The cost model: seconds of one layer on one machine, forward and gradient by gradient."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -105,10 +105,17 @@ class CostModel(KernelTimes):
     A layer with rows of its own in the profile is read from them; any other is the sum of
     its operators, each read from the tables of matmuls, attention and memory-bound kernels.
     An execution changes the sums of operators, and no time of a layer that was measured whole.
+    `beside` has models of other kinds of devices by name, for clusters of several.
     """
 
-    def __init__(self, profile: Profile, execution: Execution | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        execution: Execution | None = None,
+        beside: Mapping[str, "CostModel"] | None = None,
+    ) -> None:
         super().__init__(profile, execution)
+        self.beside = dict(beside or {})
         self.collectives = Collectives(profile)
         self._layers = {
             (table.signature, table.precision, table.tp, table.cp): MeasuredLayer(table)
@@ -116,10 +123,15 @@ class CostModel(KernelTimes):
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
 
+    def on(self, device: str) -> "CostModel":
+        """The model of that kind of device: this one where none stands beside it under that name."""
+        return self.beside.get(device, self)
+
     def executed(self, execution: Execution) -> "CostModel":
         """The same machine under another execution; tables are shared, not read again."""
         other = copy(self)
         other.execution, other._known = execution, {}
+        other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
 
     def layer_time(

@@ -56,7 +56,5 @@ def _transfer_s(lowered: Lowered, row: Transfer) -> float:
     """Seconds of one row when it has its link to itself."""
     if row.route is Route.LOCAL:
         return 0.0
-    cluster = lowered.plan.cluster
-    nodes = {cluster.node_of(rank) for rank in (row.source_rank, *row.destination_ranks)}
-    link = cluster.intra if len(nodes) == 1 else cluster.inter
+    link = lowered.plan.cluster.joining((row.source_rank, *row.destination_ranks))
     return row.num_bytes / link.bytes_per_s + link.latency_s

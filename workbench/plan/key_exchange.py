@@ -149,7 +149,8 @@ class ExchangedAttention:
         alone = Layer(name=operator.name, kind=LayerKind.BLOCK, operators=(operator,), out_width=1)
         work = Work((RowWork(num_tokens, num_tokens, pairs),))
         precision = call.plan.settings.precision
-        time = self._cost.layer_time(alone, work, tp=call.stage.tp, cp=1, precision=precision)
+        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        time = cost.layer_time(alone, work, tp=call.stage.tp, cp=1, precision=precision)
         return time.forward_s, time.input_grad_s
 
     @property
@@ -161,9 +162,7 @@ class ExchangedAttention:
         return link.latency_s + num_bytes / link.bytes_per_s
 
     def _link(self, call: AttentionCall) -> Link:
-        cluster = call.plan.cluster
-        nodes = {cluster.node_of(rank) for rank in call.stage.flat_ranks}
-        return cluster.intra if len(nodes) == 1 else cluster.inter
+        return call.plan.cluster.joining(call.stage.flat_ranks)
 
 
 def _local(call: AttentionCall, heads: int) -> float:

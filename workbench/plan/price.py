@@ -97,7 +97,7 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
 
 def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     """The slowest link among these ranks: intra-node when they share a node."""
-    return cluster.intra if len({cluster.node_of(rank) for rank in ranks}) == 1 else cluster.inter
+    return cluster.joining(ranks)
 
 
 class GridLinks(NamedTuple):
@@ -112,12 +112,7 @@ def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None)
     columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    return GridLinks(_slowest(cluster, stage.ranks), _slowest(cluster, columns))
-
-
-def _slowest(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Link:
-    links = [stage_link(cluster, ranks) for ranks in groups]
-    return cluster.inter if cluster.inter in links else cluster.intra
+    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns))
 
 
 class _Pricing:
@@ -128,17 +123,18 @@ class _Pricing:
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[object, ...], PassTimes] = {}
+        self._cost_on = {stage.id: self._cost_of(stage.flat_ranks) for stage in self._plan.stages}
         self.unmeasured: set[str] = set()
         if not cost.profile.overheads_s:
             self.unmeasured.add("executor overhead per action: taken as 0")
         self.steps_s = self._steps()
 
     def duration_s(self, action: Action) -> float:
-        overhead_s = self._cost.profile.overhead_s(action.kind)
-        factor = self._cost.profile.pipeline_factor(action.kind)
         if action.kind is Pass.STEP:
             return max(self.steps_s.values())
         stage = self._plan.stage[_stage_of(action)]
+        profile = self._cost_on[stage.id].profile
+        overhead_s, factor = profile.overhead_s(action.kind), profile.pipeline_factor(action.kind)
         if action.kind is Pass.REDUCE_GRAD:
             return overhead_s + factor * self._reduce_s(action)
         if action.kind in MOVES:
@@ -172,6 +168,7 @@ class _Pricing:
             stage.tp,
             stage.cp,
             links,
+            self._cost_on[stage.id].profile.device,
             self._work[name],
             needs,
         )
@@ -192,7 +189,7 @@ class _Pricing:
         given: Times = {}
         if self._attention is not None:
             given = times_of(self._attention, self._plan, stage, microbatch, layer)
-        rest = self._cost.layer_time(
+        rest = self._cost_on[stage.id].layer_time(
             without_attention(layer, given),
             self._work[microbatch.module, microbatch.replica, microbatch.index],
             tp=stage.tp,
@@ -220,39 +217,48 @@ class _Pricing:
         shards = optimizer_shards(self._plan, group)
         if shards.num_shards == 1:
             link = stage_link(self._plan.cluster, group.ranks)
-            return self._collective_s(Collective.ALL_REDUCE, num_bytes, len(group.ranks), link)
+            return self._collective_s(Collective.ALL_REDUCE, num_bytes, group.ranks, link)
         instance, peers = shards.instances[0], shards.peers(group.ranks[0])
         link = stage_link(self._plan.cluster, instance)
-        inside_s = self._collective_s(Collective.REDUCE_SCATTER, num_bytes, len(instance), link)
+        inside_s = self._collective_s(Collective.REDUCE_SCATTER, num_bytes, instance, link)
         if len(peers) == 1:
             return inside_s
         link = stage_link(self._plan.cluster, peers)
         part_bytes = num_bytes / len(instance)
-        return inside_s + self._collective_s(Collective.ALL_REDUCE, part_bytes, len(peers), link)
+        return inside_s + self._collective_s(Collective.ALL_REDUCE, part_bytes, peers, link)
 
-    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
-        if not self._cost.collectives.is_measured(kind, num_ranks, link):
+    def _collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int], link: Link) -> float:
+        cost = self._cost_of(ranks[:1])
+        if not cost.collectives.is_measured(kind, len(ranks), link):
             self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
-        return self._cost.between_ranks_s(kind, num_bytes, num_ranks, link)
+        return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
 
     def _steps(self) -> dict[int, float]:
         """The update of what each rank holds, and the gathers of what it updated only in part."""
         elements = dict.fromkeys(self._plan.ranks, 0.0)
-        steps_s = dict.fromkeys(self._plan.ranks, self._cost.profile.overhead_s(Pass.STEP))
+        machines = {rank: self._cost_of((rank,)) for rank in elements}
+        steps_s = {rank: cost.profile.overhead_s(Pass.STEP) for rank, cost in machines.items()}
         for group in self._lowered.groups:
             for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
                 elements[rank] += group.num_elements / optimizer_shards(self._plan, group).num_shards
                 steps_s[rank] += self._gather_s(group)
-        factor = self._cost.profile.pipeline_factor(Pass.STEP)
-        return {rank: steps_s[rank] + factor * self._update_s(elements[rank]) for rank in steps_s}
+        return {
+            rank: steps_s[rank]
+            + cost.profile.pipeline_factor(Pass.STEP) * self._update_s(elements[rank], cost)
+            for rank, cost in machines.items()
+        }
 
-    def _update_s(self, num_parameters: float) -> float:
+    def _cost_of(self, ranks: Sequence[int]) -> CostModel:
+        """The machine that these ranks are; ValueError where they are of several kinds."""
+        return self._cost.on(self._plan.cluster.device_of(ranks))
+
+    def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision
-        measured_s = dict(self._cost.profile.optimizer_s_per_parameter).get(precision)
+        measured_s = dict(cost.profile.optimizer_s_per_parameter).get(precision)
         if measured_s is not None and wide in (None, precision):
             return num_parameters * measured_s
         self.unmeasured.add("optimizer step: bytes over memory bandwidth")
-        return self._cost.update_s(num_parameters * step_bytes(precision, wide))
+        return cost.update_s(num_parameters * step_bytes(precision, wide))
 
     def _gather_s(self, group: GradientGroup) -> float:
         instance = optimizer_shards(self._plan, group).instances[0]
@@ -260,7 +266,7 @@ class _Pricing:
             return 0.0
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
         link = stage_link(self._plan.cluster, instance)
-        return self._collective_s(Collective.ALL_GATHER, num_bytes, len(instance), link)
+        return self._collective_s(Collective.ALL_GATHER, num_bytes, instance, link)
 
 
 def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:
