@@ -22,7 +22,7 @@ from workbench.cost.profile import (
 
 
 def test_known_profiles():
-    assert known_profiles() == ("A100-80GB", "A40", "H100", "H200")
+    assert known_profiles() == ("A100-80GB", "A40", "H100", "H200", "L20")
 
 
 @pytest.mark.parametrize("name", known_profiles())
@@ -31,7 +31,7 @@ def test_shipped_profile_round_trips_and_names_its_sources(name: str):
     assert profile.name == name
     assert parse_profile(dump_profile(profile)) == profile
     assert all(table.source for table in (profile.matmul, profile.attention, profile.pointwise))
-    assert {fit.table for fit in profile.fits} >= {"matmul"}
+    assert ("matmul" in {fit.table for fit in profile.fits}) is profile.matmul.measured
     assert any("backward of matmul" in reason for reason in profile.unmeasured)
     tables = (profile.matmul, profile.attention, profile.pointwise)
     for table, word in zip(tables, ("matmul: ", "attention: ", "memory-bound kernels: "), strict=True):
@@ -51,8 +51,10 @@ def test_building_again_gives_the_shipped_bytes(tmp_path: Path):
 def test_leave_one_out_errors_of_the_tables_are_small(name: str):
     profile = load_profile(name)
     fits = {fit.table: fit for fit in profile.fits}
-    assert fits["matmul"].median < 0.04
-    assert fits["matmul"].p90 < 0.12
+    assert ("matmul" in fits) is profile.matmul.measured
+    if profile.matmul.measured:
+        assert fits["matmul"].median < 0.04
+        assert fits["matmul"].p90 < 0.12
     assert ("attention" in fits) is profile.attention.measured
     if profile.attention.measured:
         assert fits["attention"].median < 0.03
@@ -138,3 +140,12 @@ def test_layers_survive_the_file():
     table = LayerTable(signature="block-0", precision="float32", points=(point,))
     profile = replace(ideal_profile(), layers=(table,))
     assert parse_profile(dump_profile(profile)) == profile
+
+
+def test_l20_is_the_a40_at_its_own_peak():
+    """Nobody published its tables: every rate is another machine's, times the ratio of the data sheets."""
+    found, like = load_profile("L20"), load_profile("A40")
+    assert not any(table.measured for table in (found.matmul, found.attention, found.pointwise))
+    for mine, its in zip(found.matmul.points, like.matmul.points, strict=True):
+        assert mine[:-1] == its[:-1]
+        assert mine[-1] / its[-1] == pytest.approx(119.5 / 149.7, rel=1e-3)

@@ -1,4 +1,4 @@
-"""What makers say about A40, A100-80GB, H100 and H200, for what nobody measured."""
+"""What makers say about A40, A100-80GB, H100, H200 and L20, for what nobody measured."""
 
 from dataclasses import dataclass
 
@@ -71,4 +71,16 @@ H200 = DataSheet(
     vidur=None,
     inter_gb_per_s=50,
 )
-SHEETS = (A40, A100, H100, H200)
+L20 = DataSheet(
+    name="L20",
+    device="L20",
+    memory_gb=48,
+    bandwidth_gb_per_s=864,
+    bfloat16_tflop_per_s=119.5,
+    float32_tflop_per_s=59.35,
+    float64_tflop_per_s=0.93,
+    aiconfigurator=None,
+    vidur=None,
+    inter_gb_per_s=25,
+)
+SHEETS = (A40, A100, H100, H200, L20)

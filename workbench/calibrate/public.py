@@ -1,4 +1,4 @@
-"""Builds the shipped profiles of A40, A100-80GB, H100 and H200 from published tables.
+"""Builds the shipped profiles of A40, A100-80GB, H100, H200 and L20 from published tables.
 
 `python -m workbench.calibrate.public [FOLDER] [--json]` writes them, the same bytes every time, and
 prints each table's error when every point is predicted from the others.
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from workbench.calibrate.data_sheet import A100, H100, SHEETS, DataSheet
+from workbench.calibrate.data_sheet import A40, A100, H100, SHEETS, DataSheet
 from workbench.calibrate.tables import collective_fits
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import (
@@ -103,8 +103,16 @@ def build_profile(sheet: DataSheet) -> Profile:
 
 
 def matmul_table(sheet: DataSheet) -> Table:
-    """FLOP/s by (m, n, k); for a machine without a matmul table, from its decoder layers."""
+    """FLOP/s by (m, n, k); for a machine without a matmul table, from its decoder layers.
+
+    A machine without either gets the A40's, which has the same kind of memory, scaled by the peaks.
+    """
     axes = ("m", "n", "k")
+    if sheet.aiconfigurator is None and sheet.vidur is None:
+        table, scale = matmul_table(A40), sheet.bfloat16_tflop_per_s / A40.bfloat16_tflop_per_s
+        points = tuple((*at, _digits(rate * scale)) for *at, rate in table.points)
+        source = f"{_VIDUR}, {A40.name} scaled by the bfloat16 peaks"
+        return replace(table, points=points, measured=False, source=source)
     if sheet.aiconfigurator is None:
         return Table(axes=axes, points=_layer_matmuls(sheet), measured=True, source=_VIDUR)
     frame = pd.read_parquet(_DATA / "aiconfigurator_gemm_bf16.parquet")
