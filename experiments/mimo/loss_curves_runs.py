@@ -174,8 +174,13 @@ def optimizer(run: Run) -> OptimizerSettings:
     )
 
 
-def plan_of(run: Run) -> Plan:
-    """The plan of a curve on eight ranks or fewer."""
+def microbatch_samples(run: Run) -> int:
+    """Samples of a microbatch."""
+    return max(MICROBATCH, NUM_SAMPLES // (MOST_MICROBATCHES * run.llm.dp))
+
+
+def plan_of(run: Run, samples: tuple[Sample, ...] = ()) -> Plan:
+    """The plan of a curve on eight ranks or fewer; `samples` are those of `batch` in another order."""
     graph = model(run.trains_llm)
     node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
     link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
@@ -185,8 +190,8 @@ def plan_of(run: Run) -> Plan:
         name="llava",
         model=graph,
         cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
-        batch=batch(graph),
-        microbatch_samples=max(MICROBATCH, NUM_SAMPLES // (MOST_MICROBATCHES * run.llm.dp)),
+        batch=samples or batch(graph),
+        microbatch_samples=microbatch_samples(run),
         layouts=tuple(
             ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=offset)
             for name, x in layouts.items()

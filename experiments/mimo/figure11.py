@@ -1,0 +1,201 @@
+"""Figure 11: in bfloat16 too, layouts follow the baseline; in float32 they stay in its range of rounding.
+
+Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+         Figure 11 and appendix C.2: BF16 placement and layout comparisons, LLM frozen (a) and trained
+         (b); "in both cases, the modified runs follow the corresponding colocated homogeneous baseline".
+         No number is printed, and no tolerance.
+Setup:   the tiny LLaVA of `loss_curves` on gloo processes. bfloat16 with gradients, weights and moments
+         of the optimizer in float32, gradients clipped to 1; and all curves of Figures 6, 10, 12 and 13
+         in float32.
+Ours:    the baseline is run again in eight orders of its sums: microbatches come in another order, and
+         tensor-parallel ranks bring other parts. At every step these losses span a range. Counted is at
+         how many steps a layout's loss lies inside; beside it, at how many steps each order of the
+         baseline lies inside the range of all others, which is what equal arithmetic amounts to.
+Judged:  fixed before the first run. A layout follows the baseline if its loss differs from the mean
+         over the orders by no more than 1e-3 of the loss in bfloat16 (whose numbers are 4e-3 apart), and
+         by no more than 1e-5 in float32 (parity's bound), at every step.
+Differs: 50 steps instead of 1000 (100 in float32), 16 samples instead of 96, the same ones in every
+         step; the schedule of Table A6 over these steps, its warm-up in proportion.
+Run:     python -m experiments.mimo.figure11 [--json] [--steps N] [--limit-s N] [--fresh]
+
+Curves are kept as they come, by plan hash, optimizer and steps: a run that was ended goes on.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.mimo.figure11_plot import draw
+from experiments.mimo.figure11_runs import IN_ORDER, Arithmetic, Played, optimizer, plan_of, train
+from experiments.mimo.loss_curves import BASELINE, RESULTS, read_curves
+from experiments.mimo.loss_curves_runs import Run, runs
+from experiments.mimo.parity_grid_runs import NUM_RANKS
+from runtime.pool import Pool
+from workbench.plan.codec import plan_hash
+from workbench.whole_file import write_text
+
+BOUNDS = {Arithmetic.BFLOAT16: 1e-3, Arithmetic.FLOAT32: 1e-5}  # of the loss
+STEPS = 50
+ORDERS = 8  # besides that of the data
+CURVES = RESULTS / "mimo_figure11_curves.jsonl"
+SUMMARY = RESULTS / "mimo_figure11.json"
+
+
+def is_baseline(run: Run) -> bool:
+    return run.config == BASELINE
+
+
+def chosen() -> tuple[Played, ...]:
+    """All curves: for either arithmetic the baselines in all orders, then the layouts.
+
+    In bfloat16 those of Figure 11, which are the placements and layouts of Figures 6 and 10.
+    """
+    found: list[Played] = []
+    controlled = [run for run in runs() if run.figure in ("6", "10")]
+    for arithmetic in Arithmetic:
+        played = controlled if arithmetic is Arithmetic.BFLOAT16 else runs()
+        found += [
+            Played(run=run, arithmetic=arithmetic, order=order)
+            for run in filter(is_baseline, controlled)
+            for order in range(IN_ORDER, ORDERS + 1)
+        ]
+        found += [Played(run=run, arithmetic=arithmetic) for run in played if not is_baseline(run)]
+    return tuple(found)
+
+
+Curve = Sequence[float]
+
+
+def steps_inside(curve: Curve, others: Sequence[Curve]) -> int:
+    """Steps at which a loss is neither under nor over all of the others'."""
+    return sum(min(at) <= loss <= max(at) for loss, *at in zip(curve, *others, strict=True))
+
+
+def deviation(curve: Curve, others: Sequence[Curve]) -> float:
+    """The largest distance from the others' mean at any step, in parts of it."""
+    pairs = ((loss, statistics.fmean(at)) for loss, *at in zip(curve, *others, strict=True))
+    return float(max(abs(loss - mean) / mean for loss, mean in pairs))
+
+
+def judged(played: Sequence[Played], curves: Mapping[Played, Curve], steps: int) -> dict[str, Any]:
+    """By arithmetic and by what trains: the range of the baseline, and every layout against it."""
+    groups = []
+    for arithmetic in Arithmetic:
+        for trains_llm in (False, True):
+            same = [p for p in played if p.arithmetic is arithmetic and p.run.trains_llm is trains_llm]
+            groups.append(_group(arithmetic, same, curves, steps) | {"trains_llm": trains_llm})
+    return {
+        "steps": steps,
+        "orders": ORDERS + 1,
+        "groups": groups,
+        "executed": len(curves),
+        "curves": len(played),
+        "holds": len(curves) == len(played) and all(not group["off"] for group in groups),
+    }
+
+
+def _group(
+    arithmetic: Arithmetic, same: Sequence[Played], curves: Mapping[Played, Curve], steps: int
+) -> dict[str, Any]:
+    baseline = {p.order: curves[p] for p in same if is_baseline(p.run) and p in curves}
+    found: dict[str, Any] = {"arithmetic": arithmetic.value, "bound": BOUNDS[arithmetic]}
+    if len(baseline) < 2:
+        return found | {"layouts": [], "off": ["the baseline's orders are missing"]}
+    orders = list(baseline.values())
+    own = [steps_inside(curve, [other for other in orders if other is not curve]) for curve in orders]
+    widths = [(max(at) - min(at)) / statistics.fmean(at) for at in zip(*orders, strict=True)]
+    layouts: list[dict[str, Any]] = [
+        {
+            "name": p.run.name,
+            "inside": steps_inside(curves[p], orders),
+            "deviation": deviation(curves[p], orders),
+        }
+        for p in same
+        if not is_baseline(p.run) and p in curves
+    ]
+    return found | {
+        "range": {"median": statistics.median(widths), "most": max(widths)},
+        "orders_inside_the_others": {"least": min(own), "median": statistics.median(own)},
+        "orders_deviation": max(deviation(curve, orders) for curve in orders),
+        "first_loss": orders[0][0],
+        "last_loss": orders[0][steps - 1],
+        "layouts": layouts,
+        "off": [row["name"] for row in layouts if row["deviation"] > BOUNDS[arithmetic]],
+    }
+
+
+def play(played: Sequence[Played], steps: int, path: Path, limit_s: float) -> dict[Played, Curve]:
+    """As many curves as there is time for, known ones first of all; each new one is kept at once."""
+    known, found = read_curves(path), dict[Played, Curve]()
+    keys = {p: key_of(p, steps) for p in played}
+    end_s = time.monotonic() + limit_s
+    with Pool(NUM_RANKS) as pool, path.open("a", encoding="utf-8") as file:
+        for p, key in keys.items():
+            if key not in known and time.monotonic() < end_s:
+                record = {"key": key, "name": p.name, "losses": train(p, steps, pool)}
+                known[key] = record
+                file.write(json.dumps(record, sort_keys=True) + "\n")
+                file.flush()
+                print(f"{len(found) + 1} of {len(played)}: {p.name}", file=sys.stderr, flush=True)
+            if key in known:
+                found[p] = known[key]["losses"]
+    return found
+
+
+def key_of(played: Played, steps: int) -> str:
+    """What decides a curve."""
+    settings = optimizer(played, steps)
+    return f"{plan_hash(plan_of(played))}:{steps}:{settings.learning_rate}:{settings.clip_norm}:scheduled"
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """The groups, line by line."""
+    lines = []
+    for group in result["groups"]:
+        trained = "trained" if group["trains_llm"] else "frozen"
+        lines.append(f"{group['arithmetic']}, LLM {trained}")
+        if "range" in group:
+            own, width = group["orders_inside_the_others"], group["range"]
+            lines += [
+                f"  loss {group['first_loss']:.6f} to {group['last_loss']:.6f}",
+                f"  range of {result['orders']} orders of the baseline: median {width['median']:.1e}, most "
+                f"{width['most']:.1e} of the loss",
+                f"  each order inside the range of the others: {own['median']:g} of {result['steps']} steps, "
+                f"at least {own['least']}; farthest from the mean {group['orders_deviation']:.1e}",
+            ]
+        for row in group["layouts"]:
+            far = f"farthest from the mean {row['deviation']:.1e}"
+            lines.append(f"  {row['name']:45} inside at {row['inside']:3} of {result['steps']} steps, {far}")
+        lines += [f"  OFF: {name}" for name in group["off"]]
+    lines.append(f"{result['executed']} of {result['curves']} curves executed")
+    lines.append(f"claim: every layout follows the baseline: {'holds' if result['holds'] else 'FAILS'}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--limit-s", type=float, default=7200.0, help="stop after this, to go on later")
+    parser.add_argument("--fresh", action="store_true", help="run everything again")
+    arguments = parser.parse_args()
+    if arguments.fresh:
+        CURVES.unlink(missing_ok=True)
+    played = chosen()
+    curves = play(played, arguments.steps, CURVES, arguments.limit_s)
+    result = judged(played, curves, arguments.steps)
+    print(report(result))
+    write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
+    draw({p: curves[p] for p in played if p in curves}, RESULTS / "plots" / "mimo_figure11.png")
+    if arguments.json:
+        print(json.dumps(result, sort_keys=True))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
