@@ -1,5 +1,6 @@
 """Says who never finished, and what each waited for, when a simulation ends too early."""
 
+from sim.exchange import ExchangeLanes
 from sim.reduction import ReduceLanes
 from sim.stage import ComputeLanes
 from sim.wire import Network
@@ -14,12 +15,18 @@ class DeadlockError(RuntimeError):
     """Some actions of a plan never ran."""
 
 
-def check_finished(lowered: Lowered, compute: ComputeLanes, reduce: ReduceLanes, network: Network) -> None:
+def check_finished(
+    lowered: Lowered,
+    compute: ComputeLanes,
+    reduce: ReduceLanes,
+    exchange: ExchangeLanes,
+    network: Network,
+) -> None:
     """Raise DeadlockError naming ranks, actions and what they wait for, unless all has run."""
     stuck = [
         (program, reason)
         for index, program in enumerate(lowered.plan.programs)
-        if (reason := _reason(lowered, compute, reduce, network, index)) is not None
+        if (reason := _reason(lowered, compute, reduce, exchange, network, index)) is not None
     ]
     if not stuck:
         return
@@ -32,7 +39,12 @@ def check_finished(lowered: Lowered, compute: ComputeLanes, reduce: ReduceLanes,
 
 
 def _reason(
-    lowered: Lowered, compute: ComputeLanes, reduce: ReduceLanes, network: Network, index: int
+    lowered: Lowered,
+    compute: ComputeLanes,
+    reduce: ReduceLanes,
+    exchange: ExchangeLanes,
+    network: Network,
+    index: int,
 ) -> str | None:
     """Where a program stands and what for; None when it has ended."""
     program = lowered.plan.programs[index]
@@ -44,8 +56,14 @@ def _reason(
     if action == STEP:
         if all(compute.steps[rank].has_ended for rank in program.ranks):
             return None
-        return f"before STEP (rank {late} in {_lane_reason(reduce, late or 0)})"
-    return f"before {action} (waits for {', '.join(_missing(lowered, compute, network, action))})"
+        if late is not None:
+            return f"before STEP (rank {late} in {_lane_reason(reduce, late)})"
+    waits = [] if action == STEP else _missing(lowered, compute, network, action)
+    for rank in program.ranks:
+        if (stuck := exchange.stuck(rank)) is not None:
+            waits.append(f"{stuck[0]} of its weights, which waits for rank {stuck[1][0]}")
+            break
+    return f"before {action} (waits for {', '.join(waits)})"
 
 
 def _missing(lowered: Lowered, compute: ComputeLanes, network: Network, action: Action) -> list[str]:

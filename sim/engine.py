@@ -8,6 +8,7 @@ from math import isfinite
 from simpy.core import Environment
 
 from sim.deadlock import check_finished
+from sim.exchange import ExchangeLanes
 from sim.memory import memory_over_time
 from sim.reduction import ReduceLanes
 from sim.stage import ComputeLanes
@@ -34,7 +35,9 @@ def simulate(
     waits for its link, occupies it for bytes / bandwidth and arrives latency later.
     UNSHARD and RESHARD take their stage's turn like a pass. REDUCE_GRAD runs beside later
     passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
-    reductions. Ranks that share fewer cores than they are share their speed. At one instant
+    reductions. Where weights are shared out, UNSHARD and REDUCE_GRAD of a round run beside the
+    passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
+    them. Ranks that share fewer cores than they are share their speed. At one instant
     everything that ends comes first, to a fixpoint; then every free link takes its lowest
     (ready time, row); and again, until nothing changes.
 
@@ -71,13 +74,14 @@ def _run(
     env = Environment(initial_time=0.0)
     compute = ComputeLanes(env, lowered, prices, steps_s)
     reduce = ReduceLanes(env, lowered, prices, compute.reduced)
+    exchange = ExchangeLanes(env, lowered, prices, compute.exchanged)
     network = Network(env, lowered.plan.cluster, lowered.transfers, compute.arrived)
 
-    compute.start(send=network.send, issue=reduce.issue)
+    compute.start(send=network.send, issue=reduce.issue, issue_exchange=exchange.issue)
     env.run()
 
-    check_finished(lowered, compute, reduce, network)
-    spans, samples = _spans(lowered.plan, compute, reduce, memory)
+    check_finished(lowered, compute, reduce, exchange, network)
+    spans, samples = _spans(lowered.plan, compute, reduce, exchange, memory)
     return Trace(
         plan_hash=plan_hash(lowered.plan),
         executor=Executor.SIMULATED,
@@ -151,7 +155,11 @@ def _check_price(name: str, price_s: float) -> None:
 
 
 def _spans(
-    plan: Plan, compute: ComputeLanes, reduce: ReduceLanes, memory: MemoryTable | None
+    plan: Plan,
+    compute: ComputeLanes,
+    reduce: ReduceLanes,
+    exchange: ExchangeLanes,
+    memory: MemoryTable | None,
 ) -> tuple[tuple[Span, ...], tuple[MemorySample, ...]]:
     """Of all ranks, by (rank, lane, start), with the memory curve that follows from them."""
     spans: list[Span] = []
@@ -161,11 +169,14 @@ def _spans(
         reductions = {r.action: Span(rank, Lane.REDUCE, r.action, r.start_s, r.end_s) for r in lane}
         passes = {}
         for action in actions:
-            if action.kind is not Pass.REDUCE_GRAD:
+            if exchange.names.is_one(action):
+                found = exchange.of(action)
+                reductions[action] = Span(rank, Lane.REDUCE, action, found.start_s, found.end_s)
+            elif action.kind is not Pass.REDUCE_GRAD:
                 turn = compute.steps[rank] if action == STEP else compute.turns[action]
                 passes[action] = Span(rank, Lane.COMPUTE, action, turn.start_s, turn.end_s)
         spans.extend(passes.values())
-        spans.extend(reductions.values())
+        spans.extend(sorted(reductions.values(), key=lambda span: span.start_s))
         if memory is not None:
             both = passes | reductions
             samples.extend(memory_over_time(memory, rank, (both[action] for action in actions)))

@@ -1,6 +1,7 @@
 """Compute lanes: an action starts when it is next on every rank of its stage and its inputs are there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import partial
 from math import isnan, nan
 
@@ -8,9 +9,10 @@ from simpy.core import Environment
 
 from sim.clock import after
 from sim.cores import SharedCores
+from sim.exchange import ExchangeNames
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Program
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import STEP, Action, Pass
 
 
 class Turn:
@@ -44,11 +46,22 @@ class Turn:
         return not isnan(self.end_s)
 
 
+class _Aside(Enum):
+    """What a program issues and another lane does."""
+
+    REDUCTION = "reduction"
+    EXCHANGE = "exchange"
+
+
+_Turns = tuple[Turn, ...] | _Aside
+
+
 class ComputeLanes:
     """The passes and steps of all ranks, in program order.
 
     Ranks with the same program advance together, so a lane here is a program. The STEP is
     each rank's own, because it waits for that rank's reductions; it is the last action.
+    Gathers and reductions of shared-out weights are issued on the way; passes wait for those they need.
 
     Args:
         env: the clock.
@@ -67,6 +80,7 @@ class ComputeLanes:
         self._env = env
         self._send: Callable[[int], None]
         self._issue: Callable[[int, int], None]
+        self._issue_exchange: Callable[[int], None]
         self._programs = lowered.plan.programs
         self.position = [-1] * len(self._programs)
         self._num_issued = [0] * len(self._programs)
@@ -74,18 +88,27 @@ class ComputeLanes:
         self.turns: dict[Action, Turn] = {}
         self.steps: dict[int, Turn] = {}
         self._step_s = step_s
+        self._names = ExchangeNames(lowered)
         self._lanes = [self._lane(index, program, duration_s) for index, program in enumerate(self._programs)]
         self._readers: dict[int, list[Turn]] = {}
+        self._waiting: dict[Action, dict[Turn, None]] = {}  # by exchange
         self._connect(lowered)
 
-    def start(self, *, send: Callable[[int], None], issue: Callable[[int, int], None]) -> None:
+    def start(
+        self,
+        *,
+        send: Callable[[int], None],
+        issue: Callable[[int, int], None],
+        issue_exchange: Callable[[int], None],
+    ) -> None:
         """Let every program come to its first action.
 
         Args:
             send: called with a row that has become ready.
-            issue: called with (rank, n) when the rank may do its nth REDUCE_GRAD.
+            issue: called with (rank, n) when the rank may do its nth REDUCE_GRAD of whole weights.
+            issue_exchange: called with a rank when it may do its next exchange of shared-out ones.
         """
-        self._send, self._issue = send, issue
+        self._send, self._issue, self._issue_exchange = send, issue, issue_exchange
         for index in range(len(self._programs)):
             self._advance(index)
 
@@ -99,18 +122,23 @@ class ComputeLanes:
         if rank in self.steps:
             self._less_to_wait(self.steps[rank])
 
-    def _lane(
-        self, index: int, program: Program, duration_s: Mapping[Action, float]
-    ) -> list[tuple[Turn, ...]]:
-        """What each action of a program is here: a turn, a turn per rank, or none for a reduction."""
-        lane: list[tuple[Turn, ...]] = []
+    def exchanged(self, name: Action) -> None:
+        """A gather or a reduction of shared-out weights has ended."""
+        for turn in self._waiting.get(name, ()):
+            self._less_to_wait(turn)
+
+    def _lane(self, index: int, program: Program, duration_s: Mapping[Action, float]) -> list[_Turns]:
+        """What each action of a program is here: a turn, a turn per rank, or what another lane does."""
+        lane: list[_Turns] = []
         for action in program.actions:
-            if action.kind is Pass.REDUCE_GRAD:
-                lane.append(())
+            if self._names.is_one(action):
+                lane.append(_Aside.EXCHANGE)
+            elif action.kind is Pass.REDUCE_GRAD:
+                lane.append(_Aside.REDUCTION)
             elif action.kind is Pass.STEP:
                 steps = {rank: Turn(action, self._step_s[rank]) for rank in program.ranks}
                 for rank, step in steps.items():
-                    step.missing = 1 + lane.count(())
+                    step.missing = 1 + lane.count(_Aside.REDUCTION)
                     step.cores = self._parts((rank,))
                 self.steps |= steps
                 lane.append(tuple(steps.values()))
@@ -133,6 +161,18 @@ class ComputeLanes:
             turn.missing = len(turn.programs) + len(rows)
             for row in rows:
                 self._readers.setdefault(row, []).append(turn)
+        for program in lowered.plan.programs:
+            for action, names in self._names.awaited(program.actions).items():
+                turns = [self.turns[action]] if action != STEP else [self.steps[r] for r in program.ranks]
+                for turn in turns:
+                    self._wait_for(turn, names)
+
+    def _wait_for(self, turn: Turn, names: Iterable[Action]) -> None:
+        """Programs that share a turn wait for the same exchanges: each counts once."""
+        for name in names:
+            waiting = self._waiting.setdefault(name, {})
+            turn.missing += turn not in waiting
+            waiting[turn] = None
 
     def _parts(self, ranks: tuple[int, ...]) -> tuple[SharedCores[Turn] | None, ...]:
         """Where the work is done: one part per rank on shared cores, one for all other ranks."""
@@ -143,16 +183,23 @@ class ComputeLanes:
     def _advance(self, index: int) -> None:
         """Come to the program's next pass; reductions on the way are issued, not waited for."""
         lane = self._lanes[index]
-        position = self.position[index] + 1
-        while position < len(lane) and not lane[position]:
-            for rank in self._programs[index].ranks:
+        self.position[index] += 1
+        while self.position[index] < len(lane):
+            found = lane[self.position[index]]
+            if not isinstance(found, _Aside):
+                for turn in found:
+                    self._less_to_wait(turn)
+                return
+            self._issue_on(index, found)
+            self.position[index] += 1
+
+    def _issue_on(self, index: int, aside: _Aside) -> None:
+        for rank in self._programs[index].ranks:
+            if aside is _Aside.EXCHANGE:
+                self._issue_exchange(rank)
+            else:
                 self._issue(rank, self._num_issued[index])
-            self._num_issued[index] += 1
-            position += 1
-        self.position[index] = position
-        if position < len(lane):
-            for turn in lane[position]:
-                self._less_to_wait(turn)
+        self._num_issued[index] += aside is _Aside.REDUCTION
 
     def _less_to_wait(self, turn: Turn) -> None:
         turn.missing -= 1

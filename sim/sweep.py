@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.deadlock import DeadlockError
+from sim.exchange import ExchangeNames
 from sim.reduction import groups_of, priced_groups
 from sim.sweep_loop import run
 from sim.wire import nodes_of_ranks, port_of
@@ -111,6 +112,9 @@ class Sweep:
         durations_s = np.zeros(graph.num_tasks)
         for action, task in graph.passes.items():
             durations_s[task] = prices[action]
+        exchanges = graph.names.durations_s(lowered, prices)
+        for action, task in graph.exchanges.items():
+            durations_s[task] = exchanges[action]
         for rank, task in graph.steps.items():
             durations_s[task] = prices[STEP] if step_s is None else float(step_s(rank))
         priced = priced_groups(lowered, prices)
@@ -131,10 +135,15 @@ class _Graph:
         self.groups: dict[int, int] = {}  # gradient group -> task
         self._gradient_groups = {group.index: group for group in lowered.groups}
         self.alone: dict[int, Action] = {}  # task of a REDUCE_GRAD without groups on one rank
+        self.exchanges: dict[Action, int] = {}  # of shared-out weights, by their names
+        self.names = ExchangeNames(lowered)
         self._num = 0
         self._edges: list[tuple[int, int]] = []
         for action in lowered.plan.program_actions:
-            if action.kind in _TURNS:
+            if self.names.is_one(action):
+                if self.names.of(action) not in self.exchanges:
+                    self.exchanges[self.names.of(action)] = self._new()
+            elif action.kind in _TURNS:
                 self.passes[action] = self._new()
         for program in lowered.plan.programs:
             self._add_program(program.ranks, program.actions)
@@ -159,10 +168,25 @@ class _Graph:
         return self._num - 1
 
     def _add_program(self, ranks: tuple[int, ...], actions: tuple[Action, ...]) -> None:
-        passes = [self.passes[action] for action in actions if action.kind in _TURNS]
+        passes = [self.passes[action] for action in actions if action in self.passes]
         self._edges.extend(pairwise(passes))
+        self._add_exchanges(actions)
         for rank in ranks:
             self._add_rank(rank, actions)
+
+    def _add_exchanges(self, actions: tuple[Action, ...]) -> None:
+        """One at a time, each behind the pass before it; passes wait for those that they need."""
+        last_pass: int | None = None
+        before: int | None = None
+        for action in actions:
+            last_pass = self.passes.get(action, last_pass)
+            if self.names.is_one(action):
+                task = self.exchanges[self.names.of(action)]
+                self._edges += [(earlier, task) for earlier in (last_pass, before) if earlier is not None]
+                before = task
+        for action, names in self.names.awaited(actions).items():
+            if action != STEP:
+                self._edges += [(self.exchanges[name], self.passes[action]) for name in names]
 
     def _add_rank(self, rank: int, actions: tuple[Action, ...]) -> None:
         """The rank's lane of reductions beside its passes, and its STEP behind both."""
@@ -170,7 +194,9 @@ class _Graph:
         last_group: int | None = None
         reduced: list[int] = []
         for action in actions:
-            if action.kind in _TURNS:
+            if self.names.is_one(action):
+                reduced.append(self.exchanges[self.names.of(action)])
+            elif action.kind in _TURNS:
                 last_pass = self.passes[action]
             elif action.kind is Pass.REDUCE_GRAD:
                 for nth, group in enumerate(self._groups(rank, action)):

@@ -8,10 +8,11 @@ from workbench.graph.layer import Attention
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import row_tokens
-from workbench.schedule.action import COMPUTE, STEP, Action, Pass
+from workbench.schedule.action import COMPUTE, MOVES, STEP, Action, Pass
 
 
 def check(plan: Plan) -> None:
@@ -21,7 +22,8 @@ def check(plan: Plan) -> None:
     stands once in every module that needs it (encoders may hold copies in several
     replicas, the LLM may not); every stage does every pass of every microbatch once, in
     order; ranks of a stage agree; token shards cover their rows exactly once; optimizer instances
-    divide the ranks that hold the same weights.
+    divide the ranks that hold the same weights; shared-out weights are whole for every pass and
+    gathered alike by all who share them.
     """
     _check_stages(plan)
     _check_replicas(plan)
@@ -31,6 +33,7 @@ def check(plan: Plan) -> None:
     _check_token_shards(plan)
     for group in gradient_groups(plan):
         optimizer_shards(plan, group)  # refuses numbers of instances
+    check_rounds(plan, shard_units(plan))
 
 
 def _check_stages(plan: Plan) -> None:
@@ -155,10 +158,14 @@ def _check_programs(plan: Plan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a stage has to do: `weights` are the Bs that, where split, have a W beside their I."""
+    """What a stage has to do: `weights` are the Bs that, where split, have a W beside their I.
+
+    `in_rounds`: its weights are shared out, so its exchanges are numbered.
+    """
 
     actions: set[Action]
     weights: set[Action]
+    in_rounds: bool
 
 
 def _wanted_actions(plan: Plan) -> dict[int, _Wanted]:
@@ -175,7 +182,7 @@ def _wanted_actions(plan: Plan) -> dict[int, _Wanted]:
                 actions.add(whole)
                 if routing.trains(stage, microbatch):
                     weights.add(whole)
-        found[stage.id] = _Wanted(actions, weights)
+        found[stage.id] = _Wanted(actions, weights, is_sharded(plan, stage))
     return found
 
 
@@ -201,7 +208,10 @@ def _check_program(plan: Plan, rank: int, wanted: dict[int, _Wanted]) -> None:
 
 
 def _check_work(rank: int, action: Action, wanted: _Wanted) -> None:
-    if action in wanted.actions or action.kind in (Pass.UNSHARD, Pass.RESHARD):
+    if action.kind not in COMPUTE and (action.microbatch is not None) != wanted.in_rounds:
+        rule = "want the number of a round" if wanted.in_rounds else "only shared-out weights have rounds"
+        raise ValueError(f"rank {rank}: action {action} of stage {action.stage}: {rule}")
+    if action in wanted.actions or action.kind in MOVES or (wanted.in_rounds and action.kind not in COMPUTE):
         return
     whole = action._replace(kind=Pass.B)
     if action.kind not in (Pass.I, Pass.W) or whole not in wanted.actions:

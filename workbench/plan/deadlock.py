@@ -1,14 +1,18 @@
 """Refuses lowered plans whose communication can deadlock, under both models of communication."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, pairwise
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
+from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.plan import Sharding
+from workbench.plan.ring import ring
 from workbench.schedule.action import Action, Pass
+from workbench.schedule.sharded import is_exchange, waits_of
 
 MOST_LINKS = 12  # of a ring that a message spells out
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
@@ -49,7 +53,7 @@ def check_deadlock(lowered: Lowered) -> None:
     _check_groups(lowered)
     for model in Model:
         waits = _waits(lowered, model)
-        cycle = _cycle(waits.before)
+        cycle = ring(waits.before)
         if cycle:
             raise ValueError(_report(lowered, model, [waits.nodes[index] for index in cycle]))
     _check_send_order(lowered)
@@ -76,7 +80,14 @@ class _Group:
     index: int
 
 
-_Node = _Pass | _Rows | _Group
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """The gather or the reduction of one round, under the name of its unit's first stage."""
+
+    action: Action
+
+
+_Node = _Pass | _Rows | _Group | _Exchange
 
 
 class _Waits:
@@ -100,8 +111,9 @@ class _Waits:
 
 def _waits(lowered: Lowered, model: Model) -> _Waits:
     waits = _Waits()
+    units = sharded_stages(lowered.plan)
     for rank in lowered.plan.ranks:
-        _add_program(lowered, rank, waits)
+        _add_program(lowered, rank, units, waits)
     slots = _slots(lowered, model)
     slot_of = {row: slot for slot in slots for row in slot.rows}
     for row in lowered.transfers:
@@ -118,28 +130,40 @@ def _waits(lowered: Lowered, model: Model) -> _Waits:
     return waits
 
 
-def _add_program(lowered: Lowered, rank: int, waits: _Waits) -> None:
+def _add_program(lowered: Lowered, rank: int, units: Mapping[int, ShardUnit], waits: _Waits) -> None:
+    program = lowered.plan.program.get(rank, ())
+    awaited = waits_of(program, units)
     previous: _Node | None = None
     lane: _Node | None = None
-    for action in lowered.plan.program.get(rank, ()):
-        if action.kind is Pass.REDUCE_GRAD:
+    exchange: _Node | None = None
+    for action in program:
+        if is_exchange(action, units):
+            exchange = _behind(waits, _exchange(action, units), previous, exchange)
+        elif action.kind is Pass.REDUCE_GRAD:
             for index in _groups_on(lowered, action, rank):
-                group = _Group(index)
-                for earlier in (previous, lane):
-                    if earlier is not None:
-                        waits.add(group, earlier)
-                lane = group
-            continue
-        node = _Pass(action)
-        waits.node(node)
-        if previous is not None:
-            waits.add(node, previous)
-        if action.kind is Pass.STEP and lane is not None:
-            waits.add(node, lane)
-        needs = _own_input(action)
-        if needs is not None:
-            waits.add(node, _Pass(needs))
-        previous = node
+                lane = _behind(waits, _Group(index), previous, lane)
+        else:
+            needs = _own_input(action)
+            previous = _behind(
+                waits,
+                _Pass(action),
+                previous,
+                lane if action.kind is Pass.STEP else None,
+                None if needs is None else _Pass(needs),
+                *(_exchange(wait, units) for wait in awaited.get(action, ())),
+            )
+
+
+def _behind(waits: _Waits, node: _Node, *before: _Node | None) -> _Node:
+    waits.node(node)
+    for earlier in before:
+        if earlier is not None:
+            waits.add(node, earlier)
+    return node
+
+
+def _exchange(action: Action, units: Mapping[int, ShardUnit]) -> _Exchange:
+    return _Exchange(action._replace(stage=units[action.stage or 0].stages[0]))
 
 
 def _own_input(action: Action) -> Action | None:
@@ -182,27 +206,6 @@ def _groups_on(lowered: Lowered, action: Action, rank: int) -> Iterator[int]:
     for index in lowered.reductions.get(action, ()):
         if rank in lowered.groups[index].ranks:
             yield index
-
-
-def _cycle(before: Sequence[Sequence[int]]) -> list[int]:
-    """Nodes that wait for each other in a ring, each for the next; empty when all can run."""
-    after: list[list[int]] = [[] for _ in before]
-    waiting = [len(nodes) for nodes in before]
-    for node, nodes in enumerate(before):
-        for earlier in nodes:
-            after[earlier].append(node)
-    ready = [node for node, count in enumerate(waiting) if count == 0]
-    for node in ready:  # grows while we walk it
-        for later in after[node]:
-            waiting[later] -= 1
-            if waiting[later] == 0:
-                ready.append(later)
-    stuck = next((node for node, count in enumerate(waiting) if count), None)
-    path: dict[int, int] = {}
-    while stuck is not None and stuck not in path:
-        path[stuck] = len(path)
-        stuck = next(node for node in before[stuck] if waiting[node])
-    return [] if stuck is None else list(path)[path[stuck] :]
 
 
 def _check_programs(lowered: Lowered) -> None:
@@ -279,7 +282,7 @@ def _check_row(lowered: Lowered, row: Transfer) -> None:
 
 
 def _check_groups(lowered: Lowered) -> None:
-    """Every rank of a gradient group that needs a collective reaches it once."""
+    """Every rank of a group that needs a collective reaches it once; shared-out weights have rounds."""
     reached: Counter[tuple[int, int]] = Counter()
     for rank, program in lowered.plan.program.items():
         for action in program:
@@ -287,7 +290,8 @@ def _check_groups(lowered: Lowered) -> None:
                 reached.update((index, rank) for index in _groups_on(lowered, action, rank))
     for group in lowered.groups:
         times = {rank: reached[group.index, rank] for rank in group.ranks}
-        if len(group.ranks) > 1 and set(times.values()) != {1}:
+        is_whole = lowered.plan.settings.of(group.weights[0].module).sharding is not Sharding.PARAMETERS
+        if is_whole and len(group.ranks) > 1 and set(times.values()) != {1}:
             rank = next(rank for rank in group.ranks if times[rank] != 1)
             peer = next(other for other in group.ranks if other != rank)
             name = ", ".join(
@@ -351,6 +355,8 @@ def _tell(lowered: Lowered, node: _Node) -> str:
         return f"rank {ranks} before {node.action}"
     if isinstance(node, _Group):
         return f"gradient group {node.index} of ranks {list(lowered.groups[node.index].ranks)}"
+    if isinstance(node, _Exchange):
+        return f"{node.action} of all replicas"
     return " with ".join(describe(lowered.transfers[row]) for row in node.rows)
 
 

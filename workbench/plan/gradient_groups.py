@@ -6,6 +6,7 @@ from workbench.graph.experts import is_of_expert
 from workbench.graph.layer import Layer, Shard
 from workbench.plan.expert_groups import check_equal_degrees, deals_out, expert_elements, expert_holders
 from workbench.plan.lowered import GradientGroup, Weights
+from workbench.plan.parameter_shards import is_sharded
 from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import Action, Pass
 
@@ -34,7 +35,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
     """Which groups each REDUCE_GRAD all-reduces.
 
     A tied weight on two stages of one rank is reduced once, with the stage that comes last in
-    the rank's program.
+    the rank's program. Stages whose weights are shared out reduce in rounds: see `shard_units`.
     """
     found: dict[Action, tuple[int, ...]] = {}
     by_weights: dict[Weights, list[GradientGroup]] = {}
@@ -49,7 +50,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
             for group in by_weights.get(weights, ())
             if set(group.ranks) & set(stage.flat_ranks) and not _later_holder(plan, stage, weights)
         ]
-        if mine:
+        if mine and not is_sharded(plan, stage):
             found[action] = tuple(sorted(mine))
     return found
 
@@ -67,7 +68,7 @@ def reduction_order(plan: Plan) -> tuple[int, ...]:
     found: dict[int, int] = {}
     for stage in plan.stages:
         mine = [first_group[w] for w in _weights_of(plan, stage) if w in first_group]
-        if mine:
+        if mine and not is_sharded(plan, stage):
             found[stage.id] = min(mine)
     return tuple(sorted(found, key=lambda stage: (found[stage], stage)))
 

@@ -21,11 +21,14 @@ class Pass(StrEnum):
 COMPUTE = (Pass.F, Pass.B, Pass.I, Pass.W)
 MOVES = (Pass.UNSHARD, Pass.RESHARD)
 
-_TEXT = re.compile(r"(\d+)(?:(F|B|I|W)(\d+)|(UNSHARD|RESHARD|REDUCE_GRAD))|STEP")
+_TEXT = re.compile(r"(\d+)(?:(F|B|I|W)(\d+)|(UNSHARD|RESHARD|REDUCE_GRAD)(\d+)?)|STEP")
 
 
 class Action(NamedTuple):
-    """Printed `2F0`, `2REDUCE_GRAD` or `STEP` (which belongs to the rank: stage -1 is not used)."""
+    """Printed `2F0`, `2REDUCE_GRAD` or `STEP` (which belongs to the rank: stage -1 is not used).
+
+    Of a stage whose weights are shared out, `2UNSHARD0` begins round 0: there the number is the round's.
+    """
 
     stage: int | None
     kind: Pass
@@ -46,11 +49,11 @@ def parse_action(text: str) -> Action:
     if match is None:
         raise ValueError(
             f"bad action {text!r}: want <stage><F|B|I|W><microbatch>, "
-            "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or STEP, e.g. '2F0'"
+            "<stage><UNSHARD|RESHARD|REDUCE_GRAD>[round] or STEP, e.g. '2F0'"
         )
-    stage, kind, microbatch, collective = match.groups()
+    stage, kind, microbatch, collective, number = match.groups()
     if stage is None:
         return STEP
     if collective is not None:
-        return Action(int(stage), Pass(collective))
+        return Action(int(stage), Pass(collective), None if number is None else int(number))
     return Action(int(stage), Pass(kind), int(microbatch))

@@ -1,0 +1,207 @@
+"""Stages whose weights are shared out among their replicas and brought together for use (FSDP, ZeRO-3)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.schedule.action import Action, Pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUnit:
+    """What is gathered at once: stages of all replicas that hold the same layers.
+
+    Args:
+        stages: one per replica.
+        ranks: all of theirs, ascending; each keeps one part of every weight.
+        trained: elements of each tensor whose gradient is dealt out: the stage's own trained weights
+            laid end to end, then each tied one.
+        frozen: the same of the others.
+    """
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    trained: tuple[int, ...]
+    frozen: tuple[int, ...]
+
+    @property
+    def gathered(self) -> tuple[int, ...]:
+        """Elements of each tensor that a round brings together."""
+        return (*self.trained, *self.frozen)
+
+    def part(self, num_elements: int) -> int:
+        """Elements of such a tensor that one rank keeps, padding included."""
+        return -(-num_elements // len(self.ranks))
+
+    def padded(self, num_elements: int) -> int:
+        """Elements of such a tensor while it is whole."""
+        return self.part(num_elements) * len(self.ranks)
+
+
+def is_sharded(plan: Plan, stage: Stage) -> bool:
+    """Whether its ranks keep parts of its weights only."""
+    return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
+
+
+def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
+    """Units of a plan, in the order of its stages. Programs are not looked at.
+
+    Source: Rajbhandari et al. 2020, "ZeRO", section 5.3 (stage 3); Zhao et al. 2023, "PyTorch FSDP",
+    section 3.2.1 (flat parameters).
+
+    Raises:
+        ValueError: replicas that are cut unlike each other, stages of tensor- or expert-parallel ranks, one
+            rank that has nobody to share with, a number of copies, or a weight tied between ranks.
+
+    Complexity: O(stages + parameters).
+    """
+    found: dict[tuple[str, tuple[int, int]], list[Stage]] = {}
+    for stage in plan.stages:
+        if is_sharded(plan, stage):
+            _check_stage(plan, stage)
+            found.setdefault((stage.module, stage.layers), []).append(stage)
+    for (module, layers), stages in found.items():
+        if len(stages) != len(plan.replicas(module)):
+            raise ValueError(
+                f"module {module!r} shares out its weights, so all {len(plan.replicas(module))} replicas are "
+                f"cut alike; layers [{layers[0]}, {layers[1]}) are a stage in {len(stages)} of them"
+            )
+    units = tuple(_unit(plan, stages) for stages in found.values())
+    _check_ties(plan, units)
+    return units
+
+
+def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
+    """Stage -> its unit."""
+    return {stage: unit for unit in shard_units(plan) for stage in unit.stages}
+
+
+def _check_stage(plan: Plan, stage: Stage) -> None:
+    settings, where = plan.settings.of(stage.module), f"stage {stage.id} of {stage.module!r}"
+    for name, degree in (("tp", stage.tp), ("ep", stage.ep), ("instances", settings.instances)):
+        if degree > 1:
+            raise ValueError(
+                f"{where}: parameters are shared out among data- and context-parallel ranks, want {name} 1, "
+                f"got {degree}; nearest: sharding 'optimizer'"
+            )
+    if stage.cp * len(plan.replicas(stage.module)) == 1:
+        raise ValueError(
+            f"{where}: parameters are shared out among the ranks that hold the same layers, and one rank "
+            "holds them alone; nearest: sharding 'none'"
+        )
+
+
+def _unit(plan: Plan, stages: list[Stage]) -> ShardUnit:
+    ranks = sorted(rank for stage in stages for rank in stage.flat_ranks)
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"stages {[stage.id for stage in stages]}: replicas of sharded weights share a rank")
+    own = {True: 0, False: 0}
+    tied: dict[bool, dict[str, int]] = {True: {}, False: {}}
+    for layer in plan.model.module(stages[0].module).layers[slice(*stages[0].layers)]:
+        shared = {name for _, name in layer.tied}
+        for parameter in layer.parameters():
+            if parameter.name in shared:
+                tied[layer.trainable][parameter.name] = parameter.num_elements
+            else:
+                own[layer.trainable] += parameter.num_elements
+    trained, frozen = (
+        tuple(size for size in (own[is_trained], *tied[is_trained].values()) if size)
+        for is_trained in (True, False)
+    )
+    return ShardUnit(
+        stages=tuple(stage.id for stage in stages), ranks=tuple(ranks), trained=trained, frozen=frozen
+    )
+
+
+def _check_ties(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
+    """A tied weight has all its holders on the same ranks: each keeps the same part of every copy."""
+    holders: dict[tuple[str, str], tuple[int, ShardUnit]] = {}
+    for unit in units:
+        stage = plan.stage[unit.stages[0]]
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            for _, name in layer.tied:
+                other, first = holders.setdefault((stage.module, name), (stage.id, unit))
+                if first.ranks != unit.ranks:
+                    raise ValueError(
+                        f"module {stage.module!r} shares out its weights, but {name!r} is tied between "
+                        f"stages {other} and {stage.id} on different ranks; nearest: sharding 'optimizer'"
+                    )
+
+
+def check_rounds(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
+    """Raise ValueError where the programs of sharded stages do not gather, let go and reduce as they must.
+
+    Of every stage the rounds are UNSHARD n, passes, RESHARD n, and REDUCE_GRAD n behind a backward that
+    trains; all stages of a unit have the same. `waits_of` says what waits for what.
+    """
+    for unit in units:
+        expected: list[Action] | None = None
+        for stage in unit.stages:
+            for rank in plan.stage[stage].flat_ranks:
+                told = [
+                    action._replace(stage=unit.stages[0])
+                    for action in _rounds(plan, rank, stage, is_trained=bool(unit.trained))
+                ]
+                if expected is not None and told != expected:
+                    raise ValueError(
+                        f"stages {unit.stages[0]} and {stage} share out their weights but differ in their "
+                        f"rounds: {' '.join(map(str, expected))} and {' '.join(map(str, told))}"
+                    )
+                expected = told
+
+
+def _rounds(plan: Plan, rank: int, stage: int, *, is_trained: bool) -> Iterator[Action]:
+    """The exchanges of a stage, in order."""
+    state = _State()
+    for action in plan.program.get(rank, ()):
+        if action.stage == stage:
+            state.do(rank, action, is_trained=is_trained)
+            if action.kind in (Pass.UNSHARD, Pass.REDUCE_GRAD):
+                yield action
+    if state.is_whole or state.owes:
+        kind = Pass.RESHARD if state.is_whole else Pass.REDUCE_GRAD
+        raise ValueError(f"rank {rank}: {Action(stage, kind, state.number)} is missing from the program")
+
+
+@dataclass(slots=True)
+class _State:
+    """Of a stage in its program: the round it is in, whether weights are whole, whether gradients wait."""
+
+    number: int = -1
+    is_whole: bool = False
+    owes: bool = False
+
+    def do(self, rank: int, action: Action, *, is_trained: bool) -> None:
+        rule = {
+            Pass.UNSHARD: self._unshard,
+            Pass.RESHARD: self._reshard,
+            Pass.REDUCE_GRAD: self._reduce,
+        }.get(action.kind, self._use)(action, is_trained=is_trained)
+        if rule is not None:
+            raise ValueError(
+                f"rank {rank}: action {action} of a stage whose weights are shared out: want {rule}"
+            )
+
+    def _unshard(self, action: Action, *, is_trained: bool) -> str | None:
+        if self.is_whole or self.owes or action.microbatch != self.number + 1:
+            return f"round {self.number + 1} here, behind all of the one before"
+        self.number, self.is_whole = self.number + 1, True
+        return None
+
+    def _reshard(self, action: Action, *, is_trained: bool) -> str | None:
+        if not self.is_whole or action.microbatch != self.number:
+            return "it once, behind the UNSHARD of its round"
+        self.is_whole = False
+        return None
+
+    def _reduce(self, action: Action, *, is_trained: bool) -> str | None:
+        if self.is_whole or action.microbatch != self.number or not is_trained:
+            return "it behind the RESHARD of its round, where weights train"
+        self.owes = False
+        return None
+
+    def _use(self, action: Action, *, is_trained: bool) -> str | None:
+        if not self.is_whole or action.kind in (Pass.I, Pass.W):
+            return "F or B, between UNSHARD and RESHARD"
+        self.owes = self.owes or (action.kind is Pass.B and is_trained)
+        return None

@@ -1,0 +1,215 @@
+"""When ranks that share out a stage's weights bring them together: rounds of UNSHARD, passes and RESHARD."""
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import SequenceMatcher
+from itertools import groupby
+from typing import NamedTuple
+
+from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.schedule.parts import Group, Programs
+
+EXCHANGES = (Pass.UNSHARD, Pass.REDUCE_GRAD)  # of a sharded stage, these run beside its passes
+
+
+class _Visit(NamedTuple):
+    """Consecutive passes of one unit in a program: [first, last)."""
+
+    unit: int
+    reduces: bool
+    first: int
+    last: int
+
+
+class _Round(NamedTuple):
+    """Weights of a unit are whole once; `number` counts those of the unit."""
+
+    unit: int
+    reduces: bool
+    number: int
+
+
+def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Collection[int]) -> Programs:
+    """The programs with weights brought together just ahead of use, let go behind it, gradients dealt out.
+
+    A round of a unit is UNSHARD, its passes, RESHARD and, behind a backward that trains it, REDUCE_GRAD.
+    Its UNSHARD stands in front of the passes of the round before: weights travel while those compute,
+    and at most two units are whole at once. Every rank of a unit takes part in every round; one
+    without work in it only gathers and lets go, and gives zeros. Rounds are a common supersequence
+    of what the replicas do, so all come to them in one order.
+
+    Source: Zhao et al. 2023, "PyTorch FSDP", VLDB 16(12), sections 3.3 and 4 (units, prefetching).
+    Differs: order and prefetching are written in the program; there hooks decide as passes run.
+
+    Args:
+        programs: passes and reductions by the stages that some ranks hold.
+        units: of each, the stages of all replicas that hold the same layers.
+        trained: stages with weights that train.
+
+    Raises:
+        ValueError: a split backward of a sharded stage; ranks that share some of their units only.
+
+    Complexity: O(actions), and O(actions squared) at worst for replicas that differ.
+    """
+    unit_of = {stage: unit for unit, stages in enumerate(units) for stage in stages}
+    found = dict(programs)
+    for members in _together(programs, unit_of):
+        visits = {group: _visits(programs[group], unit_of, trained) for group in members}
+        keys = _common([tuple((v.unit, v.reduces) for v in visits[group]) for group in members])
+        rounds, slot_of = _rounds(keys)
+        for group in members:
+            slots = [slot_of[place] for place in _places(visits[group], keys)]
+            stage_of = {unit_of[stage]: stage for stage in group if stage in unit_of}
+            found[group] = _written(
+                programs[group], list(zip(slots, visits[group], strict=True)), rounds, stage_of
+            )
+    return found
+
+
+def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action, tuple[Action, ...]]:
+    """What passes, RESHARDs and STEP of a program wait for among its exchanges.
+
+    A pass and a RESHARD wait for their round's UNSHARD; whatever comes next behind a REDUCE_GRAD waits
+    for the REDUCE_GRAD before it, so that at most two units have whole gradients; STEP waits for all.
+
+    Complexity: O(actions).
+    """
+    found: dict[Action, tuple[Action, ...]] = {}
+    gathered: dict[int | None, Action] = {}
+    exchanges: list[Action] = []
+    latest: Action | None = None
+    pending: Action | None = None
+    for action in actions:
+        if is_exchange(action, sharded):
+            exchanges.append(action)
+            if action.kind is Pass.UNSHARD:
+                gathered[action.stage] = action
+            else:
+                latest, pending = action, latest
+            continue
+        waits = (gathered.get(action.stage), pending)
+        if action.kind is Pass.STEP:
+            found[action] = tuple(exchanges)
+        elif any(waits) and action.kind is not Pass.REDUCE_GRAD:
+            found[action] = tuple(wait for wait in waits if wait is not None)
+            pending = None
+    return found
+
+
+def is_exchange(action: Action, sharded: Collection[int]) -> bool:
+    """Whether an action moves weights or gradients of a sharded stage between ranks."""
+    return action.kind in EXCHANGES and action.stage in sharded
+
+
+def _together(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group]]:
+    """Groups of stages that have the same units."""
+    held: dict[tuple[int, ...], list[Group]] = {}
+    for group in programs:
+        units = tuple(sorted({unit_of[stage] for stage in group if stage in unit_of}))
+        if units:
+            held.setdefault(units, []).append(group)
+    owner: dict[int, tuple[int, ...]] = {}
+    for units in held:
+        for unit in units:
+            if owner.setdefault(unit, units) != units:
+                stages = [stage for stage, other in unit_of.items() if other == unit]
+                raise ValueError(
+                    f"stages {stages} share out their weights, but their ranks hold different other sharded "
+                    "stages; want replicas that lie on their ranks alike"
+                )
+    return list(held.values())
+
+
+def _visits(actions: Sequence[Action], unit_of: Mapping[int, int], trained: Collection[int]) -> list[_Visit]:
+    found: list[_Visit] = []
+    place = 0
+    for unit, run in groupby(actions, key=lambda action: _unit_of(action, unit_of)):
+        passes = list(run)
+        if unit is not None:
+            reduces = any(action.kind is Pass.B and action.stage in trained for action in passes)
+            found.append(_Visit(unit, reduces, place, place + len(passes)))
+        place += len(passes)
+    return found
+
+
+def _unit_of(action: Action, unit_of: Mapping[int, int]) -> int | None:
+    """The unit that a pass needs whole."""
+    if action.stage is None or action.stage not in unit_of or action.kind not in COMPUTE:
+        return None
+    if action.kind in (Pass.I, Pass.W):
+        raise ValueError(
+            f"action {action}: a stage whose weights are shared out has whole backwards; "
+            "want a schedule without I and W"
+        )
+    return unit_of[action.stage]
+
+
+Key = tuple[int, bool]
+
+
+def _common(sequences: Sequence[tuple[Key, ...]]) -> tuple[Key, ...]:
+    """A sequence that has each of these as a subsequence; where they agree, it is theirs."""
+    distinct = list(dict.fromkeys(sequences))
+    merged = distinct[0]
+    for other in distinct[1:]:
+        joined: list[Key] = []
+        matcher = SequenceMatcher(None, merged, other, autojunk=False)
+        for kind, first, last, other_first, other_last in matcher.get_opcodes():
+            joined += merged[first:last]
+            joined += other[other_first:other_last] if kind != "equal" else ()
+        merged = tuple(joined)
+    return merged
+
+
+def _rounds(keys: Sequence[Key]) -> tuple[list[_Round], list[int]]:
+    """Neighbours of one unit as one round; and of each key the round that it is in."""
+    rounds: list[_Round] = []
+    slot_of: list[int] = []
+    numbers: dict[int, int] = {}
+    for unit, reduces in keys:
+        if rounds and rounds[-1].unit == unit:
+            rounds[-1] = rounds[-1]._replace(reduces=rounds[-1].reduces or reduces)
+        else:
+            rounds.append(_Round(unit, reduces, numbers.get(unit, 0)))
+            numbers[unit] = numbers.get(unit, 0) + 1
+        slot_of.append(len(rounds) - 1)
+    return rounds, slot_of
+
+
+def _places(visits: Sequence[_Visit], keys: Sequence[Key]) -> list[int]:
+    """Where each visit stands in the common sequence, as early as can be."""
+    places: list[int] = []
+    place = -1
+    for visit in visits:
+        place = keys.index((visit.unit, visit.reduces), place + 1)
+        places.append(place)
+    return places
+
+
+def _written(
+    actions: Sequence[Action],
+    visits: Sequence[tuple[int, _Visit]],
+    rounds: Sequence[_Round],
+    stage_of: Mapping[int, int],
+) -> tuple[Action, ...]:
+    def act(slot: int, kind: Pass) -> Action:
+        return Action(stage_of[rounds[slot].unit], kind, rounds[slot].number)
+
+    found: list[Action] = [act(0, Pass.UNSHARD)] if rounds else []
+    done = place = 0
+    for slot, turn in enumerate(rounds):
+        mine = []
+        while place < len(visits) and visits[place][0] == slot:
+            mine.append(visits[place][1])
+            place += 1
+        if mine:
+            found += actions[done : mine[0].first]
+            done = mine[0].first
+        if slot + 1 < len(rounds):
+            found.append(act(slot + 1, Pass.UNSHARD))
+        if mine:
+            found += actions[done : mine[-1].last]
+            done = mine[-1].last
+        found.append(act(slot, Pass.RESHARD))
+        if turn.reduces:
+            found.append(act(slot, Pass.REDUCE_GRAD))
+    return (*found, *actions[done:])
