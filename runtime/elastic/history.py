@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why the layout changed; a recovery that also takes in new nodes is a loss."""
+    """Why the layout changed; a loss may also take in new nodes, and a start lose some."""
 
     START = "start"
     LOSS = "loss"

@@ -9,14 +9,16 @@ import threading
 import time
 import traceback
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore
 
 from runtime.allocator import keep_freed_memory
 from runtime.elastic.connections import leave_world, open_sockets, sever
+from runtime.elastic.forming import BACKEND, Forming
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.moves import CPU, Holdings, carry_out
 from runtime.elastic.orders import (
@@ -40,7 +42,6 @@ from runtime.failure import RankError
 from runtime.mesh import build_mesh
 from workbench.schedule.action import Pass
 
-HOST = "127.0.0.1"
 POLL_S = 1.0  # how often a process looks whether its supervisor is still there
 SEVER_EVERY_S = 0.02
 MOST_TEXT = 2000  # characters of a trace that are told
@@ -64,16 +65,16 @@ class MemberProcess:
 
     A thread reads the orders, because a PAUSE must be heard while the process waits for a rank
     that is gone: it severs all connections, again and again until the wait has ended, since a
-    connection may just be being made.
+    connection may just be being made, and gives up the forming of groups.
 
     Args:
-        store_port: of the supervisor's rendezvous on this machine.
         moment: a shared integer, see `Moment`.
     """
 
-    def __init__(self, job: ElasticJob, pipe: mpc.Connection, moment: Any, store_port: int) -> None:
-        self._job, self._pipe, self._moment, self._port = job, pipe, moment, store_port
+    def __init__(self, job: ElasticJob, pipe: mpc.Connection, moment: Any) -> None:
+        self._job, self._pipe, self._moment = job, pipe, moment
         self._spared = open_sockets()
+        self._forming = Forming()
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pausing = threading.Event()  # set: no connection is severed
         self._held: Holdings = {}
@@ -106,6 +107,7 @@ class MemberProcess:
             order = pickle.loads(self._pipe.recv_bytes())
             if order is Order.PAUSE:
                 self._pausing.clear()
+                self._forming.give_up()
             self._orders.put(order)
             while order is Order.PAUSE and not self._pausing.is_set():
                 sever(self._spared)
@@ -139,8 +141,8 @@ class MemberProcess:
         start_s = time.perf_counter()
         lowered = read_lowered(order.plan)
         dist.init_process_group(
-            "gloo",
-            store=PrefixStore(f"world{order.generation}", self._store()),
+            BACKEND,
+            store=self._store(order.rendezvous),
             rank=order.rank,
             world_size=len(lowered.plan.ranks),
             timeout=timedelta(seconds=self._job.wait_s),
@@ -160,10 +162,15 @@ class MemberProcess:
         copying_s = time.perf_counter() - start_s
         self._tell(Ready(groups_s=groups_s, copying_s=copying_s, num_bytes=num_bytes))
 
-    def _store(self) -> Store:
-        """A connection of its own for every world: a PAUSE cuts it, which ends a wait at the rendezvous."""
-        wait = timedelta(seconds=self._job.wait_s)
-        return TCPStore(HOST, self._port, is_master=False, timeout=wait, wait_for_workers=False)
+    def _store(self, rendezvous: Path) -> FileStore:
+        """A new file for every world, which no earlier attempt has written to.
+
+        torch's TCPStore looks up the name of each peer's address, in the one thread of its server too;
+        an answer of the name server that is lost then stalls all ranks for five seconds.
+        """
+        store = FileStore(str(rendezvous), -1)
+        store.set_timeout(timedelta(seconds=self._job.wait_s))
+        return store
 
     def _fetch(self, order: Fetch) -> None:
         assert self._world is not None, "the supervisor knows who is in a world"
@@ -208,6 +215,7 @@ class MemberProcess:
         """Weights and moments stay; everything else goes."""
         self._leave()
         self._pausing.set()
+        self._forming.allow()
         self._tell(Paused(step=self._step if self._held else None))
 
     def _leave(self) -> None:
@@ -217,9 +225,9 @@ class MemberProcess:
         leave_world()
 
 
-def live(job: ElasticJob, pipe: mpc.Connection, moment: Any, store_port: int) -> None:
+def live(job: ElasticJob, pipe: mpc.Connection, moment: Any) -> None:
     """Entry point of a forked process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     torch.set_num_threads(1)
     keep_freed_memory()
-    MemberProcess(job, pipe, moment, store_port).live()
+    MemberProcess(job, pipe, moment).live()

@@ -69,13 +69,12 @@ class Nodes:
     and no message is long enough to block its sender.
 
     Args:
-        store_port: of the rendezvous.
         logs: folder for what processes write to standard error: gloo and torch report every
             connection that breaks, and here connections are broken on purpose.
     """
 
-    def __init__(self, job: ElasticJob, store_port: int, logs: Path) -> None:
-        self._job, self._port, self._logs = job, store_port, logs
+    def __init__(self, job: ElasticJob, logs: Path) -> None:
+        self._job, self._logs = job, logs
         self._context = multiprocessing.get_context("fork")
         self._processes: dict[Member, _Process] = {}
         torch.set_num_threads(1)  # a forked child must not inherit a thread pool that it does not have
@@ -186,7 +185,7 @@ class Nodes:
         moment = self._context.RawValue("i", Moment.IDLE)
         child = self._context.Process(
             target=_serve,
-            args=(self._job, there, moment, self._port, self._logs / f"{name}.log"),
+            args=(self._job, there, moment, self._logs / f"{name}.log"),
             name=name,
             daemon=True,
         )
@@ -198,9 +197,9 @@ class Nodes:
         return _Process(child, here, moment)
 
 
-def _serve(job: ElasticJob, pipe: mpc.Connection, moment: Any, store_port: int, log: Path) -> None:
+def _serve(job: ElasticJob, pipe: mpc.Connection, moment: Any, log: Path) -> None:
     with log.open("wb") as file:
         os.dup2(file.fileno(), STDERR)
     gc.freeze()  # what the parent had imported is not looked through again by every collection
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    live(job, pipe, moment, store_port)
+    live(job, pipe, moment)

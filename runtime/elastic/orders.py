@@ -34,7 +34,7 @@ class Begin:
     """Form a world, get the layers that are missing.
 
     Args:
-        generation: of worlds, counted from 1; names its rendezvous.
+        rendezvous: file, new for every attempt, where the ranks leave their addresses.
         rank: of this process.
         plan: file of the pickled lowered plan of the next step.
         step: optimizer steps that all held state has seen.
@@ -42,7 +42,7 @@ class Begin:
         start: where state comes from when nobody holds any: a checkpoint, or None for the seed.
     """
 
-    generation: int
+    rendezvous: Path
     rank: int
     plan: Path
     step: int

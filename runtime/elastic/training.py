@@ -4,15 +4,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 
-from torch._C._distributed_c10d import TCPStore
-
 from runtime.elastic.history import Cause, ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Member, members_of
-from runtime.elastic.member import HOST
 from runtime.elastic.moves import Move
 from runtime.elastic.nodes import Heard, Nodes
 from runtime.elastic.orders import Begin, Fetch, Fetched, Order, Paused, Ready, TrainStep, Vote
@@ -21,7 +17,7 @@ from runtime.elastic.replan import Replanned, after_loss, after_warning, start_l
 from workbench.resilience.layout import Layout
 from workbench.resilience.reconfigure import CannotContinueError
 
-MOST_UNEXPLAINED = 4  # disturbances in a row in which nobody was lost
+MOST_UNEXPLAINED = 2  # disturbances in a row in which nobody was lost
 
 
 @dataclass(slots=True)
@@ -79,10 +75,7 @@ class ElasticTraining:
         self._num_unexplained = self._generation = 0
         self._planned: tuple[int, Layout] | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="elastic-")
-        self._store = TCPStore(
-            HOST, 0, is_master=True, timeout=timedelta(seconds=job.wait_s), wait_for_workers=False
-        )
-        self.nodes = Nodes(job, self._store.port, Path(self._scratch.name))
+        self.nodes = Nodes(job, Path(self._scratch.name))
         for node in nodes:
             self.nodes.start(node)
 
@@ -254,7 +247,7 @@ class ElasticTraining:
         self._is_world = False
         for rank, member in enumerate(members):
             order = Begin(
-                generation=self._generation,
+                rendezvous=Path(self._scratch.name) / f"world{self._generation}",
                 rank=rank,
                 plan=path,
                 step=self.step,
@@ -272,7 +265,7 @@ class ElasticTraining:
         self.changes.append(
             Reshaped(
                 step=self.step,
-                cause=next((cause for nodes, cause in names if nodes), Cause.START),
+                cause=next((cause for nodes, cause in names if nodes and self._is_held), Cause.START),
                 lost=(*self._lost, *self._left),
                 joined=tuple(joined),
                 attempts=change.attempts,
