@@ -43,7 +43,7 @@ from workbench.graph.trainable import Trainable
 from workbench.job import Job, ModuleLayout
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.search.drive import Planner
-from workbench.strategies import cornstarch, entrain, entrain_ordered
+from workbench.strategies import cornstarch, entrain, entrain_graded
 from workbench.strategies.stage_counts import silent
 from workbench.whole_file import write_text
 
@@ -57,7 +57,7 @@ TILE_PX, PATCH_PX = 112, 28
 LLM_WIDTH = 128
 PLANNERS: Mapping[str, Planner] = {
     "entrain": entrain.plan,
-    "entrain-ordered": entrain_ordered.plan,
+    "entrain-graded": entrain_graded.plan,
 }
 
 

@@ -61,7 +61,7 @@ def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures]) -> Ev
     )
     stages = stable_stages(dataset, llm)
     evidence.notes.append(f"{where}: {stages[0]} + {stages[1]} stages, Entrain {again_s:.3f} s at batch 1")
-    for subject in ("entrain", "entrain-zb", "entrain-ordered"):
+    for subject in ("entrain", "entrain-zb", "entrain-graded"):
         for method, interval in speedups(methods, subject).items():
             if subject == "entrain" or method in SHARED:
                 evidence.ours[f"{key}/{subject}_over_{method}"] = interval.mean

@@ -1,6 +1,6 @@
 """Every method of Figure 4.12 on one replica: what goes together, in which order, and how long it takes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 import numpy as np
@@ -11,30 +11,32 @@ from experiments.entrain.replica import (
     Chain,
     Durations,
     Laid,
+    Pipeline,
     Replica,
     Taken,
     deferring_s,
     nodes_of,
 )
-from experiments.entrain.stage_work import Seconds, Which
+from experiments.entrain.stage_work import Seconds, Which, shared_cuts
 from workbench.balance.bottleneck_match import even_match
+from workbench.balance.graded import graded_assignment
 from workbench.balance.microbatches import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.pipeline_time import iteration_s
 from workbench.balance.reorder import reorder_by_exchanges, reorder_microbatches
 from workbench.balance.replicas import assign_to_replicas, heaviest_first
 from workbench.balance.tokens import longest_first, longest_first_equal_counts
-from workbench.balance.unit_order import order_units
+from workbench.balance.unit_order import UnitOrder, order_units, unimproved_order
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.schedule.pass_graph import one_unit, pass_graph
 from workbench.schedule.programs import programs_of
 from workbench.schedule.three_phase import three_phase
-from workbench.strategies.entrain_ordered import units_of
+from workbench.strategies.entrain_graded import BUILT, IMPROVED, SHARES, permuted, units_of
 
 Method = Callable[[Replica], Taken]
 Order = tuple[int, ...]
 PARTS = (1, 2, 4)  # sub-microbatches of DIP
-LEADS = (0, 2)  # microbatches that encoder forwards run ahead
+LEADS = (0, 1, 2, 4)  # microbatches that encoder forwards run ahead
 
 
 def in_turn(replica: Replica) -> Taken:
@@ -91,19 +93,47 @@ def entrain_zero_bubble(replica: Replica) -> Taken:
     return _deferring(replica, usual(ScheduleKind.ZB_H1))
 
 
-def entrain_ordered(replica: Replica) -> Taken:
-    """Pairs, or samples of like size, in an order for the pipeline, forwards ahead: the fastest."""
-    work_s = _sample_seconds(replica)
-    members = heaviest_first(range(len(replica.samples)), [sum(pair) for pair in zip(*work_s, strict=True)])
-    chunks = replica.chunks(members)
-    by_size = MicrobatchAssignment(encoder=chunks, deferred=((),) * len(chunks), llm=chunks)
-    found = []
-    for assignment in (assigned(replica), by_size):
-        for lead in LEADS:
-            ordered = _unit_ordered(replica, assignment, lead)
-            seconds = deferring_s(replica, ordered, Schedule(), lead)
-            found.append(Taken(seconds, *_forwards(replica, ordered.encoder, ordered.llm)))
-    return min(found, key=lambda taken: taken.iteration_s)
+def entrain_graded(replica: Replica) -> Taken:
+    """The fastest by the recurrence of both cuts, all gradings and leads, under 1F1B."""
+    return _graded(replica, Schedule())
+
+
+def entrain_graded_zero_bubble(replica: Replica) -> Taken:
+    """The same under ZB-H1."""
+    return _graded(replica, usual(ScheduleKind.ZB_H1))
+
+
+def _graded(replica: Replica, schedule: Schedule) -> Taken:
+    candidates = [
+        (pipeline, held, lead)
+        for pipeline in _pipelines(replica)
+        for held in _gradings(replica)
+        for lead in LEADS
+    ]
+    candidates.sort(key=lambda each: _unit_ordered(*each, order=unimproved_order)[1])
+    improved = [(each, *_unit_ordered(*each, order=order_units)) for each in candidates[:IMPROVED]]
+    improved.sort(key=lambda found: found[2])
+    played = [
+        (deferring_s(pipeline, ordered, schedule, lead), ordered)
+        for (pipeline, _, lead), ordered, _ in improved[:BUILT]
+    ]
+    seconds, ordered = min(played, key=lambda found: found[0])
+    return Taken(seconds, *_forwards(replica, ordered.encoder, ordered.llm))
+
+
+def _gradings(replica: Replica) -> Iterator[MicrobatchAssignment]:
+    work_s, count = _sample_seconds(replica), replica.num_microbatches
+    for share in SHARES:
+        yield graded_assignment(*work_s, num_microbatches=count, num_small=round(share * count))
+
+
+def _pipelines(replica: Replica) -> tuple[Pipeline, ...]:
+    """Whole ranks for either module, and the chain cut as a whole where that shares ranks."""
+    own = Pipeline(replica.encoder_work(), replica.llm_work())
+    cuts = shared_cuts(replica.llm, replica.samples, replica.num_microbatches, sum(replica.stages))
+    if sum(map(len, cuts)) == sum(replica.stages):
+        return (own,)
+    return own, Pipeline(replica.encoder_work(cuts[0]), replica.llm_work(cuts[1]), is_shared=True)
 
 
 def dip(replica: Replica) -> Taken:
@@ -162,7 +192,8 @@ METHODS: Mapping[str, Method] = {
     "optimus": bubble_filling,
     "entrain": entrain,
     "entrain-zb": entrain_zero_bubble,
-    "entrain-ordered": entrain_ordered,
+    "entrain-graded": entrain_graded,
+    "entrain-graded-zb": entrain_graded_zero_bubble,
 }
 
 
@@ -188,7 +219,7 @@ def assigned(replica: Replica) -> MicrobatchAssignment:
     (found,) = hierarchical_assignment(
         *_sample_seconds(replica),
         num_replicas=1,
-        num_microbatches=len(replica.samples) // replica.microbatch_samples,
+        num_microbatches=replica.num_microbatches,
         match=even_match,
     )
     return found
@@ -201,31 +232,36 @@ def _sample_seconds(replica: Replica) -> tuple[list[float], list[float]]:
 
 def _deferring(replica: Replica, schedule: Schedule) -> Taken:
     assignment = assigned(replica)
-    seconds = deferring_s(replica, assignment, schedule)
+    seconds = deferring_s(Pipeline(replica.encoder_work(), replica.llm_work()), assignment, schedule)
     return Taken(seconds, *_forwards(replica, assignment.encoder, assignment.llm))
 
 
-def _unit_ordered(replica: Replica, assignment: MicrobatchAssignment, lead: int) -> MicrobatchAssignment:
-    encoder, llm = replica.encoder_work(), replica.llm_work()
-    forward = np.hstack(
-        [
-            encoder.microbatches_s(Which.FORWARD, assignment.encoder),
-            llm.microbatches_s(Which.FORWARD, assignment.llm),
-        ]
-    )
+def _unit_ordered(
+    pipeline: Pipeline, assignment: MicrobatchAssignment, lead: int, *, order: Callable[..., UnitOrder]
+) -> tuple[MicrobatchAssignment, float]:
+    """An order for the pipeline and the recurrence's seconds; shared ranks count as one stage."""
+    encoder, llm = pipeline.encoder, pipeline.llm
     own = encoder.microbatches_s(Which.BACKWARD, assignment.encoder)
     late = np.array([encoder.backward_s[list(places)].sum(axis=0) for places in assignment.deferred])
     own += np.roll(late, 1, axis=0) - late  # it is done one place later
-    backward = np.hstack([own, llm.microbatches_s(Which.BACKWARD, assignment.llm)])
-    depth = encoder.forward_s.shape[1]
-    leads = [lead] * depth + [0] * llm.forward_s.shape[1]
-    units = units_of(assignment)
-    places = [place for unit in order_units(forward, backward, units, leads).units for place in units[unit]]
-    return MicrobatchAssignment(
-        encoder=tuple(assignment.encoder[place] for place in places),
-        deferred=tuple(assignment.deferred[place] for place in places),
-        llm=tuple(assignment.llm[place] for place in places),
+    by_stage = (
+        np.hstack(
+            [
+                encoder.microbatches_s(Which.FORWARD, assignment.encoder),
+                llm.microbatches_s(Which.FORWARD, assignment.llm),
+            ]
+        ),
+        np.hstack([own, llm.microbatches_s(Which.BACKWARD, assignment.llm)]),
     )
+    forward, backward = (
+        np.stack([of[:, list(group)].sum(axis=1) for group in pipeline.groups], axis=1) for of in by_stage
+    )
+    depth = encoder.forward_s.shape[1] - pipeline.is_shared
+    leads = [lead] * depth + [0] * (forward.shape[1] - depth)
+    units = units_of(assignment)
+    found = order(forward, backward, units, leads)
+    places = [place for unit in found.units for place in units[unit]]
+    return permuted(assignment, places), found.iteration_s
 
 
 def _one_f_one_b(replica: Replica, microbatches: tuple[Order, ...]) -> Taken:

@@ -21,14 +21,14 @@ from workbench.console import ticking
 from workbench.plan.lower import lower
 from workbench.plan.price import price
 from workbench.search.drive import Planner
-from workbench.strategies import cornstarch, entrain, entrain_ordered, reordered
+from workbench.strategies import cornstarch, entrain, entrain_graded, reordered
 
 SYSTEMS: dict[str, Planner] = {
     "as drawn": cornstarch.plan,
     "disttrain": reordered.plan,
     "exchanges": reordered.plan_by_exchanges,
     "entrain": entrain.plan,
-    "ordered": entrain_ordered.plan,
+    "graded": entrain_graded.plan,
 }
 LLM, NUM_SAMPLES, STAGES = "Llama3-3b", 128, (4, 4)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from experiments.entrain.stage_work import Seconds, StageWork, Which, stage_work
+from experiments.entrain.stage_work import Cuts, Seconds, StageWork, Which, stage_work
 from workbench.balance.microbatches import MicrobatchAssignment
 from workbench.data.sample import Sample
 from workbench.schedule.action import Action, Pass
@@ -28,11 +28,15 @@ class Replica:
     stages: tuple[int, int]
     microbatch_samples: int = 4
 
-    def encoder_work(self, num_stages: int | None = None) -> StageWork:
-        return stage_work(self.llm, "vision", num_stages or self.stages[0], self.samples)
+    def encoder_work(self, stages: int | Cuts | None = None) -> StageWork:
+        return stage_work(self.llm, "vision", stages or self.stages[0], self.samples)
 
-    def llm_work(self, num_stages: int | None = None) -> StageWork:
-        return stage_work(self.llm, "llm", num_stages or self.stages[1], self.samples)
+    def llm_work(self, stages: int | Cuts | None = None) -> StageWork:
+        return stage_work(self.llm, "llm", stages or self.stages[1], self.samples)
+
+    @property
+    def num_microbatches(self) -> int:
+        return len(self.samples) // self.microbatch_samples
 
     def chunks(self, order: Sequence[int]) -> tuple[Places, ...]:
         """Consecutive samples of an order as microbatches."""
@@ -129,22 +133,38 @@ class Laid(NamedTuple):
         return finish_time(replace(self.graph, duration=taken), self.programs)
 
 
+class Pipeline(NamedTuple):
+    """Work on the stages of either module; the last encoder and the first LLM stage may share ranks."""
+
+    encoder: StageWork
+    llm: StageWork
+    is_shared: bool = False
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """Stages of every block of ranks, encoder first."""
+        depth = self.encoder.forward_s.shape[1]
+        total = depth + self.llm.forward_s.shape[1]
+        if not self.is_shared:
+            return [(stage,) for stage in range(total)]
+        apart = [(stage,) for stage in range(total)]
+        return [*apart[: depth - 1], (depth - 1, depth), *apart[depth + 1 :]]
+
+
 def deferring_s(
-    replica: Replica, assignment: MicrobatchAssignment, schedule: Schedule, lead: int = 0
+    pipeline: Pipeline, assignment: MicrobatchAssignment, schedule: Schedule, lead: int = 0
 ) -> float:
     """Seconds of a step with deferral, encoder forwards `lead` microbatches ahead."""
     chain = chain_of(assignment)
-    encoder, llm = replica.encoder_work(), replica.llm_work()
-    durations = Durations(chain, encoder, llm)
+    durations = Durations(chain, pipeline.encoder, pipeline.llm)
     depth = durations.num_encoder
-    total = depth + llm.forward_s.shape[1]
+    total = depth + pipeline.llm.forward_s.shape[1]
     nodes = nodes_of(chain, depth, total - depth)
-    groups = [(stage,) for stage in range(total)]
     lines = (tuple(range(depth)), tuple(range(depth, total)))
-    programs = programs_of(nodes, groups, schedule, lines, durations)
+    programs = programs_of(nodes, pipeline.groups, schedule, lines, durations)
     hurried = dict.fromkeys(range(depth), chain.followers)
     eager = {
         group: with_eager_forwards(with_followers(program, hurried), hurried, lead)
         for group, program in programs.items()
     }
-    return played_s(nodes, groups, eager, durations)
+    return played_s(nodes, pipeline.groups, eager, durations)

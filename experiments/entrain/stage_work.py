@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.entrain.workload import TP, cost_model, model
+from workbench.balance.chain_cuts import chain_cuts
 from workbench.balance.partition import partition
 from workbench.cost.model import LayerTime, RowWork, Work
 from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
@@ -90,14 +91,30 @@ def _time(layer: Layer, tokens: int, *, is_causal: bool) -> LayerTime:
     return cost_model().layer_time(layer, work, tp=TP, cp=1, precision="bfloat16")
 
 
+Cuts = tuple[tuple[int, int], ...]
+
+
 @cache
-def stage_quadratics(llm: str, module: str, num_stages: int) -> NDArray[np.float64]:
-    """[stages, 3 passes, 3] coefficients of stages that are balanced for usual sizes."""
+def layer_quadratics(llm: str, module: str) -> NDArray[np.float64]:
+    """[layers, 3 passes, 3] coefficients of every layer."""
     layers = model(llm).module(module).layers
     fitted = [_quadratics(llm, module, signature(layer)) for layer in layers]
+    return np.array([[(q.square_s, q.linear_s, q.constant_s) for q in of] for of in fitted])
+
+
+@cache
+def even_cuts(llm: str, module: str, num_stages: int) -> Cuts:
+    """Layers of stages that are balanced for usual sizes."""
     usual = USUAL_TOKENS[module]
-    cuts = partition(tuple(f.seconds(usual) + b.seconds(usual) for f, b, _ in fitted), num_stages)
-    table = np.array([[(q.square_s, q.linear_s, q.constant_s) for q in of] for of in fitted])
+    return partition(
+        (layer_quadratics(llm, module)[:, :2].sum(axis=1) @ (usual**2, usual, 1)).tolist(), num_stages
+    )
+
+
+@cache
+def stage_quadratics(llm: str, module: str, cuts: Cuts) -> NDArray[np.float64]:
+    """[stages, 3 passes, 3] coefficients of stages."""
+    table = layer_quadratics(llm, module)
     return np.array([table[first:last].sum(axis=0) for first, last in cuts])
 
 
@@ -108,10 +125,27 @@ def tokens_of(samples: Sequence[Sample], module: str) -> NDArray[np.float64]:
     return np.array([sum(s.tokens_in for s in sample.of(module)) for sample in samples], float)
 
 
-def stage_work(llm: str, module: str, num_stages: int, samples: Sequence[Sample]) -> StageWork:
-    """Every sample on every stage. Samples have one image at most."""
+def stage_work(llm: str, module: str, stages: int | Cuts, samples: Sequence[Sample]) -> StageWork:
+    """Every sample on every stage, so many or cut so. Samples have one image at most."""
     tokens = tokens_of(samples, module)
-    table = stage_quadratics(llm, module, num_stages)
+    cuts = even_cuts(llm, module, stages) if isinstance(stages, int) else stages
+    table = stage_quadratics(llm, module, cuts)
     passes = np.einsum("spc,cn->pns", table[:, :, :2], np.stack([tokens**2, tokens]))
     forward, backward, weight = passes
     return StageWork(forward, backward, weight, table[:, :, 2].T)
+
+
+@cache
+def shared_cuts(
+    llm: str, batch: tuple[Sample, ...], num_microbatches: int, num_blocks: int
+) -> tuple[Cuts, Cuts]:
+    """Both modules' stages where the chain is cut as a whole; one stage more than blocks if one is shared."""
+    modules = ("vision", "llm")
+    costs = []
+    for module in modules:
+        tokens = tokens_of(batch, module)
+        powers = ((tokens**2).sum(), tokens.sum(), num_microbatches)
+        costs.append((layer_quadratics(llm, module)[:, :2].sum(axis=1) @ powers).tolist())
+    pieces = chain_cuts(costs, num_blocks)
+    encoder, text = (tuple(p.layers for p in pieces if p.module == number) for number in range(len(modules)))
+    return encoder, text

@@ -13,7 +13,7 @@ from workbench.strategies import (
     encoders_colocated,
     encoders_replicated,
     entrain,
-    entrain_ordered,
+    entrain_graded,
     entrain_search,
     megatron_heterogeneous,
     megatron_homogeneous,
@@ -32,7 +32,7 @@ class Strategy(StrEnum):
     ENCODERS_REPLICATED = "encoders-replicated"
     DIP = "dip"
     ENTRAIN = "entrain"
-    ENTRAIN_ORDERED = "entrain-ordered"
+    ENTRAIN_GRADED = "entrain-graded"
     ENTRAIN_SEARCH = "entrain-search"
     DISTTRAIN = "disttrain"
     DISTTRAIN_REORDERED = "disttrain-reordered"
@@ -52,7 +52,7 @@ PLANNERS: dict[str, Planner] = {
     Strategy.ENCODERS_REPLICATED: encoders_replicated.plan,
     Strategy.DIP: dip.plan,
     Strategy.ENTRAIN: entrain.plan,
-    Strategy.ENTRAIN_ORDERED: entrain_ordered.plan,
+    Strategy.ENTRAIN_GRADED: entrain_graded.plan,
     Strategy.ENTRAIN_SEARCH: entrain_search.plan,
     Strategy.DISTTRAIN: disttrain.plan,
     Strategy.DISTTRAIN_REORDERED: reordered.plan,

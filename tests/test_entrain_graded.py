@@ -1,4 +1,4 @@
-"""Entrain with an order of its own: units in order, forwards ahead, never slower by its estimate."""
+"""Graded microbatches in an order of their own on shared ranks: never slower, and trained the same."""
 
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -9,17 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.pool import Pool
-from tests.test_data_strategies import COST, skewed_job
+from tests.test_data_strategies import COST, skewed_batch, skewed_job
 from tests.test_parity import assert_same
+from tests.tiny_valm import tiny_valm
 from workbench.balance.pipeline_time import eager_starts, first_stage_starts
 from workbench.balance.unit_order import order_units
+from workbench.cost.hardware import Link
+from workbench.graph.model_graph import connect
+from workbench.graph.trainable import Trainable
+from workbench.job import Job, ModuleLayout
 from workbench.plan.critical_path import critical_path_s
 from workbench.plan.lower import lower
 from workbench.plan.price import price
 from workbench.schedule.action import Action, Pass, parse_action
 from workbench.schedule.eager import with_eager_forwards
 from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
-from workbench.strategies import entrain, entrain_ordered
+from workbench.strategies import entrain, entrain_graded
 
 
 def played(programs: list[list[Action]], forward: np.ndarray, backward: np.ndarray) -> list[float]:
@@ -133,15 +138,54 @@ def estimate_s(plan) -> float:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_it_is_never_slower_than_entrain_and_trains_the_same(replicas: int, pool: Pool):
     job = skewed_job(replicas=replicas)
-    plan = entrain_ordered.plan(job, COST)
+    plan = entrain_graded.plan(job, COST)
     assert estimate_s(plan) <= estimate_s(entrain.plan(job, COST))
-    assert plan.strategy == "entrain-ordered"
+    assert plan.strategy == "entrain-graded"
     assert_same(plan, pool)
+
+
+def shared_job(replicas: int = 1) -> Job:
+    """One encoder in front of the LLM, all stage counts open; messages take no time."""
+    model = tiny_valm(vision=Trainable.ALL, llm=Trainable.ALL)
+    job = skewed_job(replicas=replicas)
+    wire = Link(name="instant", bytes_per_s=1e18, latency_s=0.0)
+    return replace(
+        job,
+        model=connect("tiny-vlm", (model.module("vision"), model.module("llm"))),
+        batch=tuple(
+            replace(sample, segments=tuple(s for s in sample.segments if s.modality != "audio"))
+            for sample in skewed_batch()
+        ),
+        layouts=(),
+        cluster=replace(job.cluster, intra=wire, inter=wire),
+        max_ranks=2 * replicas,
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_rank_with_the_end_of_the_encoder_and_the_start_of_the_llm_trains_the_same(
+    replicas: int, pool: Pool
+):
+    job = shared_job(replicas)
+    plan = entrain_graded.plan(job, COST)
+    modules_of = [{s.module for s in plan.stages if rank in s.flat_ranks} for rank in plan.ranks]
+    assert sum(len(modules) > 1 for modules in modules_of) == replicas
+    assert estimate_s(plan) < estimate_s(entrain.plan(job, COST))
+    assert_same(plan, pool)
+
+
+def test_given_stage_counts_are_kept():
+    job = replace(shared_job(), layouts=(ModuleLayout(module="vision", pp=1),))
+    plan = entrain_graded.plan(job, COST)
+    assert len(plan.chain["vision", 0]) == 1
+    assert not {r for s in plan.chain["vision", 0] for r in s.flat_ranks} & {
+        r for s in plan.chain["llm", 0] for r in s.flat_ranks
+    }
 
 
 def test_leads_that_do_not_fit_in_memory_are_passed_over():
     job = skewed_job()
     nodes = tuple(replace(node, memory_bytes=1) for node in job.cluster.nodes)
     tight = replace(job, cluster=replace(job.cluster, nodes=nodes))
-    plan = entrain_ordered.plan(tight, COST)
-    assert plan == replace(entrain.plan(tight, COST), strategy="entrain-ordered")
+    plan = entrain_graded.plan(tight, COST)
+    assert plan == replace(entrain.plan(tight, COST), strategy="entrain-graded")
