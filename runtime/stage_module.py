@@ -87,10 +87,11 @@ class StageModule(nn.Module):
             ValueError: a modality stands in the microbatch but its features were not given.
         """
         for edge in self.edges:
-            if (edge.name in inputs.data.placed) != (edge.name in inputs.features):
-                have = "missing" if edge.name in inputs.data.placed else "given, but no item wants them"
+            if (edge.name in wanted) != (edge.name in inputs.features):
+                have = "missing" if edge.name in wanted else "given, but no item wants them"
                 raise ValueError(f"stage {self.stage.id}: features of edge {edge.name} are {have}")
         parameter = next(self.parameters())
+        wanted = {*inputs.data.placed, *inputs.data.brought}
         context = self.adapter.context(inputs.data, parameter.device, parameter.dtype)
         first = self.stage.layers[0]
         hidden = inputs.hidden
@@ -100,7 +101,7 @@ class StageModule(nn.Module):
         hidden = _carrying(hidden, first - 1, inputs.data)
         left: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers, start=first):
-            entering = {e.name: e for e in self.edges if e.before_layer == index}
+            entering = {e.name: e for e in self.edges if index in e.entered}
             features = {name: _own(inputs, name) for name in entering if name in inputs.features}
             hidden = self._run(layer, index, hidden, features, context)
             if index == 0 and inputs.data.embedded is not None:
@@ -121,10 +122,12 @@ class StageModule(nn.Module):
         if index > 0:  # layer 0 places features itself; deeper they are added to what is there
             assert hidden is not None, "only layer 0 makes its own input"
             for edge, features_ED in features.items():
-                hidden = hidden.index_add(0, context.data.placed[edge], features_ED)
-            features = {}
+                if edge in placed:
+                    hidden = hidden.index_add(0, placed[edge], features_ED)
+            features = {edge: aside for edge, aside in features.items() if edge not in placed}
         call: Callable[..., Tensor] = layer
         if self.recompute is Recompute.FULL and torch.is_grad_enabled():
+            placed = context.data.placed
             output: Tensor = checkpoint(
                 call, hidden, features, context, use_reentrant=False, preserve_rng_state=False
             )
