@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.adapters.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
+from runtime.adapters.adapter import NO_TARGET, PLACEHOLDER, Brought, MicrobatchData
 from runtime.adapters.choose import adapter_of
 from runtime.adapters.decoder import DecoderAdapter
 from runtime.attention_mask import AttentionMask
@@ -110,6 +110,7 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
         tokens_in=tuple(segment.tokens_in for segment in found),
         tokens_out=tuple(segment.tokens_out for segment in found),
         raw=raw,
+        grids=tuple(segment.grid for segment in found),
         **_conditions(plan, stage, microbatch),
     )
 
@@ -147,8 +148,9 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         assert isinstance(adapter, DecoderAdapter), "the text module is a language model"
         ids_T = torch.cat([_ids(sample, source, adapter.vocab_size) for sample in samples])
         labels_T = _labels(ids_T, lengths)
-    entering = [edge for edge in edges if stage.layers[0] <= edge.before_layer < stage.layers[1]]
-    placed = {edge.name: _placed(plan, edge, samples) for edge in entering}
+    entering = [edge for edge in edges if edge.entered_in(stage.layers)]
+    brought = {edge.name: _brought(plan, edge, samples) for edge in entering if plan.model.is_context(edge)}
+    placed = {edge.name: _placed(plan, edge, samples) for edge in entering if edge.name not in brought}
     return MicrobatchData(
         items=microbatch.items,
         tokens_in=lengths,
@@ -156,6 +158,8 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         input_ids=ids_T if stage.layers[0] == 0 else None,
         labels=labels_T if stage.layers[1] == num_layers else None,
         placed={name: place_E for name, place_E in placed.items() if len(place_E)},
+        brought={name: images for name, images in brought.items() if images},
+        item_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) if brought else None,
     )
 
 
@@ -184,6 +188,7 @@ def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dt
         input_ids=one(data.input_ids),
         labels=one(data.labels),
         position_ids=one(data.position_ids),
+        item_ids=one(data.item_ids),
         embedded=one(data.embedded),
         returned=one(data.returned),
     )
@@ -224,6 +229,19 @@ def _placed(plan: Plan, edge: Edge, samples: list[Sample]) -> Tensor:
     modality = plan.model.module(edge.source).modality
     runs = [torch.arange(start, stop) for start, stop in _runs(samples, modality)]
     return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
+
+
+def _brought(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[Brought, ...]:
+    """What cross-attention reads of an edge, in the order of its features: sample by sample, in sequence."""
+    source = plan.model.module(edge.source)
+    adapter, found = adapter_of(source), []
+    for index, sample in enumerate(samples):
+        place = 0
+        for segment in sample.segments:
+            if segment.modality == source.modality:
+                found.append(Brought(index, place, adapter.tiles(segment)))
+            place += segment.tokens_out
+    return tuple(found)
 
 
 def _runs(samples: list[Sample], modality: str) -> Iterator[tuple[int, int]]:

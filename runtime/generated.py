@@ -19,11 +19,7 @@ def entering_conditions(plan: Plan, stage: Stage, microbatch: Microbatch) -> dic
     The states are of whole samples, of each once, in the order in which the items name them.
     """
     modality = plan.model.module(stage.module).modality
-    entering = [
-        edge
-        for edge in plan.model.edges_into(stage.module)
-        if stage.layers[0] <= edge.before_layer < stage.layers[1]
-    ]
+    entering = [edge for edge in plan.model.edges_into(stage.module) if edge.entered_in(stage.layers)]
     return {edge.name: _places(plan, edge, microbatch, modality) for edge in entering}
 
 

@@ -104,6 +104,7 @@ def _language(data: MicrobatchData, shares: TokenShares) -> MicrobatchData:
         position_ids=shares.own_of(positions(data.tokens_in, "cpu"), 0),
         input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
         labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
+        item_ids=None if data.item_ids is None else shares.own_of(data.item_ids, -1),
         placed={
             name: torch.from_numpy(np.searchsorted(shares.own, data.placed[name][index].numpy()))
             for name, index in kept.items()

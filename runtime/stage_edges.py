@@ -6,8 +6,7 @@ from workbench.plan.plan import Plan, Stage
 
 def edges_into_stage(plan: Plan, stage: Stage) -> tuple[Edge, ...]:
     """Those that enter a layer of the stage; ValueError for one that cannot run."""
-    first, last = stage.layers
-    edges = tuple(edge for edge in plan.model.edges_into(stage.module) if first <= edge.before_layer < last)
+    edges = tuple(edge for edge in plan.model.edges_into(stage.module) if edge.entered_in(stage.layers))
     for edge in edges:
         _check(plan, edge)
     return edges

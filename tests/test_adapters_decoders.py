@@ -15,7 +15,7 @@ from runtime.adapters.norm import widen_norms
 from runtime.adapters.router import WideRouter, widen_routers
 from runtime.stage_module import StageInput, StageModule
 from runtime.weight_gradient import SplitBackward
-from tests import paper_models, tiny_models
+from tests import cross_models, paper_models, tiny_models
 from tests.test_adapters import build, relative
 from tests.test_adapters_llama4 import LLAMA4
 from workbench.data.sample import Sample, Segment
@@ -122,7 +122,7 @@ def test_decoder_layers_hold_what_the_plan_says(name: str) -> None:
 
 
 def test_every_decoder_is_tested() -> None:
-    configs = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4)
+    configs = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4, cross_models.LANGUAGE)
     assert {config["model_type"] for config in configs} == set(DECODERS)
 
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -28,6 +28,35 @@ class Pools(Protocol):
     def own(self, y_TD: Tensor) -> Tensor:
         """This rank's outputs out of those of the microbatch."""
         ...
+
+
+class Tiles(NamedTuple):
+    """How the tokens of one image lie that cross-attention reads.
+
+    Args:
+        num: tiles.
+        tokens: of every tile.
+        seen: of them, from the first on; the rest is padding.
+        filled: tiles that hold a part of the image; behind them is padding too.
+    """
+
+    num: int
+    tokens: int
+    seen: int
+    filled: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of the image."""
+        return self.num * self.tokens
+
+
+class Brought(NamedTuple):
+    """An image that cross-attention reads: whose, its place in that item, and its tokens."""
+
+    item: int  # index among the microbatch's
+    place: int
+    tiles: Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +83,9 @@ class MicrobatchData:
             are all here.
         carries_from: first layer whose output carries a gradient on some context-parallel rank;
             None: none does, or there is only one rank.
+        grids: per item of an encoder, the grid that its segment names.
+        brought: edge name -> what cross-attention reads of it, in the order of its features.
+        item_ids: [T] index of every token's item, -1 for padding; given where `brought` is.
         num_held: tokens inside the blocks on this rank, padding included; None: as `tokens_in` says.
 
     Where context-parallel ranks share the microbatch, tensors are of this rank's tokens alone.
@@ -73,6 +105,9 @@ class MicrobatchData:
     embedded: Tensor | None = None
     returned: Tensor | None = None
     pooling: Pools | None = None
+    grids: tuple[tuple[int, int] | None, ...] = ()
+    brought: Mapping[str, tuple[Brought, ...]] = field(default_factory=dict)
+    item_ids: Tensor | None = None
     num_held: int | None = None
 
     @property
@@ -202,6 +237,13 @@ class Adapter(ABC):
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         """Shape of what the encoder reads for a segment; ValueError where it cannot be that size."""
         raise ValueError(f"module {self.module.name!r} reads tokens, not {segment.modality}")
+
+    def tiles(self, segment: Segment) -> Tiles:
+        """How an image's tokens lie for cross-attention; ValueError where they stand in a sequence."""
+        raise ValueError(
+            f"module {self.module.name!r}: its {segment.modality} tokens stand in the LLM's sequence, "
+            "cross-attention cannot read them"
+        )
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         """What the layers of a stage share for one microbatch."""

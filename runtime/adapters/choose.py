@@ -3,13 +3,16 @@
 from runtime.adapters.adapter import Adapter, named_refusals
 from runtime.adapters.audio import Qwen2AudioAdapter, WhisperAdapter
 from runtime.adapters.audio_conformer import ConformerAdapter
+from runtime.adapters.cross_attention import CrossDecoderAdapter
 from runtime.adapters.decoder import DecoderAdapter
 from runtime.adapters.decoder_families import DECODERS
 from runtime.adapters.diffusion import DitAdapter
 from runtime.adapters.vision import ClipAdapter, SiglipAdapter
 from runtime.adapters.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.adapters.vision_scaled import Dinov2Adapter, InternVitAdapter
+from runtime.adapters.vision_tiles import TiledAdapter
 from workbench.graph.dit import DIT
+from workbench.graph.mllama import TEXT_MODEL, VISION_MODEL
 from workbench.graph.model_graph import Module
 
 ENCODERS = {
@@ -18,6 +21,7 @@ ENCODERS = {
     "dinov2": Dinov2Adapter,
     "internvl_vision": InternVitAdapter,
     "pixtral": PixtralAdapter,
+    VISION_MODEL: TiledAdapter,
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
     "whisper": WhisperAdapter,
@@ -51,7 +55,8 @@ def adapter_of(module: Module) -> Adapter:
         raise ValueError(f"module {module.name!r}: no adapter for {architecture!r}; there are {known}")
     with named_refusals(module.name):
         if architecture in DECODERS:
-            adapter: Adapter = DecoderAdapter(module, architecture, config)
+            made = CrossDecoderAdapter if architecture == TEXT_MODEL else DecoderAdapter
+            adapter: Adapter = made(module, architecture, config)
         else:
             adapter = (ENCODERS | GENERATORS)[architecture](module, config, module.source.projector)
     adapter.check_layers()

@@ -13,6 +13,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.mllama import modeling_mllama as mllama
 from transformers.models.opt import modeling_opt as opt
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
@@ -111,6 +112,12 @@ DECODERS: Mapping[str, DecoderFamily] = {
         rotary=mixtral.MixtralRotaryEmbedding,
         norm=mixtral.MixtralRMSNorm,
         router=mixtral.MixtralTopKRouter,
+    ),
+    "mllama_text_model": DecoderFamily(
+        config=mllama.MllamaTextConfig,
+        layer=mllama.MllamaSelfAttentionDecoderLayer,
+        rotary=mllama.MllamaRotaryEmbedding,
+        norm=mllama.MllamaTextRMSNorm,
     ),
     "gemma": DecoderFamily(
         config=gemma.GemmaConfig,
