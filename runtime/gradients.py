@@ -97,19 +97,22 @@ class Gradients:
         """Start the sum of every group of a REDUCE_GRAD; zeros where this rank had no items."""
         for index in self._lowered.reductions.get(action, ()):
             group = self._lowered.groups[index]
-            if self._mesh.rank not in group.ranks:
-                continue  # another tensor-parallel place of the stage
-            start_s = time.perf_counter()
-            given_N = self._flat(group.weights[0])
-            bucket = self._buckets.get(group.weights[0])
-            if bucket is None or len(bucket.share.instance) == 1:
-                result, work = given_N, self._mesh.start_sum(given_N, group.ranks)
-            else:
-                result = bucket.empty_part()
-                work = self._mesh.start_scatter(result, given_N, bucket.share.instance)
-            pending = _Reduction(action, group, start_s, work, given_N, result)
-            self._pending.append(pending)
-            self._note_end(pending)
+            if self._mesh.rank in group.ranks:  # else another tensor-parallel place of the stage
+                self._start(action, group)
+
+    def _start(self, action: Action, group: GradientGroup) -> None:
+        """Start the sum of one group."""
+        start_s = time.perf_counter()
+        given_N = self._flat(group.weights[0])
+        bucket = self._buckets.get(group.weights[0])
+        if bucket is None or len(bucket.share.instance) == 1:
+            result, work = given_N, self._mesh.start_sum(given_N, group.ranks)
+        else:
+            result = bucket.empty_part()
+            work = self._mesh.start_scatter(result, given_N, bucket.share.instance)
+        pending = _Reduction(action, group, start_s, work, given_N, result)
+        self._pending.append(pending)
+        self._note_end(pending)
 
     def _note_end(self, pending: _Reduction) -> None:
         """A span of the reduce lane, ended by whichever thread finishes the collective."""
