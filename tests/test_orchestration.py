@@ -1,21 +1,17 @@
 """GPUs and degrees of every unit: the exact search against all integers, the relaxation below it."""
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import inf
 
 import cvxpy
 import pytest
 
-from workbench.balance.orchestration import (
-    Degrees,
-    Task,
-    Unit,
-    evaluate,
-    orchestrate,
-    paces,
-)
+from workbench.balance.orchestration import evaluate, orchestrate, paces
+from workbench.balance.orchestration_cost import dollars_per_sample, orchestrate_cheapest
 from workbench.balance.orchestration_relaxed import StageBounds, orchestrate_relaxed, relaxed_stages
+from workbench.balance.orchestration_task import Degrees, Pool, Task, Unit
 
 
 def random_task(seed: int, *, num_gpus: int | None = None) -> Task:
@@ -46,6 +42,31 @@ def random_task(seed: int, *, num_gpus: int | None = None) -> Task:
     )
 
 
+def pooled_task(seed: int) -> Task:
+    """The same on two kinds of GPUs."""
+    task, rng = random_task(seed), random.Random(-seed - 1)
+    pools = tuple(
+        Pool(
+            name=name,
+            num_gpus=rng.randint(1, 7),
+            gpu_bytes=rng.choice([40.0, 80.0, inf]),
+            gpu_bytes_per_s=rng.choice([0.5, 5.0]),
+            dollars_per_hour=rng.choice([0.5, 1.0, 4.0]),
+        )
+        for name in ("cheap", "fast")
+    )
+    units = tuple(replace(unit, pool=rng.choice(pools).name) for unit in task.units)
+    return replace(task, units=units, pools=pools, num_gpus=sum(pool.num_gpus for pool in pools))
+
+
+def suffice(task: Task, degrees) -> bool:
+    taken = dict.fromkeys([unit.pool for unit in task.units], 0)
+    for unit, of_unit in zip(task.units, degrees, strict=True):
+        taken[unit.pool] += of_unit.num_gpus
+    most = {pool.name: pool.num_gpus for pool in task.pools} or {"": task.num_gpus}
+    return all(taken[name] <= most[name] for name in taken)
+
+
 def all_orchestrations(task: Task):
     """Every assignment of degrees that the rules admit."""
     choices = [
@@ -60,7 +81,7 @@ def all_orchestrations(task: Task):
     ]
     pace_at = [unit.name for unit in task.units].index(task.pacing)
     for degrees in product(*choices):
-        if degrees[pace_at].dp not in paces(task) or sum(d.num_gpus for d in degrees) > task.num_gpus:
+        if degrees[pace_at].dp not in paces(task) or not suffice(task, degrees):
             continue
         try:
             yield evaluate(task, degrees)
@@ -87,6 +108,94 @@ def test_exact_search_equals_all_degrees(start: int):
         assert evaluate(task, relaxed.degrees) == relaxed
         assert relaxed.num_gpus <= task.num_gpus
         assert relaxed.iteration_s >= found.iteration_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("start", range(0, 120, 20))
+def test_pools_and_prices_equal_all_degrees(start: int):
+    """The fastest, the cheapest and the cheapest in a given time, on GPUs of two kinds."""
+    for seed in range(start, start + 20):
+        task = pooled_task(seed)
+        every = list(all_orchestrations(task))
+        if not every:
+            for search in (orchestrate, orchestrate_cheapest):
+                with pytest.raises(ValueError, match=r"fits on|at least|go together"):
+                    search(task)
+            continue
+        fastest_s = min(found.iteration_s for found in every)
+        assert orchestrate(task).iteration_s == pytest.approx(fastest_s, rel=1e-9)
+        cheapest = orchestrate_cheapest(task)
+        assert suffice(task, cheapest.degrees)
+        assert evaluate(task, cheapest.degrees) == cheapest
+        least = min(dollars_per_sample(task, found) for found in every)
+        assert dollars_per_sample(task, cheapest) == pytest.approx(least, rel=1e-9)
+        most_s = (fastest_s + cheapest.iteration_s) / 2
+        soon = orchestrate_cheapest(task, most_s=most_s)
+        least = min(dollars_per_sample(task, found) for found in every if found.iteration_s <= most_s)
+        assert soon.iteration_s <= most_s
+        assert dollars_per_sample(task, soon) == pytest.approx(least, rel=1e-9)
+        with pytest.raises(ValueError, match="no orchestration takes at most"):
+            orchestrate_cheapest(task, most_s=fastest_s / 2)
+
+
+def test_one_pool_is_the_whole_cluster():
+    for seed in range(20):
+        task = replace(random_task(seed, num_gpus=12), gpu_bytes=1e9)
+        pool = Pool(name="", num_gpus=12, gpu_bytes=task.gpu_bytes, gpu_bytes_per_s=task.gpu_bytes_per_s)
+        assert orchestrate(replace(task, pools=(pool,))) == orchestrate(task)
+
+
+def test_dollars_by_hand():
+    """2 GPUs of 3 dollars and 1 of 6 for 1,800 s and 4 samples."""
+    task = Task(
+        units=(
+            Unit(name="encoder", sample_s=((2, 1.0),), num_layers=1, pool="cheap"),
+            Unit(name="llm", sample_s=((1, 449.0),), num_layers=1, pool="fast"),
+        ),
+        pacing="llm",
+        batch_samples=4,
+        microbatch_samples=1,
+        num_gpus=3,
+        pools=(
+            Pool(name="cheap", num_gpus=2, dollars_per_hour=3.0),
+            Pool(name="fast", num_gpus=1, dollars_per_hour=6.0),
+        ),
+    )
+    found = orchestrate_cheapest(task)
+    assert found.iteration_s == 1 + 449 + 3 * 449
+    assert dollars_per_sample(task, found) == pytest.approx(12 * (1797 / 3600) / 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pools": (Pool(name="slow", num_gpus=4),)}, "unit 'llm': no pool ''; there are slow"),
+        ({"pools": (Pool(name="", num_gpus=3),)}, "4 GPUs together, got 3"),
+        ({"pools": (Pool(name="", num_gpus=2),) * 2}, "pools must differ"),
+    ],
+)
+def test_bad_pools_are_named(change: dict[str, object], words: str):
+    unit = Unit(name="llm", sample_s=((1, 1.0),), num_layers=2)
+    given = {"units": (unit,), "pacing": "llm", "batch_samples": 4, "microbatch_samples": 2, "num_gpus": 4}
+    with pytest.raises(ValueError, match=words):
+        Task(**(given | change))
+
+
+def test_searches_that_pools_do_not_suit_say_so():
+    unit = Unit(name="llm", sample_s=((1, 1.0),), num_layers=2, pool="one")
+    task = Task(
+        units=(unit,),
+        pacing="llm",
+        batch_samples=4,
+        microbatch_samples=2,
+        num_gpus=4,
+        pools=(Pool(name="one", num_gpus=4),),
+    )
+    with pytest.raises(ValueError, match="dollars_per_hour > 0"):
+        orchestrate_cheapest(task)
+    with pytest.raises(ValueError, match="GPUs of one kind"):
+        orchestrate_relaxed(task)
+    with pytest.raises(ValueError, match="want >= 1 GPU and >= 0 dollars"):
+        Pool(name="one", num_gpus=4, dollars_per_hour=-1.0)
 
 
 def test_formula_of_the_paper():

@@ -7,6 +7,7 @@ GB = 10**9
 
 MS_PER_S = 1e3
 US_PER_S = 1e6
+S_PER_HOUR = 3_600.0
 S_PER_DAY = 86_400.0
 
 

@@ -17,8 +17,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from workbench.balance.orchestration import Orchestration, Task, Unit, orchestrate
+from workbench.balance.orchestration import orchestrate
 from workbench.balance.orchestration_relaxed import orchestrate_relaxed
+from workbench.balance.orchestration_task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile

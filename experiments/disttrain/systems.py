@@ -12,7 +12,8 @@ from math import ceil
 
 from experiments.printed import printed_rows
 from workbench.balance.allocation import proportional_allocation
-from workbench.balance.orchestration import Orchestration, Task, Unit, orchestrate
+from workbench.balance.orchestration import orchestrate
+from workbench.balance.orchestration_task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile

@@ -2,116 +2,14 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, product
 from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from workbench.balance.orchestration_task import Degrees, Orchestration, Pool, Task, Unit
+
 CHEAPEST = 1e-12  # relative: objectives this near count as equal, and fewer GPUs win
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """A module that has tp, dp and pp of its own: an encoder, the LLM or a generator.
-
-    Args:
-        name: of the module.
-        sample_s: (tp, seconds) of forward and backward of the whole module over one sample.
-        num_layers: the most stages it can be cut into.
-        weight_bytes: weights and gradients of the whole module (P).
-        optimizer_bytes: optimizer state of the whole module (S), spread over all its GPUs.
-        activation_bytes: of one sample across the whole module (L / M).
-        max_gpus: that it may take; None: what the others leave.
-        reduction_bytes: that one GPU holding the whole module moves after a step if it has ever so many
-            peers: gradients out and weights in.
-    """
-
-    name: str
-    sample_s: tuple[tuple[int, float], ...]
-    num_layers: int
-    weight_bytes: float = 0.0
-    optimizer_bytes: float = 0.0
-    activation_bytes: float = 0.0
-    max_gpus: int | None = None
-    reduction_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.sample_s or min(tp for tp, _ in self.sample_s) < 1 or self.num_layers < 1:
-            raise ValueError(f"unit {self.name!r}: want a time for some tp >= 1 and >= 1 layer, got {self}")
-        if min(seconds for _, seconds in self.sample_s) < 0:
-            raise ValueError(f"unit {self.name!r}: times must be >= 0, got {self.sample_s}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What is trained on what.
-
-    Args:
-        units: in pipeline order.
-        pacing: name of the unit whose data-parallel degree sets the number of microbatches: the LLM.
-        batch_samples: BS.
-        microbatch_samples: M, per replica of the pacing unit.
-        num_gpus: N.
-        gpu_bytes: memory of one.
-        virtual_stages: VPP size; divides the warm-up.
-        gpu_bytes_per_s: of the fabric, one GPU's part.
-    """
-
-    units: tuple[Unit, ...]
-    pacing: str
-    batch_samples: int
-    microbatch_samples: int
-    num_gpus: int
-    gpu_bytes: float = inf
-    virtual_stages: int = 1
-    gpu_bytes_per_s: float = inf
-
-    def __post_init__(self) -> None:
-        names = [unit.name for unit in self.units]
-        if self.pacing not in names or len(set(names)) < len(names):
-            raise ValueError(f"units must differ and hold the pacing one, got {names} and {self.pacing!r}")
-        if min(self.microbatch_samples, self.num_gpus, self.virtual_stages) < 1:
-            raise ValueError(
-                "want >= 1 sample a microbatch, >= 1 GPU and >= 1 virtual stage, got "
-                f"{self.microbatch_samples}, {self.num_gpus} and {self.virtual_stages}"
-            )
-        if self.batch_samples < 1 or self.batch_samples % self.microbatch_samples:
-            raise ValueError(
-                f"the batch must be a multiple of the microbatch of {self.microbatch_samples} samples, "
-                f"got {self.batch_samples}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """Of one unit."""
-
-    tp: int
-    dp: int
-    pp: int
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tp * self.dp * self.pp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orchestration:
-    """Degrees of every unit, in the task's order, and what the formula says of them."""
-
-    degrees: tuple[Degrees, ...]
-    warmup_s: float
-    steady_s: float
-    reduction_s: float
-
-    @property
-    def iteration_s(self) -> float:
-        return self.warmup_s + self.steady_s + self.reduction_s
-
-    @property
-    def num_gpus(self) -> int:
-        return sum(degrees.num_gpus for degrees in self.degrees)
 
 
 def evaluate(task: Task, degrees: Sequence[Degrees]) -> Orchestration:
@@ -186,18 +84,20 @@ _STAGE_S = attrgetter("stage_s")
 def paces(task: Task) -> tuple[int, ...]:
     """Data-parallel degrees that the pacing unit may have: divisors of the number of microbatches."""
     num = task.batch_samples // task.microbatch_samples
-    return tuple(dp for dp in range(1, min(num, task.num_gpus) + 1) if num % dp == 0)
+    most = min(num, task.pool(task.units[_pacing(task)]).num_gpus)
+    return tuple(dp for dp in range(1, most + 1) if num % dp == 0)
 
 
 def options_of(task: Task, unit: Unit, pace: int) -> Iterator[Option]:
     """Every degree of a unit that divides and fits, at that many microbatches side by side."""
     samples = pace * task.microbatch_samples  # of one round, over all replicas of the unit
-    most = min(task.num_gpus, unit.max_gpus or task.num_gpus)
+    pool = task.pool(unit)
+    most = min(pool.num_gpus, unit.max_gpus or pool.num_gpus)
     dps = (pace,) if unit.name == task.pacing else [dp for dp in range(1, samples + 1) if samples % dp == 0]
-    reduced_s = unit.reduction_bytes / task.gpu_bytes_per_s
+    reduced_s = unit.reduction_bytes / pool.gpu_bytes_per_s
     for (tp, sample_s), dp in product(unit.sample_s, dps):
         through_s = samples / dp * sample_s
-        for pp in range(_least_pp(task, unit, tp, dp, samples // dp), unit.num_layers + 1):
+        for pp in range(_least_pp(pool, unit, tp, dp, samples // dp), unit.num_layers + 1):
             gpus = tp * dp * pp
             if gpus > most:
                 break
@@ -206,13 +106,13 @@ def options_of(task: Task, unit: Unit, pace: int) -> Iterator[Option]:
             yield Option(through_s / pp, gpus, once_s, tp, dp, pp, reduction_s)
 
 
-def _least_pp(task: Task, unit: Unit, tp: int, dp: int, samples: int) -> int:
+def _least_pp(pool: Pool, unit: Unit, tp: int, dp: int, samples: int) -> int:
     """Stages that bring weights, sharded optimizer and 1F1B activations of a GPU under its memory.
 
     Source: DistTrain, section 4.2, constraints: P/(pp tp) + S/(pp tp dp) + L/tp, since the first of pp
     stages holds pp microbatches of a pp-th of the activations.
     """
-    room = task.gpu_bytes - unit.activation_bytes * samples / tp
+    room = pool.gpu_bytes - unit.activation_bytes * samples / tp
     state = unit.weight_bytes / tp + unit.optimizer_bytes / (tp * dp)
     if room <= 0:
         return unit.num_layers + 1
@@ -220,28 +120,27 @@ def _least_pp(task: Task, unit: Unit, tp: int, dp: int, samples: int) -> int:
 
 
 def _at_least_s(task: Task, pace: int) -> float:
-    """No orchestration with that degree is faster: the GPUs share all work without a gap.
+    """No orchestration with that degree is faster: the GPUs of some pool share its work without a gap.
 
-    GPUs x slowest stage is at least the work of all units, tp x seconds each, whatever their dp and pp;
-    and a unit's first microbatch has at least one sample.
+    GPUs x slowest stage is at least the work of the pool's units, tp x seconds each, whatever their dp
+    and pp; and a unit's first microbatch has at least one sample.
     """
     samples = pace * task.microbatch_samples
     num_rounds = task.batch_samples // samples
 
-    def of_unit(unit: Unit) -> float:
+    def of_unit(unit: Unit, busy: Pool) -> float:
         first = task.microbatch_samples if unit.name == task.pacing else 1
-        return min(
-            seconds * (first / task.virtual_stages + tp * samples / task.num_gpus * (num_rounds - 1))
-            for tp, seconds in unit.sample_s
-        )
+        shared = samples / busy.num_gpus * (num_rounds - 1) if task.pool(unit) == busy else 0.0
+        return min(seconds * (first / task.virtual_stages + tp * shared) for tp, seconds in unit.sample_s)
 
-    return sum(map(of_unit, task.units))
+    pools = dict.fromkeys(task.pool(unit) for unit in task.units)
+    return max(sum(of_unit(unit, busy) for unit in task.units) for busy in pools)
 
 
 def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
     """Candidates for one degree of the pacing unit, one per threshold worth trying."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
-    options = [_worth_it(options_of(task, unit, pace)) for unit in task.units]
+    options = [worth_it(options_of(task, unit, pace)) for unit in task.units]
     if not all(options):
         return
     thresholds = sorted({option.stage_s for of_unit in options for option in of_unit})
@@ -249,14 +148,14 @@ def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
     for threshold_s in thresholds[_first_feasible(task, options, thresholds) :]:
         if least_once_s + threshold_s * (num_rounds - 1) > limit_s:
             return
-        fronts = [_front(of_unit[: bisect_right(of_unit, threshold_s, key=_STAGE_S)]) for of_unit in options]
+        fronts = [front(of_unit[: bisect_right(of_unit, threshold_s, key=_STAGE_S)]) for of_unit in options]
         found = _least_once(task, pace, fronts)
         if found is not None:
             limit_s = min(limit_s, found.iteration_s * (1 + CHEAPEST))
             yield found
 
 
-def _worth_it(options: Iterable[Option]) -> list[Option]:
+def worth_it(options: Iterable[Option]) -> list[Option]:
     """By stage time, options that no other with as few GPUs beats in stage time and what is paid once."""
     kept: list[Option] = []
     gpus: list[int] = []  # a staircase of those kept: more GPUs, less paid once
@@ -283,12 +182,21 @@ def _first_feasible(task: Task, options: Sequence[Sequence[Option]], thresholds:
         counts = [bisect_right(of_unit, threshold_s, key=_STAGE_S) for of_unit in options]
         if not all(counts):
             return False
-        return sum(of_unit[n - 1] for of_unit, n in zip(fewest, counts, strict=True)) <= task.num_gpus
+        return suffices(task, [of_unit[n - 1] for of_unit, n in zip(fewest, counts, strict=True)])
 
     return bisect_left(thresholds, True, key=suffice)  # noqa: FBT003  (what is looked for)
 
 
-def _front(options: Sequence[Option]) -> list[Option]:
+def suffices(task: Task, gpus: Sequence[int]) -> bool:
+    """Whether every pool has the GPUs that its units take."""
+    taken: dict[str, int] = {}
+    for unit, num in zip(task.units, gpus, strict=True):
+        taken[unit.pool] = taken.get(unit.pool, 0) + num
+    most = {unit.pool: task.pool(unit).num_gpus for unit in task.units}
+    return all(num <= most[pool] for pool, num in taken.items())
+
+
+def front(options: Sequence[Option]) -> list[Option]:
     """Options that no other beats in both GPUs and what is paid once; ties go to the faster stage."""
     front: list[Option] = []
     for option in sorted(options, key=lambda o: (o.num_gpus, o.once_s, o.stage_s)):
@@ -304,18 +212,26 @@ def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[Option]]) -> Or
     a lower threshold. The last unit needs no loop: the most GPUs left to it give the shortest.
     """
     *others, last = fronts
+    *pools, own = (unit.pool for unit in task.units)
+    most = task.pool(task.units[-1]).num_gpus
     gpus = [option.num_gpus for option in last]
     best: tuple[float, int, tuple[Option, ...]] | None = None
     for chosen in product(*others):
         taken = sum(option.num_gpus for option in chosen)
-        at = bisect_right(gpus, task.num_gpus - taken)
-        if at == 0:
+        beside = taken if not task.pools else _taken(chosen, pools, own)
+        at = bisect_right(gpus, most - beside)
+        if at == 0 or (task.pools and not suffices(task, [*(o.num_gpus for o in chosen), 0])):
             continue
         ending = last[at - 1]
         once_s = sum(option.once_s for option in chosen) + ending.once_s
         if best is None or (once_s, taken + ending.num_gpus) < best[:2]:
             best = once_s, taken + ending.num_gpus, (*chosen, ending)
     return None if best is None else judged(task, pace, best[2])
+
+
+def _taken(chosen: Sequence[Option], pools: Sequence[str], pool: str) -> int:
+    """GPUs of one pool that some options take."""
+    return sum(option.num_gpus for option, its in zip(chosen, pools, strict=True) if its == pool)
 
 
 def judged(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
@@ -341,15 +257,25 @@ def _pacing(task: Task) -> int:
 
 
 def why_nothing_fits(task: Task) -> str:
-    """The unit that does not fit alone, or the GPUs that all of them take."""
+    """The unit that does not fit alone, or the GPUs that all units of a pool take."""
     for unit in task.units:
         if not any(True for pace in paces(task) for _ in options_of(task, unit, pace)):
-            return f"unit {unit.name!r} fits on {task.num_gpus} GPUs of {task.gpu_bytes:.3g} bytes in no way"
-    least = min(
-        sum(
-            min((o.num_gpus for o in options_of(task, unit, pace)), default=task.num_gpus)
-            for unit in task.units
-        )
+            pool = task.pool(unit)
+            return f"unit {unit.name!r} fits on {pool.num_gpus} GPUs of {pool.gpu_bytes:.3g} bytes in no way"
+    short = [f"{_fewest(task, pool)} GPUs at least, got {pool.num_gpus}" for pool in _short(task)]
+    return f"the units need {', '.join(short) or 'degrees that go together'}"
+
+
+def _short(task: Task) -> list[Pool]:
+    """Pools that are too small for their units, whatever the degrees."""
+    pools = dict.fromkeys(task.pool(unit) for unit in task.units)
+    return [pool for pool in pools if _fewest(task, pool) > pool.num_gpus]
+
+
+def _fewest(task: Task, pool: Pool) -> int:
+    """GPUs that a pool's units take at least, over all degrees of the pacing unit."""
+    units = [unit for unit in task.units if task.pool(unit) == pool]
+    return min(
+        sum(min((o.num_gpus for o in options_of(task, unit, pace)), default=task.num_gpus) for unit in units)
         for pace in paces(task)
     )
-    return f"the units need {least} GPUs at least, got {task.num_gpus}"

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from workbench.balance.orchestration import (
     Option,
-    Orchestration,
-    Task,
     is_better,
     judged,
     options_of,
     paces,
     why_nothing_fits,
 )
+from workbench.balance.orchestration_task import Orchestration, Task
 
 
 def orchestrate_relaxed(task: Task) -> Orchestration:
@@ -25,8 +24,13 @@ def orchestrate_relaxed(task: Task) -> Orchestration:
     but for units whose memory demands more or whose layers are too few for as much.
     Rounding: each pp to the nearest, then stages off the least slowed unit until the GPUs suffice.
 
+    Raises:
+        ValueError: nothing fits, or GPUs of several kinds.
+
     Complexity: O(product over units of tp x dp choices).
     """
+    if task.pools:
+        raise ValueError("the relaxed orchestration takes GPUs of one kind; nearest: `orchestrate`")
     best: Orchestration | None = None
     for pace in paces(task):
         choices = []

@@ -6,7 +6,8 @@ orchestration. Sample order is apart, in `reordered`.
 
 from dataclasses import replace
 
-from workbench.balance.orchestration import Orchestration, Task, Unit, orchestrate
+from workbench.balance.orchestration import orchestrate
+from workbench.balance.orchestration_task import Orchestration, Task, Unit
 from workbench.cost.memory import state_bytes
 from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT, Module
