@@ -103,16 +103,12 @@ def build_profile(sheet: DataSheet) -> Profile:
 
 
 def matmul_table(sheet: DataSheet) -> Table:
-    """FLOP/s by (m, n, k); for a machine without a matmul table, from its decoder layers.
-
-    A machine without either gets the A40's, which has the same kind of memory, scaled by the peaks.
-    """
+    """FLOP/s by (m, n, k), or from decoder layers, or the A40's, of like memory, scaled by the peaks."""
     axes = ("m", "n", "k")
     if sheet.aiconfigurator is None and sheet.vidur is None:
         table, scale = matmul_table(A40), sheet.bfloat16_tflop_per_s / A40.bfloat16_tflop_per_s
         points = tuple((*at, _digits(rate * scale)) for *at, rate in table.points)
-        source = f"{_VIDUR}, {A40.name} scaled by the bfloat16 peaks"
-        return replace(table, points=points, measured=False, source=source)
+        return replace(table, points=points, measured=False, source=f"{_VIDUR}, A40 scaled by bfloat16 peaks")
     if sheet.aiconfigurator is None:
         return Table(axes=axes, points=_layer_matmuls(sheet), measured=True, source=_VIDUR)
     frame = pd.read_parquet(_DATA / "aiconfigurator_gemm_bf16.parquet")
