@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from runtime.adapters.choose import adapter_of
 from runtime.bench_clock import quartile_spread
+from runtime.expert_group import ExpertGroup
 from runtime.launch import run_lowered
 from runtime.pool import Pool
 from runtime.rank_job import RunSettings
@@ -101,9 +102,10 @@ def build_empty(
     weights: Path | None,
     device: torch.device | str,
     tensor: TensorGroup | None,
+    experts: ExpertGroup | None,
 ) -> EmptyStage:
     """A stage for `run_lowered` that costs nothing."""
-    del seed, weights, tensor
+    del seed, weights, tensor, experts
     return EmptyStage(plan, stage, dtype).to(device)
 
 

@@ -33,6 +33,7 @@ from runtime.emulate_times import (
     median_work,
     own_work,
 )
+from runtime.expert_group import ExpertGroup
 from runtime.launch import Progress, StepLosses
 from runtime.mesh import local_device
 from runtime.pool import Place
@@ -212,10 +213,18 @@ class _Ranks:
         weights: Path | None,
         device: torch.device | str,
         tensor: TensorGroup | None,
+        experts: ExpertGroup | None,
     ) -> StageModule:
         """A stage whose frozen weights are stored once in this process."""
         module = self._build(
-            plan, stage, seed=seed, dtype=dtype, weights=weights, device=device, tensor=tensor
+            plan,
+            stage,
+            seed=seed,
+            dtype=dtype,
+            weights=weights,
+            device=device,
+            tensor=tensor,
+            experts=experts,
         )
         for name, parameter in module.named_weights():
             if not parameter.requires_grad:

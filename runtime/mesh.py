@@ -36,6 +36,7 @@ class Mesh:
             rows match by tag and need no order.
         context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
         tensor: ranks that share the weights of a stage, in grid order -> the process group of their sums.
+        experts: ranks that deal out the experts of a stage, in grid order -> that of their exchanges.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Mesh:
     pair: dict[PairKey, dist.ProcessGroup] = field(default_factory=dict)
     context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     tensor: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    experts: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def process_of(self, rank: int) -> int:
         """Global process index of a rank of the plan."""
@@ -105,8 +107,8 @@ def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh
     NCCL orders operations per communicator and ignores tags, so each direction of each pair
     gets a communicator of its own: a send never stands before a receive that it waits for.
     Broadcasts have theirs apart from other rows, because their sender posts them in the order
-    in which it needs them itself. So do the attention of a context-parallel stage and the sums of a
-    tensor-parallel one.
+    in which it needs them itself. So do the attention of a context-parallel stage, the sums of a
+    tensor-parallel one and the exchanges of an expert-parallel one.
     Differs: opposite rows of a pair therefore need no batching into one group.
 
     Args:
@@ -124,6 +126,8 @@ def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh
     columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
     _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
     _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
+    dealt = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
+    _open_groups(mesh, dealt, mesh.experts)
     open_pairs(mesh, lowered, set())
     return mesh
 

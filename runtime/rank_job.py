@@ -19,6 +19,7 @@ from runtime.checkpoint import Checkpoints, RankCheckpoints, live_tensors
 from runtime.checkpoint_files import identity_of
 from runtime.context_group import context_group
 from runtime.executor import Executor
+from runtime.expert_group import ExpertGroup, expert_group
 from runtime.failure import RankError
 from runtime.feed import Join, feed_of
 from runtime.gradients import Gradients
@@ -68,6 +69,7 @@ class Build(Protocol):
         weights: Path | None,
         device: torch.device | str,
         tensor: TensorGroup | None,
+        experts: ExpertGroup | None,
     ) -> StageModule: ...
 
 
@@ -262,6 +264,7 @@ class _Rank:
                 weights=settings.weights,
                 device=mesh.device,
                 tensor=tensor_group(mesh, stage),
+                experts=expert_group(mesh, stage),
             )
             for stage in stages
         }
@@ -361,7 +364,7 @@ class _Rank:
         """This rank's part of an export: stages of replica 0, each by its first rank."""
         for module in self._modules.values():
             stage = module.stage
-            if stage.replica == 0 and self._mesh.rank in stage.ranks[0]:
+            if stage.replica == 0 and self._mesh.rank in stage.whole_weights:
                 weights = module.owned_weights()  # together with those that share them
                 if stage.flat_ranks[0] == self._mesh.rank:
                     write_part(folder, stage.module, stage.layers[0], weights)

@@ -10,9 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime.adapters.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.adapters.choose import adapter_of
+from runtime.expert_cuts import WeightParts, parts_of, place_in
+from runtime.expert_group import ExpertGroup
+from runtime.expert_parallel import deal_out
 from runtime.initialise import initial_value
 from runtime.stage_edges import edges_before_the_end, edges_into_stage
-from runtime.tensor_cuts import Cut, Cuts, cuts_of
+from runtime.tensor_cuts import Cut
 from runtime.tensor_group import SharedWeights, TensorGroup
 from runtime.tensor_parallel import parallelize, whole_name
 from runtime.tensor_sequence import TokenParts, share_tokens
@@ -61,6 +64,8 @@ class StageModule(nn.Module):
         self.recompute = Recompute.NONE
         self.shared: SharedWeights | None = None
         self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty where weights are whole
+        self.dealt: dict[str, Cut] = {}  # the same of experts' weights that ranks deal out
+        self.experts: ExpertGroup | None = None
         self.train(mode=False)
 
     @property
@@ -144,9 +149,11 @@ class StageModule(nn.Module):
         for index, layer in enumerate(self.layers, start=self.stage.layers[0]):
             tied = tied_names(self.module, index, [name for name, _ in _named(layer)])
             own = found.setdefault(Weights(self.module.name, index), [])
+            dealt = Weights(self.module.name, index, experts=True)
             for name, parameter in _named(layer):
                 if name not in tied:
-                    own.append(parameter)
+                    held = found.setdefault(dealt, []) if name in self.dealt else own
+                    held.append(parameter)
                     continue
                 shared = found.setdefault(Weights(self.module.name, None, tied[name]), [])
                 if all(parameter is not other for other in shared):
@@ -161,24 +168,46 @@ class StageModule(nn.Module):
                 found.setdefault(self.adapter.aliases.get(name, name), parameter)
         yield from found.items()
 
-    def share(self, group: TensorGroup, cuts: Sequence[Cuts], borders: TokenBorders) -> None:
-        """Be one member of tensor-parallel ranks; every layer holds its parts, as `cuts` says, already.
+    def join_ranks(
+        self,
+        tensor: TensorGroup | None,
+        experts: ExpertGroup | None,
+        parts: Sequence[WeightParts],
+        borders: TokenBorders,
+    ) -> None:
+        """Be one of the ranks that share weights; every layer holds its own, as `parts` says, already."""
+        tokens = None if tensor is None else TokenParts(tensor)
+        if experts is not None:
+            self.experts = experts
+            for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), self.stage.layers[0]):
+                assert isinstance(each, StageLayer)
+                self.dealt |= {each.hugging_face_name(local): cut for local, cut in held.dealt.items()}
+                deal_out(each, experts, tensor, tokens if index in borders.divided else tensor)
+        if tensor is not None and tokens is not None:
+            self._share(tensor, parts, borders, tokens)
+
+    def _share(
+        self, group: TensorGroup, parts: Sequence[WeightParts], borders: TokenBorders, tokens: TokenParts
+    ) -> None:
+        """Be one member of tensor-parallel ranks.
 
         Layers that divide tokens see a part of them outside their regions: weights there have a part of
         the gradient.
         """
         partial: list[nn.Parameter] = []
-        first, tokens = self.stage.layers[0], TokenParts(group)
-        for index, (each, layer_cuts) in enumerate(zip(self.layers, cuts, strict=True), start=first):
+        first = self.stage.layers[0]
+        for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), start=first):
             assert isinstance(each, StageLayer)
             divided = index in borders.divided
-            whole = [name for name, _ in each.named_parameters() if name not in layer_cuts.cut]
-            partial += [each.get_parameter(name) for name in (whole if divided else layer_cuts.partial)]
-            named = ((each.hugging_face_name(local), cut) for local, cut in layer_cuts.cut.items())
+            apart = {**held.tensor.cut, **held.dealt}
+            whole = [name for name, _ in each.named_parameters() if name not in apart]
+            partial += [each.get_parameter(name) for name in (whole if divided else held.tensor.partial)]
+            named = ((each.hugging_face_name(local), cut) for local, cut in held.tensor.cut.items())
             self.cuts |= {self.adapter.aliases.get(name, name): cut for name, cut in named}
-            parallelize(each, layer_cuts, group, tokens if divided else group)
+            parallelize(each, held.tensor, group, tokens if divided else group)
         share_tokens(self.layers, first, borders, tokens)
-        whole = (weight for name, weight in self.named_weights() if name not in self.cuts)
+        held_apart = {**self.cuts, **self.dealt}
+        whole = (weight for name, weight in self.named_weights() if name not in held_apart)
         self.shared = SharedWeights(
             group,
             elsewhere=tuple(whole) if group.member > 0 else (),
@@ -188,7 +217,7 @@ class StageModule(nn.Module):
     def owned_weights(self) -> dict[str, Tensor]:
         """What this stage writes to a checkpoint: all its weights but copies of an earlier layer's.
 
-        Whole ones: with tensor-parallel ranks it is a collective of them.
+        Whole ones: with tensor- or expert-parallel ranks it is a collective of them.
         """
         writer, first = self.adapter.written_by, self.stage.layers[0]
         return {
@@ -199,10 +228,13 @@ class StageModule(nn.Module):
         }
 
     def _whole(self, name: str, weight: Tensor) -> Tensor:
-        cut = self.cuts.get(name)
-        if self.shared is None or cut is None:
+        if self.experts is not None and name in self.dealt:
+            group: TensorGroup = self.experts
+            cut = self.dealt[name]
+        elif self.shared is not None and name in self.cuts:
+            group, cut = self.shared.group, self.cuts[name]
+        else:
             return weight
-        group = self.shared.group
         return cut.join(group.collect(weight, cut.shapes(weight.shape, group.size)))
 
 
@@ -264,6 +296,7 @@ def build_stage_module(
     weights: Path | None = None,
     device: torch.device | str = "cpu",
     tensor: TensorGroup | None = None,
+    experts: ExpertGroup | None = None,
 ) -> StageModule:
     """Build the layers of one stage, and nothing else of the model.
 
@@ -275,26 +308,23 @@ def build_stage_module(
         weights: a folder of Hugging Face folders, one per module, to read weights from instead.
         device: where the weights live.
         tensor: the ranks that share the stage's weights; None: this one holds whole ones.
+        experts: those that deal out its experts; None: this one holds all.
 
     Raises:
-        ValueError: the module cannot run (no adapter, other layer count), `tensor` is not of the
-            stage's tensor-parallel degree or cannot share a layer, an edge cannot run, or the weights
+        ValueError: the module cannot run (no adapter, other layer count), `tensor` or `experts` is not of
+            the stage's degree or cannot share a layer, an edge cannot run, or the weights
             folder lacks a tensor or has one of another shape.
     """
     module = plan.model.module(stage.module)
-    size = 1 if tensor is None else tensor.size
-    if stage.tp != size:
-        raise ValueError(
-            f"stage {stage.id}: {size} ranks share its weights, want tp = {size}, got tp {stage.tp}"
-        )
+    place = place_in(stage, tensor, experts)
     adapter = adapter_of(module)
     _check_ties(adapter)
     edges = edges_into_stage(plan, stage)
     layers = [adapter.build(index) for index in range(*stage.layers)]
-    cuts = [Cuts() if tensor is None else cuts_of(layer, tensor.size) for layer in layers]
+    parts = [parts_of(layer, tp=stage.tp, ep=stage.ep) for layer in layers]
     reader = None if weights is None else WeightReader(weights / module.name, adapter)
     made: dict[str, nn.Parameter] = {}
-    for index, layer, layer_cuts in zip(range(*stage.layers), layers, cuts, strict=True):
+    for index, layer, held in zip(range(*stage.layers), layers, parts, strict=True):
         for local, empty in list(layer.named_parameters()):
             name = layer.hugging_face_name(local)
             name = adapter.aliases.get(name, name)
@@ -305,18 +335,14 @@ def build_stage_module(
                     )
                 else:
                     value = reader.read(name, tuple(empty.shape))
-                if tensor is not None and local in layer_cuts.cut:
-                    value = layer_cuts.cut[local].own(value, tensor.member, tensor.size)
-                made[name] = nn.Parameter(
-                    value.to(device=device, dtype=dtype), requires_grad=module.layers[index].trainable
-                )
+                value = place.own(local, held, value).to(device=device, dtype=dtype)
+                made[name] = nn.Parameter(value, requires_grad=module.layers[index].trainable)
             _set_parameter(layer, local, made[name])
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.leaving = edges_before_the_end(plan, stage)
     built.recompute = plan.settings.of(module.name).recompute
     built.weights()  # refuses a tie that names no parameter
-    if tensor is not None:
-        built.share(tensor, cuts, token_borders(plan, stage))
+    built.join_ranks(tensor, experts, parts, token_borders(plan, stage))
     return built
 
 

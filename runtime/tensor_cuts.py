@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.dinov2.modeling_dinov2 import Dinov2LayerScale
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.pytorch_utils import Conv1D
 
 from runtime.adapters.adapter import StageLayer
 from runtime.adapters.decoder import EmbedTokens, NextTokenHead
+from runtime.adapters.llama4 import RoutedExperts
 from runtime.adapters.norm import WideRMSNorm
 from runtime.adapters.projector import MLPProjector, ProjectorLayer
 from runtime.adapters.router import WideRouter
@@ -102,10 +104,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Of one layer, by (local) parameter name: what is cut, and what has a part of its gradient."""
+    """Of one layer, by (local) parameter name: what is cut, and what has a part of its gradient.
+
+    `dealt` names modules whose experts are dealt out instead: these move tokens themselves.
+    """
 
     cut: dict[str, Cut] = field(default_factory=dict)
     partial: tuple[str, ...] = ()
+    dealt: tuple[str, ...] = ()
 
 
 def cuts_of(layer: StageLayer, size: int) -> Cuts:
@@ -138,13 +144,13 @@ def kind_of(layer: StageLayer, name: str, module: nn.Module) -> Kind:
         return Kind.WHOLE
     if not name.startswith("block."):
         return _outside_blocks(layer, own_name)
-    if isinstance(module, MixtralExperts):
+    if isinstance(module, MixtralExperts | RoutedExperts):
         return Kind.EXPERTS
     if isinstance(module, _PRODUCTS) and own_name in _BY_NAME:
         return _BY_NAME[own_name]
     if isinstance(module, _ELEMENTWISE) and not in_region(name):
         return Kind.WHOLE
-    if isinstance(module, WideRouter) or _norms_heads(layer, name, module):
+    if isinstance(module, WideRouter | Llama4Router) or _norms_heads(layer, name, module):
         return Kind.PARTIAL
     raise ValueError(
         f"{layer.hugging_face_name(name)}: there is no rule to cut {type(module).__name__} for tensor "
@@ -170,9 +176,10 @@ def _module_cuts(layer: StageLayer, name: str, module: Any, kind: Kind) -> Itera
     if kind in (Kind.WHOLE, Kind.PARTIAL):
         return
     if kind is Kind.EXPERTS:
-        inner = module.down_proj.shape[2]
-        yield "gate_up_proj", Cut(1, (inner, inner))
-        yield "down_proj", Cut(2, (inner,))
+        up_dim, down_dim = (2, 1) if isinstance(module, RoutedExperts) else (1, 2)
+        inner = module.down_proj.shape[down_dim]
+        yield "gate_up_proj", Cut(up_dim, (inner, inner))
+        yield "down_proj", Cut(down_dim, (inner,))
         return
     out_dim, in_dim = (1, 0) if isinstance(module, Conv1D) else (0, 1)
     unit = _head_width(layer, name)

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.adapters.adapter import NO_TARGET, Context, StageLayer
 from runtime.adapters.decoder import EmbedTokens, NextTokenHead
+from runtime.adapters.llama4 import SHARED_EXPERT, RoutedExperts
 from runtime.adapters.vision_rotary import QwenBlock
 from runtime.tensor_cuts import REGIONS, SUMMED_BIAS, Cuts, Kind, in_region, kind_of
 from runtime.tensor_group import Talk, TensorGroup
@@ -44,6 +45,8 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -
         _OwnTokens(layer.embed_tokens, cuts.cut["embed_tokens.weight"].start(group.member, group.size), group)
         return
     for name, module in list(layer.named_modules()):
+        if name in cuts.dealt:
+            continue
         own_name = name.rpartition(".")[2]
         kind = kind_of(layer, name, module)
         is_region = name.startswith("block.") and own_name in REGIONS
@@ -53,13 +56,21 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -
             module.register_forward_pre_hook(partial(_enter_input, talk), with_kwargs=True)
         if isinstance(module, Conv1D):
             module.forward = partial(_transposed, module)
-        if kind is Kind.ROW:
-            _sum_output(module, talk)
-        if kind is Kind.EXPERTS:  # their region counts the tokens that come out of them
-            _sum_output(layer.get_submodule(name.rpartition(".")[0]), talk)
+        if (summed := _summed(layer, name, module, kind)) is not None:
+            _sum_output(summed, talk)
     if isinstance(layer, NextTokenHead):
         first = cuts.cut["lm_head.weight"].start(group.member, group.size)
         layer.forward = partial(_vocabulary_loss, layer, first, group)  # type: ignore[method-assign]
+
+
+def _summed(layer: StageLayer, name: str, module: nn.Module, kind: Kind) -> nn.Module | None:
+    """Whose output members add up: once for all experts of a layer, where tokens are counted as outside."""
+    owner = name.rpartition(".")[0]
+    if isinstance(module, RoutedExperts):
+        return layer.get_submodule(f"{owner}.total")
+    if kind is Kind.EXPERTS:
+        return layer.get_submodule(owner)
+    return module if kind is Kind.ROW and not owner.endswith(SHARED_EXPERT) else None
 
 
 def whole_name(name: str) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from runtime.adapters.choose import adapter_of
-from runtime.tensor_cuts import cuts_of
+from runtime.expert_cuts import parts_of, place_of
 from workbench.plan.plan import Plan
 
 Part = Callable[[Tensor], Tensor]
@@ -22,14 +22,15 @@ def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
     """
     found: dict[tuple[str, str], Part] = {}
     for stage in plan.stages_on.get(rank, ()):
-        if stage.tp == 1:
+        if stage.tp == stage.ep == 1:
             continue
-        member = next(row.index(rank) for row in stage.ranks if rank in row)
+        place = place_of(stage, rank)
         adapter = adapter_of(plan.model.module(stage.module))
         for index in range(*stage.layers):
             layer = adapter.build(index)
-            for local, cut in cuts_of(layer, stage.tp).cut.items():
+            parts = parts_of(layer, tp=stage.tp, ep=stage.ep)
+            for local in (*parts.tensor.cut, *parts.dealt):
                 name = layer.hugging_face_name(local)
                 name = adapter.aliases.get(name, name)
-                found[stage.module, name] = partial(cut.own, member=member, size=stage.tp)
+                found[stage.module, name] = partial(place.own, local, parts)
     return found

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.expert_group import ExpertGroup
 from runtime.failure import Failure, RankError, WorldFailed, death_of, failure_of, root_cause
 from runtime.launch import run_lowered
 from runtime.pool import Place, Pool
@@ -174,9 +175,17 @@ def build_broken(
     weights: Path | None,
     device: torch.device | str,
     tensor: TensorGroup | None,
+    experts: ExpertGroup | None,
 ) -> StageModule:
     built = build_stage_module(
-        plan, stage, seed=seed, dtype=dtype, weights=weights, device=device, tensor=tensor
+        plan,
+        stage,
+        seed=seed,
+        dtype=dtype,
+        weights=weights,
+        device=device,
+        tensor=tensor,
+        experts=experts,
     )
     if stage.id == 2:
         built.__class__ = Broken

@@ -5,11 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.configuration_utils import PretrainedConfig
-from transformers.models.llama4.modeling_llama4 import Llama4TextAttention, Llama4TextMoe
+from transformers.models.llama4.modeling_llama4 import (
+    Llama4TextAttention,
+    Llama4TextExperts,
+    Llama4TextMoe,
+)
 
 from runtime.adapters.attention import packed_sdpa
 
-# Shape suffixes: T = packed tokens, H = heads, D = width, X = experts, K = experts per token.
+# Shape suffixes: T = packed tokens, N = those of one expert, H = heads, D = width, X = experts, K = experts
+# per token.
+
+SHARED_EXPERT = "shared_expert"  # the attribute of `ChosenExperts` that all tokens go through
 
 
 def longest_item(config: PretrainedConfig) -> int:
@@ -72,38 +79,57 @@ class PackedAttention(nn.Module):
         return self.o_proj(y_1THD.flatten(2)), None
 
 
+class RoutedExperts(nn.Module):
+    """The experts of which each token has K, under transformers' names of weights; only the chosen run."""
+
+    def __init__(self, experts: Llama4TextExperts) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
+        self.act_fn = experts.act_fn
+
+    def forward(self, x_TD: Tensor, chosen_TK: Tensor, score_TK: Tensor) -> Tensor:
+        """[T, D] sums over each token's experts, which read it times their scores."""
+        y_TD = torch.zeros_like(x_TD)
+        for expert, weights in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
+            token, place = torch.nonzero(chosen_TK == expert, as_tuple=True)
+            if len(token):
+                y_ND = self.run(x_TD[token] * score_TK[token, place, None], *weights)
+                y_TD = y_TD.index_add(0, token, y_ND)
+        return y_TD
+
+    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """[N, D] one expert's results."""
+        gate, up = (x_ND @ gate_up).chunk(2, dim=-1)
+        y_ND: Tensor = (up * self.act_fn(gate)) @ down
+        return y_ND
+
+
 class ChosenExperts(nn.Module):
     """One expert for all tokens and, of the others, each token's K best by the router.
 
-    Only the chosen run; no capacity, so no token is dropped. An expert reads a token times the
-    sigmoid of its score. Differs: transformers runs every expert on every token, times zero
-    where it was not chosen.
+    No capacity, so no token is dropped. An expert reads a token times the sigmoid of its score.
+    Differs: transformers runs every expert on every token, times zero where it was not chosen.
     """
 
     def __init__(self, experts: Llama4TextMoe) -> None:
         super().__init__()
-        self.router, self.experts = experts.router, experts.experts
+        self.router, self.experts = experts.router, RoutedExperts(experts.experts)
         self.shared_expert = experts.shared_expert
+        self.total = nn.Identity()  # of the experts: where ranks that hold parts of them add up
         self.top_k: int = experts.top_k
+
+    def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, K] each token's experts, and the sigmoids of their scores."""
+        score_TX = nn.functional.linear(x_TD, self.router.weight)
+        best_TK, chosen_TK = score_TX.topk(self.top_k, dim=-1)
+        wide_TK = best_TK.to(torch.promote_types(best_TK.dtype, torch.float32)).sigmoid()
+        return chosen_TK, wide_TK.to(best_TK.dtype)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
         """[1, T, D] to ([T, D], None)."""
         x_TD = hidden_states.flatten(0, 1)
-        score_TX = nn.functional.linear(x_TD, self.router.weight)
-        best_TK, chosen_TK = score_TX.topk(self.top_k, dim=-1)
-        wide_TK = best_TK.to(torch.promote_types(best_TK.dtype, torch.float32)).sigmoid().to(best_TK.dtype)
         y_TD: Tensor = self.shared_expert(x_TD)
-        for expert in range(score_TX.shape[1]):
-            token, place = torch.nonzero(chosen_TK == expert, as_tuple=True)
-            if len(token):
-                routed = self._run(expert, x_TD[token] * wide_TK[token, place, None])
-                y_TD = y_TD.index_add(0, token, routed)
-        return y_TD, None
-
-    def _run(self, expert: int, x_TD: Tensor) -> Tensor:
-        gate, up = (x_TD @ self.experts.gate_up_proj[expert]).chunk(2, dim=-1)
-        y_TD: Tensor = (up * self.experts.act_fn(gate)) @ self.experts.down_proj[expert]
-        return y_TD
+        return self.total(y_TD + self.experts(x_TD, *self.route(x_TD))), None
 
 
 def adapt(layer: nn.Module) -> None:

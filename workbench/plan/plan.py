@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from math import lcm
 
 from workbench.cost.hardware import Cluster
 from workbench.cost.memory import Kernels
@@ -45,6 +46,11 @@ class Stage:
         """Neighbours that hold all experts together, place by place; each group holds a copy of them."""
         flat = self.flat_ranks
         return tuple(flat[first : first + self.ep] for first in range(0, len(flat), self.ep))
+
+    @property
+    def whole_weights(self) -> tuple[int, ...]:
+        """The first ranks that hold all weights among them, as whole rows and whole `expert_ranks`."""
+        return self.flat_ranks[: lcm(self.tp, self.ep)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
