@@ -11,6 +11,7 @@ from workbench.data.sample import Sample
 from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
+from workbench.job_pools import Pool, check_pools, pools_of
 from workbench.job_schema import JobSpec, LayoutSpec, read_spec
 from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
@@ -74,6 +75,7 @@ class Job:
         schedule: the order of passes.
         settings: precision and per-module settings.
         profile: name or path of the machine's profile.
+        pools: kinds of devices, where there are several or they have a price.
     """
 
     name: str
@@ -87,9 +89,12 @@ class Job:
     schedule: Schedule = field(default_factory=Schedule)
     settings: Settings = field(default_factory=Settings)
     profile: str = ""
+    pools: tuple[Pool, ...] = ()
 
     def __post_init__(self) -> None:
         _check_model(self)
+        modules = [module.name for module in self.model.modules]
+        check_pools(self.name, self.pools, modules, self.cluster.num_ranks)
         _check_batch(self)
         _check_layouts(self)
 
@@ -114,7 +119,12 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
     model = model_of(spec.name, spec.model, folder=folder)
     profile_path = folder / spec.profile
     profile = str(profile_path) if profile_path.is_file() else spec.profile
-    cluster = cluster_of(spec.name, spec.cluster, profile=profile)
+    pools: tuple[Pool, ...] = ()
+    if spec.cluster.pools is None:
+        cluster = cluster_of(spec.name, spec.cluster, profile=profile)
+    else:
+        inter = spec.cluster.inter
+        cluster, pools = pools_of(spec.cluster.pools, name=spec.name, inter=inter, folder=folder)
     is_local = any(node.num_cores is not None for node in cluster.nodes)
     automatic = Kernels.EAGER if is_local else Kernels.FUSED
     settings = Settings(
@@ -142,6 +152,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         schedule=replace(usual(spec.schedule.kind), **spec.schedule.model_dump(exclude_none=True)),
         settings=settings,
         profile=profile,
+        pools=pools,
     )
 
 

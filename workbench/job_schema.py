@@ -57,10 +57,24 @@ class LocalSpec(Strict):
     cores: Count
 
 
+class PoolSpec(Strict):
+    """Nodes of one kind of device, that of the profile; `modules` are those that may use it, else all."""
+
+    profile: Annotated[str, Field(min_length=1)]
+    nodes: Count
+    ranks_per_node: Count
+    memory_gib: Positive | None = None
+    intra: LinkSpec | None = None
+    inter: LinkSpec | None = None
+    dollars_per_hour: Positive | None = None
+    modules: tuple[str, ...] = ()
+
+
 class ClusterSpec(Strict):
-    """`local`, or a device with `nodes` and `ranks_per_node`. The rest defaults to the profile's."""
+    """`local`, `pools`, or a device with `nodes` and `ranks_per_node`. The rest defaults to the profile's."""
 
     local: LocalSpec | None = None
+    pools: Annotated[dict[str, PoolSpec], Field(min_length=1)] | None = None
     device: str | None = None
     nodes: Count | None = None
     ranks_per_node: Count | None = None
@@ -71,10 +85,14 @@ class ClusterSpec(Strict):
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         remote = (self.device, self.nodes, self.ranks_per_node)
+        if self.pools is not None:
+            if any(value is not None for value in (*remote, self.local, self.memory_gib, self.intra)):
+                raise ValueError("'pools' excludes everything beside it but 'inter'")
+            return self
         if self.local is not None and any(value is not None for value in remote):
             raise ValueError("'local' excludes 'device', 'nodes' and 'ranks_per_node'")
         if self.local is None and any(value is None for value in remote):
-            raise ValueError("want 'local', or all of 'device', 'nodes' and 'ranks_per_node'")
+            raise ValueError("want 'local', or all of 'device', 'nodes' and 'ranks_per_node', or 'pools'")
         return self
 
 
