@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import torch
 
@@ -24,6 +25,13 @@ LOOPBACK = Link(name="loopback", bytes_per_s=1e9, latency_s=1e-5)
 NODE_BYTES = 2**34
 
 
+class Reduction(StrEnum):
+    """When gradients are summed over the ranks that hold a layer."""
+
+    LAYERWISE = "layerwise"  # each layer's as soon as they are whole, beside the backward of those before it
+    AFTER_BACKWARD = "after backward"  # all of a stage's when its last backward has ended
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A process: the place of one rank in a node."""
@@ -44,6 +52,7 @@ class ElasticJob:
         templates: planned once; their nodes have as many GPUs as nodes here have processes.
         batch: samples of a step, the same number each.
         samples_per_microbatch: microbatches are dealt to pipelines by the time of their templates.
+        reduction: when gradients are summed; the sums are the same.
         source: data by sample id.
         wait_s: of every wait of a rank for another; a rank that hangs is found after it.
         step_s: from the start of a step until every rank has its gradients whole.
@@ -61,6 +70,7 @@ class ElasticJob:
     seed: int = 0
     precision: Precision = Precision.FLOAT32
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    reduction: Reduction = Reduction.LAYERWISE
     wait_s: float = 10.0
     step_s: float = 60.0
 

@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import FileStore
 from runtime.allocator import keep_freed_memory
 from runtime.elastic.connections import leave_world, open_sockets, sever
 from runtime.elastic.forming import BACKEND, Forming
-from runtime.elastic.job import ElasticJob
+from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.layerwise import last_backwards
 from runtime.elastic.moves import CPU, Holdings, carry_out
 from runtime.elastic.orders import (
     Begin,
@@ -196,8 +197,11 @@ class MemberProcess:
         lowered = read_lowered(order.plan)
         program = lowered.plan.program.get(world.mesh.rank, ())
 
+        reducing = last_backwards(program) if self._job.reduction is Reduction.LAYERWISE else {}
+
         def progress(position: int) -> None:
-            self._moment.value = MOMENT_OF[program[position].kind]
+            kind = Pass.REDUCE_GRAD if position in reducing else program[position].kind
+            self._moment.value = MOMENT_OF[kind]
 
         def vote(loss: float) -> None:
             self._tell(Vote(step=order.step, loss=loss))

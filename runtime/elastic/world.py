@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.adapters.adapter import StageLayer
-from runtime.elastic.job import ElasticJob
+from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.layerwise import LayerwiseGradients, last_backwards
 from runtime.elastic.moves import CPU, Holdings, Kept, Owner
 from runtime.executor import Executor
 from runtime.feed import feed_of
@@ -172,6 +173,7 @@ class World:
         if self._wires is not None:
             self._wires.close()
         job, mesh, plan = self._job, self.mesh, lowered.plan
+        gradients, before = self._gradients(lowered, recorder, progress)
         self._wires = Wires(lowered, mesh, dtype=job.dtype, timeout_s=job.wait_s, recorder=recorder)
         return ElasticExecutor(
             lowered,
@@ -179,12 +181,27 @@ class World:
             modules=self.modules,
             feed=feed_of(plan, mesh, job.source, job.dtype, lambda mesh, stage: None),
             wires=self._wires,
-            gradients=Gradients(
-                lowered, mesh, list(self.modules.values()), recorder=recorder, timeout_s=job.wait_s
-            ),
+            gradients=gradients,
             recorder=recorder,
             optimizer=job.optimizer,
             loss_scale=1.0 / count_all_targets(plan),
-            progress=progress,
+            progress=before,
             on_gradients=on_gradients,
         )
+
+    def _gradients(
+        self, lowered: Lowered, recorder: Recorder, progress: Callable[[int], None]
+    ) -> tuple[Gradients, Callable[[int], None]]:
+        """How they are summed, and what to do before each action."""
+        modules, wait_s = list(self.modules.values()), self._job.wait_s
+        if self._job.reduction is Reduction.AFTER_BACKWARD:
+            return Gradients(lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s), progress
+        gradients = LayerwiseGradients(lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s)
+        last = last_backwards(lowered.plan.program.get(self.mesh.rank, ()))
+
+        def before(position: int) -> None:
+            progress(position)
+            if position in last:
+                gradients.watch(last[position])
+
+        return gradients, before
