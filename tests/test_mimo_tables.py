@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.mimo import figure7, figure8, tablea2, tablea3, tablea4, tablea5
+from experiments.mimo import figure5, figure7, figure8, goals, tablea2, tablea3, tablea4, tablea5
 from experiments.mimo.compared import gain_evidence, same_sign, step_of, with_whole_encoder
 from experiments.mimo.models import LLM, VISION, assumptions, model_of, variations
 from experiments.printed import printed_rows
@@ -109,3 +109,55 @@ class _Fake:
     def __init__(self, workload, layout):
         assert layout.num_ranks == workload.num_gpus
         self.step_s = 1.0
+
+
+def test_figure_5_draws_rows_of_the_tables():
+    assert [row.key for row in figure5.shorter_context()][:2] == ["A2/1B+14B/50", "A2/3B+14B/50"]
+    assert len(figure5.shorter_context()) == 10
+    assert len(figure5.longer_context()) == 16
+    sizes = [row["enc_params_b"] for row in figure5.largest_llm()]
+    assert sizes == ["1", "3", "6", "7.2", "12"]
+
+
+def test_long_contexts_start_at_64k():
+    rows = figure5.longer_context()
+    ours = {row.key: float(row.baseline.sequence_tokens) for row in rows}
+    assert figure5.mean_gain(rows, ours, is_long=False) == 24 * 1024
+    assert figure5.mean_gain(rows, ours, is_long=True) == 96 * 1024
+
+
+def test_who_is_best_is_counted_by_encoder(monkeypatch):
+    def modes(row):
+        nc_s = 0.9 if float(row["enc_params_b"]) >= 6 else 1.1
+        return tablea5.Modes(h_s=1.05, c_s=1.0, nc_s=nc_s, nc_searched_s=nc_s)
+
+    monkeypatch.setattr(tablea5, "modes_of", modes)
+    evidence = figure5.modes()
+    assert [claim.holds for claim in evidence.claims] == [True, True]
+    assert "5 of 5" in evidence.claims[0].text
+    assert evidence.ours["modelled/d/6B+120B/nc/speed_over_h"] == pytest.approx(1.05 / 0.9 * 256 / 264)
+
+
+def test_signs_ranks_and_errors_of_gains():
+    found = goals.Gains(name="A", printed=(0.1, 0.2, -0.1, 0.01), ours=(0.2, 0.1, -0.2, 0.02))
+    assert found.right == 4
+    assert found.tau == pytest.approx(4 / 6)
+    assert found.error_points == pytest.approx(100 * 0.31 / 4)
+    assert found.apart_tau == (pytest.approx(4 / 6), 6)
+    assert goals.Gains(name="A", printed=(0.1, 0.11), ours=(0.2, 0.1)).apart_tau == (0.0, 0)
+
+
+def test_a_cause_is_told_only_of_what_is_missed():
+    good = goals.Gains(name="A2", printed=(0.1, 0.2), ours=(0.1, 0.3))
+    bad = goals.Gains(name="A3", printed=(0.1, 0.2), ours=(-0.1, -0.3))
+    evidence = goals.gains_evidence([good, bad], {"A2": lambda: "none", "A3": lambda: "signs"})
+    told = [note for note in evidence.notes if note.startswith("cause")]
+    assert told == ["cause, A3: signs"]
+    assert [claim.holds for claim in evidence.claims[:4]] == [True, True, False, False]
+    assert evidence.ours["modelled/all_tables/sign_share"] == 0.5
+
+
+def test_launches_are_those_of_the_public_fit():
+    execution = goals.with_launches().execution
+    assert 0 < execution.kernel_gap_s < execution.host_kernel_s < 1e-3
+    assert execution.matmul_rate == 1.0  # nothing but launches

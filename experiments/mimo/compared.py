@@ -28,6 +28,7 @@ ON_PAR = 0.03  # gains no larger than this are none
 RATIO_TOL = 0.05
 SIGNS_WANTED, TAU_WANTED = 0.9, 0.7
 RECOMPUTED_FROM_B = 3.0  # billions of parameters from which the paper's encoders are computed again
+UNSTATED = "sizes +-20 %, patches per token, overlap of exchanges, H's encoder cut or whole under cp"
 THOUSAND = 1024
 MS = 1e3
 
@@ -137,8 +138,7 @@ def gain_evidence(where: str, rows: Sequence[Compared], seconds: Seconds) -> Evi
     for row, ours in zip(rows, found, strict=True):
         key = f"modelled/{row.key}"
         number = PaperNumber(f"{key}/speed_over_h", 1 + row.printed_gain, "x", where, RATIO_TOL)
-        what = "sizes +-20 %, patches per token, overlap of exchanges, H's encoder cut or whole under cp"
-        evidence.add(number, 1 + ours.gain, Unstated(what, 1 + ours.low, 1 + ours.high))
+        evidence.add(number, 1 + ours.gain, Unstated(UNSTATED, 1 + ours.low, 1 + ours.high))
         for name, step in (("h", ours.baseline), ("other", ours.other)):
             evidence.ours[f"{key}/{name}_ms"] = seconds(step) * MS
             evidence.ours[f"{key}/{name}_peak_gb"] = step.peak_bytes / GB

@@ -117,11 +117,11 @@ def evidence() -> Evidence:
         f"C against NC has the printed sign in {right} of {total} rows (want {SIGNS_WANTED:.0%});",
         right / total >= SIGNS_WANTED,
     )
-    _crossover(found, rows, ours)
+    crossover(found, rows, ours)
     return found
 
 
-def _crossover(found: Evidence, rows: tuple[PrintedRow, ...], ours: list[Modes]) -> None:
+def crossover(found: Evidence, rows: tuple[PrintedRow, ...], ours: list[Modes]) -> None:
     large = {
         float(row["enc_params_b"]): modes
         for row, modes in zip(rows, ours, strict=True)

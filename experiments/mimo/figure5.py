@@ -1,0 +1,138 @@
+"""Figure 5: where colocated layouts pay, how context helps them, and where islands take over.
+
+Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+         Figure 5; its bars are rows of Tables A2 to A5.
+Setup:   (a) C over H at 8K, half of the tokens vision; (b) C over H from 16K to 128K; (c) C and NC over H
+         with a 120B LLM at 8K by size of the encoder, in tokens a second; (d) the same per GPU.
+Given:   the printed layouts, see the tables.
+Differs: the figure does not say which rows it draws: (a) takes those with half of the tokens vision, (b) all
+         of Table A3. Sizes are ours; gains are judged by printed step times, in (c) and (d) by printed gains.
+Ours:    the step model of the layout search, about 30 s on one CPU core.
+Run:     python -m experiments.mimo.figure5
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from experiments import paper
+from experiments.evidence import Evidence, outcome_of
+from experiments.mimo import tablea2, tablea3, tablea5
+from experiments.mimo.compared import RATIO_TOL, UNSTATED, Compared, Seconds, outcomes
+from experiments.mimo.models import PROFILE
+from experiments.paper import Outcome, PaperNumber, Unstated
+from experiments.printed import PrintedRow, printed_rows
+
+HALF = "50"
+LARGEST_LLM = "120"
+LONG_TOKENS = 64 * 1024
+PERCENT = 100.0
+
+
+def shorter_context() -> list[Compared]:
+    """Panel (a)."""
+    rows = printed_rows("mimo_tableA2")
+    return [tablea2.compared(row) for row in rows if row["vision_token_pct"] == HALF]
+
+
+def longer_context() -> list[Compared]:
+    """Panel (b)."""
+    return [tablea3.compared(row) for row in printed_rows("mimo_tableA3")]
+
+
+def largest_llm() -> list[PrintedRow]:
+    """Rows of panels (c) and (d), by size of the encoder."""
+    rows = [row for row in printed_rows("mimo_tableA5") if row["llm_params_b"] == LARGEST_LLM]
+    return sorted(rows, key=lambda row: float(row["enc_params_b"]))
+
+
+def panel(name: str, rows: Sequence[Compared], seconds: Seconds) -> tuple[Evidence, dict[str, float]]:
+    """Speeds of a panel's bars, and ours by row."""
+    evidence, ours = Evidence(), {}
+    for row in rows:
+        found = outcomes(row, seconds)
+        ours[row.key] = found.gain
+        key = f"modelled/{name}/{row.key.partition('/')[2]}/speed_over_h"
+        number = PaperNumber(key, 1 + row.printed_gain, "x", f"Figure 5({name})", RATIO_TOL)
+        evidence.add(number, 1 + found.gain, Unstated(UNSTATED, 1 + found.low, 1 + found.high))
+    return evidence, ours
+
+
+def shared_gpus() -> Evidence:
+    """(a): colocated layouts are ahead where the printed ones are."""
+    rows = shorter_context()
+    evidence, ours = panel("a", rows, tablea2.step_s)
+    ahead = [row for row in rows if row.printed_gain > 0]
+    kept = sum(ours[row.key] > 0 for row in ahead)
+    evidence.claim(
+        f"(a) C is ahead of H in {kept} of the {len(ahead)} models where it is printed so;",
+        kept == len(ahead),
+    )
+    return evidence
+
+
+def contexts() -> Evidence:
+    """(b): gains from 64K on are larger than below."""
+    rows = longer_context()
+    evidence, ours = panel("b", rows, tablea3.passes_s)
+    short, long = (mean_gain(rows, ours, is_long=is_long) for is_long in (False, True))
+    evidence.claim(
+        f"(b) gains are larger from 64K on than below (ours {long:.1%} against {short:.1%} in the mean);",
+        long > short,
+    )
+    return evidence
+
+
+def mean_gain(rows: Sequence[Compared], ours: Mapping[str, float], *, is_long: bool) -> float:
+    """Of the rows at 64K and more, or of those below."""
+    return fmean(ours[row.key] for row in rows if (row.baseline.sequence_tokens >= LONG_TOKENS) == is_long)
+
+
+def modes() -> Evidence:
+    """(c) and (d): who is best by size of the encoder."""
+    evidence = Evidence()
+    best: dict[float, tuple[str, str]] = {}
+    per_gpu: dict[float, float] = {}
+    for row in largest_llm():
+        found = tablea5.modes_of(row)
+        size, gpus = float(row["enc_params_b"]), int(row["h_n_gpus"]) / int(row["nc_n_gpus"])
+        nc, c = found.h_s / found.nc_s, found.h_s / found.c_s
+        best[size] = (row["best_mode"], "C" if c > nc else "NC")
+        per_gpu[size] = nc * gpus
+        for name, speed, column in (
+            ("c", c, "c_tokens_per_s_gain_pct"),
+            ("nc", nc, "nc_tokens_per_s_gain_pct"),
+        ):
+            printed = 1 + float(row[column] or 0) / PERCENT  # an empty cell: C is H
+            _add(evidence, f"c/{row['model']}/{name}", printed, speed)
+        _add(
+            evidence,
+            f"d/{row['model']}/nc",
+            1 + float(row["nc_tflops_per_gpu_gain_pct"]) / PERCENT,
+            nc * gpus,
+        )
+    same = sum(printed == ours for printed, ours in best.values())
+    evidence.claim(f"(c) C or NC is best as printed for {same} of {len(best)} encoders;", same == len(best))
+    large = {size: speed for size, speed in per_gpu.items() if size >= tablea5.CROSSOVER_B}
+    evidence.claim(
+        f"(d) from 6B on NC is ahead of H per GPU too (ours {min(large.values()):.3f} at least);",
+        min(large.values()) > 1,
+    )
+    return evidence
+
+
+def _add(evidence: Evidence, key: str, printed: float, ours: float) -> None:
+    where = f"Figure 5({key[0]})"
+    evidence.add(PaperNumber(f"modelled/{key}/speed_over_h", printed, "x", where, RATIO_TOL), ours)
+
+
+def run() -> Outcome:
+    """All four panels."""
+    return outcome_of("mimo/figure5", [shared_gpus(), contexts(), modes()], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
