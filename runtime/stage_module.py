@@ -91,12 +91,12 @@ class StageModule(nn.Module):
         Raises:
             ValueError: a modality stands in the microbatch but its features were not given.
         """
+        wanted = {*inputs.data.placed, *inputs.data.brought}
         for edge in self.edges:
             if (edge.name in wanted) != (edge.name in inputs.features):
                 have = "missing" if edge.name in wanted else "given, but no item wants them"
                 raise ValueError(f"stage {self.stage.id}: features of edge {edge.name} are {have}")
         parameter = next(self.parameters())
-        wanted = {*inputs.data.placed, *inputs.data.brought}
         context = self.adapter.context(inputs.data, parameter.device, parameter.dtype)
         first = self.stage.layers[0]
         hidden = inputs.hidden
@@ -124,15 +124,15 @@ class StageModule(nn.Module):
         features: Mapping[str, Tensor],
         context: Context,
     ) -> Tensor:
-        if index > 0:  # layer 0 places features itself; deeper they are added to what is there
+        if index > 0:  # layer 0 places features itself; deeper they are added, but for what is read aside
             assert hidden is not None, "only layer 0 makes its own input"
+            placed = context.data.placed
             for edge, features_ED in features.items():
                 if edge in placed:
                     hidden = hidden.index_add(0, placed[edge], features_ED)
             features = {edge: aside for edge, aside in features.items() if edge not in placed}
         call: Callable[..., Tensor] = layer
         if self.recompute is Recompute.FULL and torch.is_grad_enabled():
-            placed = context.data.placed
             output: Tensor = checkpoint(
                 call, hidden, features, context, use_reentrant=False, preserve_rng_state=False
             )
