@@ -1,5 +1,6 @@
 """A small language model on nodes that can be lost, and its losses as one process computes them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,9 +46,11 @@ def elastic_job(
     layers_per_rank: int = 8,
     precision: Precision = Precision.FLOAT32,
     wait_s: float = 5.0,
+    config: Mapping[str, Any] = LLAMA,
 ) -> ElasticJob:
     """Eight layers, the first and the last sharing a table, on ranks that hold so many at most."""
-    model = ModelGraph(name="six-blocks", modules=(module_from_config(LLAMA, name="llm", modality=TEXT),))
+    llm = module_from_config(dict(config), name="llm", modality=TEXT)
+    model = ModelGraph(name="six-blocks", modules=(llm,))
     chain = model_chain(model, (1,), lambda *_: 1.0, lambda *_: 1, layers_per_rank)
     return ElasticJob(
         model=model,

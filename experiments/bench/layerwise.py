@@ -1,0 +1,82 @@
+"""What it gains to sum each layer's gradients beside the backward of the layers before it.
+
+Paper:   Oobleck chapter, section 2.6.1: layers are synchronised one by one, and the communication overlaps
+         the computation. It prints no gain.
+Setup:   two nodes of one rank, each a whole Llama of 6 blocks (width 256); samples of 4 to 9 tokens, three
+         microbatches a rank, so that sums weigh as much as passes. Both ways in turns, in rounds.
+Ours:    seconds of a step between votes of the elastic runtime, medians over all rounds; the losses of
+         both ways are the same bits.
+Differs: gloo's sums take a core themselves, so two ranks on two cores have nothing idle to gain; links that
+         carry data by themselves would.
+Run:     python -m experiments.bench.layerwise [--rounds 5] [--steps 12] [--json]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+from experiments.oobleck.chaos_job import LLAMA, elastic_job
+from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.training import ElasticTraining
+
+ROUNDS, STEPS, WARM_UP = 5, 12, 2
+WIDE = LLAMA | {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
+
+
+def step_seconds(job: ElasticJob, steps: int) -> tuple[list[float], tuple[float, ...]]:
+    """Seconds of each step after the first ones, and all losses."""
+    with ElasticTraining(job, ("a", "b")) as training:
+        training.train(WARM_UP + steps)
+        ends = [done.end_s for done in training.steps][WARM_UP - 1 :]
+        return [after - before for before, after in pairwise(ends)], training.losses
+
+
+def measure(rounds: int, steps: int) -> dict[str, float | bool]:
+    """Medians of both ways, their spread, and whether the losses agree."""
+    job = elastic_job(2, config=WIDE, wait_s=20.0)
+    taken: dict[Reduction, list[float]] = {way: [] for way in Reduction}
+    losses: set[tuple[float, ...]] = set()
+    for _ in range(rounds):
+        for way in Reduction:
+            seconds, found = step_seconds(replace(job, reduction=way), steps)
+            taken[way] += seconds
+            losses.add(found)
+    medians = {way: statistics.median(seconds) for way, seconds in taken.items()}
+    result: dict[str, float | bool] = {f"{way.replace(' ', '_')}_s": medians[way] for way in Reduction}
+    for way, seconds in taken.items():
+        quarters = statistics.quantiles(seconds, n=4)
+        result[f"{way.replace(' ', '_')}_quartiles_apart_s"] = quarters[2] - quarters[0]
+    result["gain"] = medians[Reduction.AFTER_BACKWARD] / medians[Reduction.LAYERWISE] - 1
+    result["same_losses"] = len(losses) == 1
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    if min(arguments.rounds, arguments.steps) < 1:
+        parser.error(f"want 1 round and 1 step or more, got {arguments.rounds} and {arguments.steps}")
+    result = measure(arguments.rounds, arguments.steps)
+    for way in Reduction:
+        name = way.replace(" ", "_")
+        print(
+            f"{way:16} {result[f'{name}_s'] * 1e3:8.1f} ms a step, "
+            f"quartiles {result[f'{name}_quartiles_apart_s'] * 1e3:.1f} ms apart"
+        )
+    print(f"layer by layer gains {result['gain']:+.1%}")
+    print(
+        f"claim: both ways give the same losses, bit for bit: {'holds' if result['same_losses'] else 'FAILS'}"
+    )
+    if arguments.json:
+        print(json.dumps(result))
+    return 0 if result["same_losses"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
