@@ -44,7 +44,7 @@ class Kind(Enum):
     PARTIAL = "partial"
 
 
-REGIONS = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")  # what members do apart, up to the sum
+REGIONS = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")  # apart, up to the sum
 SUMMED_BIAS = "summed_bias"  # a row product's bias: added once, after the sum
 
 _BY_NAME = {
