@@ -1,0 +1,229 @@
+"""A plan's ranks train Llama 3.2 Vision as one process does: the tower feeds several stages of the LLM."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.batches import SyntheticSource
+from runtime.emulate import Emulation, emulate
+from runtime.launch import RunResult, run_lowered
+from runtime.optimizer import OptimizerSettings
+from runtime.pool import Pool
+from runtime.rank_job import Collect, RunSettings
+from runtime.reference import reference_step
+from sim.engine import simulate
+from tests import cross_models
+from tests.plans import cluster, disjoint_plan, finish
+from tests.test_parity import SEED, assert_order, assert_parity
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample
+from workbench.graph.model_graph import ModelGraph
+from workbench.graph.trainable import Trainable, with_trainable
+from workbench.job import Job, ModuleLayout
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Direction
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.price import price
+from workbench.plan.routing import Routing
+from workbench.plan.stage_memory import Sizes
+from workbench.schedule.action import Action, Pass
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+
+ALL, PROJECTOR, NONE = Trainable.ALL, Trainable.PROJECTOR, Trainable.NONE
+MIXES = {
+    "everything": (ALL, ALL),
+    "projector": (PROJECTOR, NONE),
+    "language": (NONE, ALL),
+    "tower": (ALL, NONE),
+}
+DEPTHS: dict[int, tuple[int, ...]] = {1: (8,), 2: (4, 4), 3: (3, 2, 3)}
+OPTIMIZER = OptimizerSettings(clip_norm=None)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cross_models.save_weights(tmp_path_factory.mktemp("mllama"), cross_models.model().modules)
+
+
+def model(mix: str = "everything") -> ModelGraph:
+    vision, language = MIXES[mix]
+    images = with_trainable(cross_models.vision(), vision)
+    return cross_models.model(images, with_trainable(cross_models.language(), language))
+
+
+def settings(weights: Path) -> RunSettings:
+    return RunSettings(
+        seed=SEED,
+        precision=Precision.FLOAT64,
+        collect=Collect.STATE,
+        optimizer=OPTIMIZER,
+        timeout_s=30.0,
+        weights=weights,
+    )
+
+
+def assert_as_one_process(plan: Plan, result: RunResult | Emulation, weights: Path) -> None:
+    reference = reference_step(
+        plan,
+        seed=SEED,
+        dtype=torch.float64,
+        source=SyntheticSource(SEED),
+        weights=weights,
+        optimizer=OPTIMIZER,
+    )
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def emulated(plan: Plan, weights: Path) -> None:
+    torch.set_num_threads(1)
+    result = emulate(lower(plan), settings(weights))
+    assert_as_one_process(plan, result, weights)
+
+
+def executed(plan: Plan, weights: Path, pool: Pool) -> None:
+    torch.set_num_threads(1)
+    result = run_lowered(lower(plan), settings(weights), pool=pool)
+    assert_as_one_process(plan, result, weights)
+    assert_order(plan, result)
+
+
+def plan_of(mix: str, depth: int, tower: Sequence[int] = (7,), batch: Sequence[Sample] | None = None) -> Plan:
+    cuts = {"vision": tower, "llm": DEPTHS[depth]}
+    return disjoint_plan(model(mix), cross_models.batch() if batch is None else batch, cuts)
+
+
+def test_the_tower_crosses_once_to_every_stage_that_reads_it() -> None:
+    """A message for each reading stage and microbatch with an image, and as many back."""
+    lowered = lower(plan_of("everything", 3))
+    rows = [row for row in lowered.transfers if row.edge == "vision>llm"]
+    readers = {row.consumer.stage for row in rows if row.direction is Direction.FORWARD}
+    assert readers == {1, 2, 3}
+    assert len(rows) == 2 * 3 * 3  # directions, stages, samples with an image
+    images = [
+        row.num_tokens for row in rows if row.direction is Direction.FORWARD and row.consumer.stage == 1
+    ]
+    assert images == [cross_models.TOKENS, cross_models.TOKENS, 3 * cross_models.TOKENS]
+    one = lower(plan_of("everything", 1))
+    assert sum(row.edge == "vision>llm" for row in one.transfers) == 2 * 3
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_depths_of_the_language_model(depth: int, weights: Path) -> None:
+    emulated(plan_of("everything", depth), weights)
+
+
+@pytest.mark.parametrize("mix", ["projector", "language", "tower"])
+def test_frozen_parts(mix: str, weights: Path) -> None:
+    emulated(plan_of(mix, 2, tower=(3, 4)), weights)
+
+
+def test_on_processes_with_the_tower_cut_between_taps(weights: Path, pool: Pool) -> None:
+    executed(plan_of("everything", 3, tower=(3, 4)), weights, pool)
+
+
+def test_text_alone_passes_cross_attention_by(weights: Path) -> None:
+    """A stage of cross-attention layers alone has nothing to train then."""
+    cuts = {"vision": (7,), "llm": (4, 2, 2)}
+    text = (cross_models.batch()[2],)
+    plan = disjoint_plan(model("language"), text, cuts)
+    emulated(plan, weights)
+
+
+def test_frozen_text_below_a_stage_of_cross_attention(weights: Path) -> None:
+    """Only the tower is trained; where a sample has no image, no gradient runs at all."""
+    cuts = {"vision": (7,), "llm": (4, 2, 2)}
+    emulated(disjoint_plan(model("tower"), cross_models.batch(), cuts), weights)
+
+
+def test_language_models_that_share_tokens(weights: Path) -> None:
+    """Every rank reads whole images with its own queries; their gradients are parts of a sum."""
+    stages = [
+        Stage(id=0, module="vision", replica=0, layers=(0, 7), ranks=((0,),)),
+        Stage(id=1, module="llm", replica=0, layers=(0, 4), ranks=((1,), (2,))),
+        Stage(id=2, module="llm", replica=0, layers=(4, 8), ranks=((3,), (4,))),
+    ]
+    emulated(finish(model(), cross_models.batch(), stages), weights)
+
+
+def test_weights_cut_over_ranks(weights: Path, pool: Pool) -> None:
+    """Tensor parallelism in the tower and, beside shared tokens, in the LLM."""
+    stages = [
+        Stage(id=0, module="vision", replica=0, layers=(0, 7), ranks=((0, 1),)),
+        Stage(id=1, module="llm", replica=0, layers=(0, 8), ranks=((2, 3), (4, 5))),
+    ]
+    executed(finish(model(), cross_models.batch(), stages), weights, pool)
+
+
+def test_towers_do_not_share_tokens(weights: Path) -> None:
+    stages = [
+        Stage(id=0, module="vision", replica=0, layers=(0, 7), ranks=((0,), (1,))),
+        Stage(id=1, module="llm", replica=0, layers=(0, 8), ranks=((2,),)),
+    ]
+    with pytest.raises(RuntimeError, match="an encoder of tiles does not share tokens over ranks; want cp 1"):
+        emulated(finish(model(), cross_models.batch(), stages), weights)
+
+
+STRATEGIES = {
+    "cornstarch": cornstarch.plan,
+    "colocated": encoders_colocated.plan_frozen_aware,
+    "replicated": encoders_replicated.plan,
+}
+
+
+def job(*, schedule: Schedule | None = None, **changes: object) -> Job:
+    held = {"vision": 1, "llm": 2} | changes
+    return Job(
+        name="crossed",
+        model=model(),
+        cluster=cluster(8),
+        batch=cross_models.batch(),
+        microbatch_samples=2,
+        layouts=tuple(ModuleLayout(module=name, pp=depth) for name, depth in held.items()),
+        settings=Settings(precision=Precision.FLOAT64),
+        schedule=schedule or Schedule(),
+        profile="A40",
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies(strategy: str, weights: Path) -> None:
+    given = job(vision=2 if strategy == "colocated" else 1)
+    plan = STRATEGIES[strategy](given, CostModel(load_profile("A40")))
+    emulated(plan, weights)
+
+
+@pytest.mark.parametrize("kind", [ScheduleKind.ZB_H1, ScheduleKind.GPIPE])
+def test_schedules(kind: ScheduleKind, weights: Path) -> None:
+    """Split backwards too: gates get their gradients in I, matmuls in W."""
+    emulated(cornstarch.plan(job(schedule=Schedule(kind=kind)), CostModel(load_profile("A40"))), weights)
+
+
+def test_recomputed_stages(weights: Path) -> None:
+    plan = plan_of("everything", 2)
+    modules = tuple(ModuleSettings(module=m.name, recompute=Recompute.FULL) for m in plan.model.modules)
+    emulated(replace(plan, settings=replace(plan.settings, modules=modules)), weights)
+
+
+def test_costs_count_what_is_read() -> None:
+    """A microbatch without an image costs least, the one with three the most."""
+    plan = plan_of("everything", 3)
+    lowered = lower(plan)
+    cost = CostModel(load_profile("A40"))
+    priced = price(lowered, cost)
+    forward = {a.microbatch: priced.duration_s(a) for a in forward_actions(plan, 2)}
+    assert forward[2] < forward[0] < forward[3]
+    assert forward[2] < 0.7 * forward[0]
+    spans = simulate(lowered, priced.duration_s).spans
+    assert len(spans) >= len(plan.program_actions)
+    sizes = Sizes(plan, Routing(plan))
+    kept = [sizes.of(plan.stage[2], m, keeps=True).kept for m in plan.microbatches_of["llm", 0]]
+    assert kept[2] < 0.7 * kept[0] < kept[3]
+
+
+def forward_actions(plan: Plan, stage: int) -> list[Action]:
+    return [a for a in plan.program_actions if a.stage == stage and a.kind is Pass.F]
