@@ -58,6 +58,13 @@ class Allocations(TorchDispatchMode):
                     self._note(tensor.untyped_storage())
         return result
 
+    def resize(self, num_bytes: int) -> None:
+        """A storage that exists already grew by so many bytes, or shrank."""
+        with self._lock:
+            self.num_bytes += num_bytes
+            if self.num_bytes > self._height.num_bytes:
+                self._height = Height(time.perf_counter(), self.num_bytes)
+
     def take_height(self) -> Height:
         """The height since this was asked last, and start anew from what is held now."""
         with self._lock:

@@ -37,12 +37,14 @@ from runtime.expert_group import ExpertGroup
 from runtime.launch import Progress, StepLosses
 from runtime.mesh import local_device
 from runtime.pool import Place
-from runtime.rank_job import Build, RankReport, RankState, RunSettings, run_steps
+from runtime.rank_job import Build, RunSettings, run_steps
+from runtime.rank_report import RankReport, RankState
 from runtime.shared_mesh import Exchange, Post, SharedMesh, join_shared
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.tensor_group import TensorGroup
 from runtime.weights import exporting
 from workbench.plan.lowered import Lowered
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import COMPUTE, STEP, Action
 from workbench.trace import Lane
@@ -110,6 +112,11 @@ def emulate(
     """
     if settings.following.batches:
         raise ValueError("emulation repeats one batch, as its medians are of equal steps; got following ones")
+    if shard_units(lowered.plan):
+        raise ValueError(
+            "emulation stores a frozen weight once for all ranks, so weights are not shared out; want "
+            "sharding none or optimizer, or a run with a process for each rank"
+        )
     order = legal_order(lowered)
     device = local_device()
     _check_fits(lowered.plan, device)

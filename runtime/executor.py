@@ -13,6 +13,7 @@ from runtime.failure import RankError
 from runtime.gradients import Gradients
 from runtime.offload import Offload
 from runtime.optimizer import OptimizerSettings, build_adamw
+from runtime.sharded_stages import ShardedStages
 from runtime.stage_edges import edges_before_the_end
 from runtime.stage_module import StageInput, StageModule
 from runtime.timing import Recorder
@@ -54,6 +55,7 @@ class Executor:
         progress: called with the position in the program before each action.
         on_gradients: called in STEP when gradients are whole and not yet clipped.
         memory: counts what this rank holds; None: memory is not watched.
+        sharded: stages whose weights are shared out, which `gradients` know too; None: there are none.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class Executor:
         progress: Callable[[int], None] = lambda position: None,
         on_gradients: Callable[[], None] = lambda: None,
         memory: Allocations | None = None,
+        sharded: ShardedStages | None = None,
     ) -> None:
         self.lowered = lowered
         self.rank = rank
         self.program = lowered.plan.program.get(rank, ())
         self._modules, self._feed = modules, feed
         self._wires, self._gradients, self._recorder = wires, gradients, recorder
+        self._sharded = sharded or ShardedStages.none()
         self._settings = optimizer
         self._adamw = build_adamw(gradients.parameters(), optimizer)
         self._loss_scale = loss_scale
@@ -117,6 +121,8 @@ class Executor:
     def _check(self) -> None:
         for action in self.program:
             away = action._replace(kind=Pass.RESHARD)
+            if self._sharded.is_exchange(action):
+                continue
             if action.kind is Pass.UNSHARD and away not in self.program[: self.program.index(action)]:
                 raise ValueError(f"rank {self.rank}: {action} brings back a stage that has not left")
 
@@ -141,6 +147,7 @@ class Executor:
             self._progress(position)
             try:
                 arrived = self._take(action)
+                self._sharded.wait_for(action)
                 start_s = time.perf_counter()
                 self._wires.post(self._next_rows[position + 1])
                 self._do[action.kind](action, arrived, start_s)
@@ -241,11 +248,17 @@ class Executor:
 
     def _leave(self, action: Action, arrived: Arrived, start_s: float) -> None:
         del arrived
-        self._offload.leave(_id(action), self._adamw)
+        if _id(action) in self._sharded:
+            self._sharded.let_go(_id(action))
+        else:
+            self._offload.leave(_id(action), self._adamw)
         self._end(Lane.COMPUTE, action, start_s)
 
     def _come_back(self, action: Action, arrived: Arrived, start_s: float) -> None:
         del arrived
+        if self._sharded.is_exchange(action):
+            self._sharded.start(action)  # it takes its own time
+            return
         self._offload.come_back(_id(action))
         self._end(Lane.COMPUTE, action, start_s)
 

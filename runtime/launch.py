@@ -21,7 +21,8 @@ from runtime.checkpoint_files import identity_of
 from runtime.failure import RankError
 from runtime.pool import Place, Pool
 from runtime.preprocess.source import following_of, source_of
-from runtime.rank_job import Build, Collect, RankReport, RankState, RunSettings, run_rank
+from runtime.rank_job import Build, Collect, RunSettings, run_rank
+from runtime.rank_report import RankReport, RankState
 from runtime.stage_module import build_stage_module
 from runtime.step_plans import NextBatches, Planning
 from runtime.timing import Spread, assemble, iteration_spread, median_trace

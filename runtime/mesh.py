@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.parameter_shards import shard_units
 
 # torch 2.13 renamed these two.
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -138,6 +139,7 @@ def _reducing(lowered: Lowered) -> Iterator[tuple[int, ...]]:
         shards = optimizer_shards(lowered.plan, group)
         peers = tuple(zip(*shards.instances, strict=True))
         yield from (ranks for ranks in (group.ranks, *shards.instances, *peers) if len(ranks) > 1)
+    yield from (unit.ranks for unit in shard_units(lowered.plan))
 
 
 def _open_groups(

@@ -14,7 +14,8 @@ from runtime.mesh import Mesh, PairKey, build_mesh, local_device, open_pairs, pa
 from runtime.multimodal_architecture import Weight
 from runtime.multimodal_stage import UserStage
 from runtime.pool import Place, Pool
-from runtime.rank_job import RankReport, RankState, RunSettings, run_steps
+from runtime.rank_job import RunSettings, run_steps
+from runtime.rank_report import RankReport, RankState
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.trace import Trace

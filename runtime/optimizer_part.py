@@ -10,13 +10,15 @@ from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Sharding
 
-EXECUTED = (Sharding.NONE, Sharding.OPTIMIZER)
+EXECUTED = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS)
 
 
 def weight_buckets(
     lowered: Lowered, rank: int, modules: Sequence[HoldsWeights], wide: torch.dtype | None = None
 ) -> dict[Weights, WeightBucket]:
     """Buckets of the weights that this rank updates in part, or wide; the rest are updated as they are.
+
+    `ShardedStages` takes those of which it also holds a part only.
 
     Args:
         modules: stages of the rank, in the plan's order. Weights in buckets become views of them.
@@ -35,7 +37,7 @@ def weight_buckets(
                 f"module {weights.module!r}: sharding {sharding.value!r} cannot be executed; want one of "
                 f"{', '.join(level.value for level in EXECUTED)} (simulate this plan instead)"
             )
-        if rank not in group.ranks or weights not in held:
+        if sharding is Sharding.PARAMETERS or rank not in group.ranks or weights not in held:
             continue
         shards = optimizer_shards(lowered.plan, group)
         if shards.num_shards == 1 and wide is None:

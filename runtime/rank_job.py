@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,6 +27,9 @@ from runtime.mesh import Mesh, build_mesh, local_device
 from runtime.optimizer import OptimizerSettings
 from runtime.optimizer_part import weight_buckets
 from runtime.pool import Place
+from runtime.rank_report import RankReport, RankState
+from runtime.sharded_gradients import ShardedGradients
+from runtime.sharded_stages import ShardedStages
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.step_plans import NextBatches, Planning, StepPlans
 from runtime.tensor_group import TensorGroup, tensor_group
@@ -34,6 +37,7 @@ from runtime.timing import Notes, Recorder, check_order
 from runtime.transfers import Wires, first_line
 from runtime.weights import write_part
 from workbench.plan.lowered import Lowered
+from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan, Precision, Stage
 
 TORCH_TYPE = {
@@ -255,8 +259,12 @@ class _Rank:
         plan = lowered.plan
         dtype = settings.dtype(plan)
         stages = [stage for stage in plan.stages if mesh.rank in stage.flat_ranks]
+        self._sharded = ShardedStages(
+            sharded_stages(plan), mesh, wide=settings.optimizer_dtype(plan), timeout_s=settings.timeout_s
+        )
+        build_one = self._sharded.building(build)
         self._modules = {
-            stage.id: build(
+            stage.id: build_one(
                 plan,
                 stage,
                 seed=settings.seed,
@@ -276,7 +284,8 @@ class _Rank:
         )
         watched = settings.collect is Collect.MEMORY
         held = [p for _, p in self._named()] + [bucket.own for bucket in self._buckets.values()]
-        self._memory = Allocations(held) if watched else None
+        held += [*self._sharded.parameters(), *self._sharded.parts().values()]
+        self._memory = self._sharded.memory = Allocations(held) if watched else None
         self.lowered = lowered
         self._wires = self._new_wires()
         self._executor = self._new_executor()
@@ -289,7 +298,8 @@ class _Rank:
 
     def _new_executor(self) -> Executor:
         plan, mesh, settings = self.lowered.plan, self._mesh, self._settings
-        self._summed = Gradients(
+        self._summed = ShardedGradients(
+            self._sharded,
             self.lowered,
             mesh,
             list(self._modules.values()),
@@ -304,6 +314,7 @@ class _Rank:
             feed=feed_of(plan, mesh, self._source, settings.dtype(plan), self._join),
             wires=self._wires,
             gradients=self._summed,
+            sharded=self._sharded,
             recorder=self._recorder,
             optimizer=settings.optimizer,
             loss_scale=1.0 / count_all_targets(plan),
@@ -345,13 +356,16 @@ class _Rank:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a step changes, as it is held."""
-        return live_tensors(self._named(), self._executor.optimizer)
+        whole = (module for module in self._modules.values() if module.stage.id not in self._sharded)
+        return live_tensors(_named(whole), self._executor.optimizer) | self._sharded.parts()
 
     def state(self) -> RankState | None:
         """Copies of what this rank holds; None unless the last step collected."""
         if not self.collects:
             return None
-        weights = {key: parameter.detach().cpu().clone() for key, parameter in self._named()}
+        weights = {}
+        for module in self._sharded.each_whole(self._modules.values()):
+            weights |= {key: parameter.detach().cpu().clone() for key, parameter in _named((module,))}
         known = self._executor.moments()
         moments = {
             key: (known[parameter][0].cpu().clone(), known[parameter][1].cpu().clone())
@@ -362,12 +376,13 @@ class _Rank:
 
     def write_weights(self, folder: Path) -> None:
         """This rank's part of an export: stages of replica 0, each by its first rank."""
-        for module in self._modules.values():
+        for module in self._sharded.each_whole(self._modules.values()):
             stage = module.stage
             if stage.replica == 0 and self._mesh.rank in stage.whole_weights:
                 weights = module.owned_weights()  # together with those that share them
                 if stage.flat_ranks[0] == self._mesh.rank:
                     write_part(folder, stage.module, stage.layers[0], weights)
+            self._sharded.let_go_again(stage.id)
 
     def close(self) -> None:
         self._wires.close()
@@ -382,9 +397,14 @@ class _Rank:
             }
 
     def _named(self) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
-        for module in self._modules.values():
-            for name, parameter in module.named_weights():
-                yield (module.stage.module, name), parameter
+        return _named(self._modules.values())
+
+
+def _named(modules: Iterable[StageModule]) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
+    """((module, Hugging Face name), weight) of all stages."""
+    for module in modules:
+        for name, parameter in module.named_weights():
+            yield (module.stage.module, name), parameter
 
 
 def count_all_targets(plan: Plan) -> int:

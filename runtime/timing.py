@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.plan.lowered import Lowered, Route
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.plan.parameter_shards import sharded_stages
+from workbench.schedule.action import COMPUTE, Action
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 
@@ -124,10 +125,10 @@ def assemble(
 
 
 def _whole(spans: Sequence[Span]) -> Iterator[Span]:
-    """The groups of a REDUCE_GRAD as one span: from its first start to its last end."""
+    """The groups of a reduction as one span: from its first start to its last end."""
     groups: dict[Action, list[Span]] = {}
     for span in spans:
-        if span.action.kind is Pass.REDUCE_GRAD:
+        if span.lane is Lane.REDUCE:
             groups.setdefault(span.action, []).append(span)
         else:
             yield span
@@ -162,22 +163,21 @@ def _messages(lowered: Lowered, notes: Sequence[Notes], zero_s: float) -> tuple[
 
 
 def _reduction_starts(lowered: Lowered, notes: Sequence[Notes]) -> dict[tuple[int, Action], float]:
-    """(rank, REDUCE_GRAD) -> when the last rank of its first group arrived."""
-    issued: dict[int, float] = {}  # group -> latest arrival
-    began = {
-        (span.rank, span.action): span.start_s
-        for note in notes
-        for span in note.spans
-        if span.action.kind is Pass.REDUCE_GRAD
-    }
-    for (_, action), start_s in began.items():
-        for group in lowered.reductions.get(action, ())[:1]:
-            issued[group] = max(issued.get(group, start_s), start_s)
-    return {
-        (rank, action): issued[lowered.reductions[action][0]]
-        for rank, action in began
-        if lowered.reductions.get(action)
-    }
+    """(rank, exchange) -> when the last rank of its first group, or of its unit, arrived."""
+    units = sharded_stages(lowered.plan)
+    issued: dict[Action | int, float] = {}  # by what the ranks meet in: the latest arrival
+    meeting: dict[tuple[int, Action], Action | int] = {}
+    for span in (span for note in notes for span in note.spans if span.lane is Lane.REDUCE):
+        groups = lowered.reductions.get(span.action, ())
+        if span.action.stage in units:
+            name: Action | int = span.action._replace(stage=units[span.action.stage].stages[0])
+        elif groups:
+            name = groups[0]
+        else:
+            continue
+        issued[name] = max(issued.get(name, span.start_s), span.start_s)
+        meeting[span.rank, span.action] = name
+    return {key: issued[name] for key, name in meeting.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

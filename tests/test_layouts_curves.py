@@ -10,7 +10,7 @@ from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, t
 from experiments.mimo.parity_grid_runs import Layout, gap
 from runtime.launch import RunResult
 from runtime.pool import Pool
-from runtime.rank_job import RankState
+from runtime.rank_report import RankState
 from workbench.rank_spans import Placement
 
 

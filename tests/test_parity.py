@@ -11,7 +11,8 @@ from runtime.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
 from runtime.optimizer import OptimizerSettings
 from runtime.pool import Pool
-from runtime.rank_job import Collect, RankState, RunSettings
+from runtime.rank_job import Collect, RunSettings
+from runtime.rank_report import RankState
 from runtime.reference import Reference, ReferenceResult, reference_step
 from runtime.tensor_parts import held_parts
 from tests.plans import cluster, disjoint_plan, finish

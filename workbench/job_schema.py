@@ -178,7 +178,7 @@ class LayoutSpec(Strict):
     stage_layers: tuple[Count, ...] = ()
     recompute: Literal["none", "full"] = "none"
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
-    sharding: Literal["none", "optimizer"] = "none"
+    sharding: Literal["none", "optimizer", "parameters"] = "none"
     instances: Count = 1
 
 

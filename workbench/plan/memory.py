@@ -1,11 +1,12 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory_accounts import Accounts
+from workbench.plan.parameter_shards import ShardUnit
 from workbench.plan.plan import Plan
 from workbench.plan.stage_memory import GRADIENTS, state_of
 from workbench.schedule.action import MOVES, Action, Pass
@@ -42,6 +43,7 @@ def memory_table(lowered: Lowered) -> MemoryTable:
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
       RESHARD gives the weights and optimizer state of its stage back, UNSHARD takes them again.
+        Of shared-out weights UNSHARD takes the whole ones, and its own part as it is sent.
       REDUCE_GRAD: a copy of the gradients it reduces, until STEP; STEP: the optimizer's temporaries.
     A tensor handed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
@@ -51,7 +53,7 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     accounts = Accounts(lowered)
     for rank in lowered.plan.ranks:
         accounts.add_rank(rank)
-        for action, num_bytes in _moved(lowered.plan, rank):
+        for action, num_bytes in _moved(lowered.plan, rank, accounts.units):
             changed = accounts.released if action.kind is Pass.RESHARD else accounts.acquired
             changed[rank, action] += num_bytes
     static = {
@@ -61,7 +63,7 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     return MemoryTable(static, dict(accounts.acquired), dict(accounts.released))
 
 
-def _moved(plan: Plan, rank: int) -> Iterator[tuple[Action, int]]:
+def _moved(plan: Plan, rank: int, units: Mapping[int, ShardUnit]) -> Iterator[tuple[Action, int]]:
     """UNSHARDs and RESHARDs of a rank, and the bytes that they move."""
     moves = [action for action in plan.program.get(rank, ()) if action.kind in MOVES]
     held: Counter[int] = Counter()
@@ -69,7 +71,14 @@ def _moved(plan: Plan, rank: int) -> Iterator[tuple[Action, int]]:
         held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
     for action in moves:
         assert action.stage is not None
-        yield action, held[action.stage]
+        unit = units.get(action.stage)
+        yield action, held[action.stage] if unit is None else whole_bytes(plan, unit)
+
+
+def whole_bytes(plan: Plan, unit: ShardUnit) -> int:
+    """Of a unit's weights while they are whole, and of the rank's own part as it is sent."""
+    sizes = (unit.padded(size) + unit.part(size) for size in unit.gathered)
+    return sum(sizes) * plan.settings.precision.num_bytes
 
 
 def static_holders(plan: Plan, rank: int) -> dict[str, int]:
@@ -148,7 +157,7 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
             holders[str(kind)] -= num_bytes
     for action in program[:until]:
         if action.kind in MOVES:
-            _move_holders(lowered.plan, rank, action, holders)
+            _move_holders(accounts, rank, action, holders)
             continue
         name = _alive(action)
         holders[name] += table.acquired_bytes.get((rank, action), 0) - sum(gradients.get(action, {}).values())
@@ -158,8 +167,13 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
     return ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in largest)
 
 
-def _move_holders(plan: Plan, rank: int, action: Action, holders: Counter[str]) -> None:
-    sign = -1 if action.kind is Pass.RESHARD else 1
+def _move_holders(accounts: Accounts, rank: int, action: Action, holders: Counter[str]) -> None:
+    plan, sign = accounts.plan, -1 if action.kind is Pass.RESHARD else 1
+    assert action.stage is not None
+    if action.stage in accounts.units:
+        name = f"gathered weights of {plan.stage[action.stage].module}"
+        holders[name] += sign * whole_bytes(plan, accounts.units[action.stage])
+        return
     for stage, kind, num_bytes in state_of(plan, rank):
         if stage.id == action.stage and kind.part != GRADIENTS:
             holders[str(kind)] += sign * num_bytes

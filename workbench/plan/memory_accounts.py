@@ -9,6 +9,7 @@ from math import ceil
 
 from workbench.cost.memory import Kernels
 from workbench.plan.lowered import Lowered, Route, Slice, Transfer
+from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Microbatch, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.stage_memory import (
@@ -29,15 +30,16 @@ class Accounts:
     """Collects what every action takes (at its start) and gives back (at its end) on every rank."""
 
     def __init__(self, lowered: Lowered) -> None:
-        self._lowered, self._plan = lowered, lowered.plan
-        self._sizes = Sizes(self._plan, Routing(self._plan))
+        self._lowered, self.plan = lowered, lowered.plan
+        self.units = sharded_stages(self.plan)
+        self._sizes = Sizes(self.plan, Routing(self.plan))
         self.acquired: Counter[tuple[int, Action]] = Counter()
         self.released: Counter[tuple[int, Action]] = Counter()
         self.gradients: dict[tuple[int, Action], Counter[StateKind]] = {}
 
     def add_rank(self, rank: int) -> None:
         """Everything of one rank."""
-        program = self._plan.program.get(rank, ())
+        program = self.plan.program.get(rank, ())
         if program:
             _RankAccount(self, self._lowered, rank, self._sizes).fill()
 
@@ -46,14 +48,14 @@ class Accounts:
         """(rank, action) -> position in the rank's program."""
         return {
             (rank, action): position
-            for rank, program in self._plan.program.items()
+            for rank, program in self.plan.program.items()
             for position, action in enumerate(program)
         }
 
     @cached_property
     def backwards(self) -> dict[tuple[int | None, int | None], Action]:
         """(stage, microbatch) -> its backward, the first pass of a split one."""
-        actions = self._plan.program_actions
+        actions = self.plan.program_actions
         return {(a.stage, a.microbatch): a for a in actions if a.kind in BACKWARDS}
 
     @cached_property
@@ -102,6 +104,8 @@ class _RankAccount:
                 split = self._sizes.split(*self._of(action))
                 is_first = position == self._first_weights[action.stage]
                 self._hold(position, position, split.first if is_first else split.adding)
+            elif action.kind is Pass.REDUCE_GRAD and action.stage in self._accounts.units:
+                self._add_dealt_out(position, action)
             elif action.kind is Pass.REDUCE_GRAD:
                 self._add_bucket(position, action)
             elif action == STEP:
@@ -193,7 +197,7 @@ class _RankAccount:
             self._hold(position, position, self._sizes.split(stage, microbatch).input_pass)
             self._add_left(position, action)
         else:
-            is_first = position == self._first_weights[stage.id]
+            is_first = position == self._first_weights[stage.id] or stage.id in self._accounts.units
             self._hold(position, position, size.first if is_first else size.accumulating)
         rows = list(self._inputs(action))
         received = sum(row.num_bytes for row in rows if row.route is not Route.LOCAL)
@@ -227,17 +231,48 @@ class _RankAccount:
         if action.stage not in self._first_weights:
             self._hold(position, position, max(elements, default=0) * size)
 
+    def _add_dealt_out(self, position: int, action: Action) -> None:
+        """A round's gradients: whole from its backward on, end to end while they travel, and the own part."""
+        assert action.stage is not None
+        unit, settings = self._accounts.units[action.stage], self._plan.settings
+        began = self._place(action._replace(kind=Pass.UNSHARD))
+        passes = (place for place in range(began, position) if self._program[place].stage == action.stage)
+        made = [place for place in passes if self._program[place].kind is Pass.B]
+        if made:
+            self._hold(made[0] + 1, position, sum(unit.trained) * settings.precision.num_bytes)
+        later = (place for place in range(position + 1, self._last) if self._deals_out(place))
+        travelling, own = sum(map(unit.padded, unit.trained)), sum(map(unit.part, unit.trained))
+        is_first = self._first_round[action.stage] == action
+        num_elements = travelling if is_first else travelling + own  # the first part becomes the sum
+        self._hold(position, next(later, self._last), num_elements * settings.gradient_bytes)
+
+    def _deals_out(self, place: int) -> bool:
+        action = self._program[place]
+        return action.kind is Pass.REDUCE_GRAD and action.stage in self._accounts.units
+
     def _add_gradients(self) -> None:
         """Gradients exist from a stage's first B or W, else from STEP, to the end of the step.
 
-        What that pass itself holds of them is part of its working set.
+        What that pass itself holds of them is part of its working set. The parts of shared-out weights
+        exist from the first round that deals them out.
         """
         for stage, kind, num_bytes in state_of(self._plan, self._rank):
             if kind.part == GRADIENTS:
                 first = self._first_weights.get(stage.id, self._last - 1) + 1
+                if stage.id in self._first_round:
+                    first = self._place(self._first_round[stage.id])
                 self._hold(first, self._last, num_bytes)
                 key = self._rank, self._program[first]
                 self._accounts.gradients.setdefault(key, Counter())[kind] += num_bytes
+
+    @cached_property
+    def _first_round(self) -> dict[int | None, Action]:
+        """Stage -> its first REDUCE_GRAD, where its weights are shared out."""
+        found = (self._program[place] for place in range(self._last) if self._deals_out(place))
+        first: dict[int | None, Action] = {}
+        for action in found:
+            first.setdefault(action.stage, action)
+        return first
 
     @cached_property
     def _first_weights(self) -> dict[int | None, int]:
@@ -258,14 +293,21 @@ class _RankAccount:
         if self._plan.settings.kernels is not Kernels.EAGER:
             return 0
         sizes = [
-            elements * self._plan.settings.gradient_bytes
+            elements
             for stage in self._plan.stages
             if self._rank in stage.flat_ranks
-            for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]
-            if layer.trainable
-            for elements in updated_elements(self._plan, stage, layer)
+            for elements in self._updated_elements(stage)
         ]
-        return 2 * ceil(max(sizes, default=0))
+        return 2 * ceil(max(sizes, default=0)) * self._plan.settings.gradient_bytes
+
+    def _updated_elements(self, stage: Stage) -> Iterator[float]:
+        unit = self._accounts.units.get(stage.id)
+        if unit is not None:
+            yield from map(unit.part, unit.trained)
+            return
+        for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            if layer.trainable:
+                yield from updated_elements(self._plan, stage, layer)
 
     def _add_receive_buffers(self) -> None:
         """Buffers wait for their rows from when they are posted until their consumer starts.

@@ -1,7 +1,7 @@
 """Stages whose weights are shared out among their replicas and brought together for use (FSDP, ZeRO-3)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import Action, Pass
@@ -74,6 +74,19 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
 def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
     """Stage -> its unit."""
     return {stage: unit for unit in shard_units(plan) for stage in unit.stages}
+
+
+def in_units(draft: Plan) -> Plan:
+    """The draft with every layer of a sharded module as a stage of its own, on the ranks it had.
+
+    So a rank gathers layer by layer. Stages are numbered anew, in their order.
+    """
+    stages: list[Stage] = []
+    for stage in draft.stages:
+        first, last = stage.layers
+        cuts = [(at, at + 1) for at in range(first, last)] if is_sharded(draft, stage) else [stage.layers]
+        stages += [replace(stage, id=len(stages) + place, layers=cut) for place, cut in enumerate(cuts)]
+    return replace(draft, stages=tuple(stages))
 
 
 def _check_stage(plan: Plan, stage: Stage) -> None:

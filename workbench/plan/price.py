@@ -13,7 +13,8 @@ from workbench.plan.attention import AttentionModel, Times, times_of, with_atten
 from workbench.plan.key_exchange import with_key_exchange
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
+from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.plan import Microbatch, Precision, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.stage_memory import GRADIENTS, state_of
 from workbench.plan.work import work_of
@@ -76,7 +77,8 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     """Price every action that stands in a program.
 
     Passes are sums over the stage's layers by the exact frozen rule for the modules present
-    in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other; STEP is
+    in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other, of shared-out
+    weights a reduce-scatter of the unit, as UNSHARD is a gather of it; STEP is
     each rank's own optimizer update. Each is as many times longer as was measured in a pipeline, and
     each action also takes the executor's measured overhead.
 
@@ -120,6 +122,7 @@ class _Pricing:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
         self._attention = attention
         self._routing = Routing(self._plan)
+        self._units = sharded_stages(self._plan)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[object, ...], PassTimes] = {}
@@ -135,6 +138,8 @@ class _Pricing:
         stage = self._plan.stage[_stage_of(action)]
         profile = self._cost_on[stage.id].profile
         overhead_s, factor = profile.overhead_s(action.kind), profile.pipeline_factor(action.kind)
+        if stage.id in self._units and action.kind not in COMPUTE:
+            return 0.0 if action.kind is Pass.RESHARD else overhead_s + factor * self._round_s(action)
         if action.kind is Pass.REDUCE_GRAD:
             return overhead_s + factor * self._reduce_s(action)
         if action.kind in MOVES:
@@ -148,6 +153,16 @@ class _Pricing:
         if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
             raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
         return overhead_s + factor * times.of(action.kind)
+
+    def _round_s(self, action: Action) -> float:
+        """Shared-out weights gathered, or their gradients dealt out: tensor after tensor of the unit."""
+        unit, settings = self._units[_stage_of(action)], self._plan.settings
+        if action.kind is Pass.UNSHARD:
+            kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
+        else:
+            kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
+        link = stage_link(self._plan.cluster, unit.ranks)
+        return sum(self._collective_s(kind, size * element, unit.ranks, link) for size in sizes)
 
     def _move_s(self, stage: Stage) -> float:
         """A copy of the stage's weights and optimizer state between the device and its host."""
@@ -262,7 +277,8 @@ class _Pricing:
 
     def _gather_s(self, group: GradientGroup) -> float:
         instance = optimizer_shards(self._plan, group).instances[0]
-        if len(instance) == 1:
+        in_rounds = self._plan.settings.of(group.weights[0].module).sharding is Sharding.PARAMETERS
+        if len(instance) == 1 or in_rounds:
             return 0.0
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
         link = stage_link(self._plan.cluster, instance)

@@ -1,0 +1,73 @@
+"""Gradients of a rank some of whose weights are shared out: one norm, one optimizer, one step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from runtime.gradients import Gradients
+from runtime.mesh import Mesh
+from runtime.sharded_stages import ShardedStages
+from runtime.stage_module import StageModule
+from runtime.timing import Recorder
+from runtime.weight_bucket import WeightBucket
+from workbench.plan.lowered import Lowered, Weights
+from workbench.schedule.action import Action
+
+
+class ShardedGradients(Gradients):
+    """As `Gradients`, with the stages whose weights are shared out beside the others.
+
+    Args:
+        sharded: has taken them.
+        modules: of this rank, all of them.
+    """
+
+    def __init__(
+        self,
+        sharded: ShardedStages,
+        lowered: Lowered,
+        mesh: Mesh,
+        modules: Sequence[StageModule],
+        *,
+        recorder: Recorder,
+        timeout_s: float,
+        buckets: Mapping[Weights, WeightBucket] = MappingProxyType({}),
+    ) -> None:
+        whole = [module for module in modules if module.stage.id not in sharded]
+        super().__init__(lowered, mesh, whole, recorder=recorder, timeout_s=timeout_s, buckets=buckets)
+        self._sharded = sharded
+        sharded.follow(lowered.plan.program.get(mesh.rank, ()), recorder)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of whole weights, then the parts of the others."""
+        yield from super().parameters()
+        yield from self._sharded.parameters()
+
+    def reduce(self, action: Action) -> None:
+        """Start a REDUCE_GRAD."""
+        if self._sharded.is_exchange(action):
+            self._sharded.start(action)
+        else:
+            super().reduce(action)
+
+    def finish(self) -> None:
+        """Wait for all reductions; errors as `Gradients.finish`."""
+        super().finish()
+        self._sharded.finish()
+
+    def publish(self) -> None:
+        """After the optimizer's step; errors as `Gradients.publish`."""
+        super().publish()
+        self._sharded.publish()
+
+    def whole(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """(Weight or copy, its whole gradient) after `finish`; a collective."""
+        yield from super().whole()
+        yield from self._sharded.whole_gradients()
+
+    def _counted(self) -> Iterator[Tensor]:
+        yield from super()._counted()
+        for own in self._sharded.parameters():
+            assert own.grad is not None, "gradients are finished first"
+            yield own.grad

@@ -1,0 +1,220 @@
+"""A rank's stages whose weights are shared out: does the exchanges of their rounds as the program says."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from runtime.activations import Allocations
+from runtime.failure import RankError
+from runtime.mesh import Mesh
+from runtime.sharded_weights import ShardedWeights, Travelling
+from runtime.stage_module import StageModule
+from runtime.timing import Recorder
+from runtime.transfers import first_line, wait
+from workbench.plan.lowered import Weights
+from workbench.plan.parameter_shards import ShardUnit
+from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.sharded import is_exchange, waits_of
+from workbench.trace import Lane
+
+
+class _Started(NamedTuple):
+    """An exchange that has begun."""
+
+    start_s: float
+    parts: list[tuple[ShardedWeights, Travelling]]
+
+
+class ShardedStages:
+    """Weights of one rank's stages that it shares with others.
+
+    Gathers and reductions run beside the passes. At an action the rank waits for those that `waits_of`
+    names; the simulator waits for the same.
+    Differs: torch's `fully_shard` reduces only weights that got a gradient, so a replica without items
+    in a round would leave its peers waiting; and its hooks order collectives, not the program.
+
+    Args:
+        units: stage -> its unit, of the whole plan.
+        mesh: of this rank.
+        wide: what the optimizer works in; None: the weights' own type.
+        timeout_s: of any wait.
+    """
+
+    def __init__(
+        self,
+        units: Mapping[int, ShardUnit],
+        mesh: Mesh,
+        *,
+        wide: torch.dtype | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._units, self._mesh, self._wide = units, mesh, wide
+        self._timeout = timedelta(seconds=timeout_s)
+        self._held: dict[int, list[ShardedWeights]] = {}
+        self._tied: dict[Weights, ShardedWeights] = {}
+        self._started: dict[Action, _Started] = {}
+        self._waits: dict[Action, tuple[Action, ...]] = {}
+        self._recorder: Recorder | None = None
+        self.memory: Allocations | None = None
+
+    @classmethod
+    def none(cls) -> "ShardedStages":
+        """Of a rank that shares out nothing."""
+        return cls({}, Mesh(rank=0, ranks=(0,), device=torch.device("cpu")))
+
+    def __contains__(self, stage: object) -> bool:
+        return stage in self._units
+
+    def building(self, build: Callable[..., StageModule]) -> Callable[..., StageModule]:
+        """Builds stages as `build` does and takes each, so that one alone is ever whole."""
+        return lambda *given, **how: self.take(build(*given, **how))
+
+    def take(self, module: StageModule) -> StageModule:
+        """Share out a stage's weights, where the plan says so; returns the module."""
+        stage = module.stage.id
+        if stage not in self._units:
+            return module
+        ranks = self._units[stage].ranks
+        found: list[ShardedWeights] = []
+        own: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        tied: list[tuple[Weights, list[nn.Parameter]]] = []
+        for weights, held in module.weights().items():
+            if weights.shared is None:
+                for parameter in held:
+                    own[parameter.requires_grad].append(parameter)
+            else:
+                tied.append((weights, list(held)))
+        for is_trained in (True, False):
+            if own[is_trained]:
+                found.append(self._shared_out(own[is_trained], ranks, None))
+            for weights, held in tied:
+                if held[0].requires_grad is is_trained:
+                    found.append(self._shared_out(held, ranks, self._tied.get(weights)))
+                    self._tied.setdefault(weights, found[-1])
+        self._held[stage] = found
+        return module
+
+    def _shared_out(
+        self, held: Sequence[nn.Parameter], ranks: tuple[int, ...], like: ShardedWeights | None
+    ) -> ShardedWeights:
+        return ShardedWeights(held, ranks, self._mesh, wide=self._wide, like=like, resized=self._resize)
+
+    def _resize(self, num_bytes: int) -> None:
+        if self.memory is not None:
+            self.memory.resize(num_bytes)
+
+    def follow(self, program: Sequence[Action], recorder: Recorder) -> None:
+        """From now on do this program's rounds."""
+        self._waits, self._recorder = waits_of(program, self._units), recorder
+
+    def is_exchange(self, action: Action) -> bool:
+        """Whether an action of the program is done here, beside the passes."""
+        return is_exchange(action, self._units)
+
+    def start(self, action: Action) -> None:
+        """Begin an UNSHARD or a REDUCE_GRAD."""
+        assert action.stage is not None
+        held, start_s = self._held[action.stage], time.perf_counter()
+        if action.kind is Pass.UNSHARD:
+            parts = [(weights, weights.gather()) for weights in held]
+        else:
+            parts = [(weights, weights.deal_out()) for weights in held if weights.is_trained]
+        self._started[action] = _Started(start_s, parts)
+
+    def let_go(self, stage: int) -> None:
+        """RESHARD: only this rank's part stays."""
+        for weights in self._held[stage]:
+            weights.let_go()
+
+    def wait_for(self, action: Action) -> None:
+        """Wait for what an action needs.
+
+        Raises:
+            RankError: an exchange did not end in time, or a peer is gone.
+        """
+        for name in self._waits.get(action, ()):
+            self._finish(name)
+
+    def _finish(self, name: Action) -> None:
+        started = self._started.pop(name, None)
+        if started is None:
+            return
+        for weights, travelling in started.parts:
+            self._wait(travelling, name)
+            if travelling.part is not None:
+                weights.add(travelling.part)
+        if self._recorder is not None:
+            self._recorder.span(Lane.REDUCE, name, started.start_s, time.perf_counter())
+
+    def _wait(self, travelling: Travelling, name: Action) -> None:
+        assert name.stage is not None
+        try:
+            wait(travelling.work, self._timeout, self._mesh.device)
+        except RuntimeError as error:
+            peers = tuple(rank for rank in self._units[name.stage].ranks if rank != self._mesh.rank)
+            message = f"rank {self._mesh.rank} in {name} with ranks {list(peers)}: {first_line(error)}"
+            raise RankError(message, peers=peers) from error
+
+    def finish(self) -> None:
+        """At STEP: all exchanges have ended, and every part has a gradient, zeros where none was made."""
+        self.wait_for(STEP)
+        for weights in self._distinct():
+            if weights.own.grad is None:
+                weights.own.grad = torch.zeros_like(weights.own)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What the optimizer updates: this rank's part of everything trained, each once."""
+        yield from (weights.own for weights in self._distinct())
+
+    def _distinct(self) -> list[ShardedWeights]:
+        """Trained ones; of tied ones the first."""
+        trained = (weights for held in self._held.values() for weights in held if weights.is_trained)
+        found: dict[int, ShardedWeights] = {}
+        for weights in trained:
+            found.setdefault(id(weights.own), weights)
+        return list(found.values())
+
+    def publish(self) -> None:
+        """After the optimizer's step."""
+        for weights in self._distinct():
+            weights.publish()
+
+    def whole_gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """(Weight, its whole gradient) of all stages; a collective."""
+        for stage in sorted(self._held, key=lambda stage: self._units[stage].stages):
+            for weights in self._held[stage]:
+                if weights.is_trained:
+                    travelling = weights.start_whole_gradient()
+                    self._wait(travelling, Action(stage, Pass.REDUCE_GRAD))
+                    assert travelling.flat is not None
+                    yield from weights.pieces(travelling.flat)
+
+    def each_whole(self, modules: Iterable[StageModule]) -> Iterator[StageModule]:
+        """The rank's stages, each with its weights whole until the next one; a collective.
+
+        Sharded ones come last, as all ranks that share them list them.
+        """
+
+        def place(module: StageModule) -> tuple[int, ...]:
+            unit = self._units.get(module.stage.id)
+            return () if unit is None else unit.stages
+
+        for module in sorted(modules, key=place):
+            stage = module.stage.id
+            for weights in self._held.get(stage, ()):
+                self._wait(weights.gather(), Action(stage, Pass.UNSHARD))
+            yield module
+            for weights in self._held.get(stage, ()):
+                weights.let_go()
+
+    def parts(self) -> dict[str, Tensor]:
+        """By name, what this rank keeps that no optimizer holds."""
+        found: dict[str, Tensor] = {}
+        for stage, held in self._held.items():
+            kept = (weights.part for weights in held if not weights.is_updated_in_place)
+            found |= {f"part/{stage}/{number}": part for number, part in enumerate(kept)}
+        return found

@@ -1,0 +1,184 @@
+"""Weights shared out among replicas train as whole ones do, take turns in memory, and come out whole."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.emulate import emulate
+from runtime.launch import RunResult, run_lowered
+from runtime.mesh import Mesh
+from runtime.pool import Pool
+from runtime.rank_job import Collect, RunSettings
+from runtime.sharded_weights import ShardedWeights
+from tests.plans import cluster
+from tests.test_parity import SEED, assert_order, assert_parity, execute, mixed
+from tests.tiny_valm import tiny_batch
+from workbench.cost.memory import Kernels
+from workbench.data.sample import Sample
+from workbench.graph.model_graph import ModelGraph
+from workbench.plan.accept import accept
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.lower import lower
+from workbench.plan.memory import memory_table, peak_bytes
+from workbench.plan.parameter_shards import in_units
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
+from workbench.schedule.choice import Schedule
+
+torch.set_num_threads(1)
+MODULES = ("vision", "audio", "llm")
+ALL_ON_ONE = {"vision": ((0, 5),), "audio": ((0, 4),), "llm": ((0, 6),)}
+IN_TWO = {"vision": ((0, 5),), "audio": ((0, 4),), "llm": ((0, 3), (3, 6))}
+
+
+def shared_out(
+    model: ModelGraph,
+    batch: Sequence[Sample],
+    *,
+    replicas: int,
+    cuts: dict[str, Sequence[tuple[int, int]]] = ALL_ON_ONE,
+    modules: Sequence[str] = MODULES,
+    samples: int = 1,
+    schedule: Schedule | None = None,
+    **settings: object,
+) -> Plan:
+    """Stage i of every module on rank i of a replica, layer by layer where a module is shared out."""
+    depth = max(map(len, cuts.values()))
+    stages = [
+        Stage(id=0, module=name, replica=replica, layers=layers, ranks=((replica * depth + place,),))
+        for replica in range(replicas)
+        for name, parts in cuts.items()
+        for place, layers in enumerate(parts)
+    ]
+    chosen = tuple(ModuleSettings(module=name, sharding=Sharding.PARAMETERS) for name in modules)
+    draft = Plan(
+        strategy="test",
+        model=model,
+        cluster=cluster(replicas * depth),
+        batch=tuple(batch),
+        stages=tuple(replace(stage, id=place) for place, stage in enumerate(stages)),
+        microbatches=(),
+        programs=(),
+        settings=Settings(precision=Precision.FLOAT32, modules=chosen, **settings),  # type: ignore[arg-type]
+    )
+    microbatches = batched_microbatches(draft, samples_per_microbatch=samples, replicas=range(replicas))
+    return with_programs(in_units(replace(draft, microbatches=microbatches)), schedule)
+
+
+def assert_trains_as_one(plan: Plan, pool: Pool) -> RunResult:
+    accept(plan)
+    result, reference = execute(plan, pool, clip_norm=0.05)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+    assert_order(plan, result)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("mix", "replicas", "cuts"),
+    [
+        pytest.param("everything", 2, IN_TWO, id="two-stages"),
+        pytest.param("projectors", 3, ALL_ON_ONE, id="frozen-llm"),
+        pytest.param("vision-frozen", 4, ALL_ON_ONE, id="frozen-vision"),
+    ],
+)
+def test_trains_as_one_process(
+    mix: str, replicas: int, cuts: dict[str, Sequence[tuple[int, int]]], pool: Pool
+):
+    """Unequal tokens, missing modalities: replicas differ in their microbatches, not in their rounds."""
+    images, clips = (1, 2, 0, 1, 3, 0), (1, 0, 0, 2, 0, 1)
+    count = 6 if replicas == 3 else 4
+    assert_trains_as_one(
+        shared_out(mixed(mix), tiny_batch(images[:count], clips[:count]), replicas=replicas, cuts=cuts), pool
+    )
+
+
+def test_a_tied_weight_and_whole_encoders_beside_it(pool: Pool) -> None:
+    plan = shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, modules=("llm",))
+    assert_trains_as_one(plan, pool)
+
+
+def test_a_wide_optimizer_of_parts_equals_that_of_the_whole(pool: Pool) -> None:
+    """bfloat16 weights, float32 optimizer: three steps."""
+    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
+    plan = replace(plan, settings=replace(plan.settings, precision=Precision.BFLOAT16))
+    whole = shared_out(
+        mixed("llm"), tiny_batch(), replicas=2, modules=(), optimizer_precision=Precision.FLOAT32
+    )
+    whole = replace(whole, settings=replace(whole.settings, precision=Precision.BFLOAT16))
+    settings = RunSettings(seed=SEED, steps=3, timeout_s=30.0, collect=Collect.STATE)
+    ours, theirs = (run_lowered(lower(each), settings, pool=pool) for each in (plan, whole))
+    assert ours.losses == theirs.losses  # sums of two ranks are the same in either order
+    for mine, other in zip(ours.states, theirs.states, strict=True):
+        assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
+
+
+def test_exports_and_checkpoints_are_whole(tmp_path: Path, pool: Pool) -> None:
+    """What two replicas export, one process reads; a run cut in two goes on as it would have."""
+    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2)
+    whole = shared_out(mixed("llm"), tiny_batch(), replicas=2, modules=())
+    settings = RunSettings(seed=SEED, precision=Precision.FLOAT64, steps=2, timeout_s=30.0)
+    run_lowered(lower(plan), replace(settings, export=tmp_path / "parts"), pool=pool)
+    run_lowered(lower(whole), replace(settings, export=tmp_path / "whole"), pool=pool)
+    read = {
+        name: run_lowered(lower(whole), replace(settings, weights=tmp_path / name, steps=1), pool=pool).losses
+        for name in ("parts", "whole")
+    }
+    assert read["parts"] == pytest.approx(read["whole"], rel=1e-12)
+
+
+def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) -> None:
+    peaks: dict[bool, list[int]] = {True: [], False: []}
+    for modules in (MODULES, ()):
+        batch = tiny_batch((1,) * 4, (1,) * 4)
+        plan = shared_out(mixed("everything"), batch, replicas=4, modules=modules, kernels=Kernels.EAGER)
+        lowered = lower(plan)
+        predicted = peak_bytes(lowered, memory_table(lowered))
+        settings = RunSettings(seed=SEED, warmup=1, timeout_s=30.0, collect=Collect.MEMORY)
+        (trace,) = run_lowered(lowered, settings, pool=pool).traces
+        for rank, most in predicted.items():
+            held = max(sample.num_bytes for sample in trace.memory if sample.rank == rank)
+            assert held <= most, f"rank {rank} holds {held}, predicted were {most}"
+            peaks[bool(modules)].append(held)
+    assert max(peaks[True]) < 0.6 * min(peaks[False])
+
+
+def test_an_emulation_is_refused() -> None:
+    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2)
+    with pytest.raises(ValueError, match="weights are not shared out; want sharding none or optimizer"):
+        emulate(lower(plan), RunSettings())
+
+
+class _Alone(Mesh):
+    """A rank whose peers hold zeros: gathers and sums are its own part and gradient."""
+
+    def start_gather(self, whole, part, ranks):  # type: ignore[no-untyped-def]
+        size = part.numel()
+        whole.narrow(0, ranks.index(self.rank) * size, size).copy_(part)
+
+    def start_scatter(self, part, whole, ranks):  # type: ignore[no-untyped-def]
+        size = part.numel()
+        part.copy_(whole.narrow(0, ranks.index(self.rank) * size, size))
+
+
+def test_memory_comes_and_goes() -> None:
+    """Five elements on two ranks: parts of three; what autograd kept is whole again at the backward."""
+    noted: list[int] = []
+    weights = [nn.Parameter(torch.arange(3.0, dtype=torch.float64)), nn.Parameter(torch.ones(2).double())]
+    mesh = _Alone(rank=0, ranks=(0, 1), device=torch.device("cpu"))
+    shared = ShardedWeights(weights, (0, 1), mesh, resized=noted.append)
+    assert shared.own.tolist() == [0.0, 1.0, 2.0]
+    assert weights[0].untyped_storage().nbytes() == 0
+    shared.gather()
+    loss = (weights[0] ** 2).sum()
+    shared.let_go()
+    shared.gather()
+    loss.backward()
+    dealt = shared.deal_out()
+    shared.let_go()
+    shared.add(dealt.part)
+    assert shared.own.grad.tolist() == [0.0, 2.0, 4.0]
+    assert weights[0].grad is None
+    assert noted == [48, -48, 48, -48]
