@@ -22,7 +22,6 @@ from runtime.executor import Executor
 from runtime.expert_group import ExpertGroup, expert_group
 from runtime.failure import RankError
 from runtime.feed import Join, feed_of
-from runtime.gradients import Gradients
 from runtime.mesh import Mesh, build_mesh, local_device
 from runtime.optimizer import OptimizerSettings
 from runtime.optimizer_part import weight_buckets
@@ -129,41 +128,6 @@ class RunSettings:
         if wide is None or TORCH_TYPE[wide].itemsize <= self.dtype(plan).itemsize:
             return None
         return TORCH_TYPE[wide]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
-    """What one rank holds at its last step, by (module, Hugging Face name).
-
-    `gradients` are of trainable weights, summed over ranks and before clipping; `weights` are
-    all, after the step; `moments` are AdamW's two of the weights that it updates whole.
-    """
-
-    rank: int
-    gradients: dict[tuple[str, str], Tensor]
-    weights: dict[tuple[str, str], Tensor]
-    moments: dict[tuple[str, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """One rank's part of a run.
-
-    Args:
-        losses: this rank's part of the loss, of every step of the first repetition.
-        notes: of the timed steps, repetition by repetition.
-        plans: of the timed steps, where batches follow the first; told by the first rank alone.
-        plannings: how each of its steps came by its plan, repetition by repetition, likewise.
-        save_stalls_s: how long each checkpoint held up this rank.
-    """
-
-    rank: int
-    losses: tuple[float, ...]
-    notes: tuple[Notes, ...]
-    state: RankState | None
-    plans: tuple[Lowered, ...] = ()
-    plannings: tuple[Planning, ...] = ()
-    save_stalls_s: tuple[float, ...] = ()
 
 
 def run_rank(
@@ -382,7 +346,6 @@ class _Rank:
                 weights = module.owned_weights()  # together with those that share them
                 if stage.flat_ranks[0] == self._mesh.rank:
                     write_part(folder, stage.module, stage.layers[0], weights)
-            self._sharded.let_go_again(stage.id)
 
     def close(self) -> None:
         self._wires.close()
