@@ -37,7 +37,7 @@ def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
     first, last = stage.layers
     layers = plan.model.module(stage.module).layers
     divided = tuple(index for index in range(first, last) if can_divide(layers[index]))
-    entered = {edge.before_layer for edge in plan.model.edges_into(stage.module)}
+    entered = {layer for edge in plan.model.edges_into(stage.module) for layer in edge.entered}
     left = {edge.after_layer + 1 for edge in plan.model.edges_out_of(stage.module)}
     whole = {first, last, *entered, *left}  # layers in front of which all tokens are there
     divides = tuple(index for index in divided if index in whole or index - 1 not in divided)
@@ -50,5 +50,5 @@ def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
 
 
 def can_divide(layer: Layer) -> bool:
-    """Whether what a layer does between its products is done token by token."""
-    return layer.kind in (LayerKind.BLOCK, LayerKind.HEAD)
+    """Whether what a layer does between its products is done token by token, and to one sequence."""
+    return layer.kind in (LayerKind.BLOCK, LayerKind.HEAD) and not layer.reads_context
