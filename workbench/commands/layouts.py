@@ -1,25 +1,17 @@
 """The command that shows a job's layouts in another system's words, or takes them from it."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
+from workbench.commands.layout_files import PLACINGS, content_of, placing_of, with_layout_file
 from workbench.commands.options import Json
-from workbench.commands.strategies import Strategy
 from workbench.console import emit_json, show
 from workbench.job import load_job
-from workbench.notations.cornstarch import read_spec
-from workbench.notations.job_layouts import PLACES, Notation, notation_of, read_layouts, write_layouts
+from workbench.notations.job_layouts import PLACES, Notation, write_layouts
 from workbench.whole_file import check_writable, write_text
-
-_STRATEGIES = {
-    "parallel": Strategy.CORNSTARCH,
-    "colocated": Strategy.ENCODERS_COLOCATED_FROZEN_AWARE,
-    "replicated": Strategy.ENCODERS_REPLICATED,
-}
 
 
 def layout_command(
@@ -41,10 +33,9 @@ def layout_command(
     wanted = load_job(job)
     strategy: dict[str, str] = {}
     if notation is not None:
-        content = _content(notation)
-        wanted = replace(wanted, layouts=read_layouts(content, wanted))
-        if notation_of(content) is Notation.CORNSTARCH:
-            strategy = {"strategy": _STRATEGIES[read_spec(content).modality_parallelism].value}
+        wanted = with_layout_file(wanted, notation)
+        placing = placing_of(content_of(notation))
+        strategy = {} if placing is None else {"strategy": PLACINGS[placing][0].value}
     said = write_layouts(wanted, to)
     if output is not None:
         check_writable(output)
@@ -58,24 +49,11 @@ def layout_command(
         show(f"where its modality_parallelism puts encoders, a job does not say: plan with --strategy {name}")
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """Keys and values of a YAML or JSON file; a bare layout string counts as Megatron's."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
-    if isinstance(content, str):
-        return {"pipeline_model_parallel_layout": content}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{path}: want keys and values, or a layout string, got {type(content).__name__}")
-    return content
-
-
 def _with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[str, Any]:
     """The job file's content with these layouts; settings that stand among them stay."""
     if output.resolve().parent != job.resolve().parent:
         raise ValueError(f"{output}: a job's paths are relative to it; want it in {job.resolve().parent}")
-    content = _content(job)
+    content = content_of(job)
     before = content.get("layouts", {})
     kept = {name: {key: held[key] for key in held if key not in PLACES} for name, held in before.items()}
     names = dict.fromkeys([*kept, *layouts])

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from workbench.commands.layout_files import with_layout_file
 from workbench.commands.options import Json, PlanFile
 from workbench.commands.prediction import predict
 from workbench.commands.strategies import PLANNERS, Strategy
@@ -28,6 +29,11 @@ from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Objective, search, with_schedules
 from workbench.whole_file import check_writable
 
+LayoutFile = Annotated[
+    Path | None,
+    typer.Option("--layout", help="file with layouts instead of the job's, in any notation of `layout`"),
+]
+
 
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
@@ -38,11 +44,14 @@ def plan_command(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
+    layout: LayoutFile = None,
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
     check_writable(output)
     wanted = load_job(job)
+    if layout is not None:
+        wanted = with_layout_file(wanted, layout, strategy)
     if schedule is not None:
         wanted = replace(wanted, schedule=usual(schedule))
     facts = load_profile(profile or wanted.profile)
@@ -73,10 +82,13 @@ def search_command(
         typer.Option(help="orders of passes to try instead of the job's; repeatable"),
     ] = None,
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    layout: LayoutFile = None,
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
     wanted = load_job(job)
+    if layout is not None:
+        wanted = with_layout_file(wanted, layout)
     facts = load_profile(profile or wanted.profile)
     planners = with_schedules(PLANNERS, [usual(kind) for kind in schedule or ()])
     with ticking("searching", len(planners), quiet=as_json) as ticker:
