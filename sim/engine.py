@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
+from types import MappingProxyType
 
 from simpy.core import Environment
 
@@ -17,6 +18,7 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan, Program
+from workbench.resilience.layerwise import LastBackward
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
@@ -27,6 +29,7 @@ def simulate(
     *,
     step_s: Callable[[int], float] | None = None,
     memory: MemoryTable | None = None,
+    overlapped: Mapping[Action, LastBackward] = MappingProxyType({}),
 ) -> Trace:
     """Run the programs of a plan against a virtual clock.
 
@@ -46,6 +49,8 @@ def simulate(
         duration_s: seconds of an action; asked once per action.
         step_s: seconds of a rank's STEP, where ranks differ; None: `duration_s(STEP)` on all.
         memory: what actions acquire and release; None leaves the memory curve out.
+        overlapped: REDUCE_GRADs whose groups start layer by layer within a backward, see
+            `workbench.resilience.layerwise`; of ranks with cores of their own.
 
     Returns:
         A trace with a span on every rank of an action's stage, a message per row and
@@ -53,7 +58,7 @@ def simulate(
 
     Raises:
         ValueError: a duration that is negative or not finite, programs that do not fit the
-            stages, an action the simulator has no rule for.
+            stages, an action the simulator has no rule for, overlap on ranks that share cores.
         DeadlockError: actions that never ran, and what each waited for.
 
     Complexity: O(n log n) for n actions, rows and spans.
@@ -62,7 +67,7 @@ def simulate(
     prices = _prices(lowered.plan, duration_s)
     steps_s = _steps(lowered.plan, prices, step_s)
     with _no_garbage_collection():
-        return _run(lowered, prices, steps_s, memory)
+        return _run(lowered, prices, steps_s, memory, overlapped)
 
 
 def _run(
@@ -70,14 +75,17 @@ def _run(
     prices: Mapping[Action, float],
     steps_s: Mapping[int, float],
     memory: MemoryTable | None,
+    overlapped: Mapping[Action, LastBackward],
 ) -> Trace:
     env = Environment(initial_time=0.0)
     compute = ComputeLanes(env, lowered, prices, steps_s)
-    reduce = ReduceLanes(env, lowered, prices, compute.reduced)
+    if overlapped and compute.shares_cores:
+        raise ValueError("ranks share cores: how far a backward is, is not known; want cores of their own")
+    reduce = ReduceLanes(env, lowered, prices, compute.reduced, overlapped)
     exchange = ExchangeLanes(env, lowered, prices, compute.exchanged)
     network = Network(env, lowered.plan.cluster, lowered.transfers, compute.arrived)
 
-    compute.start(send=network.send, issue=reduce.issue, issue_exchange=exchange.issue)
+    compute.start(send=network.send, issue=reduce.issue, issue_exchange=exchange.issue, began=reduce.began)
     env.run()
 
     check_finished(lowered, compute, reduce, exchange, network)

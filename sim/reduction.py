@@ -1,13 +1,16 @@
 """Gradient all-reduces: every rank has a lane for them, every group is a rendezvous of its ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from math import isnan, nan
+from types import MappingProxyType
 from typing import Protocol
 
 from simpy.core import Environment
 
 from sim.clock import after
 from workbench.plan.lowered import Lowered
+from workbench.resilience.layerwise import LastBackward
 from workbench.schedule.action import Action, Pass
 
 
@@ -26,19 +29,23 @@ class Group:
 class Reduction:
     """A REDUCE_GRAD on one rank: its groups in issue order."""
 
-    __slots__ = ("action", "end_s", "groups", "is_issued", "num_done", "start_s")
+    __slots__ = ("action", "end_s", "groups", "num_done", "num_issued", "num_joined", "start_s")
 
     def __init__(self, action: Action, groups: Sequence[Group]) -> None:
         self.action = action
         self.groups = groups
-        self.is_issued = False
-        self.num_done = 0
+        self.num_issued = self.num_joined = self.num_done = 0
         self.start_s = nan
         self.end_s = nan
 
     @property
     def has_ended(self) -> bool:
         return not isnan(self.end_s)
+
+    @property
+    def is_issued(self) -> bool:
+        """Its current group may be joined, or is."""
+        return self.num_done < self.num_issued
 
     @property
     def current(self) -> Group:
@@ -58,6 +65,8 @@ class ReduceLanes:
         lowered: programs, groups and which REDUCE_GRAD covers which.
         duration_s: price of each action.
         reduced: called with a rank whenever one of its REDUCE_GRADs ends.
+        overlapped: REDUCE_GRAD -> the backward in which its groups become whole one by one; each is then
+            joined as soon as it is whole, in issue order. Others wait for that backward's end.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class ReduceLanes:
         lowered: Lowered,
         duration_s: Mapping[Action, float],
         reduced: Callable[[int], None],
+        overlapped: Mapping[Action, LastBackward] = MappingProxyType({}),
     ) -> None:
         self._env = env
         self._reduced = reduced
@@ -79,15 +89,48 @@ class ReduceLanes:
                 ]
                 _check_once(rank, self.lanes[rank])
         self._position = dict.fromkeys(self.lanes, 0)
+        self._in_backward = self._within(overlapped, lowered)
 
     def issue(self, rank: int, nth: int) -> None:
         """The passes before the rank's nth REDUCE_GRAD have ended."""
-        reduction = self.lanes[rank][nth]
-        reduction.is_issued = True
-        if self._position[rank] == nth:
+        self._issue(rank, self.lanes[rank][nth], len(self.lanes[rank][nth].groups))
+
+    def began(self, action: Action, duration_s: float) -> None:
+        """A pass has begun, which nothing will slow down."""
+        for rank, reduction, shares in self._in_backward.get(action, ()):
+            for place, share in enumerate(shares, start=1):
+                after(self._env, share * duration_s, self._whole, (rank, reduction, place))
+
+    def _whole(self, arrived: tuple[int, Reduction, int]) -> None:
+        self._issue(*arrived)
+
+    def _issue(self, rank: int, reduction: Reduction, num_groups: int) -> None:
+        """The first groups of a reduction may be joined."""
+        reduction.num_issued = max(reduction.num_issued, num_groups)
+        lane, position = self.lanes[rank], self._position[rank]
+        if position < len(lane) and lane[position] is reduction:
             self._join(reduction)
 
+    def _within(
+        self, overlapped: Mapping[Action, LastBackward], lowered: Lowered
+    ) -> dict[Action, list[tuple[int, Reduction, Sequence[float]]]]:
+        """Backward -> (rank, its reduction, by group the share of the backward after which it is whole)."""
+        found: dict[Action, list[tuple[int, Reduction, Sequence[float]]]] = {}
+        for rank, lane in self.lanes.items():
+            for reduction in lane:
+                overlap = overlapped.get(reduction.action)
+                if overlap is None or reduction.groups[0].index is None:
+                    continue
+                share = dict(zip(lowered.reductions[reduction.action], overlap.shares, strict=True))
+                mine = [share[group.index] for group in reduction.groups if group.index is not None]
+                found.setdefault(overlap.backward, []).append((rank, reduction, list(accumulate(mine, max))))
+        return found
+
     def _join(self, reduction: Reduction) -> None:
+        """Be at the current group, if it may be joined and was not yet."""
+        if reduction.num_joined > reduction.num_done or not reduction.is_issued:
+            return
+        reduction.num_joined += 1
         group = reduction.current
         group.missing -= 1
         if group.missing == 0:
@@ -108,7 +151,7 @@ class ReduceLanes:
             reduction.end_s = self._env.now
             self._position[rank] += 1
             self._reduced(rank)
-            if self._position[rank] < len(lane) and lane[self._position[rank]].is_issued:
+            if self._position[rank] < len(lane):
                 self._join(lane[self._position[rank]])
 
 

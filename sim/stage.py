@@ -81,6 +81,7 @@ class ComputeLanes:
         self._send: Callable[[int], None]
         self._issue: Callable[[int, int], None]
         self._issue_exchange: Callable[[int], None]
+        self._began: Callable[[Action, float], None]
         self._programs = lowered.plan.programs
         self.position = [-1] * len(self._programs)
         self._num_issued = [0] * len(self._programs)
@@ -100,6 +101,7 @@ class ComputeLanes:
         send: Callable[[int], None],
         issue: Callable[[int, int], None],
         issue_exchange: Callable[[int], None],
+        began: Callable[[Action, float], None],
     ) -> None:
         """Let every program come to its first action.
 
@@ -107,10 +109,17 @@ class ComputeLanes:
             send: called with a row that has become ready.
             issue: called with (rank, n) when the rank may do its nth REDUCE_GRAD of whole weights.
             issue_exchange: called with a rank when it may do its next exchange of shared-out ones.
+            began: called with a pass that has begun, and its duration alone on its cores.
         """
         self._send, self._issue, self._issue_exchange = send, issue, issue_exchange
+        self._began = began
         for index in range(len(self._programs)):
             self._advance(index)
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some ranks share fewer cores than they are."""
+        return any(cores is not None for cores in self._place)
 
     def arrived(self, row: int) -> None:
         """A row is there."""
@@ -208,6 +217,7 @@ class ComputeLanes:
 
     def _begin(self, turn: Turn) -> None:
         turn.start_s = self._env.now
+        self._began(turn.action, turn.duration_s)
         turn.working = len(turn.cores)
         for cores in turn.cores:
             if cores is None:
