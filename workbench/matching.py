@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, known_profiles, load_profile
 from workbench.job import Job
 from workbench.plan.plan import Plan
@@ -9,7 +10,26 @@ from workbench.plan.plan import Plan
 
 def profile_for(plan: Plan) -> Profile:
     """The shipped profile of the cluster's device kind; ValueError where none is."""
-    device = plan.cluster.nodes[0].device
+    return _shipped(plan.cluster.nodes[0].device)
+
+
+def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
+    """The cost model of a plan's machines: shipped profiles of its devices, or the given one for its own.
+
+    Where all devices are of one kind the given profile is taken whatever its device.
+
+    Raises:
+        ValueError: no shipped profile is of some device.
+    """
+    devices = list(dict.fromkeys(node.device for node in plan.cluster.nodes))
+    if len(devices) == 1:
+        return CostModel(given or _shipped(devices[0]))
+    known = {device: _shipped(device) for device in devices if given is None or device != given.device}
+    main = given or known[devices[0]]
+    return CostModel(main, beside={device: CostModel(profile) for device, profile in known.items()})
+
+
+def _shipped(device: str) -> Profile:
     for name in known_profiles():
         profile = load_profile(name)
         if profile.device == device:

@@ -1,6 +1,6 @@
 """Consecutive ranks that modules take, and the rules for several of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -28,8 +28,10 @@ class Placement(StrEnum):
     SHARED = "shared"
 
 
-def placement_of(spans: Sequence[Span]) -> Placement:
+def placement_of(spans: Sequence[Span], starts: Collection[int] = ()) -> Placement:
     """How the modules lie to each other; one module lies apart.
+
+    `starts` are ranks at which a module may begin though those in front of it are idle: of pools.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     section 3: rank sets are disjoint, or the same ranks under two grids.
@@ -40,7 +42,7 @@ def placement_of(spans: Sequence[Span]) -> Placement:
     """
     order = sorted(spans, key=lambda span: (span.first, span.num_ranks))
     is_shared = len(spans) > 1 and len({(span.first, span.end) for span in spans}) == 1
-    if order[0].first:
+    if order[0].first and order[0].first not in starts:
         raise _gap(0, order[0])
     if is_shared:
         return Placement.SHARED
@@ -50,7 +52,7 @@ def placement_of(spans: Sequence[Span]) -> Placement:
                 f"ranks {before} and {span} overlap without all modules having the same ranks; "
                 f"nearest: rank_offset {before.end} for {span.module!r}"
             )
-        if span.first > before.end:
+        if span.first > before.end and span.first not in starts:
             raise _gap(before.end, span)
     return Placement.APART
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workbench.commands.emulation import check_collectives, compose
-from workbench.commands.options import Json, PlanFile
+from workbench.commands.machines import under
+from workbench.commands.options import ExecutionFile, Json, PlanFile
 from workbench.commands.prediction import predict
 from workbench.console import Ticker, emit_json, show, ticking
 from workbench.cost.profile import load_profile
-from workbench.matching import profile_for
+from workbench.matching import cost_for
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
@@ -42,6 +43,7 @@ def simulate_command(
     plan: PlanFile,
     trace: Annotated[Path | None, typer.Option(help="trace file to write (Perfetto opens it)")] = None,
     profile: Annotated[str | None, typer.Option(help="profile name or file; default: by device")] = None,
+    execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
     """Predict what one step of a plan takes."""
@@ -49,8 +51,8 @@ def simulate_command(
         check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
-    facts = load_profile(profile) if profile else profile_for(found)
-    simulated = predict(lowered, memory, facts)
+    cost = under(cost_for(found, load_profile(profile) if profile else None), execution)
+    simulated = predict(lowered, memory, cost)
     if trace is not None:
         write_trace(simulated, trace)
     if as_json:

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from workbench.commands.layout_files import with_layout_file
-from workbench.commands.options import Json, PlanFile
+from workbench.commands.machines import cost_of
+from workbench.commands.options import ExecutionFile, Json, PlanFile
 from workbench.commands.prediction import predict
-from workbench.commands.strategies import PLANNERS, Strategy
+from workbench.commands.strategies import PLANNERS, PRICED, Strategy
 from workbench.console import emit_json, show, ticking
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.job import load_job
 from workbench.matching import check_job
 from workbench.plan.accept import accept
@@ -45,6 +44,7 @@ def plan_command(
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
     layout: LayoutFile = None,
+    execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
@@ -54,7 +54,7 @@ def plan_command(
         wanted = with_layout_file(wanted, layout, strategy)
     if schedule is not None:
         wanted = replace(wanted, schedule=usual(schedule))
-    facts = load_profile(profile or wanted.profile)
+    cost = cost_of(wanted, profile, execution)
     if data is not None:
         from runtime.dataset import with_data
 
@@ -64,7 +64,7 @@ def plan_command(
         def progress(done: int, total: int, best_s: float) -> None:
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
-        made = PLANNERS[strategy](wanted, CostModel(facts), progress)
+        made = (PLANNERS | PRICED)[strategy](wanted, cost, progress)
     accept(made)
     write_plan(made, output)
     if as_json:
@@ -83,20 +83,22 @@ def search_command(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     layout: LayoutFile = None,
+    execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
     wanted = load_job(job)
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
-    facts = load_profile(profile or wanted.profile)
-    planners = with_schedules(PLANNERS, [usual(kind) for kind in schedule or ()])
+    cost = cost_of(wanted, profile, execution)
+    priced = PRICED if objective is Objective.DOLLARS else {}
+    planners = with_schedules(PLANNERS | priced, [usual(kind) for kind in schedule or ()])
     with ticking("searching", len(planners), quiet=as_json) as ticker:
         found = search(
             wanted,
-            CostModel(facts),
+            cost,
             planners,
-            lambda plan: predict(*accept(plan), facts),
+            lambda plan: predict(*accept(plan), cost),
             ticker.at,
             objective,
         )

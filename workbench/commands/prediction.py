@@ -1,30 +1,45 @@
 """A plan's simulated trace, with what the prediction rests on."""
 
 from workbench.cost.model import CostModel
-from workbench.cost.profile import Profile
+from workbench.plan.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import MemoryTable
+from workbench.plan.plan import Plan
 from workbench.plan.price import price
 from workbench.plan.provenance import with_provenance
 from workbench.trace import Trace
 
 
-def predict(lowered: Lowered, memory: MemoryTable, profile: Profile) -> Trace:
-    """Simulate a plan with the prices of a profile; what was not measured stands in the details.
+def predict(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Trace:
+    """Simulate a plan with the prices of a cost model; what was not measured stands in the details.
 
     On a GPU, attention of token shards is simulated tile by tile.
 
     Raises:
         ValueError: a plan that the profile cannot price, or that deadlocks.
     """
-    from sim.attention_price import attention_of
     from sim.deadlock import DeadlockError
     from sim.engine import simulate
 
-    cost = CostModel(profile)
-    prices = price(lowered, cost, attention=attention_of(lowered.plan, cost))
+    prices = price(lowered, cost, attention=_attention(lowered.plan, cost))
     try:
         trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
     except DeadlockError as error:
         raise ValueError(str(error)) from error
-    return with_provenance(trace, lowered.plan, profile, prices)
+    return with_provenance(trace, lowered.plan, cost.profile, prices, beside=cost.beside)
+
+
+def _attention(plan: Plan, cost: CostModel) -> AttentionModel | None:
+    """Simulated attention, each stage's on the kind of device that its ranks are."""
+    from sim.attention_price import attention_of
+
+    devices = dict.fromkeys(node.device for node in plan.cluster.nodes)
+    models = {device: attention_of(plan, cost.on(device)) for device in devices}
+    if len(models) == 1 or not any(models.values()):
+        return next(iter(models.values()))
+
+    def by_device(call: AttentionCall) -> AttentionTime | None:
+        model = models[plan.cluster.device_of(call.stage.flat_ranks)]
+        return None if model is None else model(call)
+
+    return by_device

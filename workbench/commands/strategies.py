@@ -15,6 +15,7 @@ from workbench.strategies import (
     entrain,
     entrain_graded,
     entrain_search,
+    fsdp,
     megatron_heterogeneous,
     megatron_homogeneous,
     reordered,
@@ -35,12 +36,14 @@ class Strategy(StrEnum):
     ENTRAIN_GRADED = "entrain-graded"
     ENTRAIN_SEARCH = "entrain-search"
     DISTTRAIN = "disttrain"
+    DISTTRAIN_CHEAPEST = "disttrain-cheapest"
     DISTTRAIN_REORDERED = "disttrain-reordered"
     REORDERED_BY_EXCHANGES = "reordered-by-exchanges"
     MEGATRON_HETEROGENEOUS = "megatron-heterogeneous"
     MEGATRON_HOMOGENEOUS = "megatron-homogeneous"
     MEGATRON_COLOCATED = "megatron-colocated"
     MEGATRON_ISLANDS = "megatron-islands"
+    FSDP = "fsdp"
 
 
 PLANNERS: dict[str, Planner] = {
@@ -61,4 +64,8 @@ PLANNERS: dict[str, Planner] = {
     Strategy.MEGATRON_HOMOGENEOUS: megatron_homogeneous.plan,
     Strategy.MEGATRON_COLOCATED: colocated.plan,
     Strategy.MEGATRON_ISLANDS: auto_islands.plan,
+    Strategy.FSDP: fsdp.plan,
 }
+
+PRICED: dict[str, Planner] = {Strategy.DISTTRAIN_CHEAPEST: disttrain.plan_cheapest}
+"""Planners of jobs whose ranks have a price."""

@@ -1,7 +1,9 @@
 """What a prediction rests on, written into its trace."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
 from workbench.plan.flop import model_flop
 from workbench.plan.plan import Plan
@@ -13,12 +15,29 @@ UNMEASURED = "unmeasured"
 MFU = "mfu"
 
 
-def with_provenance(trace: Trace, plan: Plan, profile: Profile, prices: Price) -> Trace:
-    """The trace with the profile's name, its MFU and one detail for every cost that was not measured."""
-    details = [(PROFILE, profile.name)]
-    peak_flop_per_s = dict(profile.peak_flop_per_s).get(plan.settings.precision)
-    if peak_flop_per_s and trace.iteration_s > 0:
-        possible = trace.iteration_s * peak_flop_per_s * len(plan.ranks)
+def with_provenance(
+    trace: Trace,
+    plan: Plan,
+    profile: Profile,
+    prices: Price,
+    *,
+    beside: Mapping[str, CostModel] | None = None,
+) -> Trace:
+    """The trace with the profile's name, its MFU and one detail for every cost that was not measured.
+
+    `beside` has the machines of other kinds of devices; each rank's own peak counts.
+    """
+    profiles = {device: model.profile for device, model in (beside or {}).items()}
+    details = [(PROFILE, ", ".join(dict.fromkeys(each.name for each in (profile, *profiles.values()))))]
+    cluster = plan.cluster
+    peaks = [
+        dict(profiles.get(cluster.nodes[cluster.node_of(rank)].device, profile).peak_flop_per_s).get(
+            plan.settings.precision
+        )
+        for rank in plan.ranks
+    ]
+    if trace.iteration_s > 0 and None not in peaks:
+        possible = trace.iteration_s * sum(filter(None, peaks))
         details.append((MFU, repr(model_flop(plan) / possible)))
     details += [(UNMEASURED, name) for name in prices.unmeasured]
     return replace(trace, details=(*trace.details, *details))

@@ -24,6 +24,8 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     if candidate.plan is None or candidate.trace is None:
         return {"strategy": candidate.strategy, "refusal": candidate.refusal}
     rate = {"samples_per_s_per_rank": candidate.samples_per_s_per_rank, "ranks": len(candidate.plan.ranks)}
+    if candidate.dollars_per_sample is not None:
+        rate["dollars_per_sample"] = candidate.dollars_per_sample
     return simulated_record(candidate.plan, candidate.trace) | rate
 
 

@@ -122,7 +122,9 @@ def losses_text(losses: Sequence[float], warmup: int) -> str:
 
 def search_table(job: str, candidates: Sequence[Candidate]) -> Table:
     """Strategies of a search, best first; one without a plan says why."""
-    headers = ("", "ranks", "stages", "iteration", "samples/s/rank", "MFU", "idle", "memory")
+    headers = ["", "ranks", "stages", "iteration", "samples/s/rank", "MFU", "idle", "memory"]
+    has_price = any(candidate.dollars_per_sample is not None for candidate in candidates)
+    headers += ["$/1,000 samples"] if has_price else []
     modules = next((", ".join(m.name for m in c.plan.model.modules) for c in candidates if c.plan), "")
     table = titled(f"job {job}, best first; stages of {modules}", headers)
     refused = []
@@ -140,10 +142,15 @@ def search_table(job: str, candidates: Sequence[Candidate]) -> Table:
             percent(utilisation(candidate.trace), signed=False),
             percent(figures.bubble_fraction, signed=False),
             "-" if figures.peak_bytes is None else mebibytes(figures.peak_bytes),
+            *([_per_thousand(candidate.dollars_per_sample)] if has_price else []),
         )
     table.caption = "\n".join(refused) or None
     table.caption_justify = "left"
     return table
+
+
+def _per_thousand(dollars_per_sample: float | None) -> str:
+    return "-" if dollars_per_sample is None else f"{1000 * dollars_per_sample:.4g}"
 
 
 def stage_counts(plan: Plan) -> str:

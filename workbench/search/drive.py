@@ -7,30 +7,37 @@ from functools import partial
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
+from workbench.job_pools import dollars_per_hour
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.strategies.stage_counts import Progress
 from workbench.trace import Trace
+from workbench.units import S_PER_HOUR
 
 Planner = Callable[[Job, CostModel, Progress], Plan]
 
 
 class Objective(StrEnum):
-    """What is best: the shortest step, or most samples per second and rank."""
+    """What is best: the shortest step, most samples per second and rank, or the least money a sample."""
 
     ITERATION = "iteration"
     THROUGHPUT = "throughput"
+    DOLLARS = "dollars-per-sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What became of one strategy: a plan with its figures, or the reason why there is none."""
+    """What became of one strategy: a plan with its figures, or the reason why there is none.
+
+    `dollars_per_hour` is of the plan's ranks together; None where the job does not say it.
+    """
 
     strategy: str
     plan: Plan | None = None
     trace: Trace | None = None
     refusal: str = ""
+    dollars_per_hour: float | None = None
 
     @property
     def metrics(self) -> StepMetrics:
@@ -45,6 +52,13 @@ class Candidate:
         if self.plan is None or self.trace is None:
             return 0.0
         return len(self.plan.batch) / self.trace.iteration_s / len(self.plan.ranks)
+
+    @property
+    def dollars_per_sample(self) -> float | None:
+        """Of the plan's ranks for a step; None without a plan or a price."""
+        if self.plan is None or self.trace is None or self.dollars_per_hour is None:
+            return None
+        return self.dollars_per_hour / S_PER_HOUR * self.trace.iteration_s / len(self.plan.batch)
 
 
 def search(
@@ -63,7 +77,12 @@ def search(
     Args:
         predict: simulates a plan after every check; ValueError where it is refused.
         progress: called with (strategies done, strategies, what is best so far).
+
+    Raises:
+        ValueError: money is the objective and the job does not say what every rank costs.
     """
+    if objective is Objective.DOLLARS and dollars_per_hour(job.pools, range(job.cluster.num_ranks)) is None:
+        raise ValueError(f"job {job.name!r}: {objective} wants cluster.pools, each with dollars_per_hour")
     found: list[Candidate] = []
     for name, planner in planners.items():
         best = min((c for c in found if c.trace is not None), key=_key(objective), default=None)
@@ -93,7 +112,8 @@ def _candidate(
 ) -> Candidate:
     try:
         plan = planner(job, cost, lambda done, total, best_s: None)
-        return Candidate(strategy=name, plan=plan, trace=predict(plan))
+        rate = dollars_per_hour(job.pools, plan.ranks)
+        return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:
         return Candidate(strategy=name, refusal=str(error))
 
@@ -104,6 +124,8 @@ def _key(objective: Objective) -> Callable[[Candidate], float]:
             return float("inf")
         if objective is Objective.THROUGHPUT:
             return -candidate.samples_per_s_per_rank
+        if objective is Objective.DOLLARS and candidate.dollars_per_sample is not None:
+            return candidate.dollars_per_sample
         return candidate.trace.iteration_s
 
     return key

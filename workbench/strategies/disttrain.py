@@ -1,17 +1,21 @@
 """DistTrain: ranks and degrees of every module by a formula, modules on ranks of their own.
 
 Source: Z. Zhang et al., "DistTrain", sections 4.1 to 4.3: parallelism units, the formulation, adaptive
-orchestration. Sample order is apart, in `reordered`.
+orchestration; section 8: modules on different kinds of GPUs. Sample order is apart, in `reordered`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from workbench.balance.orchestration import orchestrate
+from workbench.balance.orchestration_cost import dollars_per_sample, orchestrate_cheapest
 from workbench.balance.orchestration_task import Orchestration, Task, Unit
+from workbench.balance.orchestration_task import Pool as GpuPool
 from workbench.cost.memory import state_bytes
 from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT, Module
 from workbench.job import Job, ModuleLayout
+from workbench.job_pools import Pool, alone, placements
 from workbench.plan.plan import Plan, Sharding
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.layout_choice import ModuleChoice
@@ -20,46 +24,139 @@ from workbench.strategies.module_price import ModulePrices
 from workbench.strategies.stage_counts import Progress, silent
 
 NAME = "disttrain"
+CHEAPEST = "disttrain-cheapest"
 TP_SIZES = (1, 2, 4, 8)
+
+Score = tuple[float, float]  # of an orchestration; less is better
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """The fastest degrees by the formula, on the fewest ranks that are as fast, then balanced stages.
 
+    Where the job has pools, every way to give modules pools that take them is tried.
     Differs: the integers are the formula's exact optimum, where the source rounds a convex program's;
     layouts that the job gives are not kept, the formula decides all of them.
 
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot share out.
     """
-    found = orchestrate(task_of(job, cost))
-    built = megatron_heterogeneous.plan(with_degrees(job, found), cost, progress)
+    placed = best_placed(job, cost, orchestrate, lambda _, found: (found.iteration_s, found.num_gpus))
+    built = megatron_heterogeneous.plan(placed, cost, progress)
     return replace(built, strategy=NAME)
+
+
+def plan_cheapest(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The same for dollars a sample, on pools whose ranks have a price.
+
+    Raises:
+        ValueError: as `plan`, or a pool without dollars_per_hour.
+    """
+    if not job.pools or any(pool.dollars_per_hour is None for pool in job.pools):
+        raise ValueError(f"{CHEAPEST}: job {job.name!r} wants cluster.pools, each with dollars_per_hour")
+    placed = best_placed(
+        job,
+        cost,
+        orchestrate_cheapest,
+        lambda task, found: (dollars_per_sample(task, found), found.iteration_s),
+    )
+    built = megatron_heterogeneous.plan(placed, cost, progress)
+    return replace(built, strategy=CHEAPEST)
+
+
+def best_placed(
+    job: Job,
+    cost: CostModel,
+    search: Callable[[Task], Orchestration],
+    score: Callable[[Task, Orchestration], Score],
+) -> Job:
+    """The job with the layouts of the best placement's orchestration; ties keep the earlier placement.
+
+    Raises:
+        ValueError: no placement fits, with the last one's reason.
+    """
+    best: tuple[Score, Orchestration, tuple[Pool, ...]] | None = None
+    refusal = ""
+    for task, chosen in placed_tasks(job, cost):
+        try:
+            found = search(task)
+        except ValueError as error:
+            refusal = str(error)
+            continue
+        if best is None or score(task, found) < best[0]:
+            best = score(task, found), found, chosen
+    if best is None:
+        raise ValueError(refusal)
+    return with_degrees(job, *best[1:])
+
+
+def placed_tasks(job: Job, cost: CostModel) -> tuple[tuple[Task, tuple[Pool, ...]], ...]:
+    """The formula's task for every way to give each module, in the model's order, a pool that takes it."""
+    if not job.pools:
+        return ((task_of(job, cost), ()),)
+    modules = job.model.modules
+    units: dict[tuple[str, str], Unit] = {}
+    for pool in job.pools:
+        own = replace(job, cluster=alone(job.cluster, pool), pools=(), layouts=(), max_ranks=None)
+        prices = ModulePrices(own, cost.on(pool.device))
+        for module in filter(lambda module: pool.takes(module.name), modules):
+            units[pool.name, module.name] = replace(_unit(own, prices, module), pool=pool.name)
+    gpus = tuple(_gpus(job, pool) for pool in job.pools)
+    found = []
+    for chosen in placements(job.pools, [module.name for module in modules]):
+        placed = tuple(units[pool.name, module.name] for module, pool in zip(modules, chosen, strict=True))
+        found.append((_task(job, placed, gpus), chosen))
+    return tuple(found)
 
 
 def task_of(job: Job, cost: CostModel) -> Task:
     """The job in the formula's terms: mean seconds and bytes of a sample, module by module."""
     prices = ModulePrices(job, cost)
+    return _task(job, tuple(_unit(job, prices, module) for module in job.model.modules))
+
+
+def with_degrees(job: Job, found: Orchestration, chosen: Sequence[Pool] = ()) -> Job:
+    """The job with the layout of every module: behind one another, or each from its pool's next free rank."""
+    offsets = _offsets(found, chosen) if chosen else [None] * len(found.degrees)
+    layouts = tuple(
+        ModuleLayout(module=module.name, tp=degrees.tp, pp=degrees.pp, dp=degrees.dp, rank_offset=offset)
+        for module, degrees, offset in zip(job.model.modules, found.degrees, offsets, strict=True)
+    )
+    return replace(job, layouts=layouts)
+
+
+def _offsets(found: Orchestration, chosen: Sequence[Pool]) -> list[int | None]:
+    free = {pool.name: pool.first_rank for pool in chosen}
+    offsets: list[int | None] = []
+    for degrees, pool in zip(found.degrees, chosen, strict=True):
+        offsets.append(free[pool.name])
+        free[pool.name] += degrees.num_gpus
+    return offsets
+
+
+def _gpus(job: Job, pool: Pool) -> GpuPool:
+    cluster = alone(job.cluster, pool)
+    return GpuPool(
+        name=pool.name,
+        num_gpus=pool.num_ranks,
+        gpu_bytes=float(cluster.nodes[0].memory_bytes),
+        gpu_bytes_per_s=cluster.inter.bytes_per_s,
+        dollars_per_hour=pool.dollars_per_hour or 0.0,
+    )
+
+
+def _task(job: Job, units: tuple[Unit, ...], pools: tuple[GpuPool, ...] = ()) -> Task:
     llm = next(module for module in job.model.modules if module.modality == TEXT)
     return Task(
-        units=tuple(_unit(job, prices, module) for module in job.model.modules),
+        units=units,
         pacing=llm.name,
         batch_samples=len(job.batch),
         microbatch_samples=job.microbatch_samples,
-        num_gpus=usable_ranks(job),
+        num_gpus=sum(pool.num_gpus for pool in pools) if pools else usable_ranks(job),
         gpu_bytes=float(job.cluster.nodes[0].memory_bytes),
         virtual_stages=job.schedule.virtual_stages,
         gpu_bytes_per_s=job.cluster.inter.bytes_per_s,
+        pools=pools,
     )
-
-
-def with_degrees(job: Job, found: Orchestration) -> Job:
-    """The job with the layout of every module."""
-    layouts = tuple(
-        ModuleLayout(module=module.name, tp=degrees.tp, pp=degrees.pp, dp=degrees.dp)
-        for module, degrees in zip(job.model.modules, found.degrees, strict=True)
-    )
-    return replace(job, layouts=layouts)
 
 
 def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:

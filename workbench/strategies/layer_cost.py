@@ -37,6 +37,10 @@ def layer_costs(
     Complexity: O(layers x distinct microbatch shapes).
     """
     module = job.model.module(layout.module)
+    link = None
+    if job.pools and layout.rank_offset is not None:
+        first = (layout.rank_offset,)
+        cost, link = cost.on(job.cluster.device_of(first)), job.cluster.joining(first)
     needs = gradient_needs(job.model, rule=rule)[module.name]
     recompute = job.settings.of(module.name).recompute is Recompute.FULL
     shapes = _shapes(draft, module.name)
@@ -44,7 +48,9 @@ def layer_costs(
     for layer, need in zip(module.layers, needs, strict=True):
         forward_s = backward_s = 0.0
         for work, share in shapes:
-            time = cost.layer_time(layer, work, tp=layout.tp, cp=layout.cp, precision=job.settings.precision)
+            time = cost.layer_time(
+                layer, work, tp=layout.tp, cp=layout.cp, precision=job.settings.precision, link=link
+            )
             forward_s += share * time.forward_s
             backward_s += share * time.backward_s(need)
             backward_s += share * (recompute and need.any) * time.forward_s

@@ -78,7 +78,7 @@ def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
         spans.append(Span(module.name, first, num_ranks(stages[start:])))
     if _shares_ranks(job):
         _check_equal_spans(job, spans)
-    placement_of(spans)
+    placement_of(spans, [pool.first_rank for pool in job.pools])
     check_ranks(job, max(span.end for span in spans))
     return tuple(stages)
 
