@@ -8,12 +8,16 @@ from workbench.cost.profile import Profile, Table
 
 
 class Collective(StrEnum):
-    """Bytes of a collective are those of the whole tensor: the reduced, gathered or sent one."""
+    """Bytes of a collective are those of the whole tensor: the reduced, gathered or sent one.
+
+    Of an all-to-all: what one rank sends or gets, its own part included; the most, where they differ.
+    """
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"
 
 
 class Collectives:
@@ -86,6 +90,14 @@ def broadcast_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     return 0.0 if num_ranks == 1 else num_bytes / link.bytes_per_s + _steps(num_ranks) * link.latency_s
 
 
+def all_to_all_s(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Pairwise exchange: n-1 steps, in each of which every rank sends 1/n of its bytes to another.
+
+    Source: Thakur, Rabenseifner, Gropp 2005, section 3, long messages.
+    """
+    return all_gather_s(num_bytes, num_ranks, link)
+
+
 def _steps(num_ranks: int) -> int:
     if num_ranks < 1:
         raise ValueError(f"a collective wants at least one rank, got {num_ranks}")
@@ -97,4 +109,5 @@ _RING = {
     Collective.ALL_GATHER: all_gather_s,
     Collective.REDUCE_SCATTER: reduce_scatter_s,
     Collective.BROADCAST: broadcast_s,
+    Collective.ALL_TO_ALL: all_to_all_s,
 }

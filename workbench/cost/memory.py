@@ -16,6 +16,7 @@ from workbench.cost.eager_memory import (
     eager_kept_by_operator,
     shared_bytes,
 )
+from workbench.cost.expert_parallel import on_rank
 from workbench.cost.megatron_memory import GRADIENT_BYTES, megatron_saved
 from workbench.cost.memory_setting import FLOAT32_BYTES, Setting
 from workbench.cost.roofline import Grid, Work, operator_tokens
@@ -74,6 +75,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
 
     Complexity: O(operators).
     """
+    layer = on_rank(layer, setting.work, setting.grid)
     if kernels is Kernels.EAGER:
         return LayerBytes(
             eager_kept(layer, needs, setting),
@@ -100,6 +102,7 @@ def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Ker
 
     Complexity: O(operators).
     """
+    layer = on_rank(layer, setting.work, setting.grid)
     if kernels is Kernels.EAGER:
         kept = eager_kept_by_operator(layer, needs, setting)
         return split_bytes(layer, needs, setting, kept, eager_input_working(layer, needs, setting))

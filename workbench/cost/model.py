@@ -1,6 +1,6 @@
 """The cost model: seconds of one layer on one machine, forward and gradient by gradient."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, KeyTravel
+from workbench.cost.expert_parallel import Exchange, exchanges_of, on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
+from workbench.cost.layer_time import LayerTime, unmeasured_of
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of
 from workbench.cost.profile import Profile, Table
@@ -24,7 +26,7 @@ from workbench.cost.roofline import (
     pass_bytes,
 )
 from workbench.cost.signature import signature
-from workbench.graph.frozen import Needs
+from workbench.graph.experts import num_experts
 from workbench.graph.layer import Attention, Layer, Matmul, Operator, Shard
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
@@ -33,70 +35,19 @@ LOSS = "loss"
 STORED_BACKWARD = 2.0  # of the forward: two products a product
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTime:
-    """Seconds of one call of a layer, its tensor- and context-parallel collectives included.
-
-    Args:
-        forward_s: forward; a recompute costs as much again.
-        input_grad_s: gradients through the layer to its input.
-        weight_grad_s: gradients of its weights, on top of those.
-        unmeasured: what went into it that was not measured on that machine.
-        interior_grad_s: gradients through the layer as far as its first weights, which
-            weight gradients need even when the input asks for none.
-        forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
-        split_input_s: input gradients of a backward that leaves weight gradients for later;
-            None: as `input_grad_s`.
-        split_weight_s: weight gradients, later; None: as `weight_grad_s`.
-    """
-
-    forward_s: float
-    input_grad_s: float
-    weight_grad_s: float
-    unmeasured: frozenset[str] = frozenset()
-    interior_grad_s: float = 0.0
-    forward_only_s: float | None = None
-    split_input_s: float | None = None
-    split_weight_s: float | None = None
-
-    def forward_without_graph_s(self) -> float:
-        """A forward that keeps nothing: no gradient runs, or the layer is computed again for it."""
-        return self.forward_s if self.forward_only_s is None else self.forward_only_s
-
-    def split_through_s(self, needs: Needs) -> float:
-        """`I` where the backward is split: what is on the way to later weight gradients is kept."""
-        if self.split_input_s is None or not needs.weight_grad:
-            return self.through_s(needs)
-        if needs.input_grad:
-            return self.split_input_s
-        return max(0.0, self.split_input_s - (self.input_grad_s - self.interior_grad_s))
-
-    def split_weights_s(self, needs: Needs) -> float:
-        """`W` where the backward is split: 0 when the layer is frozen."""
-        if self.split_weight_s is None or not needs.weight_grad:
-            return self.weights_s(needs)
-        return self.split_weight_s
-
-    def through_s(self, needs: Needs) -> float:
-        """The `I` half of a backward: 0 when no gradient runs."""
-        if needs.input_grad:
-            return self.input_grad_s
-        return self.interior_grad_s if needs.weight_grad else 0.0
-
-    def weights_s(self, needs: Needs) -> float:
-        """The `W` half of a backward: 0 when the layer is frozen."""
-        return self.weight_grad_s if needs.weight_grad else 0.0
-
-    def backward_s(self, needs: Needs) -> float:
-        """A whole backward without recompute: frozen and nothing upstream 0, frozen I, trainable I + W."""
-        return self.through_s(needs) + self.weights_s(needs)
-
-
 class _Links(NamedTuple):
     """What joins the ranks of a grid along each axis; None where there is one rank."""
 
     tensor: Link | None
     context: Link | None
+    experts: Link | None
+
+
+class _Dealing(NamedTuple):
+    """Ranks among which experts are dealt out, and what joins them; None: as tensor-parallel ranks."""
+
+    ep: int = 1
+    link: Link | None = None
 
 
 class CostModel(KernelTimes):
@@ -122,6 +73,8 @@ class CostModel(KernelTimes):
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
+        self._dealing = _Dealing()
+        self._dealt: dict[_Dealing, CostModel] = {}
 
     def on(self, device: str) -> "CostModel":
         """The model of that kind of device: this one where none stands beside it under that name."""
@@ -130,9 +83,22 @@ class CostModel(KernelTimes):
     def executed(self, execution: Execution) -> "CostModel":
         """The same machine under another execution; tables are shared, not read again."""
         other = copy(self)
-        other.execution, other._known = execution, {}
+        other.execution, other._known, other._dealt = execution, {}, {}
         other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
+
+    def dealing(self, ep: int, link: Link | None = None) -> "CostModel":
+        """The same machine where so many ranks of a grid deal out experts; times are the busiest rank's.
+
+        `link` joins these ranks; None: the link of tensor-parallel ones.
+        """
+        wanted = _Dealing(ep, link)
+        if ep == 1 or wanted == self._dealing:
+            return self
+        if wanted not in self._dealt:
+            other = self._dealt[wanted] = copy(self)
+            other._dealing, other._known, other._dealt = wanted, {}, {}
+        return self._dealt[wanted]
 
     def layer_time(
         self,
@@ -165,28 +131,33 @@ class CostModel(KernelTimes):
         if key not in self._known:
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
-            measured = self._layers.get((name, str(precision), tp, cp))
-            if measured is not None:
+            grid = Grid(tp, cp, self._dealing.ep if num_experts(layer) else 1)
+            measured = self._whole(layer, name, str(precision), Grid(tp, cp))
+            if measured is not None and grid.ep == 1:
                 self._known[key] = _from_measured(layer, measured, work)
             else:
-                links = self._links(Grid(tp, cp), link, context_link)
-                self._known[key] = self._composed(layer, name, work, Grid(tp, cp), str(precision), links)
+                links = self._links(grid, link, context_link)
+                self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
         return self._known[key]
 
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
         """Out of its operators, or scaled from a measured whole layer."""
-        whole = self._layers.get((name, precision, 1, 1))
+        whole = self._whole(layer, name, precision, Grid(1, 1))
         sums = _OperatorSums(self, work, grid, precision, links)
         if whole is None:
-            return sums.layer(layer)
+            return sums.layer(on_rank(layer, work, grid))
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
+
+    def _whole(self, layer: Layer, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
+        """What was measured of the layer; nothing tells how much cross-attention had to read then."""
+        return None if layer.reads_context else self._layers.get((name, precision, grid.tp, grid.cp))
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
         if grid != Grid(1, 1) and link is None:
             link = self.profile.machine_link("intra").link
-        return _Links(link, context_link or link)
+        return _Links(link, context_link or link, self._dealing.link or link)
 
     def between_ranks_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         """Seconds of a collective over gradients or updated weights."""
@@ -307,7 +278,18 @@ class _OperatorSums:
                 there_s, back_s = self._keys_s(operator, links.context)
                 forward_s += there_s
                 backward.append((index, back_s))
+        divided = self._cost.execution.activations is ActivationCut.SEQUENCE
+        exchanges = exchanges_of(layer, self._work, grid, self._bytes, divided=divided)
+        forward_s += sum(map(self._exchange_s, exchanges.forward))
+        backward += [(index, self._exchange_s(exchange)) for index, exchange in exchanges.backward]
         return forward_s, backward
+
+    def _exchange_s(self, exchange: Exchange) -> float:
+        link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor
+        assert link is not None, "a grid of several ranks has links"
+        if exchange.kind is Collective.ALL_TO_ALL:
+            self.unmeasured.add("experts: tokens choose them at random")
+        return self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
 
     def _pairs(self, layer: Layer) -> Pairs:
         """Tensor-parallel collectives; halves of all-reduces only where these run beside products."""
@@ -373,9 +355,10 @@ def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTi
 
 def _scaled(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid: Grid) -> LayerTime:
     """A time measured on one rank, on a grid: shrunk like the FLOP, plus the collectives."""
-    forward_comm_s, backward_comm = sums._communication(layer)
+    dealt = on_rank(layer, work, grid)
+    forward_comm_s, backward_comm = sums._communication(dealt)
     whole = layer_flop(layer, work)
-    share = layer_flop(layer, work, grid) / whole if whole else 1.0 / grid.cp
+    share = layer_flop(dealt, work, grid) / whole if whole else 1.0 / grid.cp
     backward_comm_s = sum(seconds for _, seconds in backward_comm)
     return LayerTime(
         time.forward_s * share + forward_comm_s,
@@ -384,11 +367,6 @@ def _scaled(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid
         time.unmeasured | sums.unmeasured | {f"tp{grid.tp} x cp{grid.cp} scaled from one rank"},
         time.interior_grad_s * share + backward_comm_s,
     )
-
-
-def unmeasured_of(times: Iterable[LayerTime]) -> tuple[str, ...]:
-    """All reasons of several times, sorted."""
-    return tuple(sorted({reason for time in times for reason in time.unmeasured}))
 
 
 @cache

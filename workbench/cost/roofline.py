@@ -62,10 +62,11 @@ class Work:
 
 
 class Grid(NamedTuple):
-    """Degrees of tensor and context parallelism."""
+    """Degrees of tensor and context parallelism; `ep` of its ranks deal out experts."""
 
     tp: int = 1
     cp: int = 1
+    ep: int = 1
 
 
 class Gemm(NamedTuple):

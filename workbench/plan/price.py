@@ -107,6 +107,7 @@ class GridLinks(NamedTuple):
 
     tensor: Link | None
     context: Link | None
+    experts: Link | None = None
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
@@ -114,7 +115,8 @@ def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None)
     columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns))
+    dealt = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
+    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), dealt)
 
 
 class _Pricing:
@@ -182,6 +184,7 @@ class _Pricing:
             stage.layers,
             stage.tp,
             stage.cp,
+            stage.ep,
             links,
             self._cost_on[stage.id].profile.device,
             self._work[name],
@@ -204,7 +207,7 @@ class _Pricing:
         given: Times = {}
         if self._attention is not None:
             given = times_of(self._attention, self._plan, stage, microbatch, layer)
-        rest = self._cost_on[stage.id].layer_time(
+        rest = self._cost_on[stage.id].dealing(stage.ep, links.experts).layer_time(
             without_attention(layer, given),
             self._work[microbatch.module, microbatch.replica, microbatch.index],
             tp=stage.tp,

@@ -192,7 +192,7 @@ class Sizes:
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         module = self._plan.model.module(stage.module)
         lengths = {self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items}
-        grid = Grid(stage.tp, stage.cp)
+        grid = Grid(stage.tp, stage.cp, stage.ep)
         size = self._plan.settings.precision.num_bytes
         work = self._most_held(stage, microbatch)
         return Setting(work, grid, size, len(lengths) > 1, self._looked_up(stage, microbatch))

@@ -39,6 +39,7 @@ def sample_work(job: Job, cost: CostModel) -> SampleWork:
 def module_quadratic(job: Job, cost: CostModel, module: Module) -> Quadratic:
     """Forward and backward of a whole module over one item, fitted at the paper's token counts."""
     layout = layout_of(job, module.name)
+    cost = cost.dealing(layout.ep)
     needs = gradient_needs(job.model)[module.name]
     ratio = _out_per_in(job, module)
 

@@ -1,0 +1,205 @@
+"""What dealt-out experts cost: rows by the stated assumption, products, exchanges, their part of a plan."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.batches import SyntheticSource, microbatch_data
+from runtime.context_group import Pending
+from runtime.expert_group import ExpertGroup
+from runtime.stage_module import StageInput, build_stage_module
+from runtime.tensor_group import TensorGroup
+from tests import tiny_models
+from tests.test_adapters_llama4 import LLAMA4
+from tests.test_expert_plan import MIXTRAL, moe_plan
+from tests.tiny_models import whole_batch
+from workbench.cost.collectives import Collective, all_to_all_s
+from workbench.cost.expert_parallel import busiest_share, exchanges_of, on_rank
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile, load_profile
+from workbench.cost.roofline import Grid, RowWork, Work, forward_flop, layer_flop
+from workbench.graph.experts import EXPERT
+from workbench.graph.layer import Layer
+from workbench.plan.lower import lower
+from workbench.plan.price import price
+from workbench.plan.work import work_of
+
+torch.set_num_threads(1)
+WORK = Work((RowWork(4096, 4096, 4096 * 4097 // 2),))
+GRIDS = [Grid(1, 2, 2), Grid(2, 1, 2), Grid(2, 2, 4), Grid(2, 2, 2), Grid(4, 2, 2)]
+CONFIGS = {"mixtral": MIXTRAL, "llama4": LLAMA4 | {"num_local_experts": 4, "num_key_value_heads": 4}}
+
+
+def block(config: dict[str, Any] = MIXTRAL) -> Layer:
+    return tiny_models.llm(config).layers[1]
+
+
+def routed_flop(layer: Layer, grid: Grid) -> float:
+    return sum(forward_flop(each, WORK, grid) for each in layer.operators if each.name.startswith(EXPERT))
+
+
+@pytest.mark.parametrize(("num_ranks", "num_rows"), [(2, 100), (4, 200), (8, 400), (16, 2000)])
+def test_the_busiest_rank_is_that_of_random_choices(num_ranks: int, num_rows: int) -> None:
+    """Against draws: the excess over the mean within 10 %."""
+    rng = random.Random(0)
+    most = 0
+    for _ in range(500):
+        drawn = [0] * num_ranks
+        for _ in range(num_rows):
+            drawn[rng.randrange(num_ranks)] += 1
+        most += max(drawn)
+    excess = most / 500 / (num_rows / num_ranks) - 1
+    assert busiest_share(num_rows, num_ranks) - 1 == pytest.approx(excess, rel=0.1)
+
+
+def test_the_busiest_share_has_its_limits() -> None:
+    assert busiest_share(1000, 1) == 1.0
+    assert busiest_share(1e-6, 8) == 8.0  # never more than all rows
+    assert busiest_share(0, 8) == 1.0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_work_is_shared_out_whole(grid: Grid, name: str) -> None:
+    """Experts' products: the busiest rank's over its share, times the ranks, is the whole layer's."""
+    layer = block(CONFIGS[name])
+    dealt = on_rank(layer, WORK, grid)
+    chosen = 2  # experts of a token, in both
+    rows = WORK.tokens(dealt.operators[0].tokens) * chosen * grid.ep / (grid.tp * grid.cp)
+    share = busiest_share(rows, grid.ep)
+    whole = routed_flop(layer, Grid())
+    assert routed_flop(dealt, grid) * grid.tp * grid.cp == pytest.approx(whole * share)
+    even = layer_flop(dealt, WORK, grid) + routed_flop(dealt, grid) * (1 / share - 1)
+    assert even * grid.tp * grid.cp == pytest.approx(layer_flop(layer, WORK))
+
+
+def test_products_are_of_whole_experts() -> None:
+    layer = block()
+    dealt = on_rank(layer, WORK, Grid(2, 2, 4))
+    (gate,) = (each for each in dealt.operators if each.name == f"{EXPERT}0.gate_up")
+    assert (
+        sum(each.name.startswith(EXPERT) and each.name.endswith("gate_up") for each in dealt.operators) == 1
+    )
+    assert forward_flop(gate, WORK, Grid(2, 2, 4)) == pytest.approx(
+        2 * 4096 * 2 / 4 * busiest_share(4096 * 2, 4) * 32 * 96
+    )
+    assert on_rank(layer, WORK, Grid(2, 2)) is layer
+    plain = tiny_models.llm().layers[1]
+    assert on_rank(plain, WORK, Grid(2, 2, 4)) is plain
+
+
+class Talking(ExpertGroup):
+    """One of several members, alone: everybody sends it what it sends."""
+
+    __slots__ = ("seen",)
+    seen: list[int]
+
+    def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
+        self.seen.append(sent.nbytes)
+        received.copy_(sent if received.shape == sent.shape else sent.new_zeros(received.shape))
+        return Pending(self, None, "")
+
+
+class Alone(TensorGroup):
+    """One of two members, alone: what it would add up or gather is its own."""
+
+    __slots__ = ()
+
+    def _reduce(self, x: Tensor, operation: object, what: str) -> None:
+        del x, operation, what
+
+    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
+        gathered.zero_()
+        return Pending(self, None, "")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 1)])
+def test_exchanges_are_those_that_are_priced(name: str, tp: int, cp: int) -> None:
+    """Their number and, with everybody as busy as the mean, their bytes; forward and backward."""
+    plan = moe_plan(tp=tp, cp=cp, ep=2, config=CONFIGS[name])
+    group = Talking((0, 1), 0, None)
+    object.__setattr__(group, "seen", [])
+    tensor = Alone((0, 1), 0, None) if tp > 1 else None
+    alone = replace(plan, stages=(replace(plan.stages[0], ranks=((0, 1),)),)) if tp > 1 else plan
+    module = build_stage_module(
+        alone, alone.stages[0], seed=0, dtype=torch.float64, tensor=tensor, experts=group
+    )
+    microbatch = whole_batch(plan.model.module("llm"), plan.batch[:1])
+    whole = replace(plan, stages=(replace(plan.stages[0], ranks=((0,),), ep=1),))
+    data = microbatch_data(
+        whole,
+        whole.stages[0],
+        microbatch,
+        SyntheticSource(0),
+        dtype=torch.float64,
+        device="cpu",
+        context=None,
+    )
+    tokens = sum(data.tokens_in)
+    loss = module(StageInput(None, data))
+    grid = Grid(tp, 1, 2)  # this rank holds all tokens of the row
+    work = work_of(whole, microbatch)
+    wanted = []
+    for layer in plan.model.module("llm").layers:
+        dealt = on_rank(layer, work, grid)
+        share = busiest_share(tokens * 2 * 2 / tp, 2)
+        found = exchanges_of(dealt, work, grid, 8, divided=False)
+        sizes = [e.num_bytes for e in found.forward if e.kind is Collective.ALL_TO_ALL]
+        wanted += [sizes[0], *(size / share for size in sizes[1:])] if sizes else []
+        assert len(found.backward) == (0 if not sizes else 2 + (tp > 1))
+    own = -(-tokens // tp)
+    assert group.seen == pytest.approx([size * own * tp / tokens if size > 64 else size for size in wanted])
+    group.seen.clear()
+    loss.backward()
+    assert len(group.seen) == len(wanted) * 2 // 3
+
+
+def test_a_layer_pays_for_its_exchanges_on_their_own_link() -> None:
+    cost = CostModel(ideal_profile())
+    fast = Link(name="fast", bytes_per_s=1e18, latency_s=0.0)
+    slow = Link(name="slow", bytes_per_s=1e9, latency_s=1e-5)
+    layer, grid = block(), Grid(2, 2, 4)
+
+    def seconds(expert_link: Link) -> tuple[float, float]:
+        time = cost.dealing(4, expert_link).layer_time(
+            layer, WORK, tp=2, cp=2, precision="float32", link=fast
+        )
+        return time.forward_s, time.input_grad_s
+
+    found = exchanges_of(on_rank(layer, WORK, grid), WORK, grid, 4, divided=False)
+    forward, backward = (
+        sum(
+            all_to_all_s(e.num_bytes, 4, slow) - all_to_all_s(e.num_bytes, 4, fast)
+            for e in some
+            if e.kind is Collective.ALL_TO_ALL
+        )
+        for some in (found.forward, [exchange for _, exchange in found.backward])
+    )
+    added = [ours - theirs for ours, theirs in zip(seconds(slow), seconds(fast), strict=True)]
+    assert added == pytest.approx([forward, backward])
+    dealt = cost.dealing(4).layer_time(layer, WORK, tp=2, cp=2, precision="float32", link=fast)
+    assert any("at random" in reason for reason in dealt.unmeasured)
+    plain = tiny_models.llm().layers[1]
+    times = [
+        cost.dealing(ep).layer_time(plain, WORK, tp=2, cp=2, precision="float32", link=fast) for ep in (1, 4)
+    ]
+    assert times[0] == times[1]  # nothing to deal out
+
+
+def test_a_plan_is_priced_with_its_degree() -> None:
+    """All else equal; and a slower wire shows in the passes of the plan that exchanges over it."""
+    cost = CostModel(load_profile("A40"))
+    cut, dealt = (moe_plan(tp=2, cp=2, ep=ep) for ep in (1, 4))
+    times = [price(lower(plan), cost) for plan in (cut, dealt)]
+    action = next(action for action in dealt.program_actions if str(action) == "0F0")
+    assert times[0].duration_s(action) != times[1].duration_s(action)
+    link = replace(dealt.cluster.intra, latency_s=1.0)
+    slower = price(lower(replace(dealt, cluster=replace(dealt.cluster, intra=link, inter=link))), cost)
+    exchanges = 2 * 3 * 3  # blocks x exchanges of a forward x steps of each
+    assert slower.duration_s(action) - times[1].duration_s(action) >= exchanges * 0.99

@@ -1,0 +1,126 @@
+"""A layer whose experts are dealt out: what the busiest rank computes, and what ranks exchange.
+
+Which experts tokens choose is known only while they run. Assumed here: every token's choices are drawn
+at random, alike and independently of other tokens, so each expert gets an equal share in the mean and the
+busiest of the ranks somewhat more (`busiest_share`). A trained router is more even than that where a loss
+balances it and less where none does.
+"""
+
+from dataclasses import replace
+from math import sqrt
+from statistics import NormalDist
+from typing import NamedTuple
+
+from workbench.cost.collectives import Collective
+from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.graph.experts import EXPERT, JOIN, SHARED, expert_index, num_experts
+from workbench.graph.layer import Layer, Matmul, Operator, Pointwise, Shard
+
+ROUTER = "mlp.router"
+COMBINE = "mlp.combine"  # where results have come back to their tokens
+FOR_ALL = "mlp.for_all"  # the expert of all tokens: a block's MLP like any other
+COUNT_BYTES = 8
+
+
+def busiest_share(num_rows: float, num_ranks: int) -> float:
+    """What the busiest of the ranks gets, as a multiple of the mean, of rows that fall at random.
+
+    Counts of multinomial draws are nearly normal; the largest of n independent standard ones lies at the
+    quantile (n - 3/8) / (n + 1/4) in the mean (Blom 1958, "Statistical Estimates and Transformed
+    Beta-Variables"), and since counts add up to all rows each has sqrt(n / rows) of it. At most all rows.
+
+    Args:
+        num_rows: of all ranks together; several of one token count as draws of their own.
+        num_ranks: among which experts are dealt out evenly.
+    """
+    if num_ranks == 1 or num_rows <= 0:
+        return 1.0
+    deviations = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+    return min(float(num_ranks), 1.0 + deviations * sqrt(num_ranks / num_rows))
+
+
+def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
+    """The layer as the busiest rank runs it; the layer itself where its experts are not dealt out.
+
+    It holds num / ep whole experts, which the tokens of ep ranks choose from; its own tokens, a tp-th of
+    those it shares with tensor-parallel ranks, go through the router. The expert of all tokens stays cut.
+
+    Complexity: O(operators).
+    """
+    count = num_experts(layer) if grid.ep > 1 else 0
+    if count == 0:
+        return layer
+    held = count // grid.ep
+    some = next(each for each in layer.operators if each.name.startswith(EXPERT))
+    num_rows = operator_tokens(some, work, grid) * count * grid.ep / grid.tp
+    factor = grid.ep * busiest_share(num_rows, grid.ep)
+    operators = (
+        _on_rank(each, grid, factor)
+        for each in layer.operators
+        if not each.name.startswith(EXPERT) or expert_index(each.name) < held
+    )
+    return replace(layer, operators=tuple(operators))
+
+
+def _on_rank(operator: Operator, grid: Grid, factor: float) -> Operator:
+    """Pointwise operators share rows as those that tensor parallelism cuts share features: as many bytes."""
+    name = operator.name
+    if name.startswith(SHARED):
+        return replace(operator, name=FOR_ALL + name.removeprefix(SHARED))
+    if isinstance(operator, Matmul) and name.startswith(EXPERT):
+        scale = operator.tokens_scale * factor / grid.tp
+        return replace(operator, shard=Shard.REPLICATED, tokens_scale=scale)
+    if isinstance(operator, Pointwise) and name.startswith(EXPERT):
+        return replace(operator, shard=Shard.COLUMN, tokens_scale=operator.tokens_scale * factor)
+    if isinstance(operator, Matmul) and name == ROUTER:
+        return replace(operator, tokens_scale=operator.tokens_scale / grid.tp)
+    if isinstance(operator, Pointwise) and name.startswith((ROUTER, JOIN)):
+        return replace(operator, name=COMBINE if name == JOIN else name, shard=Shard.COLUMN)
+    return operator
+
+
+class Exchange(NamedTuple):
+    """One collective; bytes as `Collective` counts them."""
+
+    kind: Collective
+    num_bytes: float
+    num_ranks: int
+
+
+class Exchanges(NamedTuple):
+    """Those of a forward, and (operator in front of which it stands, exchange) of a backward."""
+
+    forward: tuple[Exchange, ...] = ()
+    backward: tuple[tuple[int, Exchange], ...] = ()
+
+
+def exchanges_of(dealt: Layer, work: Work, grid: Grid, element_bytes: int, *, divided: bool) -> Exchanges:
+    """What ranks exchange around dealt-out experts.
+
+    Forward: how many rows go where, the rows (tokens x experts of each x width, as many as the busiest
+    rank gets), and their results; backward both ways again. Tensor-parallel ranks, each of which sent a
+    part of the tokens, gather the results of all, and all gradients.
+
+    Args:
+        dealt: by `on_rank`.
+        work: the packed rows.
+        grid: degrees.
+        element_bytes: of activations.
+        divided: whether tensor-parallel ranks divide tokens around the mixture anyway.
+    """
+    places = {each.name: place for place, each in enumerate(dealt.operators)}
+    first = next((each for each in dealt.operators if each.name.startswith(EXPERT)), None)
+    if grid.ep == 1 or not isinstance(first, Matmul):
+        return Exchanges()
+    held = num_experts(dealt)
+    num_bytes = operator_tokens(first, work, grid) * held * first.in_features * element_bytes
+    counts = Exchange(Collective.ALL_TO_ALL, held * grid.ep * COUNT_BYTES, grid.ep)
+    rows = Exchange(Collective.ALL_TO_ALL, num_bytes, grid.ep)
+    forward = [counts, rows, rows]
+    backward = [(places[COMBINE], rows), (places[first.name], rows)]
+    if grid.tp > 1 and not divided:
+        tokens = work.tokens(first.tokens) / grid.cp
+        whole = Exchange(Collective.ALL_GATHER, tokens * first.in_features * element_bytes, grid.tp)
+        forward.append(whole)
+        backward.append((places[ROUTER], whole))
+    return Exchanges(tuple(forward), tuple(backward))

@@ -1,0 +1,70 @@
+"""Seconds of one layer, forward and gradient by gradient, and which of them run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from workbench.graph.frozen import Needs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds of one call of a layer, its tensor- and context-parallel collectives included.
+
+    Args:
+        forward_s: forward; a recompute costs as much again.
+        input_grad_s: gradients through the layer to its input.
+        weight_grad_s: gradients of its weights, on top of those.
+        unmeasured: what went into it that was not measured on that machine.
+        interior_grad_s: gradients through the layer as far as its first weights, which
+            weight gradients need even when the input asks for none.
+        forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
+        split_input_s: input gradients of a backward that leaves weight gradients for later;
+            None: as `input_grad_s`.
+        split_weight_s: weight gradients, later; None: as `weight_grad_s`.
+    """
+
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    unmeasured: frozenset[str] = frozenset()
+    interior_grad_s: float = 0.0
+    forward_only_s: float | None = None
+    split_input_s: float | None = None
+    split_weight_s: float | None = None
+
+    def forward_without_graph_s(self) -> float:
+        """A forward that keeps nothing: no gradient runs, or the layer is computed again for it."""
+        return self.forward_s if self.forward_only_s is None else self.forward_only_s
+
+    def split_through_s(self, needs: Needs) -> float:
+        """`I` where the backward is split: what is on the way to later weight gradients is kept."""
+        if self.split_input_s is None or not needs.weight_grad:
+            return self.through_s(needs)
+        if needs.input_grad:
+            return self.split_input_s
+        return max(0.0, self.split_input_s - (self.input_grad_s - self.interior_grad_s))
+
+    def split_weights_s(self, needs: Needs) -> float:
+        """`W` where the backward is split: 0 when the layer is frozen."""
+        if self.split_weight_s is None or not needs.weight_grad:
+            return self.weights_s(needs)
+        return self.split_weight_s
+
+    def through_s(self, needs: Needs) -> float:
+        """The `I` half of a backward: 0 when no gradient runs."""
+        if needs.input_grad:
+            return self.input_grad_s
+        return self.interior_grad_s if needs.weight_grad else 0.0
+
+    def weights_s(self, needs: Needs) -> float:
+        """The `W` half of a backward: 0 when the layer is frozen."""
+        return self.weight_grad_s if needs.weight_grad else 0.0
+
+    def backward_s(self, needs: Needs) -> float:
+        """A whole backward without recompute: frozen and nothing upstream 0, frozen I, trainable I + W."""
+        return self.through_s(needs) + self.weights_s(needs)
+
+
+def unmeasured_of(times: Iterable[LayerTime]) -> tuple[str, ...]:
+    """All reasons of several times, sorted."""
+    return tuple(sorted({reason for time in times for reason in time.unmeasured}))
