@@ -1,15 +1,36 @@
 """Ranks that deal out experts train as one process does, however tokens fall."""
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from runtime.adapters.choose import adapter_of
+from runtime.emulate import emulate
+from runtime.expert_cuts import parts_of, place_of
+from runtime.expert_mixture import mixtures_of
+from runtime.failure import WorldFailed
+from runtime.launch import run_local, run_lowered
 from runtime.pool import Pool
+from runtime.rank_job import Collect, RunSettings
+from runtime.stage_module import StageModule, build_stage_module
+from runtime.tensor_parts import held_parts
+from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
-from tests.test_parity import assert_same
-from workbench.plan.plan import ModuleSettings
+from tests.test_export import tensors_of
+from tests.test_parity import assert_parity, assert_same, execute
+from workbench.plan.build import with_programs
+from workbench.plan.lower import lower
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule, ScheduleKind
 
 torch.set_num_threads(1)
 FOUR_LLAMA4: dict[str, Any] = LLAMA4 | {"num_local_experts": 4, "num_key_value_heads": 4}
@@ -41,3 +62,160 @@ def test_tokens_that_are_dealt_out_already(config: dict[str, Any], pool: Pool) -
     """Sequence parallelism: members come with tokens of their own, padding among them."""
     divided = (ModuleSettings(module="llm", sequence_parallel=True),)
     assert_same(moe_plan(tp=2, cp=2, ep=4, config=config, modules=divided), pool)
+
+
+def test_sharded_recomputed_split_and_clipped(pool: Pool) -> None:
+    """All that touches a gradient at once; a norm that counted an expert twice would clip otherwise."""
+    settings = ModuleSettings(
+        module="llm", sharding=Sharding.OPTIMIZER, instances=2, recompute=Recompute.FULL
+    )
+    plan = moe_plan(tp=2, ep=2, dp=2, pp=2, modules=(settings,))
+    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
+    assert any(action.kind is Pass.W for action in split.program_actions)
+    result, reference = execute(split, pool, clip_norm=0.01)
+    assert_parity(split, result, reference, Precision.FLOAT64)
+
+
+def test_one_optimizer_instance(pool: Pool) -> None:
+    """Experts have 4 holders, other weights as many."""
+    settings = ModuleSettings(module="llm", sharding=Sharding.OPTIMIZER)
+    plan = moe_plan(tp=2, cp=2, ep=2, dp=2, modules=(settings,))
+    result, reference = execute(plan, pool, clip_norm=0.01)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def build_biased(plan: Plan, stage: Stage, **how: Any) -> StageModule:
+    """Routers that send every token to the last experts: the first ones' ranks get nothing."""
+    built = build_stage_module(plan, stage, **how)
+    for layer in built.layers:
+        for mixture in mixtures_of(layer).values():
+            mixture.module.gate = _Last(mixture.module.gate)
+    return built
+
+
+class _Last(torch.nn.Module):
+    """A router that chooses the experts with the highest indices, with the shares it would give them."""
+
+    def __init__(self, router: torch.nn.Module) -> None:
+        super().__init__()
+        self.weight = router.weight
+
+    def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scores_TX = x_TD @ self.weight.t()
+        experts_TK = torch.tensor([3, 2]).expand(len(x_TD), 2)
+        return scores_TX, scores_TX.gather(1, experts_TK).softmax(-1), experts_TK
+
+
+@pytest.mark.parametrize("degrees", [{"cp": 2, "ep": 2}, {"tp": 2, "cp": 2, "ep": 4}], ids=str)
+def test_all_tokens_to_the_experts_of_one_rank(degrees: dict[str, int], pool: Pool) -> None:
+    """Others hold experts without a row; they take part in every exchange, and their gradients are zero."""
+    settings = RunSettings(seed=3, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=30.0)
+    ours = run_lowered(lower(moe_plan(**degrees)), settings, pool=pool, build=build_biased)
+    plan = moe_plan()
+    one = run_lowered(lower(plan), settings, pool=pool, build=build_biased)
+    assert abs(ours.losses[0] - one.losses[0]) <= 1e-10 * abs(one.losses[0])
+    idle = 0
+    for state in ours.states:
+        parts = held_parts(moe_plan(**degrees), state.rank)
+        for key, gradient in state.gradients.items():
+            theirs = parts.get(key, torch.clone)(one.states[0].gradients[key])
+            assert (gradient - theirs).norm() <= 1e-10 * max(theirs.norm(), 1e-30), key
+            idle += "experts" in key[1] and not gradient.any()
+    assert idle > 0
+
+
+def test_a_frozen_model_below_trained_experts(pool: Pool) -> None:
+    """Rows travel without a gradient where nothing before the experts is trained."""
+    plan = moe_plan(cp=2, ep=2)
+    (llm,) = plan.model.modules
+    model = replace(plan.model, modules=(tiny_models.frozen(llm, [0]),))
+    assert_same(with_programs(replace(plan, model=model, programs=())), pool)
+    model = replace(plan.model, modules=(tiny_models.frozen(llm, [1, 2]),))
+    assert_same(with_programs(replace(plan, model=model, programs=())), pool)
+
+
+@pytest.mark.parametrize("degrees", [{"cp": 2, "ep": 2}, {"tp": 2, "cp": 2, "ep": 4}], ids=str)
+def test_an_export_is_of_all_experts(degrees: dict[str, int], tmp_path: Path, pool: Pool) -> None:
+    plan = moe_plan(**degrees)
+    target = tmp_path / "out"
+    result = run_local(plan, export=target, collect=Collect.STATE, pool=pool)
+    written = tensors_of(target)
+    for state in result.states:
+        parts = held_parts(plan, state.rank)
+        for key, weight in state.weights.items():
+            assert torch.equal(weight, parts.get(key, torch.clone)(written[key])), key
+    again = run_local(plan, weights=target, pool=pool)
+    assert again.losses[0] < result.losses[0]
+
+
+def build_raising(plan: Plan, stage: Stage, **how: Any) -> StageModule:
+    return _with_last_router(_raise, build_stage_module(plan, stage, **how))
+
+
+def build_asleep(plan: Plan, stage: Stage, **how: Any) -> StageModule:
+    return _with_last_router(_sleep, build_stage_module(plan, stage, **how))
+
+
+def _with_last_router(hook: Callable[..., None], built: StageModule) -> StageModule:
+    """On the last rank alone: its peers wait for rows that never come."""
+    assert built.experts is not None
+    if built.experts.member == built.experts.size - 1:
+        for layer in built.layers:
+            for mixture in mixtures_of(layer).values():
+                mixture.module.gate.register_forward_pre_hook(hook)
+    return built
+
+
+def _raise(*_: object) -> None:
+    raise OSError("disk is gone")
+
+
+def _sleep(*_: object) -> None:
+    time.sleep(4.0)
+
+
+def test_a_rank_that_fails_between_exchanges_is_named(pool: Pool) -> None:
+    settings = RunSettings(timeout_s=5.0)
+    with pytest.raises(WorldFailed, match=r"rank 1 in 0F0: OSError: disk is gone"):
+        run_lowered(lower(moe_plan(cp=2, ep=2)), settings, pool=pool, build=build_raising)
+
+
+def test_nobody_waits_for_a_rank_without_a_bound(pool: Pool) -> None:
+    settings = RunSettings(timeout_s=1.0)
+    with pytest.raises(WorldFailed, match=r"rank 0 .*exchanging tokens among experts with ranks \[1\]"):
+        run_lowered(lower(moe_plan(cp=2, ep=2)), settings, pool=pool, build=build_asleep)
+
+
+def test_an_emulation_refuses_dealt_out_experts() -> None:
+    with pytest.raises(ValueError, match=r"stage 0: only ranks in processes of their own run ep > 1, got 2"):
+        emulate(lower(moe_plan(cp=2, ep=2)), RunSettings())
+
+
+def test_a_group_of_another_size_is_refused() -> None:
+    plan = moe_plan(cp=2, ep=2)
+    with pytest.raises(ValueError, match=r"stage 0: 1 ranks share its weights, want ep = 1, got ep 2"):
+        build_stage_module(plan, plan.stages[0], seed=0, dtype=torch.float64)
+
+
+@given(st.sampled_from([(1, 2, 2), (2, 1, 2), (2, 2, 2), (2, 2, 4), (4, 1, 2)]), st.sampled_from([0, 1]))
+def test_ranks_hold_what_the_plan_says(degrees: tuple[int, int, int], which: int) -> None:
+    """Elements of every parameter, over the ranks that hold all weights, are the layer's, each once."""
+    tp, cp, ep = degrees
+    config = (MIXTRAL, FOUR_LLAMA4)[which]
+    plan = moe_plan(tp=tp, cp=cp, ep=ep, config=config)
+    (stage,) = plan.stages
+    layer = built_block(config)
+    parts = parts_of(layer, tp=tp, ep=ep)
+    whole = {
+        name: torch.arange(1.0, 1 + each.numel()).view(each.shape) for name, each in layer.named_parameters()
+    }
+    for name, each in whole.items():
+        owned = [place_of(stage, rank).own(name, parts, each) for rank in stage.flat_ranks]
+        copies = {True: tp * cp // ep, False: tp * cp if name not in parts.tensor.cut else cp}[
+            name in parts.dealt
+        ]
+        assert sum(float(own.sum()) for own in owned) == copies * float(each.sum()), name
+
+
+def built_block(config: dict[str, Any]) -> Any:
+    return adapter_of(tiny_models.llm(config)).build(1)
