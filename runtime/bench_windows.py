@@ -46,15 +46,16 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
     """Windows that hold every distinct layer of every module, over up to `sizes` microbatches.
 
     A module's layers are taken in order, at most three of one signature; a layer left out ends
-    a window. Rows of unequal size count as so many mean rows: tokens and query-key pairs, which
-    the cost model is linear in, keep their sums. Keys that go round a ring or from all to all are
-    priced by formulas and have no windows.
+    a window. Cross-attention is left out too: no row says how much it reads, so its operators price it.
+    Rows of unequal size count as so many mean rows: tokens and query-key pairs, which the cost model
+    is linear in, keep their sums. Keys that go round a ring or from all to all are priced by formulas
+    and have no windows.
     """
     found: list[Window] = []
     for module in plan.model.modules:
         works = {_mean(plan, m): m for m in plan.microbatches if m.module == module.name}
         spread = _spread(sorted(works, key=_size), sizes)
-        runs = runs_of([signature(layer) for layer in module.layers])
+        runs = runs_of(["" if layer.reads_context else signature(layer) for layer in module.layers])
         gathers = plan.settings.of(module.name).key_exchange is KeyExchange.ALL_GATHER
         found += [
             Window(
@@ -73,8 +74,8 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
 
 
 def runs_of(names: Sequence[str]) -> list[tuple[int, int]]:
-    """Longest runs [first, last) of layers of which fewer than three before have the same name."""
-    kept = [i for i, name in enumerate(names) if names[:i].count(name) < MOST_ALIKE]
+    """Longest runs [first, last) of layers with a name that fewer than three before have."""
+    kept = [i for i, name in enumerate(names) if name and names[:i].count(name) < MOST_ALIKE]
     starts = [i for i in kept if i - 1 not in kept]
     return [(first, next(i for i in range(first, len(names) + 1) if i not in kept)) for first in starts]
 
