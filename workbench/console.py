@@ -25,6 +25,11 @@ def one_line(error: Exception) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
+def warn(text: str) -> None:
+    """One line on stderr about something that will work, but not as well as it could."""
+    sys.stderr.write(f"workbench: warning: {text}\n")
+
+
 class OneLineErrors(TyperGroup):
     """A command group that turns bad input into one line on stderr and exit code 2.
 

@@ -239,16 +239,16 @@ def _sizes(module: Module, item: ItemSpec) -> tuple[ItemTokens, ...]:
     native = native_tokens(module)
     if item.tokens is not None:
         tokens = ItemTokens(*item.tokens)
-        is_whisper = _source_config(module).get("model_type") == "whisper"
+        is_whisper = source_config(module).get("model_type") == "whisper"
         if is_whisper and native is not None and tokens.tokens_in > native[0]:
             raise ValueError(
                 f"module {module.name!r} has {native[0]} positions, got items of {tokens.tokens_in} tokens"
             )
         return (tokens,)
     if item.images is not None:
-        return tuple(_image_tokens(module, *image) for image in item.images)
+        return tuple(image_tokens(module, *image) for image in item.images)
     if item.seconds is not None:
-        return _clip_tokens(module, item.seconds, native)
+        return clip_tokens(module, item.seconds, native)
     if native is None:
         raise ValueError(
             f"module {module.name!r} takes items of any size: "
@@ -257,8 +257,9 @@ def _sizes(module: Module, item: ItemSpec) -> tuple[ItemTokens, ...]:
     return (ItemTokens(*native),)
 
 
-def _image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
-    config = _source_config(module)
+def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
+    """Of an image in an encoder of any size; ValueError where the encoder takes one size."""
+    config = source_config(module)
     if config.get("model_type") not in ("qwen2_vl_vision", "qwen2_5_vl_vision"):
         raise ValueError(f"module {module.name!r} takes one image size; leave out 'images'")
     return qwen2_vl_tokens(
@@ -269,8 +270,9 @@ def _image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
     )
 
 
-def _clip_tokens(module: Module, duration_s: float, native: tuple[int, int] | None) -> tuple[ItemTokens, ...]:
-    config = _source_config(module)
+def clip_tokens(module: Module, duration_s: float, native: tuple[int, int] | None) -> tuple[ItemTokens, ...]:
+    """Of a clip, one item a window where the encoder has windows; ValueError for no audio encoder."""
+    config = source_config(module)
     if config.get("model_type") == "whisper" and native is not None:
         return whisper_tokens(duration_s, window_tokens=native[0])
     if config.get("model_type") == "phi4_multimodal_audio":
@@ -278,7 +280,8 @@ def _clip_tokens(module: Module, duration_s: float, native: tuple[int, int] | No
     raise ValueError(f"module {module.name!r} is no audio encoder; leave out 'seconds'")
 
 
-def _source_config(module: Module) -> dict[str, Any]:
+def source_config(module: Module) -> dict[str, Any]:
+    """The config.json that the module was made from; empty where it was made from none."""
     return {} if module.source is None else dict(json.loads(module.source.config))
 
 

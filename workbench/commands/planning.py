@@ -11,8 +11,9 @@ from workbench.commands.machines import cost_of
 from workbench.commands.options import ExecutionFile, Json, PlanFile
 from workbench.commands.prediction import predict
 from workbench.commands.strategies import PLANNERS, PRICED, Strategy
-from workbench.console import emit_json, show, ticking
-from workbench.job import load_job
+from workbench.console import emit_json, show, ticking, warn
+from workbench.job import Job, load_job
+from workbench.job_sizes import Tiling, with_sizes
 from workbench.matching import check_job
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan, write_plan
@@ -26,12 +27,25 @@ from workbench.report.tables import (
 )
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Objective, search, with_schedules
+from workbench.strategies.stable_batch import MACROSCOPIC, too_small
 from workbench.whole_file import check_writable
 
+Sizes = Annotated[
+    str | None,
+    typer.Option(help="sizes of samples: .jsonl or .parquet file, saved data set, or a corpus by name"),
+]
+Seed = Annotated[int, typer.Option(help="of a corpus of --sizes")]
 LayoutFile = Annotated[
     Path | None,
     typer.Option("--layout", help="file with layouts instead of the job's, in any notation of `layout`"),
 ]
+Tiles = Annotated[Tiling, typer.Option(help="of images of --sizes in an encoder of one size")]
+
+
+def _job(file: Path, sizes: str | None, seed: int, tiling: Tiling) -> Job:
+    """The job file, with samples from elsewhere where they are asked for."""
+    found = load_job(file)
+    return found if sizes is None else with_sizes(found, sizes, seed=seed, tiling=tiling)
 
 
 def plan_command(
@@ -44,12 +58,17 @@ def plan_command(
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
     layout: LayoutFile = None,
+    sizes: Sizes = None,
+    seed: Seed = 0,
+    tiling: Tiles = Tiling.NONE,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
     check_writable(output)
-    wanted = load_job(job)
+    if sizes is not None and data is not None:
+        raise ValueError("plan: --sizes and --data both bring samples; want one of them")
+    wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
         wanted = with_layout_file(wanted, layout, strategy)
     if schedule is not None:
@@ -66,6 +85,10 @@ def plan_command(
 
         made = (PLANNERS | PRICED)[strategy](wanted, cost, progress)
     accept(made)
+    if made.strategy in MACROSCOPIC:
+        warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
+        if warning is not None:
+            warn(warning)
     write_plan(made, output)
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
@@ -83,11 +106,14 @@ def search_command(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     layout: LayoutFile = None,
+    sizes: Sizes = None,
+    seed: Seed = 0,
+    tiling: Tiles = Tiling.NONE,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
-    wanted = load_job(job)
+    wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
     cost = cost_of(wanted, profile, execution)

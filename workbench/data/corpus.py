@@ -110,6 +110,51 @@ def qwen2_vl_tokens(height_px: int, width_px: int, *, patch_px: int = 14, merge_
     return ItemTokens(num_patches, num_patches // merge_side**2)
 
 
+ANYRES_GRIDS = ((1, 2), (2, 1), (2, 2), (1, 3), (3, 1))  # (rows, columns), as released with LLaVA-NeXT
+
+
+def anyres_tokens(
+    height_px: int,
+    width_px: int,
+    *,
+    tile: ItemTokens,
+    tile_px: int,
+    grids: Sequence[tuple[int, int]] = ANYRES_GRIDS,
+) -> tuple[ItemTokens, ...]:
+    """AnyRes: the whole image shrunk to one tile, and the tiles of a grid, each an item of the encoder.
+
+    Source: Liu et al. 2024, "LLaVA-NeXT": of the grids the one that keeps most of the image's pixels, then
+    the one that wastes fewest, then the first.
+    Differs: tiles that only hold padding count, and no tokens stand for the ends of rows.
+
+    Args:
+        tile: tokens of one tile.
+        tile_px: side of a tile, the encoder's own image size.
+        grids: (rows, columns) to choose from.
+
+    Raises:
+        ValueError: a side below 1 px, or no grid.
+
+    Example:
+        >>> len(anyres_tokens(400, 1000, tile=ItemTokens(577, 576), tile_px=336))
+        4
+    """
+    if min(height_px, width_px, tile_px) < 1 or not grids:
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: want sides and tile >= 1 px and a grid, "
+            f"got a tile of {tile_px} px and {len(grids)} grids"
+        )
+
+    def preference(grid: tuple[int, int]) -> tuple[float, float]:
+        room_px = grid[0] * tile_px, grid[1] * tile_px
+        scale = min(room_px[0] / height_px, room_px[1] / width_px)
+        kept = min(height_px * width_px * scale**2, float(height_px * width_px))
+        return -kept, room_px[0] * room_px[1] - kept
+
+    rows, columns = min(grids, key=preference)
+    return (tile,) * (1 + rows * columns)
+
+
 def whisper_tokens(
     duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS
 ) -> tuple[ItemTokens, ...]:

@@ -3,7 +3,7 @@
 Source: Entrain (dissertation, section 4.4.3, Algorithm 3, Equations 4.1 and 4.2).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -18,7 +18,7 @@ from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
 from workbench.strategies import entrain
-from workbench.strategies.assembly import draft_plan
+from workbench.strategies.assembly import draft_plan, layout_of
 from workbench.strategies.layer_cost import layer_costs
 from workbench.strategies.stage_counts import Progress, silent
 
@@ -75,10 +75,11 @@ def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
     Differs: cp stays 1, since Entrain's own microbatches have no shards of tokens; allocations that move
     a GPU from one module to another count too, since a prime share has next to no factors; a share that
     is no product of valid degrees goes down to the next that is, so ranks may stay idle; memory is
-    checked on whole plans, in order of the formula; a layout's given tp or pp is kept.
+    checked on whole plans, in order of the formula; a layout's given tp or pp is kept, and a module
+    gets at least the ranks that these ask for.
 
     Raises:
-        ValueError: no number of replicas divides ranks and batch.
+        ValueError: no configuration; the nearest job that has one is named.
 
     Complexity: O(dp x product over modules of their factorisations), layers priced once per degree.
     """
@@ -87,7 +88,7 @@ def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
     if not found:
         raise ValueError(
             f"job {job.name!r}: no configuration of {search.num_ranks} ranks for {len(job.batch)} samples "
-            f"in microbatches of {job.microbatch_samples}"
+            f"in microbatches of {job.microbatch_samples}; {search.refusal()}"
         )
     return tuple(sorted(found, key=lambda each: (each.formula_s, each.replicas, str(each.layouts))))
 
@@ -101,6 +102,8 @@ class _Search:
         self._draft = draft_plan(replace(job, replicas=1, layouts=()), "entrain-search")
         self._layers_s: dict[tuple[str, int], tuple[float, ...]] = {}
         self._work = [sum(self._layers(module, 1)) for module in job.model.modules]
+        given = [layout_of(job, module.name) for module in job.model.modules]
+        self._least = [layout.tp * (layout.pp or 1) for layout in given]
 
     def replicas(self) -> Iterator[int]:
         """Degrees that divide the ranks and the batch."""
@@ -112,17 +115,35 @@ class _Search:
     def of(self, replicas: int) -> Iterator[Configuration]:
         """Of the proportional allocation and of those that move a GPU between modules."""
         modules = self._job.model.modules
-        nearest = proportional_allocation(self._work, self.num_ranks // replicas)
+        if self.num_ranks // replicas < sum(self._least):
+            return
+        nearest = self._lifted(proportional_allocation(self._work, self.num_ranks // replicas))
         seen: set[tuple[ModuleLayout, ...]] = set()
         for moves in product((0, -1, 1), repeat=len(modules)):
             shares = [share + move for share, move in zip(nearest, moves, strict=True)]
-            if sum(moves) or min(shares) < 1:
+            if sum(moves) or any(share < least for share, least in zip(shares, self._least, strict=True)):
                 continue
             choices = [list(self._factors(*pair)) for pair in zip(modules, shares, strict=True)]
             for layouts in product(*choices):
                 if layouts not in seen:
                     seen.add(layouts)
                     yield self._judged(replicas, layouts)
+
+    def _lifted(self, shares: Sequence[int]) -> list[int]:
+        """No module below its least; ranks are taken one by one from whoever has most to spare."""
+        found = [max(share, least) for share, least in zip(shares, self._least, strict=True)]
+        while sum(found) > sum(shares):
+            spare = [share - least for share, least in zip(found, self._least, strict=True)]
+            found[spare.index(max(spare))] -= 1
+        return found
+
+    def refusal(self) -> str:
+        """Why there is no configuration, and the nearest job that has one."""
+        job, least = self._job, sum(self._least)
+        if self.num_ranks < least:
+            return f"nearest: {least} ranks, what the layouts ask for at least"
+        asked = ", ".join(f"{x.module} tp {x.tp} pp {x.pp or 'open'}" for x in job.layouts)
+        return f"no tp x pp fits heads, layers and nodes with the layouts given ({asked or 'none'})"
 
     def _judged(self, replicas: int, layouts: tuple[ModuleLayout, ...]) -> Configuration:
         """Equation 4.2: every stage once, the slowest for each further microbatch."""

@@ -1,0 +1,136 @@
+"""Samples of a job from files and corpora, warnings below b_min, and what the search over degrees refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from runtime.multimodal_callbacks import AnyRes
+from tests.test_data_strategies import skewed_job
+from workbench.cli import app
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.corpus import ItemTokens, anyres_tokens
+from workbench.job import Job, load_job
+from workbench.job_sizes import Tiling, with_sizes
+from workbench.strategies import entrain_search
+from workbench.strategies.stable_batch import stable_batch_samples, too_small
+
+VALM = Path("examples/valm.yaml")
+COST = CostModel(load_profile("A40"))
+
+
+def valm() -> Job:
+    return load_job(VALM)
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_tiles_are_those_that_the_callback_cuts(height: int, width: int):
+    blocks = AnyRes(block_px=8).blocks(torch.zeros(1, height, width))
+    assert len(anyres_tokens(height, width, tile=ItemTokens(5, 4), tile_px=8)) == len(blocks)
+
+
+def test_bad_tiles_are_named():
+    with pytest.raises(ValueError, match="sides and tile >= 1 px and a grid"):
+        anyres_tokens(0, 3, tile=ItemTokens(5, 4), tile_px=8)
+
+
+@pytest.mark.parametrize("tiling", Tiling)
+def test_a_corpus_through_the_encoders_rules(tiling: Tiling):
+    job = with_sizes(valm(), "coco-captions", seed=1, tiling=tiling)
+    images = [sample.of("vision") for sample in job.batch]
+    assert len(job.batch) == 24
+    assert {segment.tokens_out for of in images for segment in of} == {729}
+    assert {len(of) for of in images} == (
+        {1} if tiling is Tiling.NONE else {3, 4, 5} & {len(x) for x in images}
+    )
+    assert len({sample.num_tokens for sample in job.batch}) > 1
+
+
+def test_clips_become_windows(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text_tokens": 7, "audio_seconds": 45.0}\n' * 24)
+    job = with_sizes(valm(), str(file))
+    assert {len(sample.of("audio")) for sample in job.batch} == {2}
+    assert not any(sample.of("vision") for sample in job.batch)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"text_tokens": 20, "image_width": 640, "image_height": 0}', "row 1: an image must have sides"),
+        ('{"text_tokens": -1}', "row 1: want >= 1 text token"),
+        ('{"text_tokens": 0}', "row 1: want >= 1 text token"),
+        ('{"text_tokens": null}', "row 1: text_tokens: want one number"),
+        ('{"text_tokens": 5}', "has 1 rows, the job wants 24 samples"),
+    ],
+)
+def test_bad_rows_are_one_line_and_exit_code_2(row: str, words: str, tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(row + "\n")
+    result = CliRunner().invoke(
+        app, ["plan", str(VALM), "--sizes", str(file), "-o", str(tmp_path / "p.json")]
+    )
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("llava-150", "is no file and no corpus; the corpora are"),
+        ("here/a.jsonl", "there is no file here/a.jsonl"),
+    ],
+)
+def test_an_unknown_source_is_named(source: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        with_sizes(valm(), source)
+
+
+def test_a_batch_below_b_min_is_warned_of_by_name():
+    job = skewed_job("everything")
+    least = stable_batch_samples(job, COST, 4)
+    assert least > len(job.batch)
+    assert f"a batch of {len(job.batch)} samples is below b_min, {least}:" in str(too_small(job, COST, 4))
+    larger = [replace(s, id=s.id + 100 * n) for n in range(1 + least // len(job.batch)) for s in job.batch]
+    assert too_small(replace(job, batch=tuple(larger)), COST, 4) is None
+
+
+def test_the_command_warns_and_plans(tmp_path: Path):
+    job, plan = tmp_path / "job.yaml", tmp_path / "p.json"
+    text = VALM.read_text().replace("samples: 24", "samples: 4")
+    job.write_text(text.replace("{tp: 2}", "{pp: 1, tp: 2}").replace("llm: {tp: 2", "llm: {pp: 10, tp: 2"))
+    arguments = ["plan", str(job), "--strategy", "entrain", "--sizes", "laion-interleaved-like"]
+    result = CliRunner().invoke(app, [*arguments, "-o", str(plan)])
+    assert result.exit_code == 0
+    assert plan.is_file()
+    assert result.stderr.startswith("workbench: warning: job 'valm': a batch of 4 samples is below b_min")
+
+
+def test_equal_samples_need_no_more_than_one():
+    assert stable_batch_samples(valm(), COST, 24) == 1
+    assert too_small(valm(), COST, 24) is None
+
+
+def test_given_degrees_get_their_ranks():
+    """Frozen encoders have so little work that their shares would be below their tp of 2."""
+    found = entrain_search.configurations(valm(), COST)
+    assert found
+    assert {layout.tp for each in found for layout in each.layouts} == {2}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"microbatch_samples": 5}, "nearest: 20 or 25 samples"),
+        ({"max_ranks": 4}, "nearest: 6 ranks, what the layouts ask for"),
+    ],
+)
+def test_no_configuration_names_the_nearest_job(changed, words: str):
+    with pytest.raises(ValueError, match=words):
+        entrain_search.configurations(replace(valm(), **changed), COST)
