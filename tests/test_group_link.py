@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.cost.execution import Execution, KeyTravel
-from workbench.cost.group_link import group_link
+from workbench.cost.group_link import group_link, ring_link
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.profile import load_profile
@@ -31,6 +31,20 @@ CLUSTER: Cluster = uniform(
 )
 def test_a_group_uses_the_cards_of_all_its_members(num_ranks, stride, bytes_per_s):
     assert group_link(CLUSTER, num_ranks=num_ranks, stride=stride).bytes_per_s == bytes_per_s
+
+
+@pytest.mark.parametrize(("num_ranks", "stride"), [(8, 1), (4, 2), (4, 8), (8, 4), (16, 1), (32, 1), (1, 5)])
+def test_a_ring_of_given_ranks_is_the_same(num_ranks, stride):
+    ranks = range(0, num_ranks * stride, stride)
+    ring, group = ring_link(CLUSTER, ranks), group_link(CLUSTER, num_ranks=num_ranks, stride=stride)
+    assert (ring.bytes_per_s, ring.latency_s) == (group.bytes_per_s, group.latency_s)
+
+
+def test_the_node_with_the_fewest_ranks_sets_the_pace():
+    assert ring_link(CLUSTER, (0, 1, 2, 8)).bytes_per_s == 50.0
+    assert ring_link(CLUSTER, (6, 7, 8, 9)).bytes_per_s == 100.0
+    slow = replace(CLUSTER, nodes=(replace(CLUSTER.nodes[0], card=replace(CARD, bytes_per_s=10.0)),) * 4)
+    assert ring_link(slow, (6, 7, 8, 9)).bytes_per_s == 20.0
 
 
 def test_a_group_of_nothing_is_refused():

@@ -1,18 +1,21 @@
 """Tensor-parallel ranks that deal out tokens train as one process does, and hold and send what is said."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from experiments.fidelity.memory import measure
 from runtime.batches import SyntheticSource, microbatch_data
 from runtime.context_group import Pending
 from runtime.pool import Pool
 from runtime.stage_module import StageInput, build_stage_module
 from runtime.tensor_group import TensorGroup
 from tests import tiny_models
-from tests.plans import finish
+from tests.job_files import put, write
+from tests.plans import LINK, finish
 from tests.test_adapters_encoders import CASES, module_of
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.test_tensor_parallel import (
@@ -26,14 +29,23 @@ from tests.test_tensor_parallel import (
     text_plan,
 )
 from tests.tiny_models import whole_batch
+from workbench.cost.collectives import all_gather_s, all_reduce_s
+from workbench.cost.memory import Kernels
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
 from workbench.cost.roofline import Grid, tensor_parallel_messages
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import TEXT, connect
+from workbench.job import load_job
 from workbench.plan.build import with_programs
-from workbench.plan.plan import Plan, Precision, Recompute, Sharding, Stage
+from workbench.plan.codec import dumps, loads
+from workbench.plan.lower import lower
+from workbench.plan.memory import memory_table
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding, Stage
+from workbench.plan.price import price
 from workbench.plan.sequence import TokenBorders, token_borders
 from workbench.plan.work import work_of
-from workbench.schedule.action import Pass
+from workbench.schedule.action import Pass, parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 torch.set_num_threads(1)
@@ -179,3 +191,83 @@ def test_what_travels_is_a_gather_and_a_sum_where_whole_tensors_were_added_up(na
     assert sorted(group.seen) == sorted(
         [*[("scatter", travelled)] * backward, *[("gather", travelled)] * pairs, *divided]
     )
+
+
+def in_two_stages(plan: Plan) -> Plan:
+    """The language model cut in its middle, each half on two ranks."""
+    layers = len(plan.model.module("llm").layers)
+    stages = [
+        Stage(
+            id=i, module="llm", replica=0, layers=(2 * i, 2 + (layers - 2) * i), ranks=((2 * i, 2 * i + 1),)
+        )
+        for i in range(2)
+    ]
+    return finish(plan.model, plan.batch, stages)
+
+
+def test_gathers_at_the_ends_of_a_stage_and_sums_of_norms_are_priced() -> None:
+    """Where memory-bound kernels cost nothing, all else is what it was."""
+    whole = in_two_stages(text_plan(CONFIGS["llama"], (0, 1)))
+    cost = CostModel(ideal_profile())
+    tokens, width, size = sum(s.num_tokens for s in whole.batch), 32, whole.settings.precision.num_bytes
+    before, after = (price(lower(each), cost) for each in (whole, dealt_out(whole)))
+    microbatch = whole.microbatches[0]
+    tokens = sum(whole.sample[item.sample].num_tokens for item in microbatch.items)
+    gather_s = all_gather_s(tokens * width * size, 2, LINK)
+    added = {"0F0": gather_s, "0B0": gather_s, "1F0": 0.0, "1B0": gather_s}
+    for text, seconds in added.items():
+        action = parse_action(text)
+        assert after.duration_s(action) - before.duration_s(action) == pytest.approx(seconds), text
+    norms_s = all_reduce_s(2 * width * size, 2, LINK)  # of a block
+    first = after.step_s(0) - before.step_s(0)
+    assert first == pytest.approx(norms_s * (whole.stages[0].layers[1] - 1))
+    blocks = len(whole.model.module("llm").layers) - 2 - (whole.stages[0].layers[1] - 1)
+    head_s = all_reduce_s(width * size, 2, LINK)
+    assert after.step_s(2) - before.step_s(2) == pytest.approx(blocks * norms_s + head_s)
+
+
+def test_norms_take_their_part_of_the_time() -> None:
+    whole = text_plan(CONFIGS["llama"], (0, 1))
+    cost = CostModel(ideal_profile(bytes_per_s=1e9))
+    before, after = (price(lower(each), cost) for each in (whole, dealt_out(whole)))
+    assert after.duration_s(parse_action("0F0")) < before.duration_s(parse_action("0F0"))
+
+
+@pytest.mark.parametrize("name", ["llama", "phi", "opt"])
+def test_no_rank_holds_more_than_predicted(name: str, pool: Pool) -> None:
+    wide = {"hidden_size": 128, "word_embed_proj_dim": 128, "vocab_size": 256}
+    config = CONFIGS[name] | {key: value for key, value in wide.items() if key in CONFIGS[name]}
+    batch = tuple(Sample(i, (Segment(TEXT, 0, 64, 64),)) for i in range(2))
+    plan = text_plan(config, (0, 1))
+    plan = finish(plan.model, batch, list(plan.stages))
+    plan = replace(plan, settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER))
+    (before, _), (after, _) = (measure(name, each, pool) for each in (plan, dealt_out(plan)))
+    assert 0.94 * after.predicted_bytes <= after.measured_bytes <= after.predicted_bytes
+    if name != "phi":  # its MLP gathers the tokens of the attention's norm once more
+        assert after.measured_bytes < before.measured_bytes
+
+
+@pytest.mark.parametrize("kernels", [Kernels.FUSED, Kernels.MEGATRON])
+def test_fused_kernels_keep_their_part(kernels: Kernels) -> None:
+    whole = text_plan(CONFIGS["llama"], (0, 1))
+    whole = replace(whole, settings=replace(whole.settings, kernels=kernels))
+    action = parse_action("0F0")
+    before, after = (
+        memory_table(lower(each)).acquired_bytes[0, action] for each in (whole, dealt_out(whole))
+    )
+    assert after < before
+
+
+def test_a_job_file_says_so(tmp_path: Path) -> None:
+    file = write(tmp_path, put("layouts", "llm", value={"pp": 1, "tp": 2, "sequence_parallel": True}))
+    (settings,) = load_job(file).settings.modules
+    assert settings == ModuleSettings(module="llm", sequence_parallel=True)
+    bad = write(tmp_path, put("layouts", "llm", value={"pp": 1, "sequence_parallel": "yes"}))
+    with pytest.raises(ValueError, match=r"layouts\.llm\.sequence_parallel"):
+        load_job(bad)
+
+
+def test_plans_without_it_keep_their_hash() -> None:
+    plan = text_plan(CONFIGS["llama"], (0, 1))
+    assert "sequence_parallel" not in dumps(plan)
+    assert loads(dumps(dealt_out(plan))) == dealt_out(plan)

@@ -56,7 +56,7 @@ class ModuleLayout:
             )
 
 
-_PLACES = {"pp", "tp", "cp", "dp", "rank_offset", "stage_layers"}  # of a LayoutSpec, the rest are settings
+_PLACES = {"pp", "tp", "cp", "ep", "dp", "rank_offset", "stage_layers"}  # others of a LayoutSpec are settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +163,7 @@ def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
         sharding=Sharding(layout.sharding),
         instances=layout.instances,
         key_exchange=layout.key_exchange,
+        sequence_parallel=layout.sequence_parallel,
     )
 
 

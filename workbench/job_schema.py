@@ -166,7 +166,8 @@ class LayoutSpec(Strict):
     ep of the tp x cp ranks deal out a layer's experts; 1: each expert is cut by tp.
     Absent: pp is searched, dp is the batch's replicas, rank_offset is behind the modules in front,
     stage_layers (layers of every stage) are balanced. sharding says what ranks with the same weights
-    deal out among each other, instances how many copies of it there are.
+    deal out among each other, instances how many copies of it there are. sequence_parallel: tp ranks
+    deal out the tokens between attentions and MLPs.
     """
 
     pp: Count | None = None
@@ -178,6 +179,7 @@ class LayoutSpec(Strict):
     stage_layers: tuple[Count, ...] = ()
     recompute: Literal["none", "full"] = "none"
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
+    sequence_parallel: Annotated[bool, Field(strict=True)] = False
     sharding: Literal["none", "optimizer", "parameters"] = "none"
     instances: Count = 1
 

@@ -153,8 +153,7 @@ class _Walk:
             return (width + operator.num_heads * self._setting.wide_bytes) / tp if self._live else 0.0
         if operator.name.endswith((*LINEAR, ROTARY)):
             return 0.0
-        cut = 1 if operator.shard is Shard.REPLICATED else tp
-        return self._pointwise(operator) / cut
+        return self._pointwise(operator) / self._setting.cut(operator)
 
     def _lookup(self, operator: Lookup) -> float:
         width = INDEX_BYTES * (self._trained + (self._layer.kind is LayerKind.EMBED))
@@ -181,7 +180,8 @@ class _Walk:
             return not self._copies
         if not isinstance(previous, Matmul) or operator.shard is not Shard.COLUMN:
             return False
-        return previous.shard is Shard.ROW or previous.in_features == operator.in_features
+        shares_norm = previous.shard is Shard.ROW and not self._setting.divides_tokens  # else gathered anew
+        return shares_norm or previous.in_features == operator.in_features
 
     def _pointwise(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
@@ -203,12 +203,12 @@ class _Walk:
             if not self._live:
                 return normalised
             if size == wide:
-                self._enter(operator, operator.width * size)
+                self._enter(operator, operator.width * size / self._setting.cut(operator))
             self.total += operator.width * wide  # the scale itself, where it is 1 + weight
             return operator.width * wide + vectors * wide + normalised
         if not (self._live or self._trained):
             return 0.0
-        self._enter(operator, operator.width * size)
+        self._enter(operator, operator.width * size / self._setting.cut(operator))
         return operator.width * size + 2 * vectors * wide
 
     def _enter(self, operator: Operator, width: float) -> None:
@@ -242,9 +242,13 @@ def _is_head_major(layer: Layer) -> bool:
     """
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
     is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
+    return is_whisper or _is_parallel(layer) or any(_is_fused(operator) for operator in layer.operators)
+
+
+def _is_parallel(layer: Layer) -> bool:
+    """Whether the MLP stands beside the attention and reads the same norm."""
     names = [operator.name for operator in layer.operators]
-    is_parallel = any(one == "o_proj" and other.startswith("mlp") for one, other in pairwise(names))
-    return is_whisper or is_parallel or any(_is_fused(operator) for operator in layer.operators)
+    return any(one == "o_proj" and other.startswith("mlp") for one, other in pairwise(names))
 
 
 def eager_forward_working(layer: Layer, needs: Needs, setting: Setting) -> int:
@@ -305,8 +309,15 @@ def _kept_behind(layer: Layer, needs: Needs, setting: Setting) -> float:
 
 
 def _most(layer: Layer, setting: Setting, width: Width, given_back: float = 0.0) -> int:
-    """Of the stream and the widest operator; `given_back` counts against attention."""
-    stream = 0 if layer.kind is LayerKind.HEAD else 2 * layer.out_width * setting.element_bytes
+    """Of the stream and the widest operator; `given_back` counts against attention.
+
+    Where tokens are divided, parts of both stand beside the wholes that they come from or go to.
+    """
+    is_head = layer.kind is LayerKind.HEAD
+    entering = next((op.in_features for op in layer.operators if isinstance(op, Matmul)), 0)
+    regions = 2 if _is_parallel(layer) else 1  # at a time
+    parts = 2 * regions * entering / setting.grid.tp if setting.divides_tokens else 0.0
+    stream = (parts + (0 if is_head else 2 * layer.out_width)) * setting.element_bytes
     tokens = max((setting.tokens(operator) for operator in layer.operators), default=0.0)
     inner = max(
         (
@@ -361,7 +372,9 @@ def _extra_width(operator: Operator, setting: Setting) -> float:
         return _attention_widths(operator)[1] * size / tp + _shared_scores(operator, setting, copies=3)
     if isinstance(operator, Matmul):
         return operator.out_features * size / tp
-    return operator.width * size / (1 if operator.shard is Shard.REPLICATED else tp)
+    if isinstance(operator, Lookup):
+        return operator.width * size / (1 if operator.shard is Shard.REPLICATED else tp)
+    return operator.width * size / setting.cut(operator)
 
 
 def _shared_scores(attention: Attention, setting: Setting, *, copies: int) -> float:

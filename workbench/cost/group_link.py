@@ -1,4 +1,7 @@
-"""The link of a collective among regularly spaced ranks: inside a node, or over the nodes' cards."""
+"""The link of a collective among several ranks: inside a node, or over the nodes' cards."""
+
+from collections import Counter
+from collections.abc import Sequence
 
 from workbench.cost.hardware import Cluster, Link
 
@@ -23,8 +26,30 @@ def group_link(cluster: Cluster, *, num_ranks: int, stride: int) -> Link:
     if (num_ranks - 1) * stride < per_node:
         return cluster.intra
     members = min(num_ranks, max(1, per_node // stride))
-    bytes_per_s = min(cluster.intra.bytes_per_s, members * cluster.inter.bytes_per_s)
-    if bytes_per_s == cluster.inter.bytes_per_s:
-        return cluster.inter
-    name = f"{members} x {cluster.inter.name}"
-    return Link(name=name, bytes_per_s=bytes_per_s, latency_s=cluster.inter.latency_s)
+    return _over_cards(cluster.inter, cluster.intra.bytes_per_s, members)
+
+
+def ring_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
+    """What a ring of given ranks runs over, node after node, by the same rule.
+
+    The node with the fewest of the ranks has the fewest cards in it, and sets the pace.
+
+    Raises:
+        ValueError: a rank that is not there.
+
+    Complexity: O(ranks x log nodes).
+    """
+    members = Counter(map(cluster.node_of, ranks))
+    card = cluster.link_of(members)
+    if len(members) == 1:
+        return card
+    own_bytes_per_s = min(cluster.link_of((node,)).bytes_per_s for node in members)
+    return _over_cards(card, own_bytes_per_s, min(members.values()))
+
+
+def _over_cards(card: Link, own_bytes_per_s: float, members: int) -> Link:
+    """So many cards of a node at once, never faster than the node's own link."""
+    bytes_per_s = min(own_bytes_per_s, members * card.bytes_per_s)
+    if bytes_per_s <= card.bytes_per_s:
+        return card
+    return Link(name=f"{members} x {card.name}", bytes_per_s=bytes_per_s, latency_s=card.latency_s)

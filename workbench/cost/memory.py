@@ -85,7 +85,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
             eager_accumulating_working(layer, needs, setting),
         )
     work, grid, size = setting.work, setting.grid, setting.element_bytes
-    saved = saved_bytes(layer, needs, work, grid, size)
+    saved = round(sum(_saved_by_operator(layer, needs, setting)))
     working = working_bytes(layer, work, grid, size)
     backward = working if needs.any else 0
     kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
@@ -107,7 +107,7 @@ def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Ker
         kept = eager_kept_by_operator(layer, needs, setting)
         return split_bytes(layer, needs, setting, kept, eager_input_working(layer, needs, setting))
     work, grid, size = setting.work, setting.grid, setting.element_bytes
-    kept = tuple(_saved_by_operator(layer, needs, work, grid, size))
+    kept = tuple(_saved_by_operator(layer, needs, setting))
     if kernels.is_megatron:
         kept = _megatron_saved(layer, needs, setting, kernels)
     working = (float(working_bytes(layer, work, grid, size)),) * len(layer.operators)
@@ -120,7 +120,7 @@ def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kerne
         needs,
         setting,
         stores_scores=kernels.endswith("scores"),
-        cuts_sequence="sequence" in kernels,
+        cuts_sequence="sequence" in kernels or setting.divides_tokens,
     )
 
 
@@ -130,7 +130,7 @@ def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     if layer.kind is LayerKind.EMBED or not first or isinstance(first[0], Attention | Lookup):
         return 0
     alone = replace(layer, operators=first)
-    return saved_bytes(alone, needs, setting.work, setting.grid, setting.element_bytes)
+    return round(sum(_saved_by_operator(alone, needs, setting)))
 
 
 class StateBytes(NamedTuple):
@@ -180,17 +180,17 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
 
     Complexity: O(operators).
     """
-    return round(sum(_saved_by_operator(layer, needs, work, grid, element_bytes)))
+    setting = Setting(work, grid, element_bytes, is_gathered=False)
+    return round(sum(_saved_by_operator(layer, needs, setting)))
 
 
-def _saved_by_operator(
-    layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int
-) -> Iterator[float]:
+def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator[float]:
+    work, grid, element_bytes = setting.work, setting.grid, setting.element_bytes
     for previous, operator in pairwise((None, *layer.operators)):
         assert operator is not None
         tokens = operator_tokens(operator, work, grid)
         if isinstance(operator, Attention | Pointwise):
-            yield tokens * _token_bytes(layer, operator, grid, element_bytes) if needs.any else 0.0
+            yield tokens * _token_bytes(layer, operator, setting) if needs.any else 0.0
         elif not needs.weight_grad or (isinstance(operator, Matmul) and _kept_already(previous, operator)):
             yield 0.0
         elif isinstance(operator, Lookup):
@@ -200,8 +200,9 @@ def _saved_by_operator(
             yield tokens * width * element_bytes
 
 
-def _token_bytes(layer: Layer, operator: Attention | Pointwise, grid: Grid, element_bytes: int) -> float:
+def _token_bytes(layer: Layer, operator: Attention | Pointwise, setting: Setting) -> float:
     """Bytes per token that gradients of the layer's input need."""
+    grid, element_bytes = setting.grid, setting.element_bytes
     if isinstance(operator, Attention):
         width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
         return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
@@ -209,7 +210,7 @@ def _token_bytes(layer: Layer, operator: Attention | Pointwise, grid: Grid, elem
         return 0.0
     is_loss = layer.kind is LayerKind.HEAD and not operator.weights
     element_bytes = max(FLOAT32_BYTES, element_bytes) if is_loss else element_bytes
-    return operator.width / _cut(operator, grid) * max(1, operator.num_passes - 1) * element_bytes
+    return operator.width / setting.cut(operator) * max(1, operator.num_passes - 1) * element_bytes
 
 
 def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> int:

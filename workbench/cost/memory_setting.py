@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from workbench.cost.roofline import Grid, Work, operator_tokens
-from workbench.graph.layer import Operator
+from workbench.graph.layer import Operator, Pointwise, Shard
 
 FLOAT32_BYTES = 4
 
@@ -17,6 +17,7 @@ class Setting(NamedTuple):
             and puts the results back, which copies its output.
         looked_up: tokens on one rank that a layer of embeddings reads from its table, the others
             being features of another module; None: all.
+        divides_tokens: tensor-parallel ranks deal out tokens where the layer is not cut.
     """
 
     work: Work
@@ -24,6 +25,7 @@ class Setting(NamedTuple):
     element_bytes: int
     is_gathered: bool
     looked_up: float | None = None
+    divides_tokens: bool = False
 
     @property
     def wide_bytes(self) -> int:
@@ -32,3 +34,8 @@ class Setting(NamedTuple):
 
     def tokens(self, operator: Operator) -> float:
         return operator_tokens(operator, self.work, self.grid)
+
+    def cut(self, operator: Pointwise) -> int:
+        """Ranks that share what a memory-bound operator reads and writes."""
+        is_whole = operator.shard is Shard.REPLICATED and not self.divides_tokens
+        return 1 if is_whole else self.grid.tp

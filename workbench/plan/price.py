@@ -1,22 +1,25 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
+from workbench.cost.execution import ActivationCut
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.graph.frozen import Needs
-from workbench.graph.layer import Layer
+from workbench.graph.layer import Layer, TokenCount
 from workbench.plan.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.plan.key_exchange import with_key_exchange
-from workbench.plan.lowered import GradientGroup, Lowered
+from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages
-from workbench.plan.plan import Microbatch, Precision, Recompute, Sharding, Stage
+from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
 from workbench.plan.routing import Routing
+from workbench.plan.sequence import token_borders
 from workbench.plan.stage_memory import GRADIENTS, state_of
+from workbench.plan.weight_price import WeightPrices
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, MOVES, Action, Pass
 from workbench.units import GB
@@ -78,9 +81,9 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
 
     Passes are sums over the stage's layers by the exact frozen rule for the modules present
     in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other, of shared-out
-    weights a reduce-scatter of the unit, as UNSHARD is a gather of it; STEP is
-    each rank's own optimizer update. Each is as many times longer as was measured in a pipeline, and
-    each action also takes the executor's measured overhead.
+    weights a reduce-scatter of the unit, as UNSHARD is a gather of it; STEP is each rank's own
+    optimizer update, and what is said about weights then. Each is as many times longer as was
+    measured in a pipeline, and each action also takes the executor's measured overhead.
 
     Args:
         attention: times of attentions that follow from masks, token shards and a kernel's
@@ -94,7 +97,7 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     pricing = _Pricing(lowered, cost, with_key_exchange(attention, lowered.plan, cost))
     actions = dict.fromkeys(action for program in lowered.plan.programs for action in program.actions)
     durations_s = {action: pricing.duration_s(action) for action in actions}
-    return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.unmeasured)))
+    return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.all_unmeasured())))
 
 
 def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
@@ -129,10 +132,15 @@ class _Pricing:
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[object, ...], PassTimes] = {}
         self._cost_on = {stage.id: self._cost_of(stage.flat_ranks) for stage in self._plan.stages}
+        self._divided: dict[int, CostModel] = {}
+        self._weights = WeightPrices(lowered, self._cost_of)
         self.unmeasured: set[str] = set()
         if not cost.profile.overheads_s:
             self.unmeasured.add("executor overhead per action: taken as 0")
         self.steps_s = self._steps()
+
+    def all_unmeasured(self) -> set[str]:
+        return self.unmeasured | self._weights.unmeasured
 
     def duration_s(self, action: Action) -> float:
         if action.kind is Pass.STEP:
@@ -143,7 +151,7 @@ class _Pricing:
         if stage.id in self._units and action.kind not in COMPUTE:
             return 0.0 if action.kind is Pass.RESHARD else overhead_s + factor * self._round_s(action)
         if action.kind is Pass.REDUCE_GRAD:
-            return overhead_s + factor * self._reduce_s(action)
+            return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
         if action.kind in MOVES:
             return overhead_s + self._move_s(stage)
         if action.kind not in COMPUTE:
@@ -163,8 +171,7 @@ class _Pricing:
             kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
         else:
             kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
-        link = stage_link(self._plan.cluster, unit.ranks)
-        return sum(self._collective_s(kind, size * element, unit.ranks, link) for size in sizes)
+        return sum(self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
 
     def _move_s(self, stage: Stage) -> float:
         """A copy of the stage's weights and optimizer state between the device and its host."""
@@ -200,14 +207,47 @@ class _Pricing:
         return self._known[key]
 
     def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:
-        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
-        return [self._layer_time(layer, stage, microbatch, links) for layer in layers]
+        layers = self._plan.model.module(stage.module).layers
+        cost, borders = self._cost_on[stage.id], token_borders(self._plan, stage)
+        found = []
+        for index in range(*stage.layers):
+            layer = layers[index]
+            if index not in borders.divided:
+                found.append(self._layer_time(layer, stage, microbatch, links, cost))
+                continue
+            time = self._layer_time(layer, stage, microbatch, links, self._dividing(cost))
+            gather_s = self._gather_s(layer, stage, microbatch, links) if index in borders.divides else 0.0
+            join_s = self._gather_s(layer, stage, microbatch, links) if index in borders.joins else 0.0
+            found.append(with_gathers(time, join_s, gather_s))
+        return found
 
-    def _layer_time(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> LayerTime:
+    def _dividing(self, cost: CostModel) -> CostModel:
+        """The same machine where tensor-parallel ranks deal out tokens between products."""
+        if id(cost) not in self._divided:
+            self._divided[id(cost)] = cost.executed(
+                replace(cost.execution, activations=ActivationCut.SEQUENCE)
+            )
+        return self._divided[id(cost)]
+
+    def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:
+        """All tokens of a layer's input or output brought to every tensor-parallel rank."""
+        assert links.tensor is not None, "only several ranks divide tokens"
+        work = self._work[microbatch.module, microbatch.replica, microbatch.index]
+        size = self._plan.settings.precision.num_bytes
+        num_bytes = work.tokens(TokenCount.IN) / stage.cp * layer.out_width * size
+        cost = self._cost_on[stage.id]
+        if not cost.collectives.is_measured(Collective.ALL_GATHER, stage.tp, links.tensor):
+            self.unmeasured.add("collectives inside a layer: ring formula")
+        seconds = cost.collectives.seconds(Collective.ALL_GATHER, num_bytes, stage.tp, links.tensor)
+        return seconds / cost.execution.collective_rate
+
+    def _layer_time(
+        self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks, cost: CostModel
+    ) -> LayerTime:
         given: Times = {}
         if self._attention is not None:
             given = times_of(self._attention, self._plan, stage, microbatch, layer)
-        rest = self._cost_on[stage.id].dealing(stage.ep, links.experts).layer_time(
+        rest = cost.dealing(stage.ep, links.experts).layer_time(
             without_attention(layer, given),
             self._work[microbatch.module, microbatch.replica, microbatch.index],
             tp=stage.tp,
@@ -218,48 +258,16 @@ class _Pricing:
         )
         return with_attention(rest, layer, given)
 
-    def _reduce_s(self, action: Action) -> float:
-        groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
-        if not groups:
-            return 0.0
-        stage = self._plan.stage[_stage_of(action)]
-        by_rank = [
-            sum(self._reduction_s(group) for group in groups if rank in group.ranks)
-            for rank in stage.flat_ranks
-        ]
-        return max(by_rank)
-
-    def _reduction_s(self, group: GradientGroup) -> float:
-        """One all-reduce; where an optimizer updates parts, they are all that a rank needs the sum of."""
-        num_bytes = group.num_elements * self._plan.settings.gradient_bytes
-        shards = optimizer_shards(self._plan, group)
-        if shards.num_shards == 1:
-            link = stage_link(self._plan.cluster, group.ranks)
-            return self._collective_s(Collective.ALL_REDUCE, num_bytes, group.ranks, link)
-        instance, peers = shards.instances[0], shards.peers(group.ranks[0])
-        link = stage_link(self._plan.cluster, instance)
-        inside_s = self._collective_s(Collective.REDUCE_SCATTER, num_bytes, instance, link)
-        if len(peers) == 1:
-            return inside_s
-        link = stage_link(self._plan.cluster, peers)
-        part_bytes = num_bytes / len(instance)
-        return inside_s + self._collective_s(Collective.ALL_REDUCE, part_bytes, peers, link)
-
-    def _collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int], link: Link) -> float:
-        cost = self._cost_of(ranks[:1])
-        if not cost.collectives.is_measured(kind, len(ranks), link):
-            self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
-        return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
-
     def _steps(self) -> dict[int, float]:
-        """The update of what each rank holds, and the gathers of what it updated only in part."""
+        """The update of what each rank holds, and what its gradient groups say to each other then."""
         elements = dict.fromkeys(self._plan.ranks, 0.0)
         machines = {rank: self._cost_of((rank,)) for rank in elements}
         steps_s = {rank: cost.profile.overhead_s(Pass.STEP) for rank, cost in machines.items()}
         for group in self._lowered.groups:
+            exchange_s = self._weights.step_s(group)
             for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
                 elements[rank] += group.num_elements / optimizer_shards(self._plan, group).num_shards
-                steps_s[rank] += self._gather_s(group)
+                steps_s[rank] += exchange_s
         return {
             rank: steps_s[rank]
             + cost.profile.pipeline_factor(Pass.STEP) * self._update_s(elements[rank], cost)
@@ -278,14 +286,18 @@ class _Pricing:
         self.unmeasured.add("optimizer step: bytes over memory bandwidth")
         return cost.update_s(num_parameters * step_bytes(precision, wide))
 
-    def _gather_s(self, group: GradientGroup) -> float:
-        instance = optimizer_shards(self._plan, group).instances[0]
-        in_rounds = self._plan.settings.of(group.weights[0].module).sharding is Sharding.PARAMETERS
-        if len(instance) == 1 or in_rounds:
-            return 0.0
-        num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
-        link = stage_link(self._plan.cluster, instance)
-        return self._collective_s(Collective.ALL_GATHER, num_bytes, instance, link)
+
+def with_gathers(time: LayerTime, behind_s: float, back_s: float) -> LayerTime:
+    """A layer with a gather behind its forward, and one behind its input's gradient."""
+    split_s = None if time.split_input_s is None else time.split_input_s + back_s
+    alone_s = None if time.forward_only_s is None else time.forward_only_s + behind_s
+    return replace(
+        time,
+        forward_s=time.forward_s + behind_s,
+        forward_only_s=alone_s,
+        input_grad_s=time.input_grad_s + back_s,
+        split_input_s=split_s,
+    )
 
 
 def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:

@@ -15,6 +15,7 @@ from workbench.graph.model_graph import TEXT
 from workbench.plan.expert_groups import deals_out, held_elements
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
+from workbench.plan.sequence import token_borders
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 
@@ -220,8 +221,8 @@ class Sizes:
         module = plan.model.module(stage.module)
         layers = module.layers[slice(*stage.layers)]
         each = [
-            layer_bytes(layer, need, setting, plan.settings.kernels)
-            for layer, need in zip(layers, needs, strict=True)
+            layer_bytes(layer, need, each_setting, plan.settings.kernels)
+            for layer, need, each_setting in zip(layers, needs, self._by_layer(stage, setting), strict=True)
         ]
         is_loss = module.has_loss and stage.layers[1] == len(module.layers)
         is_sent_off = plan.settings.kernels.is_megatron  # its outputs are given back once sent
@@ -248,9 +249,9 @@ class Sizes:
         """Peaks over the layers: I has left what lies behind; W has made gradients of what lies before."""
         kernels = self._plan.settings.kernels
         layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
-        pairs = list(zip(layers, needs, strict=True))
-        splits = [layer_split_bytes(layer, need, setting, kernels) for layer, need in pairs]
-        each = [layer_bytes(layer, need, setting, kernels) for layer, need in pairs]
+        triples = list(zip(layers, needs, self._by_layer(stage, setting), strict=True))
+        splits = [layer_split_bytes(*triple, kernels) for triple in triples]
+        each = [layer_bytes(*triple, kernels) for triple in triples]
         recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
         entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
         left = behind = sum(split.left for split in splits)
@@ -267,6 +268,11 @@ class Sizes:
         adding = max((split.temporary for split in splits), default=0)
         return StageSplitBytes(left, most - total, max(0, first - left), adding)
 
+    def _by_layer(self, stage: Stage, setting: Setting) -> list[Setting]:
+        """Of every layer: whether it divides tokens is its own."""
+        divided = token_borders(self._plan, stage).divided
+        return [setting._replace(divides_tokens=index in divided) for index in range(*stage.layers)]
+
     def _emitted(self, layer: Layer, setting: Setting) -> int:
         tokens = setting.work.tokens(layer.emits) / setting.grid.cp
         return round(tokens * layer.out_width * setting.element_bytes)
@@ -274,7 +280,10 @@ class Sizes:
     def _entering(self, stage: Stage, index: int, setting: Setting) -> int:
         """Bytes of a layer's input; a module's first layer reads indices or pixels, which are not counted."""
         layers = self._plan.model.module(stage.module).layers
-        return 0 if index == 0 else self._emitted(layers[index - 1], setting)
+        borders = token_borders(self._plan, stage)
+        is_divided = index in borders.divided and index not in borders.divides
+        whole = 0 if index == 0 else self._emitted(layers[index - 1], setting)
+        return ceil(whole / stage.tp) if is_divided else whole
 
 
 def _stage_bytes(
