@@ -12,7 +12,7 @@ from workbench.notations.cornstarch import read_spec
 from workbench.notations.job_layouts import Notation, notation_of, read_layouts
 
 _COLOCATED = (Strategy.ENCODERS_COLOCATED_FROZEN_AWARE, Strategy.ENCODERS_COLOCATED)
-_ON_SHARED_RANKS = (Strategy.DIP, Strategy.MEGATRON_COLOCATED, Strategy.MEGATRON_HOMOGENEOUS)
+_ON_SHARED_RANKS = (Strategy.DIP, Strategy.MEGATRON_COLOCATED, Strategy.MEGATRON_HOMOGENEOUS, Strategy.FSDP)
 _OTHERWISE = (*_COLOCATED, *_ON_SHARED_RANKS, Strategy.ENCODERS_REPLICATED)
 PLACINGS: dict[str, tuple[Strategy, ...]] = {
     "parallel": (Strategy.CORNSTARCH, *(s for s in Strategy if s not in (*_OTHERWISE, Strategy.CORNSTARCH))),

@@ -1,0 +1,363 @@
+"""Shared-out weights in a plan: rounds that all replicas agree on, what they cost, what is refused."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.engine import simulate
+from sim.sweep import Sweep
+from tests.job_files import put, write
+from tests.layout_jobs import vision_language
+from tests.plans import LINK, chain_module, cluster, sample, two_encoders
+from tests.test_fsdp import ALL_ON_ONE, IN_TWO, shared_out
+from tests.test_parity import mixed
+from tests.tiny_valm import tiny_batch
+from workbench.commands.strategies import PLANNERS, Strategy
+from workbench.cost.collectives import all_gather_s, reduce_scatter_s
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile, load_profile
+from workbench.graph.model_graph import ModelGraph, connect
+from workbench.job import Job, load_job
+from workbench.plan.accept import accept
+from workbench.plan.check import check
+from workbench.plan.deadlock import check_deadlock
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import peak_bytes
+from workbench.plan.parameter_shards import shard_units
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Program, Settings, Sharding
+from workbench.plan.price import price
+from workbench.schedule.action import COMPUTE, STEP, Action, Pass, parse_action
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.parts import Programs
+from workbench.schedule.sharded import is_exchange, waits_of, with_rounds
+from workbench.strategies import fsdp
+from workbench.strategies.layout_choice import Mode
+from workbench.strategies.layout_search import fastest_layout
+from workbench.trace import Lane
+
+A40 = CostModel(load_profile("A40"))
+CUTS = {"vision": ((0, 3),), "audio": ((0, 2),), "llm": ((0, 4),)}
+NAMES = ("vision", "audio", "llm")
+
+
+def actions(text: str) -> tuple[Action, ...]:
+    return tuple(map(parse_action, text.split()))
+
+
+def chain(num_layers: int, *, trainable: bool = True) -> ModelGraph:
+    return connect(
+        "chain",
+        (chain_module("vision", "image", (False,)), chain_module("llm", "text", (trainable,) * num_layers)),
+    )
+
+
+def test_weights_travel_while_the_layer_before_computes() -> None:
+    """Two layers and two microbatches: the last layer stays whole between its forward and its backward."""
+    programs = {(0, 1): actions("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1")}
+    found = with_rounds(programs, [(0,), (1,)], trained=[0, 1])
+    assert found[0, 1] == actions(
+        "0UNSHARD0 1UNSHARD0 0F0 0RESHARD0 0UNSHARD1 1F0 1B0 1RESHARD0 1REDUCE_GRAD0 "
+        "1UNSHARD1 0B0 0F1 0RESHARD1 0REDUCE_GRAD1 0UNSHARD2 1F1 1B1 1RESHARD1 1REDUCE_GRAD1 "
+        "0B1 0RESHARD2 0REDUCE_GRAD2"
+    )
+
+
+def test_a_replica_without_items_takes_part_in_every_round() -> None:
+    """The second replica has no image: it gathers the encoder (stage 2), lets go, and gives zeros."""
+    programs = {(0, 1): actions("0F0 1F0 1B0 0B0"), (2, 3): actions("3F0 3B0")}
+    found = with_rounds(programs, [(0, 2), (1, 3)], trained=[0, 1, 2, 3])
+    assert found[2, 3] == actions(
+        "2UNSHARD0 3UNSHARD0 2RESHARD0 2UNSHARD1 3F0 3B0 3RESHARD0 3REDUCE_GRAD0 2RESHARD1 2REDUCE_GRAD1"
+    )
+
+
+@st.composite
+def replicas(draw: st.DrawFn) -> tuple[Programs, list[tuple[int, ...]], list[int]]:
+    """Up to three replicas of up to three layers, each with passes of its own in any order."""
+    num_layers, num_replicas = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    programs: Programs = {}
+    for replica in range(num_replicas):
+        first = replica * num_layers
+        stages = tuple(range(first, first + num_layers))
+        passes = draw(st.lists(st.tuples(st.sampled_from(stages), st.sampled_from("FB")), max_size=8))
+        made = (Action(stage, Pass(kind), place) for place, (stage, kind) in enumerate(passes))
+        programs[stages] = (*made, STEP)
+    units = [tuple(layer + num_layers * r for r in range(num_replicas)) for layer in range(num_layers)]
+    trained = [stage for unit in units[1:] for stage in unit]
+    return programs, units, trained
+
+
+@given(replicas())
+def test_rounds_keep_the_passes_and_agree(drawn: tuple[Programs, list[tuple[int, ...]], list[int]]) -> None:
+    programs, units, trained = drawn
+    found = with_rounds(programs, units, trained)
+    unit_of = {stage: number for number, unit in enumerate(units) for stage in unit}
+    told = []
+    for group, program in found.items():
+        assert tuple(a for a in program if a.kind in COMPUTE or a == STEP) == programs[group]
+        whole: set[int | None] = set()
+        for action in program:
+            if action.kind is Pass.UNSHARD:
+                assert action.stage not in whole
+                whole.add(action.stage)
+            elif action.kind is Pass.RESHARD:
+                whole.remove(action.stage)
+            elif action.kind in COMPUTE:
+                assert action.stage in whole
+            assert len(whole) <= 2
+        assert not whole
+        rounds = [a for a in program if is_exchange(a, unit_of)]
+        told.append([(unit_of[a.stage or 0], a.kind, a.microbatch) for a in rounds])
+        reduced = {(a.stage, a.microbatch) for a in program if a.kind is Pass.REDUCE_GRAD}
+        number: dict[int | None, int | None] = {}
+        for action in program:
+            if action.kind is Pass.UNSHARD:
+                number[action.stage] = action.microbatch
+            if action.kind is Pass.B and action.stage in trained:
+                assert (action.stage, number[action.stage]) in reduced
+    assert all(other == told[0] for other in told)
+
+
+def test_at_most_two_gradients_are_whole() -> None:
+    """Behind a REDUCE_GRAD the next action waits for the one before it; STEP waits for all."""
+    program = actions("0UNSHARD0 0B0 0RESHARD0 0REDUCE_GRAD0 0UNSHARD1 0B1 0RESHARD1 0REDUCE_GRAD1 STEP")
+    waits = waits_of(program, {0})
+    assert waits[Action(0, Pass.B, 1)] == actions("0UNSHARD1")
+    assert waits[STEP] == tuple(action for action in program if is_exchange(action, {0}))
+    three = waits_of((*program[:-1], *actions("0UNSHARD2 0F2 STEP")), {0})
+    assert three[Action(0, Pass.F, 2)] == actions("0UNSHARD2 0REDUCE_GRAD0")
+
+
+def assert_equal_times(
+    lowered: Lowered, duration_s: Callable[[Action], float], step_s: Callable[[int], float] | None = None
+) -> float:
+    """The iteration: engine and sweep agree on all to the last bit."""
+    trace, times = simulate(lowered, duration_s, step_s=step_s), Sweep(lowered).times(duration_s, step_s)
+    turns = [span for span in trace.spans if span.lane is Lane.COMPUTE and span.action != STEP]
+    assert times.passes == {span.action: (span.start_s, span.end_s) for span in turns}
+    assert times.messages == {m.row: (m.ready_s, m.start_s, m.end_s) for m in trace.messages}
+    assert times.iteration_s == trace.iteration_s
+    return trace.iteration_s
+
+
+def timed(plan: Plan, gather_s: float, pass_s: float, scatter_s: float) -> float:
+    """The engine's iteration, after holding the sweep to it."""
+    seconds = {Pass.UNSHARD: gather_s, Pass.REDUCE_GRAD: scatter_s, Pass.F: pass_s, Pass.B: pass_s}
+    lowered = lower(plan)
+
+    def duration_s(action: Action) -> float:
+        return seconds.get(action.kind, 0.0)
+
+    return assert_equal_times(lowered, duration_s)
+
+
+def of_layers(num_layers: int, replicas: int, num_samples: int) -> Plan:
+    """One frozen layer of an encoder, which nobody shares out, then the layers of the LLM."""
+    batch = [sample(index, images=0, sounds=0) for index in range(num_samples)]
+    cuts = {"vision": ((0, 1),), "llm": ((0, num_layers),)}
+    return shared_out(chain(num_layers), batch, replicas=replicas, cuts=cuts, modules=("llm",))
+
+
+@pytest.mark.parametrize("num_layers", [2, 5])
+def test_hidden_gathers_cost_only_the_first(num_layers: int) -> None:
+    """L layers: 2L passes; the first gather and the last reduction have nothing to hide behind."""
+    plan = of_layers(num_layers, replicas=2, num_samples=2)
+    assert timed(plan, 0.25, 1.0, 0.5) == 0.25 + 2 * num_layers + 0.5
+
+
+@pytest.mark.parametrize("num_layers", [2, 5])
+def test_slow_gathers_and_reductions_follow_each_other(num_layers: int) -> None:
+    """L layers: forwards gather L times, backwards L - 1 times, reductions L times, all on one lane."""
+    plan = of_layers(num_layers, replicas=2, num_samples=2)
+    assert timed(plan, 4.0, 1.0, 8.0) == 4.0 * (2 * num_layers - 1) + 8.0 * num_layers
+
+
+def test_a_slow_replica_holds_up_the_others() -> None:
+    """Each layer is a rendezvous: the fast rank computes nothing ahead of the slow one."""
+    plan = of_layers(3, replicas=2, num_samples=2)
+    lowered = lower(plan)
+    slow = {stage.id for stage in plan.stages if stage.replica == 1}
+    trace = simulate(lowered, lambda a: (2.0 if a.stage in slow else 1.0) if a.kind in COMPUTE else 0.0)
+    assert trace.iteration_s == 12.0
+    last = max(span.start_s for span in trace.spans if span.rank == 0 and span.action.kind is Pass.B)
+    assert last == 8.0  # when the slow rank lets go of what the fast one waits for
+
+
+@pytest.mark.parametrize("cuts", [ALL_ON_ONE, IN_TWO], ids=["one-stage", "two-stages"])
+def test_sweep_equals_engine_where_replicas_differ(cuts: dict[str, Sequence[tuple[int, int]]]) -> None:
+    plan = shared_out(mixed("everything"), tiny_batch(), replicas=2, cuts=cuts)
+    lowered, _ = accept(plan)
+    prices = price(lowered, A40)
+    assert_equal_times(lowered, prices.duration_s, prices.step_s)
+    assert_equal_times(lowered, lambda action: 1.0 + (action.stage or 0) % 3)
+
+
+def test_rounds_cost_gathers_and_reduce_scatters() -> None:
+    model = two_encoders(vision=(False, False, True), audio=(False, True), llm=(True,) * 4)
+    plan = shared_out(model, [sample(0), sample(1)], replicas=2, cuts=CUTS)
+    prices = price(lower(plan), CostModel(ideal_profile(flop_per_s=1e12)))
+    frozen, trained = plan.chain["vision", 0][0].id, plan.chain["llm", 0][0].id
+    gather_s, scatter_s = all_gather_s(64 * 4, 2, LINK), reduce_scatter_s(64 * 4, 2, LINK)
+    assert prices.duration_s(Action(frozen, Pass.UNSHARD, 0)) == gather_s
+    assert prices.duration_s(Action(trained, Pass.UNSHARD, 0)) == gather_s
+    rounds = [a for a in plan.program[0] if a.kind is Pass.REDUCE_GRAD]
+    assert frozen not in {action.stage for action in rounds}
+    assert {prices.duration_s(action) for action in rounds} == {scatter_s}
+
+
+MODULES = tuple(ModuleSettings(module=name, sharding=Sharding.PARAMETERS) for name in NAMES)
+
+
+def unlike() -> Plan:
+    """Two replicas of the LLM, cut unlike each other."""
+    plan = shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS, modules=())
+    first, second = (next(s for s in plan.chain["llm", replica]) for replica in (0, 1))
+    halves = (replace(second, layers=(0, 2)), replace(second, id=99, layers=(2, 4)))
+    stages = (*(s for s in plan.stages if s != second), *halves)
+    assert first.layers == (0, 4)
+    return with_parameters(replace(plan, stages=stages))
+
+
+def with_parameters(plan: Plan, **llm: int) -> Plan:
+    modules = (*MODULES[:2], replace(MODULES[2], **llm))
+    return replace(plan, settings=replace(plan.settings, modules=modules))
+
+
+def wide(**degrees: int) -> Plan:
+    plan = shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS, modules=())
+    ranks = (((2, 3),), ((4, 5),))
+    stages = tuple(
+        replace(s, ranks=ranks[s.replica], **degrees) if s.module == "llm" else s for s in plan.stages
+    )
+    return with_parameters(replace(plan, stages=stages, cluster=cluster(6)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        pytest.param(unlike, r"'llm' shares out its weights, so all 2 replicas are cut alike", id="unlike"),
+        pytest.param(wide, r"want tp 1, got 2; nearest: sharding 'optimizer'", id="tp"),
+        pytest.param(
+            lambda: with_parameters(
+                shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=2
+            ),
+            r"want instances 1, got 2; nearest: sharding 'optimizer'",
+            id="copies",
+        ),
+        pytest.param(
+            lambda: shared_out(two_encoders(), [sample(0)], replicas=1, cuts=CUTS),
+            r"one rank holds them alone; nearest: sharding 'none'",
+            id="alone",
+        ),
+        pytest.param(
+            lambda: shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO),
+            r"tied between stages \d+ and \d+ on different ranks; nearest: sharding 'optimizer'",
+            id="tied-apart",
+        ),
+        pytest.param(
+            lambda: shared_out(
+                two_encoders(llm=(True,) * 4),
+                [sample(0), sample(1)],
+                replicas=2,
+                cuts=CUTS,
+                schedule=Schedule(kind=ScheduleKind.ZB_H1),
+            ),
+            r"has whole backwards; want a schedule without I and W",
+            id="split-backward",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_out_is_named(plan, why) -> None:
+    with pytest.raises(ValueError, match=why):
+        shard_units(plan())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        pytest.param(
+            "{0}RESHARD0", "", r"{1}\w+ of a stage whose weights.*want round 1 here|UNSHARD1.*want", id="kept"
+        ),
+        pytest.param("{0}UNSHARD0 ", "", r"want F or B, between UNSHARD|want .*UNSHARD", id="never-gathered"),
+        pytest.param("{0}REDUCE_GRAD1", "", r"want round 2|REDUCE_GRAD1 is missing", id="never-reduced"),
+        pytest.param(
+            "{0}RESHARD0", "{0}RESHARD", r"RESHARD of stage {0}: want the number of a round", id="no-number"
+        ),
+    ],
+)
+def test_programs_that_break_a_round_are_refused(old: str, new: str, why: str) -> None:
+    plan = of_layers(2, replicas=2, num_samples=4)
+    stage = plan.chain["llm", 0][0].id
+    first, *others = plan.programs
+    text = " ".join(map(str, first.actions))
+    assert old.format(stage) in text
+    broken = Program(
+        ranks=first.ranks, actions=actions(text.replace(old.format(stage), new.format(stage), 1))
+    )
+    with pytest.raises(ValueError, match=why.format(stage, stage)):
+        check(replace(plan, programs=(broken, *others)))
+
+
+def test_rounds_in_another_order_deadlock() -> None:
+    """Two replicas that gather two layers in opposite orders wait for each other."""
+    plan = of_layers(2, replicas=2, num_samples=2)
+    first, second = plan.programs
+    swapped = list(second.actions)
+    place = [i for i, a in enumerate(swapped) if a.kind is Pass.UNSHARD][:2]
+    swapped[place[0]], swapped[place[1]] = swapped[place[1]], swapped[place[0]]
+    broken = replace(plan, programs=(first, Program(ranks=second.ranks, actions=tuple(swapped))))
+    with pytest.raises(ValueError, match=r"deadlock.*\n.*UNSHARD0 of all replicas"):
+        check_deadlock(lower(broken))
+
+
+def fsdp_job(samples: int, *, num_ranks: int = 4, memory_bytes: int = 2**34) -> Job:
+    machines = cluster(num_ranks)
+    nodes = tuple(replace(node, memory_bytes=memory_bytes) for node in machines.nodes)
+    return Job(
+        name="fsdp",
+        model=vision_language(),
+        cluster=replace(machines, nodes=nodes),
+        batch=tiny_batch((1,) * 8, (0,) * 8),
+        microbatch_samples=samples,
+        settings=Settings(precision=Precision.FLOAT32),
+        profile="A40",
+    )
+
+
+def test_the_strategy_shares_out_every_layer_and_trusts_its_formula() -> None:
+    """Four ranks, eight samples: one microbatch of two each, and the step model says what is simulated."""
+    job = fsdp_job(2)
+    plan = PLANNERS[Strategy.FSDP](job, A40)
+    assert {stage.layers[1] - stage.layers[0] for stage in plan.stages} == {1}
+    assert {len(m.items) for m in plan.microbatches} == {2}
+    assert {s.sharding for s in plan.settings.modules} == {Sharding.PARAMETERS}
+    lowered, _ = accept(plan)
+    prices = price(lowered, A40)
+    ours_s = simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
+    formula = fastest_layout(job, A40, Mode.SHARDED).step.step_s
+    assert ours_s == pytest.approx(formula, rel=0.05)
+
+
+def test_the_strategy_makes_do_with_less_memory() -> None:
+    ample, memory = accept(fsdp.plan(fsdp_job(2), A40))
+    most = max(peak_bytes(ample, memory).values())
+    lowered, memory = accept(fsdp.plan(fsdp_job(2, memory_bytes=most - 1), A40))
+    assert max(peak_bytes(lowered, memory).values()) < most
+    with pytest.raises(ValueError, match=r"no sharded layout fits: the smallest"):
+        fsdp.plan(fsdp_job(2, memory_bytes=10_000), A40)
+
+
+def test_other_schedules_are_refused() -> None:
+    job = replace(fsdp_job(2), schedule=Schedule(kind=ScheduleKind.ZB_H1))
+    with pytest.raises(ValueError, match=r"fsdp: a rank does all layers.*nearest: 1f1b"):
+        fsdp.plan(job, A40)
+
+
+def test_a_job_file_says_so(tmp_path: Path) -> None:
+    file = write(tmp_path, put("layouts", "llm", value={"pp": 1, "sharding": "parameters"}))
+    assert load_job(file).settings.of("llm").sharding is Sharding.PARAMETERS

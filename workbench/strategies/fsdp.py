@@ -1,0 +1,98 @@
+"""FSDP, searched: every module on every rank, each a replica, weights shared out among all of them.
+
+Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 16(12);
+Liang et al. 2025, "TorchTitan", section 2.1 (FSDP2).
+Differs: a unit is a layer of the model's graph, so embedding and head are units of their own.
+"""
+
+from dataclasses import replace
+
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.plan.parameter_shards import in_units
+from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.schedule.choice import ScheduleKind
+from workbench.strategies.assembly import check_ranks, module_stages, scheduled, shared_draft
+from workbench.strategies.layout_choice import LayoutChoice, Mode
+from workbench.strategies.layout_plan import searched_plan
+from workbench.strategies.layout_step import LayoutSteps
+from workbench.strategies.stage_counts import Progress, silent
+
+NAME = "fsdp"
+
+
+def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The fastest plan that fits, over recomputation of every module and samples of a microbatch.
+
+    A rank's samples of a step are cut into equal microbatches of at most the job's size: fewer, larger
+    ones gather less often, smaller ones hold less. Steps are compared by `sharded_step`.
+
+    Raises:
+        ValueError: none fits, or another schedule than 1F1B.
+    """
+    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+        raise ValueError(
+            f"{NAME}: a rank does all layers of a microbatch one after the other, got schedule "
+            f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
+        )
+    best: tuple[float, Plan] | None = None
+    refusal: ValueError | None = None
+    for samples in _microbatch_sizes(job):
+        sized = replace(job, microbatch_samples=samples)
+        try:
+            step_s, found = _searched(sized, cost, progress)
+        except ValueError as error:
+            refusal = error
+            continue
+        if best is None or step_s < best[0]:
+            best = step_s, found
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return best[1]
+
+
+def _microbatch_sizes(job: Job) -> list[int]:
+    """The job's and its divisors, largest first."""
+    most = job.microbatch_samples
+    return [size for size in range(most, 0, -1) if most % size == 0]
+
+
+def _searched(job: Job, cost: CostModel, progress: Progress) -> tuple[float, Plan]:
+    """The best plan of one microbatch size, and the seconds of its step."""
+    built: list[tuple[Plan, LayoutChoice]] = []
+
+    def build(found: Job, choice: LayoutChoice) -> Plan:
+        built.append((sharded_plan(found, cost), choice))
+        return built[-1][0]
+
+    best = searched_plan(job, cost, Mode.SHARDED, build, progress)
+    choice = next(choice for made, choice in built if made is best)
+    return LayoutSteps(job, cost).step(choice).step_s, best
+
+
+def sharded_plan(job: Job, cost: CostModel) -> Plan:
+    """The plan of a job whose layouts give all modules the same replicas of one stage.
+
+    Raises:
+        ValueError: more ranks than there are, or a batch that does not divide.
+    """
+    modules = tuple(
+        replace(job.settings.of(module.name), sharding=Sharding.PARAMETERS, instances=1)
+        for module in job.model.modules
+    )
+    sharing = replace(job, settings=replace(job.settings, modules=modules))
+    draft = shared_draft(sharing, NAME)
+    stages: list[Stage] = []
+    for replica in range(job.layouts[0].dp or 1):
+        for module in job.model.modules:
+            stages += module_stages(
+                sharing,
+                module.name,
+                ((0, len(module.layers)),),
+                replica=replica,
+                first_id=len(stages),
+                first_rank=replica * job.layouts[0].cp,
+            )
+    check_ranks(job, 1 + max(rank for stage in stages for rank in stage.flat_ranks))
+    return scheduled(in_units(replace(draft, stages=tuple(stages))), job.schedule, cost)
