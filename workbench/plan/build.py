@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from workbench.data.sample import Sample
+from workbench.graph.layer import LayerKind
 from workbench.graph.model_graph import TEXT
 from workbench.plan.check import check
 from workbench.plan.gradient_groups import reduction_order
@@ -13,6 +14,7 @@ from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.eager import with_eager_forwards
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.offload import with_offload
 from workbench.schedule.parts import Group, Programs
@@ -21,6 +23,8 @@ from workbench.schedule.programs import programs_of
 from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
 from workbench.schedule.three_phase import three_phase
+
+NOBODY: Mapping[int, int] = {}  # no forward of these stages follows another
 
 
 def with_programs(
@@ -32,14 +36,16 @@ def with_programs(
 
     Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
     order. REDUCE_GRAD follows the stage's last pass, STEP ends every program. Under `three-phase` the
-    LLM and what reads it are the inner stages; ranks may then be shared in part.
+    LLM and what reads it are the inner stages; ranks may then be shared in part. With `run_ahead` under
+    1F1B, forwards of frozen encoders come that many microbatches earlier.
 
     Args:
         schedule: see `programs_of`.
         duration: time of a pass in any one unit, for the kinds that choose between orders by it.
 
     Raises:
-        ValueError: what `check` refuses, or stages whose ranks overlap without being equal.
+        ValueError: what `check` refuses, stages whose ranks overlap without being equal, or a
+            `run_ahead` where no encoder is frozen.
     """
     schedule = schedule or Schedule()
     groups = _rank_groups(draft)
@@ -49,6 +55,12 @@ def with_programs(
         _check_equal_ranks(draft)
         chains = [tuple(stage.id for stage in chain) for chain in draft.chain.values()]
         orders = programs_of(schedule_nodes(draft), list(groups), schedule, chains, duration)
+        if schedule.run_ahead:
+            ahead = dict.fromkeys(_frozen_sources(draft), NOBODY)
+            orders = {
+                group: with_eager_forwards(actions, ahead, schedule.run_ahead)
+                for group, actions in orders.items()
+            }
     orders = with_reductions(orders, reduction_order(draft))
     if units := shard_units(draft):
         trained = [stage for unit in units if unit.trained for stage in unit.stages]
@@ -104,6 +116,24 @@ def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
             for producer_id, needs_list in reads.items():
                 found.setdefault(producer_id, []).append(Consumer(consumer.id, tuple(needs_list)))
     return found
+
+
+def _frozen_sources(plan: Plan) -> tuple[int, ...]:
+    """Stages of modules that read no other and train nothing but a projector."""
+    fed = {edge.target for edge in plan.model.edges}
+    modules = {
+        module.name
+        for module in plan.model.modules
+        if module.modality != TEXT
+        and module.name not in fed
+        and not any(layer.trainable for layer in module.layers if layer.kind is not LayerKind.PROJECTOR)
+    }
+    if not modules:
+        raise ValueError(
+            "run_ahead is for frozen encoders, of which the model has none; nearest: trainable projector of "
+            "an encoder, or run_ahead 0"
+        )
+    return tuple(stage.id for stage in plan.stages if stage.module in modules)
 
 
 def _in_three_phases(

@@ -43,7 +43,9 @@ class Schedule:
             `zb-` kinds; None: the kind's own limit, p, 2p - 1 and p on p sets of ranks. What feeds
             the LLM may hold what it holds under graph-aware 1F1B, twice that for `zb-h2`.
         window: for `three-phase`: microbatches of the LLM between two changes of module. None: all.
-        run_ahead: for `three-phase`: windows by which the encoders' forwards come early.
+        run_ahead: for `three-phase`: windows by which the encoders' forwards come early. For `1f1b`:
+            microbatches by which forwards of frozen encoders may come earlier than it has them; strategies
+            take as many as fit in memory.
         offload: for `three-phase` in one window: weights and optimizer state of the encoders are on the
             host while the LLM runs.
     """
@@ -77,19 +79,22 @@ class Schedule:
             raise ValueError(f"schedule {self.kind}: memory_limit must be >= 1, got {self.memory_limit}")
 
     def _check_window(self) -> None:
-        for name, given, least in (("window", self.window, 1), ("run_ahead", self.run_ahead, 0)):
-            if given and self.kind is not ScheduleKind.THREE_PHASE:
-                raise ValueError(
-                    f"schedule {self.kind} has no {name}, got {given}; {ScheduleKind.THREE_PHASE} has one"
-                )
+        three_phase, one_f_one_b = ScheduleKind.THREE_PHASE, ScheduleKind.ONE_F_ONE_B
+        for name, given, least, kinds in (
+            ("window", self.window, 1, (three_phase,)),
+            ("run_ahead", self.run_ahead, 0, (three_phase, one_f_one_b)),
+        ):
+            if given and self.kind not in kinds:
+                others = f"{' and '.join(kinds)} {'has' if len(kinds) == 1 else 'have'} one"
+                raise ValueError(f"schedule {self.kind} has no {name}, got {given}; {others}")
             if given is not None and given < least:
                 raise ValueError(f"schedule {self.kind}: {name} must be >= {least}, got {given}")
-        if self.offload and (self.kind is not ScheduleKind.THREE_PHASE or self.window is not None):
+        if self.offload and (self.kind is not three_phase or self.window is not None):
             raise ValueError(
-                f"schedule {self.kind}: offload wants {ScheduleKind.THREE_PHASE} without a window, "
+                f"schedule {self.kind}: offload wants {three_phase} without a window, "
                 f"got window {self.window}"
             )
-        if self.run_ahead and self.window is None:
+        if self.run_ahead and self.window is None and self.kind is three_phase:
             raise ValueError(
                 f"schedule {self.kind}: run_ahead {self.run_ahead} wants a window, all microbatches are one"
             )

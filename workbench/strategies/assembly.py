@@ -11,6 +11,7 @@ from workbench.graph.model_graph import TEXT
 from workbench.job import Job, ModuleLayout
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
 from workbench.plan.lower import lower
+from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
@@ -206,10 +207,38 @@ def check_ranks(job: Job, num_ranks: int) -> None:
 def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     """The draft with programs; where orders are chosen by durations, by those that the cost model gives.
 
+    Under 1F1B with `run_ahead`, frozen encoders run as far ahead as the schedule allows and memory holds.
+
     Raises:
         ValueError: as `with_programs`.
     """
+    if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
+        return _furthest_ahead(draft, schedule)
     plan = with_programs(draft, schedule)
     if not schedule.kind.splits_backward:
         return plan
     return with_programs(draft, schedule, price(lower(plan), cost).duration_s)
+
+
+def _furthest_ahead(draft: Plan, schedule: Schedule) -> Plan:
+    """With the most run-ahead that fits in memory, found by bisection; what is kept grows with it."""
+    found = with_programs(draft, schedule)
+    fitting, too_far = 0, schedule.run_ahead
+    if _fits(found):
+        return found
+    while too_far - fitting > 1:
+        middle = (fitting + too_far) // 2
+        if _fits(with_programs(draft, replace(schedule, run_ahead=middle))):
+            fitting = middle
+        else:
+            too_far = middle
+    return with_programs(draft, replace(schedule, run_ahead=fitting))
+
+
+def _fits(plan: Plan) -> bool:
+    lowered = lower(plan)
+    try:
+        check_memory(lowered, memory_table(lowered))
+    except ValueError:
+        return False
+    return True
