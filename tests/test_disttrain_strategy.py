@@ -6,6 +6,7 @@ import pytest
 
 from tests.layout_jobs import layout_job, vision_language
 from workbench.balance.orchestration import orchestrate
+from workbench.balance.orchestration_task import Degrees, Orchestration
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job import Job
@@ -58,7 +59,7 @@ def test_memory_and_state_follow_the_job():
     assert llm.optimizer_bytes == 0
     assert llm.reduction_bytes == weights * 8 * 2
     assert vision.activation_bytes > 0
-    assert [tp for tp, _ in llm.sample_s] == [1, 2, 4]
+    assert [tp for tp, _ in llm.sample_s] == [1, 2]  # two key/value heads
 
 
 def test_what_does_not_fit_is_named():
@@ -67,3 +68,16 @@ def test_what_does_not_fit_is_named():
     small = replace(job, cluster=replace(job.cluster, nodes=(node,) * len(job.cluster.nodes)))
     with pytest.raises(ValueError, match="unit 'vision' fits on 4 GPUs of 1e\\+03 bytes in no way"):
         disttrain.plan(small, COST)
+
+
+def test_wider_groups_stand_in_front_so_that_none_leaves_its_node():
+    """An encoder of one rank in front would push every pair of the LLM across a border of nodes of two."""
+    job = vision_job(8)
+    found = Orchestration(
+        degrees=(Degrees(tp=1, dp=1, pp=1), Degrees(tp=2, dp=1, pp=2)),
+        warmup_s=0.0,
+        steady_s=0.0,
+        reduction_s=0.0,
+    )
+    placed = disttrain.with_degrees(job, found)
+    assert {layout.module: layout.rank_offset for layout in placed.layouts} == {"vision": 4, "llm": 0}

@@ -10,8 +10,9 @@ import pytest
 
 from workbench.balance.orchestration import evaluate, orchestrate, paces
 from workbench.balance.orchestration_cost import dollars_per_sample, orchestrate_cheapest
+from workbench.balance.orchestration_depth import orchestrate_in_flight, stages_behind
 from workbench.balance.orchestration_relaxed import StageBounds, orchestrate_relaxed, relaxed_stages
-from workbench.balance.orchestration_task import Degrees, Pool, Task, Unit
+from workbench.balance.orchestration_task import Cut, Degrees, Pool, Task, Unit
 
 
 def random_task(seed: int, *, num_gpus: int | None = None) -> Task:
@@ -286,3 +287,63 @@ def test_bisection_solves_the_convex_program_as_a_solver_does():
         assert sum(pp * gpus for pp, gpus in zip(found, per_stage, strict=True)) <= num_gpus * (1 + 1e-9)
         ours_s = max(unit.work_s / pp for unit, pp in zip(units, found, strict=True))
         assert ours_s == pytest.approx(float(slowest.value), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whole_layers_equal_all_degrees(seed: int):
+    task = replace(random_task(seed), cut=Cut.LAYERS, gpu_bytes=1e9)
+    least_s = min((found.iteration_s for found in all_orchestrations(task)), default=None)
+    if least_s is not None:
+        assert orchestrate(task).iteration_s == pytest.approx(least_s, rel=1e-9)
+
+
+def test_stages_of_whole_layers_by_hand():
+    """5 layers on 3 stages: the slowest has 2 of them."""
+    unit = Unit(name="llm", sample_s=((1, 10.0),), num_layers=5)
+    task = Task(units=(unit,), pacing="llm", batch_samples=4, microbatch_samples=1, num_gpus=3)
+    three = (Degrees(tp=1, dp=1, pp=3),)
+    assert evaluate(task, three).steady_s == pytest.approx(3 * 10 / 3)
+    assert evaluate(replace(task, cut=Cut.LAYERS), three).steady_s == pytest.approx(3 * 4.0)
+
+
+def in_flight_bytes(task: Task, found) -> list[float]:
+    """Bytes of the first stage of each unit: its state, and a microbatch for every stage from it on."""
+    pace = next(d.dp for unit, d in zip(task.units, found.degrees, strict=True) if unit.name == task.pacing)
+    total = []
+    for place, (unit, d) in enumerate(zip(task.units, found.degrees, strict=True)):
+        held = sum(later.pp for later in found.degrees[place:])
+        samples = pace * task.microbatch_samples / d.dp
+        state = (unit.weight_bytes + unit.optimizer_bytes / d.dp) / (d.tp * d.pp)
+        total.append(state + unit.activation_bytes * samples / (d.tp * d.pp) * held)
+    return total
+
+
+@pytest.mark.parametrize("start", range(0, 80, 20))
+def test_what_is_in_flight_fits(start: int):
+    """The printed constraint counts the microbatches of a unit's own stages; the pipeline holds more."""
+    kept = overfull = 0
+    for seed in range(start, start + 20):
+        task = replace(random_task(seed), gpu_bytes=80.0)
+        try:
+            found = orchestrate_in_flight(task, orchestrate)
+        except ValueError:
+            continue
+        assert max(in_flight_bytes(task, found)) <= 80.0 * (1 + 1e-9)
+        assert found.iteration_s >= orchestrate(task).iteration_s * (1 - 1e-12)
+        kept += 1
+        overfull += max(in_flight_bytes(task, orchestrate(task))) > 80.0
+    assert kept >= 5
+    if start == 0:
+        assert overfull >= 1
+
+
+def test_stages_behind_are_those_of_later_units():
+    task = Task(
+        units=tuple(Unit(name=name, sample_s=((1, 1.0),), num_layers=9) for name in "abc"),
+        pacing="b",
+        batch_samples=2,
+        microbatch_samples=1,
+        num_gpus=20,
+    )
+    found = evaluate(task, [Degrees(tp=1, dp=1, pp=pp) for pp in (2, 5, 3)])
+    assert stages_behind(found) == (8, 3, 0)

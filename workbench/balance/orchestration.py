@@ -7,7 +7,7 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from workbench.balance.orchestration_task import Degrees, Orchestration, Pool, Task, Unit
+from workbench.balance.orchestration_task import Cut, Degrees, Orchestration, Pool, Task, Unit
 
 CHEAPEST = 1e-12  # relative: objectives this near count as equal, and fewer GPUs win
 
@@ -103,17 +103,22 @@ def options_of(task: Task, unit: Unit, pace: int) -> Iterator[Option]:
                 break
             reduction_s = reduced_s * (dp - 1) / gpus  # a GPU holds 1 / (tp pp), its peers are dp - 1 of dp
             once_s = through_s / task.virtual_stages + reduction_s
-            yield Option(through_s / pp, gpus, once_s, tp, dp, pp, reduction_s)
+            stage_s = through_s / pp
+            if task.cut is Cut.LAYERS:
+                stage_s = through_s * ceil(unit.num_layers / pp) / unit.num_layers
+            yield Option(stage_s, gpus, once_s, tp, dp, pp, reduction_s)
 
 
 def _least_pp(pool: Pool, unit: Unit, tp: int, dp: int, samples: int) -> int:
     """Stages that bring weights, sharded optimizer and 1F1B activations of a GPU under its memory.
 
     Source: DistTrain, section 4.2, constraints: P/(pp tp) + S/(pp tp dp) + L/tp, since the first of pp
-    stages holds pp microbatches of a pp-th of the activations.
+    stages holds pp microbatches of a pp-th of the activations; and one more for every stage behind.
     """
-    room = pool.gpu_bytes - unit.activation_bytes * samples / tp
+    activations = unit.activation_bytes * samples / tp
+    room = pool.gpu_bytes - activations
     state = unit.weight_bytes / tp + unit.optimizer_bytes / (tp * dp)
+    state += activations * unit.stages_behind
     if room <= 0:
         return unit.num_layers + 1
     return max(1, ceil(state / room * (1 - 1e-12)))

@@ -1,7 +1,15 @@
 """What DistTrain's orchestration is asked, and what it answers: units, pools of GPUs, degrees, seconds."""
 
 from dataclasses import dataclass
+from enum import Enum
 from math import inf
+
+
+class Cut(Enum):
+    """How a unit falls into stages: equal parts, as the source has it, or whole layers, taken to be alike."""
+
+    EQUAL = "equal"
+    LAYERS = "layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +27,8 @@ class Unit:
         reduction_bytes: that one GPU holding the whole module moves after a step if it has ever so many
             peers: gradients out and weights in.
         pool: of the task that its GPUs come from; its seconds are of that kind of GPU.
+        stages_behind: of other units, whose microbatches its first stage holds besides its own; see
+            `orchestration_depth`. The source has 0.
     """
 
     name: str
@@ -30,6 +40,7 @@ class Unit:
     max_gpus: int | None = None
     reduction_bytes: float = 0.0
     pool: str = ""
+    stages_behind: int = 0
 
     def __post_init__(self) -> None:
         if not self.sample_s or min(tp for tp, _ in self.sample_s) < 1 or self.num_layers < 1:
@@ -74,6 +85,7 @@ class Task:
         gpu_bytes: memory of one.
         virtual_stages: VPP size; divides the warm-up.
         gpu_bytes_per_s: of the fabric, one GPU's part.
+        cut: of units into stages.
         pools: kinds of GPUs, together num_gpus, in place of `gpu_bytes` and `gpu_bytes_per_s`
             (DistTrain, section 8). Empty: all GPUs are alike.
     """
@@ -86,6 +98,7 @@ class Task:
     gpu_bytes: float = inf
     virtual_stages: int = 1
     gpu_bytes_per_s: float = inf
+    cut: Cut = Cut.EQUAL
     pools: tuple[Pool, ...] = ()
 
     def __post_init__(self) -> None:

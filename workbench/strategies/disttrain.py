@@ -9,13 +9,17 @@ from dataclasses import replace
 
 from workbench.balance.orchestration import orchestrate
 from workbench.balance.orchestration_cost import dollars_per_sample, orchestrate_cheapest
-from workbench.balance.orchestration_task import Orchestration, Task, Unit
+from workbench.balance.orchestration_depth import orchestrate_in_flight
+from workbench.balance.orchestration_task import Cut, Orchestration, Task, Unit
 from workbench.balance.orchestration_task import Pool as GpuPool
 from workbench.cost.memory import state_bytes
 from workbench.cost.model import CostModel
+from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, Module
 from workbench.job import Job, ModuleLayout
 from workbench.job_pools import Pool, alone, placements
+from workbench.plan.lower import lower
+from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan, Sharding
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.layout_choice import ModuleChoice
@@ -27,6 +31,8 @@ NAME = "disttrain"
 CHEAPEST = "disttrain-cheapest"
 TP_SIZES = (1, 2, 4, 8)
 
+ROOM = (1.0, 0.9, 0.8, 0.7, 0.6)  # of a GPU's memory, for what the formula counts
+
 Score = tuple[float, float]  # of an orchestration; less is better
 
 
@@ -35,13 +41,13 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
     Where the job has pools, every way to give modules pools that take them is tried.
     Differs: the integers are the formula's exact optimum, where the source rounds a convex program's;
-    layouts that the job gives are not kept, the formula decides all of them.
+    stages are whole layers; microbatches on their way to later units count, see `orchestrate_in_flight`;
+    wider groups stand in front, so that none leaves its node; layouts that the job gives are not kept.
 
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot share out.
     """
-    placed = best_placed(job, cost, orchestrate, lambda _, found: (found.iteration_s, found.num_gpus))
-    built = megatron_heterogeneous.plan(placed, cost, progress)
+    built = _that_fits(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus))
     return replace(built, strategy=NAME)
 
 
@@ -53,14 +59,39 @@ def plan_cheapest(job: Job, cost: CostModel, progress: Progress = silent) -> Pla
     """
     if not job.pools or any(pool.dollars_per_hour is None for pool in job.pools):
         raise ValueError(f"{CHEAPEST}: job {job.name!r} wants cluster.pools, each with dollars_per_hour")
-    placed = best_placed(
+    built = _that_fits(
         job,
         cost,
+        progress,
         orchestrate_cheapest,
         lambda task, found: (dollars_per_sample(task, found), found.iteration_s),
     )
-    built = megatron_heterogeneous.plan(placed, cost, progress)
     return replace(built, strategy=CHEAPEST)
+
+
+def _that_fits(
+    job: Job,
+    cost: CostModel,
+    progress: Progress,
+    search: Callable[[Task], Orchestration],
+    score: Callable[[Task, Orchestration], Score],
+) -> Plan:
+    """The plan of the best placement, with less memory for what the formula counts until all of it fits.
+
+    The formula knows no working memory and no uneven layers; the account of a plan's memory does.
+    """
+    refusal = ""
+    for share in ROOM:
+        placed = best_placed(job, cost, search, score, share)
+        built = megatron_heterogeneous.plan(placed, cost, progress)
+        lowered = lower(built)
+        try:
+            check_memory(lowered, memory_table(lowered))
+        except ValueError as error:
+            refusal = str(error)
+            continue
+        return built
+    raise ValueError(refusal)
 
 
 def best_placed(
@@ -68,8 +99,11 @@ def best_placed(
     cost: CostModel,
     search: Callable[[Task], Orchestration],
     score: Callable[[Task, Orchestration], Score],
+    memory_share: float = 1.0,
 ) -> Job:
     """The job with the layouts of the best placement's orchestration; ties keep the earlier placement.
+
+    `memory_share` of every GPU's memory is for what the formula counts.
 
     Raises:
         ValueError: no placement fits, with the last one's reason.
@@ -78,7 +112,7 @@ def best_placed(
     refusal = ""
     for task, chosen in placed_tasks(job, cost):
         try:
-            found = search(task)
+            found = orchestrate_in_flight(_with_memory(task, memory_share), search)
         except ValueError as error:
             refusal = str(error)
             continue
@@ -108,6 +142,11 @@ def placed_tasks(job: Job, cost: CostModel) -> tuple[tuple[Task, tuple[Pool, ...
     return tuple(found)
 
 
+def _with_memory(task: Task, share: float) -> Task:
+    pools = tuple(replace(pool, gpu_bytes=pool.gpu_bytes * share) for pool in task.pools)
+    return replace(task, gpu_bytes=task.gpu_bytes * share, pools=pools)
+
+
 def task_of(job: Job, cost: CostModel) -> Task:
     """The job in the formula's terms: mean seconds and bytes of a sample, module by module."""
     prices = ModulePrices(job, cost)
@@ -115,22 +154,22 @@ def task_of(job: Job, cost: CostModel) -> Task:
 
 
 def with_degrees(job: Job, found: Orchestration, chosen: Sequence[Pool] = ()) -> Job:
-    """The job with the layout of every module: behind one another, or each from its pool's next free rank."""
-    offsets = _offsets(found, chosen) if chosen else [None] * len(found.degrees)
+    """The job with the layout of every module, behind one another in its pool, wider groups first.
+
+    Widths are powers of two, so a group that starts behind wider ones lies inside its node.
+    """
+    pools = [(pool.name, pool.first_rank) for pool in chosen] or [("", 0)] * len(found.degrees)
+    free = dict(pools)
+    offsets = [0] * len(found.degrees)
+    for place in sorted(range(len(offsets)), key=lambda place: (-found.degrees[place].tp, place)):
+        name, _ = pools[place]
+        offsets[place] = free[name]
+        free[name] += found.degrees[place].num_gpus
     layouts = tuple(
         ModuleLayout(module=module.name, tp=degrees.tp, pp=degrees.pp, dp=degrees.dp, rank_offset=offset)
         for module, degrees, offset in zip(job.model.modules, found.degrees, offsets, strict=True)
     )
     return replace(job, layouts=layouts)
-
-
-def _offsets(found: Orchestration, chosen: Sequence[Pool]) -> list[int | None]:
-    free = {pool.name: pool.first_rank for pool in chosen}
-    offsets: list[int | None] = []
-    for degrees, pool in zip(found.degrees, chosen, strict=True):
-        offsets.append(free[pool.name])
-        free[pool.name] += degrees.num_gpus
-    return offsets
 
 
 def _gpus(job: Job, pool: Pool) -> GpuPool:
@@ -155,6 +194,7 @@ def _task(job: Job, units: tuple[Unit, ...], pools: tuple[GpuPool, ...] = ()) ->
         gpu_bytes=float(job.cluster.nodes[0].memory_bytes),
         virtual_stages=job.schedule.virtual_stages,
         gpu_bytes_per_s=job.cluster.inter.bytes_per_s,
+        cut=Cut.LAYERS,
         pools=pools,
     )
 
@@ -162,15 +202,15 @@ def _task(job: Job, units: tuple[Unit, ...], pools: tuple[GpuPool, ...] = ()) ->
 def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
     settings = job.settings.of(module.name)
     widest = min(node.num_ranks for node in job.cluster.nodes)
+    heads = {
+        op.num_kv_heads for layer in module.layers for op in layer.operators if isinstance(op, Attention)
+    }
     sample_s: list[tuple[int, float]] = []
     for tp in TP_SIZES:
-        if tp > widest:
+        if tp > widest or any(count % tp for count in heads):
             break
         choice = ModuleChoice(module=module.name, tp=tp, recompute=settings.recompute)
-        try:
-            layers = prices.layers(choice, 1)
-        except ValueError:  # heads that do not divide
-            break
+        layers = prices.layers(choice, 1)
         sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
     whole = prices.layers(ModuleChoice(module=module.name, recompute=settings.recompute), 1)
     weights, trained = sum(layer.weights for layer in whole), sum(layer.trained for layer in whole)
