@@ -100,11 +100,17 @@ def _broadcast(buffer: Tensor, ring: Ring) -> Callable[[], object]:
     return lambda: dist.broadcast(buffer, ring.processes[0], group=ring.group)
 
 
+def _all_to_all(buffer: Tensor, ring: Ring) -> Callable[[], object]:
+    received = torch.empty_like(buffer)
+    return lambda: dist.all_to_all_single(received, buffer, group=ring.group)
+
+
 COLLECTIVES: dict[str, Callable[[Tensor, Ring], Callable[[], object]]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "broadcast": _broadcast,
+    "all_to_all": _all_to_all,
 }
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.fidelity.memory import measure
 from runtime.batches import SyntheticSource, microbatch_data
 from runtime.context_group import Pending
 from runtime.expert_group import ExpertGroup
+from runtime.pool import Pool
 from runtime.stage_module import StageInput, build_stage_module
 from runtime.tensor_group import TensorGroup
 from tests import tiny_models
@@ -18,11 +20,13 @@ from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
-from workbench.cost.expert_parallel import busiest_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import Exchanges, busiest_share, exchanges_of, on_rank
 from workbench.cost.hardware import Link
+from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
-from workbench.cost.profile import ideal_profile, load_profile
+from workbench.cost.profile import LayerPoint, LayerTable, ideal_profile, load_profile
 from workbench.cost.roofline import Grid, RowWork, Work, forward_flop, layer_flop
+from workbench.cost.signature import signature
 from workbench.graph.experts import EXPERT
 from workbench.graph.layer import Layer
 from workbench.plan.lower import lower
@@ -172,7 +176,7 @@ def test_a_layer_pays_for_its_exchanges_on_their_own_link() -> None:
         )
         return time.forward_s, time.input_grad_s
 
-    found = exchanges_of(on_rank(layer, WORK, grid), WORK, grid, 4, divided=False)
+    found = exchanges(on_rank(layer, WORK, grid), grid)
     forward, backward = (
         sum(
             all_to_all_s(e.num_bytes, 4, slow) - all_to_all_s(e.num_bytes, 4, fast)
@@ -192,6 +196,35 @@ def test_a_layer_pays_for_its_exchanges_on_their_own_link() -> None:
     assert times[0] == times[1]  # nothing to deal out
 
 
+def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
+    """And pays for exchanges alone on top: keys were part of what was measured."""
+    layer, grid = block(), Grid(1, 2, 2)
+    point = LayerPoint(
+        rows=1,
+        tokens_in=4096,
+        attention_area=WORK.attention_area,
+        forward_s=2.0,
+        input_grad_s=3.0,
+        weight_grad_s=1.0,
+    )
+    table = LayerTable(signature=signature(layer), precision="float32", cp=2, points=(point,))
+    cost = CostModel(replace(ideal_profile(), layers=(table,)))
+    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-5)
+    arguments: dict[str, Any] = {"tp": 1, "cp": 2, "precision": "float32", "link": link}
+    assert cost.layer_time(layer, WORK, **arguments).forward_s == 2.0
+    dealt = on_rank(layer, WORK, grid)
+    share = layer_flop(dealt, WORK, grid) / layer_flop(layer, WORK, Grid(1, 2))
+    assert 1.0 < share < busiest_share(4096 * 2, 2)
+    exchanged_s = sum(all_to_all_s(e.num_bytes, 2, link) for e in exchanges(dealt, grid).forward)
+    found = cost.dealing(2).layer_time(layer, WORK, **arguments)
+    assert found.forward_s == pytest.approx(2.0 * share + exchanged_s)
+    assert found.weight_grad_s == pytest.approx(1.0 * share)
+
+
+def exchanges(dealt: Layer, grid: Grid) -> Exchanges:
+    return exchanges_of(dealt, WORK, grid, 4, divided=False)
+
+
 def test_a_plan_is_priced_with_its_degree() -> None:
     """All else equal; and a slower wire shows in the passes of the plan that exchanges over it."""
     cost = CostModel(load_profile("A40"))
@@ -203,3 +236,12 @@ def test_a_plan_is_priced_with_its_degree() -> None:
     slower = price(lower(replace(dealt, cluster=replace(dealt.cluster, intra=link, inter=link))), cost)
     exchanges = 2 * 3 * 3  # blocks x exchanges of a forward x steps of each
     assert slower.duration_s(action) - times[1].duration_s(action) >= exchanges * 0.99
+
+
+def test_a_run_holds_no_more_than_the_busiest_rank_is_said_to(pool: Pool) -> None:
+    """Weights of its own experts, rows that arrive and what is kept of them: measured on gloo."""
+    config = MIXTRAL | {"hidden_size": 128, "intermediate_size": 192, "max_position_embeddings": 512}
+    plan = moe_plan(cp=2, ep=2, config=config, kernels=Kernels.EAGER, tokens=256)
+    rows = measure("dealt", plan, pool)
+    assert max(row.measured_bytes / row.predicted_bytes for row in rows) <= 1.0
+    assert min(row.measured_bytes / row.predicted_bytes for row in rows) >= 0.85

@@ -42,11 +42,12 @@ def moe_plan(
     dp: int = 1,
     pp: int = 1,
     config: dict[str, Any] = MIXTRAL,
+    tokens: int = 5,
     **settings: Any,
 ) -> Plan:
     """A language model alone."""
     llm = tiny_models.llm(config)
-    batch = tuple(Sample(i, (Segment(TEXT, 0, 5 + i, 5 + i),)) for i in range(2 * dp))
+    batch = tuple(Sample(i, (Segment(TEXT, 0, tokens + i, tokens + i),)) for i in range(2 * dp))
     job = Job(
         name="moe",
         model=ModelGraph(name="moe", modules=(llm,), edges=()),

@@ -104,7 +104,8 @@ def test_several_processes_measure_what_is_between_them(tmp_path: Path) -> None:
     rows = read_measurement(path).rows
     assert {row.link for row in rows if isinstance(row, LinkRow)} == {"intra"}
     found = {(row.collective, row.num_ranks) for row in rows if isinstance(row, CollectiveRow)}
-    assert found == {(name, 2) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")}
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+    assert found == {(name, 2) for name in kinds}
     profile = fit("here", [read_measurement(path)])
     assert any(reason.startswith("compute beside all_reduce of 2") for reason in profile.unmeasured)
     assert {fitted.table for fitted in profile.fits} >= {"all_reduce of 2 over intra", "intra link", "copies"}

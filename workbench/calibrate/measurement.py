@@ -114,7 +114,7 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """One collective ("all_reduce", "all_gather", "reduce_scatter", "broadcast").
+    """One collective ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all").
 
     `num_bytes` is the size of the whole tensor: of the reduced one, of the gathered one.
     """

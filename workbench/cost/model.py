@@ -143,9 +143,12 @@ class CostModel(KernelTimes):
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
-        """Out of its operators, or scaled from a measured whole layer."""
+        """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
         whole = self._whole(layer, name, precision, Grid(1, 1))
+        here = self._whole(layer, name, precision, grid)
         sums = _OperatorSums(self, work, grid, precision, links)
+        if here is not None:
+            return _dealt(_from_measured(layer, here, work), sums, layer, work, grid)
         if whole is None:
             return sums.layer(on_rank(layer, work, grid))
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
@@ -278,11 +281,15 @@ class _OperatorSums:
                 there_s, back_s = self._keys_s(operator, links.context)
                 forward_s += there_s
                 backward.append((index, back_s))
+        there_s, back = self.exchanges_s(layer)
+        return forward_s + there_s, backward + back
+
+    def exchanges_s(self, dealt: Layer) -> tuple[float, list[tuple[int, float]]]:
+        """Seconds of what ranks exchange around dealt-out experts, forward and backward, as above."""
         divided = self._cost.execution.activations is ActivationCut.SEQUENCE
-        exchanges = exchanges_of(layer, self._work, grid, self._bytes, divided=divided)
-        forward_s += sum(map(self._exchange_s, exchanges.forward))
-        backward += [(index, self._exchange_s(exchange)) for index, exchange in exchanges.backward]
-        return forward_s, backward
+        found = exchanges_of(dealt, self._work, self._grid, self._bytes, divided=divided)
+        back = [(index, self._exchange_s(exchange)) for index, exchange in found.backward]
+        return sum(map(self._exchange_s, found.forward)), back
 
     def _exchange_s(self, exchange: Exchange) -> float:
         link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor
@@ -350,6 +357,21 @@ def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTi
         time.forward_only_s,
         time.split_input_s,
         time.split_weight_s,
+    )
+
+
+def _dealt(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid: Grid) -> LayerTime:
+    """A time measured on the grid with every expert on every rank, with experts dealt out."""
+    dealt = on_rank(layer, work, grid)
+    forward_s, backward = sums.exchanges_s(dealt)
+    backward_s = sum(seconds for _, seconds in backward)
+    share = layer_flop(dealt, work, grid) / layer_flop(layer, work, grid._replace(ep=1))
+    return LayerTime(
+        time.forward_s * share + forward_s,
+        time.input_grad_s * share + backward_s,
+        time.weight_grad_s * share,
+        time.unmeasured | sums.unmeasured | {f"ep{grid.ep} scaled from ep1"},
+        time.interior_grad_s * share + backward_s,
     )
 
 
