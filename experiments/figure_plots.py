@@ -17,6 +17,8 @@ Record = Mapping[str, Any]
 METHODS = {
     "encoders_replicated": ("encoders replicated", "#bbbbbb"),
     "encoders_colocated": ("encoders colocated", "#92c5de"),
+    "fsdp": ("FSDP", "#bbbbbb"),
+    "megatron": ("Megatron*", "#92c5de"),
     "cornstarch": ("Cornstarch", "#1b7837"),
 }
 WIDTH = 0.27
@@ -45,7 +47,9 @@ def draw_throughputs(record: Record, folder: Path) -> Path:
 
 
 def _throughputs(axes: Axes, ours: Mapping[str, float], llm: str, models: Sequence[str]) -> None:
-    for place, (method, (label, color)) in enumerate(METHODS.items()):
+    drawn = [method for method in METHODS if any(f"/{method}/tput" in key for key in ours)]
+    for place, (label, color) in enumerate(METHODS[method] for method in drawn):
+        method = drawn[place]
         keys = [f"modelled/{llm}/{model}/{method}/tput" for model in models]
         heights = [ours[key] for key in keys]
         errors = (

@@ -40,7 +40,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     for samples in _microbatch_sizes(job):
         sized = replace(job, microbatch_samples=samples)
         try:
-            step_s, found = _searched(sized, cost, progress)
+            step_s, found = fastest_of_size(sized, cost, progress)
         except ValueError as error:
             refusal = error
             continue
@@ -58,8 +58,8 @@ def _microbatch_sizes(job: Job) -> list[int]:
     return [size for size in range(most, 0, -1) if most % size == 0]
 
 
-def _searched(job: Job, cost: CostModel, progress: Progress) -> tuple[float, Plan]:
-    """The best plan of one microbatch size, and the seconds of its step."""
+def fastest_of_size(job: Job, cost: CostModel, progress: Progress = silent) -> tuple[float, Plan]:
+    """The best plan of the job's microbatch size, and the seconds of its step; errors as `plan`."""
     built: list[tuple[Plan, LayoutChoice]] = []
 
     def build(found: Job, choice: LayoutChoice) -> Plan:

@@ -1,0 +1,78 @@
+"""Figure 5 of Cornstarch: jobs of the stated size, gains and claims out of iteration times."""
+
+import json
+
+import pytest
+
+from experiments.cornstarch_icml.figure5 import (
+    GRIDS,
+    NUM_GPUS,
+    NUM_STAGES,
+    Method,
+    fsdp_job,
+    gains,
+    judged,
+    megatron_counts,
+    models,
+    pipeline_job,
+)
+from experiments.cornstarch_models import icml_model
+from experiments.figure_plots import draw_throughputs, has_throughputs
+from experiments.planned import Planned, simulated
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.strategies import encoders_colocated
+
+COST = CostModel(load_profile("A40"))
+
+
+def planned(iteration_s: float) -> Planned:
+    return Planned((), NUM_GPUS, iteration_s, f"hash-{iteration_s}")
+
+
+def runs(cornstarch_s: float = 1.0) -> dict[str, dict[Method, list[Planned]]]:
+    """FSDP slower as models grow, Megatron* slowest where encoders are large."""
+    return {
+        name: {
+            Method.FSDP: [planned(1.5 + place), planned(2.0 + place)],
+            Method.MEGATRON: [planned(3.0 if name in ("LLS", "LLM") else 1.2)],
+            Method.CORNSTARCH: [planned(cornstarch_s), planned(2 * cornstarch_s)],
+        }
+        for place, name in enumerate(("SSS", "LLS", "MMM", "LLM", "LLL"))
+    }
+
+
+def test_gains_are_of_the_likeliest_with_all_others_as_a_range() -> None:
+    likeliest, ranges = gains(runs(), Method.FSDP)
+    assert likeliest[0] == 1.5
+    assert ranges[0] == (0.75, 2.0)
+
+
+def test_claims_hold_where_they_do_and_fail_where_they_do_not() -> None:
+    good, bad = judged(runs()), judged(runs(cornstarch_s=4.0))
+    assert [claim.holds for claim in good.claims] == [True] * 5
+    assert [claim.holds for claim in bad.claims] == [False, True, True, True, True]
+    assert good.ours["modelled/mean_gain_over_fsdp"] == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_jobs_are_of_the_stated_size(grid) -> None:
+    model = icml_model("SSS")
+    one, balanced = megatron_counts(model, grid, COST)
+    assert one == {"vision": 1, "audio": 1, "llm": NUM_STAGES - 1}
+    assert balanced["vision"] + balanced["llm"] == NUM_STAGES
+    job = pipeline_job(model, grid, one, COST)
+    assert (job.cluster.num_ranks, len(job.batch), job.microbatch_samples) == (NUM_GPUS, 48, 4)
+    assert simulated(encoders_colocated.plan, job, COST).num_ranks <= NUM_GPUS
+
+
+def test_fsdp_has_two_samples_a_gpu() -> None:
+    job = fsdp_job(icml_model("SSS"), COST)
+    assert (job.cluster.num_ranks, len(job.batch), job.microbatch_samples) == (NUM_GPUS, 48, 2)
+
+
+def test_nine_models_and_a_picture(tmp_path) -> None:
+    assert len(models()) == 9
+    record = json.loads(json.dumps({"script": "cornstarch_icml/figure5", "ours": judged(runs()).ours}))
+    assert has_throughputs(record)
+    assert draw_throughputs(record, tmp_path).stat().st_size > 10_000
