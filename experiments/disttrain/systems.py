@@ -11,6 +11,7 @@ from enum import Enum
 from math import ceil
 
 from experiments.printed import printed_rows
+from experiments.printed_pipeline import StageTimes
 from workbench.balance.allocation import proportional_allocation
 from workbench.balance.orchestration import orchestrate
 from workbench.balance.orchestration_task import Orchestration, Task, Unit
@@ -73,15 +74,19 @@ class Workload:
         model: of `MODELS`.
         images: in a sample.
         trained: which modules are.
+        side_px: of images; None: as section 7 states for those that are drawn.
     """
 
     model: str
     images: Images
     trained: Trained = Trained.ALL
+    side_px: int | None = None
 
     @property
     def pixels(self) -> int:
         """Of a side, drawn and read: section 7 states those that are drawn."""
+        if self.side_px is not None:
+            return self.side_px
         (row,) = (row for row in printed_rows("disttrain_prose_models") if row["mllm"] == self.model)
         return int(row["gen_image_px"])
 
@@ -114,12 +119,19 @@ class _Part:
 
     def sample_s(self, cost: CostModel, tp: int) -> float:
         """Forward and backward of one sample, one item after the other."""
+        return self.passes_s(cost, tp).total_s
+
+    def passes_s(self, cost: CostModel, tp: int) -> StageTimes:
+        """The same, forward and backward apart."""
         link = None if tp == 1 else NVLINK
         times = [
             cost.layer_time(layer, self.item, tp=tp, cp=1, precision=Precision.BFLOAT16, link=link)
             for layer in self.module.layers
         ]
-        return self.items * sum(time.forward_s + time.backward_s(self.needs) for time in times)
+        return StageTimes(
+            self.items * sum(time.forward_s for time in times),
+            self.items * sum(time.backward_s(self.needs) for time in times),
+        )
 
     @property
     def sample_flop(self) -> float:
@@ -165,16 +177,24 @@ class Systems:
         if dp < 1:
             raise ValueError(f"want at least {NODE_GPUS * (llm_pp + 2)} GPUs for one replica, got {num_gpus}")
         encoder, llm, generator = self._parts
-        llm_s = llm.sample_s(self._cost, NODE_GPUS)
-        ends_s = [
-            ceil(part.items / NODE_GPUS) * part.sample_s(self._cost, 1) / part.items
-            for part in (encoder, generator)
-        ]
+        first, middle, last = (stage.total_s for stage in self.monolithic_stages(llm_pp))
         rounds = ceil(batch / (dp * MICROBATCH))
-        iteration_s = sum(ends_s) + llm_s + (rounds - 1) * max(*ends_s, llm_s / llm_pp)
+        iteration_s = first + llm_pp * middle + last + (rounds - 1) * max(first, middle, last)
         iteration_s += _reduction_s(llm, NODE_GPUS * llm_pp, dp)
         iteration_s += sum(_reduction_s(part, 1, dp * NODE_GPUS) for part in (encoder, generator))
         return self._judged(num_gpus, iteration_s, batch)
+
+    def monolithic_stages(self, llm_pp: int) -> tuple[StageTimes, StageTimes, StageTimes]:
+        """Of a microbatch on Megatron-LM's encoder, on one of the stages of its LLM, and on its generator."""
+        encoder, llm, generator = self._parts
+        whole = llm.passes_s(self._cost, NODE_GPUS)
+        first, last = (self._dealt_out(part) for part in (encoder, generator))
+        return first, StageTimes(whole.forward_s / llm_pp, whole.backward_s / llm_pp), last
+
+    def _dealt_out(self, part: _Part) -> StageTimes:
+        """The images of a sample on the GPUs of a group, each with the whole module."""
+        whole, share = part.passes_s(self._cost, 1), ceil(part.items / NODE_GPUS) / part.items
+        return StageTimes(share * whole.forward_s, share * whole.backward_s)
 
     def _unit(self, part: _Part) -> Unit:
         # frozen modules hold weights alone

@@ -1,0 +1,72 @@
+"""Figure 3: forward time of the three modules by number and size of images, with Megatron-LM.
+
+Paper:   Z. Zhang et al., "DistTrain", section 2.2; bars without values. Words: the LLM's forward time is the
+         same throughout, those of encoder and generator vary significantly.
+Setup:   MLLM-72B, one stage of the LLM at PP 10 and TP 8; encoder and generator whole on each GPU of the
+         group, which share out the images.
+Ours:    seconds by the cost model; all numbers of images of 512 and 1,024 pixels a side that fit into 8,192
+         tokens, powers of two, as many read as drawn.
+Differs: which configurations the bars are is not in the text.
+Run:     python -m experiments.disttrain.figure3 [--json]
+"""
+
+from experiments import paper
+from experiments.disttrain.systems import PATCH, PROFILE, TOKENS, Images, Systems, Workload
+from experiments.evidence import Evidence, outcome_of
+from experiments.paper import Outcome
+from workbench.units import ms
+
+MODEL, LLM_PP = "MLLM-72B", 10
+MODULES = ("encoder", "LLM stage", "generator")
+SIDES_PX = (512, 1024)
+SIGNIFICANT = 2.0  # the longest over the shortest forward that "vary significantly" is held against
+
+
+def configurations() -> tuple[tuple[int, int], ...]:
+    """(images, side) that fit into the sequence."""
+    return tuple(
+        (num, side) for side in SIDES_PX for num in (1, 2, 4, 8) if num * (side // PATCH) ** 2 <= TOKENS
+    )
+
+
+def forward_ms(num_images: int, side_px: int) -> dict[str, float]:
+    """Module -> milliseconds of one microbatch."""
+    workload = Workload(model=MODEL, images=Images(read=num_images, drawn=num_images), side_px=side_px)
+    stages = Systems(workload).monolithic_stages(LLM_PP)
+    return {name: ms(stage.forward_s) for name, stage in zip(MODULES, stages, strict=True)}
+
+
+def run() -> Outcome:
+    """Every configuration, and how far each module's time moves."""
+    evidence = Evidence()
+    found = {each: forward_ms(*each) for each in configurations()}
+    for (num, side), times in found.items():
+        for module, value in times.items():
+            evidence.ours[f"modelled/({num}, {side})/{module}_ms"] = value
+    moves = {
+        module: max(times[module] for times in found.values())
+        / min(times[module] for times in found.values())
+        for module in MODULES
+    }
+    evidence.claim(
+        f"the LLM stage takes as long throughout: {moves['LLM stage']:.3f}", moves["LLM stage"] == 1.0
+    )
+    for module in ("encoder", "generator"):
+        evidence.claim(
+            f"the {module}'s forward varies significantly: by {moves[module]:.1f}, more than {SIGNIFICANT:g}",
+            moves[module] >= SIGNIFICANT,
+        )
+    longest = max(max(times["encoder"], times["generator"]) / times["LLM stage"] for times in found.values())
+    evidence.claim(
+        f"some configuration makes encoder or generator longer than the LLM's stage: {longest:.2f}",
+        longest > 1,
+    )
+    return outcome_of("disttrain/figure3", [evidence], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

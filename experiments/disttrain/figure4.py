@@ -1,0 +1,116 @@
+"""Figure 4: two kinds of bubbles, those of idle encoders and generators and those that they cause in the LLM.
+
+Paper:   Z. Zhang et al., "DistTrain", section 2.2; a drawing without numbers.
+Setup:   Megatron-LM with one stage for the encoder, two for the LLM and one for the generator, 12
+         microbatches; MLLM-15B with few small images (a), and with many large ones (b).
+Ours:    simulated with seconds of the cost model: idle share of the stages while the pipeline is full, from
+         the first generator forward to the last encoder forward.
+Differs: stages and microbatches are chosen, not printed; warm-up and drain are left out, since both have them.
+Run:     python -m experiments.disttrain.figure4 [--json]
+"""
+
+from experiments import paper
+from experiments.disttrain.figure3 import MODULES
+from experiments.disttrain.systems import PROFILE, Images, Systems, Workload
+from experiments.evidence import Evidence, outcome_of
+from experiments.paper import Outcome
+from experiments.printed_pipeline import StageTimes, pipeline_plan
+from sim.engine import simulate
+from workbench.graph.layer import Layer, LayerKind, Matmul, TokenCount
+from workbench.graph.model_graph import ModelGraph, Module, connect
+from workbench.plan.lower import lower
+from workbench.schedule.action import Action, Pass
+
+MODEL, LLM_PP, MICROBATCHES = "MLLM-15B", 2, 12
+CASES = {
+    "light": Workload(model=MODEL, images=Images(read=2, drawn=1), side_px=512),
+    "heavy": Workload(model=MODEL, images=Images(read=2, drawn=2), side_px=2048),
+}
+
+
+def idle_fractions(stages: tuple[StageTimes, StageTimes, StageTimes]) -> dict[str, float]:
+    """Module -> idle share of its stages while the pipeline is full."""
+    model = _chain()
+    plan = pipeline_plan(model, {"encoder": 1, "llm": LLM_PP, "generator": 1}, MICROBATCHES)
+    of_module = dict(zip(("encoder", "llm", "generator"), stages, strict=True))
+
+    def duration_s(action: Action) -> float:
+        if action.stage is None or action.kind not in (Pass.F, Pass.B):
+            return 0.0
+        times = of_module[plan.stage[action.stage].module]
+        return times.forward_s if action.kind is Pass.F else times.backward_s
+
+    trace = simulate(lower(plan), duration_s)
+    passes = [span for span in trace.spans if span.action.kind in (Pass.F, Pass.B)]
+    last_rank = max(span.rank for span in passes)
+    start_s = min(span.start_s for span in passes if span.rank == last_rank)
+    end_s = max(span.end_s for span in passes if span.rank == 0 and span.action.kind is Pass.F)
+    found: dict[str, list[float]] = {}
+    for rank in range(last_rank + 1):
+        busy_s = sum(
+            max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
+            for span in passes
+            if span.rank == rank
+        )
+        module = plan.stages_on[rank][0].module
+        found.setdefault(module, []).append(1 - busy_s / (end_s - start_s))
+    return {module: sum(shares) / len(shares) for module, shares in found.items()}
+
+
+def _chain() -> ModelGraph:
+    """Encoder, LLM and generator of one layer a stage: only the order of their passes matters."""
+    encoder, llm, generator = (
+        Module(name=name, modality=modality, layers=tuple(_layer(place) for place in range(count)))
+        for name, modality, count in (
+            ("encoder", "vision", 1),
+            ("llm", "text", LLM_PP),
+            ("generator", "generator", 1),
+        )
+    )
+    return connect("figure4", (encoder, llm), (llm, generator))
+
+
+def _layer(place: int) -> Layer:
+    return Layer(
+        name=f"layer.{place}",
+        kind=LayerKind.BLOCK,
+        operators=(Matmul(name="linear", in_features=8, out_features=8),),
+        out_width=8,
+        emits=TokenCount.OUT,
+        trainable=True,
+    )
+
+
+def run() -> Outcome:
+    """Both cases."""
+    evidence = Evidence()
+    idle: dict[str, dict[str, float]] = {}
+    for case, workload in CASES.items():
+        stages = Systems(workload).monolithic_stages(LLM_PP)
+        idle[case] = idle_fractions(stages)
+        for module, share in idle[case].items():
+            evidence.ours[f"modelled/{case}/{module}_idle"] = share
+        times = ", ".join(
+            f"{name} {stage.forward_s:.3f} + {stage.backward_s:.3f} s"
+            for name, stage in zip(MODULES, stages, strict=True)
+        )
+        shares = ", ".join(f"{module} {share:.0%}" for module, share in idle[case].items())
+        evidence.notes.append(f"{case}: {times}; idle while the pipeline is full: {shares}")
+    light, heavy = idle["light"], idle["heavy"]
+    evidence.claim(
+        "(a) with few images encoder and generator idle more than the LLM",
+        min(light["encoder"], light["generator"]) > light["llm"],
+    )
+    evidence.claim("(b) with large ones the LLM waits for them", heavy["llm"] > 2 * light["llm"])
+    evidence.claim(
+        "(b) the LLM's stages idle more than the slowest other", heavy["llm"] > min(heavy.values())
+    )
+    return outcome_of("disttrain/figure4", [evidence], profile=PROFILE)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
