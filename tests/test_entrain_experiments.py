@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.entrain import algorithm3, executed, figure4_12, series, table4_3
-from experiments.entrain.intervals import bootstrap
+from experiments.entrain.intervals import bootstrap, ratio_of_medians
 from workbench.cost.profile import ideal_profile
 
 
@@ -21,6 +21,17 @@ def test_an_interval_holds_the_mean_and_narrows_with_more_values():
         bootstrap([1.0])
 
 
+def test_one_slow_round_does_not_move_a_ratio_of_medians():
+    own = [1.0, 1.01, 0.99, 1.0, 1.0] * 6
+    slow = [2.0 * seconds for seconds in own[:-1]] + [50.0]
+    found = ratio_of_medians([slow, slow], own)
+    assert found == pytest.approx((2.0, 2.0, 2.0), rel=0.02)
+    noisy = [0.5, 1.5] * 15  # a mean of ratios would say 1.33
+    assert ratio_of_medians([noisy], noisy).mean == 1.0
+    with pytest.raises(ValueError, match="same >= 2 rounds"):
+        ratio_of_medians([[1.0, 2.0]], [1.0])
+
+
 def test_executed_plans_do_the_same_work_in_other_orders():
     every = executed.cases(ideal_profile(), executed.UNMEASURED)
     samples = [
@@ -30,7 +41,7 @@ def test_executed_plans_do_the_same_work_in_other_orders():
     assert len({case.plan.microbatches for case in every}) == len(every)
 
 
-def test_ratios_are_taken_within_a_round_against_the_mean_of_the_orders():
+def test_ratios_are_of_medians_against_the_mean_of_the_orders():
     predicted: list[Any] = [
         SimpleNamespace(
             case=SimpleNamespace(name=name), plan_hash=name, simulated=SimpleNamespace(iteration_s=seconds)
