@@ -2,7 +2,16 @@
 
 import typer
 
-from workbench.commands import executing, layouts, measuring, models, planning, predicting, preprocessing
+from workbench.commands import (
+    executing,
+    layouts,
+    measuring,
+    models,
+    planning,
+    predicting,
+    preprocessing,
+    resilience,
+)
 from workbench.console import OneLineErrors
 
 app = typer.Typer(
@@ -20,6 +29,8 @@ app.command("models")(models.models_command)
 app.command("simulate")(executing.simulate_command)
 app.command("run")(executing.run_command)
 app.command("predict", help=predicting.PREDICT_HELP)(predicting.predict_command)
+app.command("templates")(resilience.templates_command)
+app.command("failures")(resilience.failures_command)
 app.command("compare")(executing.compare_command)
 app.command("calibrate")(measuring.calibrate_command)
 app.command("report")(measuring.report_command)

@@ -93,7 +93,7 @@ def parse_trace(name: str, text: str) -> Availability:
     events = []
     reader = csv.DictReader(io.StringIO(text))
     for line, row in enumerate(reader, start=2):
-        if row.keys() < {"t_s", "event", "node"}:
+        if not row.keys() >= {"t_s", "event", "node"}:
             raise ValueError(f"{name}, line {line}: want the columns t_s, event, node, got {list(row)}")
         try:
             events.append(NodeEvent(time_s=float(row["t_s"]), change=Change(row["event"]), node=row["node"]))

@@ -1,0 +1,169 @@
+"""`templates` and `failures`: numbers that follow from the templates, and one line for bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.test_cli import JOB, workbench
+from workbench.cli import app
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job import load_job
+from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
+
+NODES = """cluster:
+  device: H100
+  nodes: 6
+  ranks_per_node: 2
+  intra: {gb_per_s: 100.0, latency_us: 5.0}
+  inter: {gb_per_s: 25.0, latency_us: 5.0}
+batch:
+  samples: 12
+"""
+STEADY = "t_s,event,node\n" + "".join(f"0,add,n{k}\n" for k in range(6))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    head, tail = JOB.split("cluster:")
+    path = tmp_path / "job.yaml"
+    path.write_text(head + NODES + tail.partition("  samples: 4\n")[2])
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Six nodes, of which one leaves in the middle of two minutes and one at their end."""
+    path = tmp_path / "trace.csv"
+    path.write_text(STEADY + "60,remove,n0\n120,remove,n1\n")
+    return path
+
+
+def planned(job: Path, **settings: int) -> ElasticTemplates:
+    wanted = {"num_nodes": 6, "num_faults": 1} | settings
+    return elastic_templates(load_job(job), CostModel(load_profile("H100")), **wanted)
+
+
+def record(*arguments: object) -> dict[str, Any]:
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], prog_name="workbench")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_a_template_spans_all_modules_and_every_layer_has_one_place(job):
+    found = planned(job)
+    names = [name for name, _ in found.chain.owners]
+    assert list(dict.fromkeys(names)) == ["vision", "audio", "llm"]
+    for template in found.planned.templates:
+        runs = [run for stage in template.stages for run in found.chain.runs_of(stage)]
+        assert sum(end - first for _, first, end in runs) == len(names) == template.num_layers
+
+
+def test_throughput_is_the_slowest_pipeline_and_the_sum_of_gradients(job):
+    found = planned(job)
+    for nodes in range(2, 7):
+        slowest_s = found.at(nodes).iteration_s
+        assert 12 / found.samples_per_s(nodes) > slowest_s  # projectors are trained: their sum is in it
+        assert found.samples_per_s(nodes) >= found.grid_samples_per_s(nodes) * (1 - 1e-9)
+    assert found.grid_samples_per_s(0) == 0
+
+
+def test_frozen_layers_are_loaded_but_not_saved(job):
+    found = planned(job)
+    frozen = [layer for layer in found.layers if not layer.trained]
+    assert frozen
+    assert found.saved_bytes == pytest.approx(found.loaded_bytes - sum(layer.weights for layer in frozen) * 4)
+    assert found.copy_s > 0
+
+
+def test_templates_says_what_each_number_of_nodes_does(job):
+    said = record("templates", job)
+    found = planned(job)
+    assert said["threshold"] == 2
+    assert {int(count) for count in said["samples_per_s"]} == {2, 3, 4, 5, 6}
+    assert said["samples_per_s"]["5"] == pytest.approx(found.samples_per_s(5))
+    assert "below 2 nodes training stops" in workbench("templates", job).stdout
+
+
+def test_failures_counts_training_on_a_trace_to_the_sample(job, trace):
+    found = planned(job)
+    said = record("failures", job, "--trace", trace, "--dollars-per-node-hour", 3)["systems"]["templates"]
+    recover_s = 2.0 + found.copy_s
+    expected = 60 * found.samples_per_s(6) + (60 - recover_s) * found.samples_per_s(5)
+    assert said["window_s"] == 120
+    assert said["samples"] == pytest.approx(expected, rel=1e-3)  # the step that was cut off is lost
+    assert said["recovery"] == pytest.approx(recover_s / 120)
+    assert said["dollars_per_sample"] == pytest.approx((6 + 5) / 60 * 3 / said["samples"])
+
+
+def test_a_job_that_restarts_gets_less_of_a_stormy_trace(job):
+    rates = ("--leaves-per-node-hour", 20, "--joins-per-missing-hour", 200)
+    said = record("failures", job, *rates, "--hours", 0.05, "--restart-s", 5)
+    templates, restarts = said["systems"]["templates"], said["systems"]["restarts"]
+    assert templates["recoveries"] > 3
+    assert templates["samples"] > restarts["samples"] > 0
+
+
+def test_failures_shows_a_line_for_each_system(job, trace):
+    shown = workbench("failures", job, "--trace", trace).stdout
+    assert "small on trace.csv, 0.03333 h" in shown
+    assert [
+        line.split()[0] for line in shown.splitlines() if line.startswith((" templates", " restarts"))
+    ] == [
+        "templates",
+        "restarts",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("templates", "--faults", 6), "f = 6 needs 7: want at most f = 5, or 7 nodes"),
+        (("templates", "--nodes", 0), "want 1 node or more, got 0"),
+        (("failures",), "want one of --trace and --leaves-per-node-hour"),
+        (("failures", "--leaves-per-node-hour", 1, "--hours", 0), "--hours must be > 0, got 0.0"),
+        (("failures", "--leaves-per-node-hour", -1), "rates must be >= 0"),
+        (("failures", "--leaves-per-node-hour", 1, "--storage-gb-per-s", 0), "storage of > 0 GB/s"),
+        (("failures", "--leaves-per-node-hour", 1, "--checkpoint-every", 0), "checkpoint every 1 iteration"),
+        (("failures", "--leaves-per-node-hour", 1, "--dollars-per-node-hour", -1), "must be >= 0, got -1.0"),
+    ],
+)
+def test_bad_options_are_one_line(job, arguments, message):
+    result = workbench(arguments[0], job, *arguments[1:])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (STEADY + "60,remove,n9\n", "node 'n9' is removed at 60.0 s but is not there"),
+        (STEADY + "60,remove,n1\n30,remove,n2\n", "time goes back from 60.0 s to 30.0 s"),
+        ("t_s,event,node\n", "no node ever joins"),
+        ("t_s,what,node\n0,add,n0\n", "want the columns t_s, event, node"),
+    ],
+)
+def test_bad_traces_are_one_line(job, tmp_path, text, message):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    result = workbench("failures", job, "--trace", path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert message in result.stderr
+
+
+def test_what_templates_cannot_be_made_of_is_named(job):
+    text = job.read_text()
+    job.write_text(text.replace("llm: {pp: 2}", "llm: {cp: 2}"))
+    with pytest.raises(ValueError, match="'llm' has cp 2, ep 1; want 1"):
+        planned(job)
+    job.write_text(text.replace("  samples: 12", "  samples: 12\n  microbatch_samples: 12"))
+    with pytest.raises(ValueError, match="1 microbatches"):
+        planned(job).at(4)
+    job.write_text(
+        text.replace("vision: {pp: 1}", "vision: {tp: 2}").replace("ranks_per_node: 2", "ranks_per_node: 1")
+    )
+    with pytest.raises(ValueError, match=r"stages of .2,. GPUs do not fit into nodes of 1"):
+        planned(job)

@@ -1,0 +1,189 @@
+"""Pipeline templates of a job: what it does on any number of nodes, and what a change of nodes moves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from workbench.cost.hardware import Cluster, Node
+from workbench.cost.memory import state_bytes
+from workbench.cost.model import CostModel
+from workbench.job import Job
+from workbench.resilience.instantiate import Instantiation, fastest
+from workbench.resilience.model_chain import ModelChain, chain_order, model_chain
+from workbench.resilience.node_specification import TemplateSet, plan_templates
+from workbench.resilience.template import TemplateStage
+from workbench.strategies.layout_choice import ModuleChoice
+from workbench.strategies.module_price import LayerPrice, ModulePrices
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticTemplates:
+    """A job's templates, with what its layers weigh; all stages have equally many GPUs.
+
+    Args:
+        job: on as many nodes as templates were planned for.
+        chain: its layers as templates cut them.
+        planned: the templates.
+        prices: of its modules.
+        layers: [L] price of each layer of the chain.
+    """
+
+    job: Job
+    chain: ModelChain
+    planned: TemplateSet
+    prices: ModulePrices
+    layers: tuple[LayerPrice, ...]
+
+    @property
+    def num_microbatches(self) -> int:
+        return len(self.job.batch) // self.job.microbatch_samples
+
+    @cached_property
+    def layer_bytes(self) -> tuple[float, ...]:
+        """[L] weights and optimizer state of a layer on each GPU of its stage: what a copy moves."""
+        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
+        return tuple(
+            layer.weights * size.weight + layer.trained * (size.optimizer if layer.trained else 0)
+            for layer in self.layers
+        )
+
+    @property
+    def loaded_bytes(self) -> float:
+        """What a job that restarts reads: all weights, and the state of those that are trained."""
+        return sum(self.layer_bytes) * self._width
+
+    @property
+    def saved_bytes(self) -> float:
+        """What a checkpoint holds: weights that are trained, and their state; frozen ones do not change."""
+        pairs = zip(self.layer_bytes, self.layers, strict=True)
+        return sum(held for held, layer in pairs if layer.trained) * self._width
+
+    @property
+    def _width(self) -> int:
+        """GPUs of a stage."""
+        return self.planned.templates[0].stages[0].num_gpus
+
+    def at(self, num_nodes: int) -> Instantiation:
+        """The fastest pipelines on that many nodes.
+
+        Raises:
+            ValueError: fewer nodes than the threshold, or fewer microbatches than pipelines.
+        """
+        return fastest(self.planned, num_nodes, self.num_microbatches)
+
+    def samples_per_s(self, num_nodes: int) -> float:
+        """Throughput there: the slowest pipeline, then the sum of gradients over all pipelines.
+
+        The busiest stage's gradients, summed without overlap.
+        """
+        found = self.at(num_nodes)
+        stages = [stage for size in set(found.sizes) for stage in self.planned.of_size(size).stages]
+        return len(self.job.batch) / (found.iteration_s + self._reduce_s(stages, len(found.sizes)))
+
+    def grid_samples_per_s(self, num_nodes: int) -> float:
+        """Of the best grid of equal pipelines, where nodes that do not fit in stand by; 0 where none fits."""
+        best_s = float("inf")
+        for size in self.planned.specification.sizes:
+            replicas = min(num_nodes // size, self.num_microbatches)
+            if replicas:
+                template = self.planned.of_size(size)
+                iteration_s = template.iteration_s(-(-self.num_microbatches // replicas))
+                best_s = min(best_s, iteration_s + self._reduce_s(template.stages, replicas))
+        return len(self.job.batch) / best_s
+
+    @property
+    def copy_s(self) -> float:
+        """Seconds until the node that holds most has got it all from one other node."""
+        most = max(
+            sum(self.layer_bytes[layer] for layer in layers) * self._width
+            for template in self.planned.templates
+            for layers in template.layers_by_node()
+        )
+        return self.prices.send_s(most, self.job.cluster.inter)
+
+    def _reduce_s(self, stages: Sequence[TemplateStage], num_replicas: int) -> float:
+        trained = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
+        if num_replicas == 1 or not trained:
+            return 0.0
+        name, _ = self.chain.owners[0]
+        choice = ModuleChoice(module=name, tp=self._width, dp=num_replicas, instances=num_replicas)
+        return self.prices.exchange(choice, trained).reduce_s
+
+
+def elastic_templates(job: Job, cost: CostModel, *, num_nodes: int, num_faults: int) -> ElasticTemplates:
+    """Templates of all node counts for a job on `num_nodes` nodes like its cluster's.
+
+    A stage has as many GPUs as the widest tp of the job's layouts; a module of smaller tp uses some of
+    them. A layer adds its weights, gradients and optimizer state to a GPU. Of activations, (layers of
+    a stage) x (microbatches in flight) is about the layers of the model in every stage of 1F1B: those of
+    one microbatch in all layers, and the largest working memory, are set aside on every GPU.
+
+    Source: Oobleck chapter, section 2.4.
+
+    Args:
+        cost: the machine.
+        num_faults: f, nodes that may fail at the same moment.
+
+    Raises:
+        ValueError: nodes of several kinds, a batch that does not fill its microbatches, context or expert
+            parallelism, what templates refuse.
+
+    Complexity: that of `exact_templates`.
+    """
+    node = _check(job, num_nodes)
+    cluster = Cluster(
+        name=job.cluster.name, nodes=(node,) * num_nodes, intra=job.cluster.intra, inter=job.cluster.inter
+    )
+    job = replace(job, cluster=cluster, max_ranks=None)
+    prices = ModulePrices(job, cost)
+    degrees = {layout.module: layout.tp for layout in job.layouts}
+    found = {
+        module.name: prices.layers(
+            ModuleChoice(
+                module=module.name,
+                tp=degrees.get(module.name, 1),
+                recompute=job.settings.of(module.name).recompute,
+            ),
+            job.microbatch_samples,
+        )
+        for module in job.model.modules
+    }
+    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
+
+    def held_bytes(module: str, layer: int, _: int) -> int:
+        price = found[module][layer]
+        return round(price.weights * size.weight + price.trained * (size.gradient + size.optimizer))
+
+    layers = tuple(found[module][layer] for module, layer in chain_order(job.model))
+    aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
+    chain = model_chain(
+        job.model,
+        (max(degrees.values(), default=1),),
+        lambda module, layer, _: found[module][layer].forward_s + found[module][layer].backward_s,
+        held_bytes,
+        max(0, node.memory_bytes - aside),
+    )
+    planned = plan_templates(chain.chain, node.num_ranks, num_nodes, num_faults)
+    return ElasticTemplates(job=job, chain=chain, planned=planned, prices=prices, layers=layers)
+
+
+def _check(job: Job, num_nodes: int) -> Node:
+    """The kind of node that all are."""
+    kinds = set(job.cluster.nodes)
+    if len(kinds) > 1:
+        raise ValueError(f"{job.name}: templates want nodes of one kind, the cluster has {len(kinds)}")
+    if num_nodes < 1:
+        raise ValueError(f"{job.name}: want 1 node or more, got {num_nodes}")
+    size, wanted = job.microbatch_samples, len(job.batch)
+    if wanted % size:
+        raise ValueError(
+            f"{job.name}: a batch of {wanted} samples does not fill microbatches of {size}; "
+            f"nearest: {max(size, wanted // size * size)} samples"
+        )
+    for layout in job.layouts:
+        if (layout.cp, layout.ep) != (1, 1):
+            raise ValueError(
+                f"{job.name}: stages of templates have tensor parallelism alone, {layout.module!r} has "
+                f"cp {layout.cp}, ep {layout.ep}; want 1"
+            )
+    return job.cluster.nodes[0]
