@@ -13,7 +13,7 @@ and sending costs its sender nothing. Where ranks share cores, the simulator sha
 import gc
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,13 +39,15 @@ from runtime.mesh import local_device
 from runtime.pool import Place
 from runtime.rank_job import Build, RunSettings, run_steps
 from runtime.rank_report import RankReport, RankState
-from runtime.shared_mesh import Exchange, Post, SharedMesh, join_shared
+from runtime.shared_groups import SharedGroups
+from runtime.shared_mesh import Exchange, Post, SharedMesh
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.tensor_group import TensorGroup
 from runtime.weights import exporting
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.stage_memory import elements_of
 from workbench.schedule.action import COMPUTE, STEP, Action
 from workbench.trace import Lane
 from workbench.units import gib
@@ -139,7 +141,7 @@ class _Ranks:
     ) -> None:
         self._lowered, self._settings = lowered, settings
         self._source, self._build, self.device = source, build, device
-        self._frozen: dict[tuple[str, str], Tensor] = {}
+        self._frozen: dict[tuple[str, str, tuple[tuple[int, int], ...]], Tensor] = {}
         self._baton = Baton(settings.timeout_s)
         self._post = Post(self._baton)
         self._reports: dict[int, RankReport] = {}
@@ -206,7 +208,7 @@ class _Ranks:
                 self._settings,
                 self._source,
                 self._build_stage,
-                join_shared,
+                SharedGroups(),
             )
         runner.place = -1
 
@@ -235,8 +237,18 @@ class _Ranks:
         )
         for name, parameter in module.named_weights():
             if not parameter.requires_grad:
-                parameter.data = self._frozen.setdefault((stage.module, name), parameter.data)
+                key = (stage.module, name, tuple(_part_of(module, name, tensor, experts)))
+                parameter.data = self._frozen.setdefault(key, parameter.data)
         return module
+
+
+def _part_of(
+    module: StageModule, name: str, tensor: TensorGroup | None, experts: ExpertGroup | None
+) -> Iterator[tuple[int, int]]:
+    """(Member, of how many) for every way in which a weight is a part; none where it is whole."""
+    for group, cuts in ((tensor, module.cuts), (experts, module.dealt)):
+        if group is not None and name in cuts:
+            yield group.member, group.size
 
 
 def _has_left(place: Mapping[int, int], runner: Runner) -> bool:
@@ -274,17 +286,17 @@ def _result(
 
 def weight_bytes(plan: Plan) -> int:
     """Bytes of weights, gradients and optimizer state that an emulation holds; frozen weights once."""
-    trained = frozen = 0
+    trained, frozen = 0.0, 0
     seen: set[tuple[str, str]] = set()
     for stage in plan.stages:
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             for parameter in layer.parameters():
                 if layer.trainable:
-                    trained += parameter.num_elements * len(stage.flat_ranks)
+                    trained += elements_of(parameter, stage) * len(stage.flat_ranks)
                 elif (stage.module, parameter.name) not in seen:
                     seen.add((stage.module, parameter.name))
                     frozen += parameter.num_elements
-    return (COPIES_OF_TRAINED * trained + frozen) * plan.settings.precision.num_bytes
+    return round(COPIES_OF_TRAINED * trained + frozen) * plan.settings.precision.num_bytes
 
 
 def _check_fits(plan: Plan, device: torch.device) -> None:

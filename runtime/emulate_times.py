@@ -2,7 +2,7 @@
 
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from runtime.shared_mesh import Exchange
@@ -75,25 +75,50 @@ def median_work(works: Sequence[OwnWork]) -> OwnWork:
 def composed_s(works: Mapping[int, OwnWork], exchange_s: ExchangeSeconds) -> float:
     """Seconds from when all ranks of an action start it together until the last one ends.
 
-    A rank works until it waits for a collective; that starts when all have come to it and the
-    one before has ended, and takes `exchange_s`. Without collectives it is the slowest rank's work.
+    A rank works until it waits for a collective; that starts when all of its group have come to it
+    and the one before has ended for each of them, and takes `exchange_s`. Without collectives it is
+    the slowest rank's work.
 
     Complexity: O(ranks x exchanges) where a collective starts soon before it is waited for.
     """
-    counts = {len(work.exchanges) for work in works.values()}
-    if len(counts) > 1:
-        raise ValueError(f"ranks {list(works)} came to different numbers of collectives: {sorted(counts)}")
     delays_s: dict[int, list[tuple[float, float]]] = {rank: [(0.0, 0.0)] for rank in works}
-    ended_s = 0.0
-    for index in range(counts.pop() if counts else 0):
-        same = {rank: work.exchanges[index] for rank, work in works.items()}
-        came_s = max(_moment_s(delays_s[rank], exchange.start_s) for rank, exchange in same.items())
-        ended_s = max(came_s, ended_s) + exchange_s(next(iter(same.values())))
-        for rank, exchange in same.items():
+    ended_s = dict.fromkeys(works, 0.0)
+    for met in _meetings(works):
+        came_s = max(_moment_s(delays_s[rank], exchange.start_s) for rank, exchange in met.items())
+        end_s = max(came_s, *(ended_s[rank] for rank in met)) + exchange_s(next(iter(met.values())))
+        for rank, exchange in met.items():
+            ended_s[rank] = end_s
             waits_s = exchange.wait_s[0]
             here_s = _moment_s(delays_s[rank], waits_s)
-            delays_s[rank].append((waits_s, max(here_s, ended_s) - waits_s))
+            delays_s[rank].append((waits_s, max(here_s, end_s) - waits_s))
     return max(delays_s[rank][-1][1] + work.own_s for rank, work in works.items())
+
+
+def _meetings(works: Mapping[int, OwnWork]) -> Iterator[dict[int, Exchange]]:
+    """Collectives by rank, each when it is next on all ranks of its group; groups may differ in number.
+
+    Raises:
+        ValueError: some rank's next one never is.
+    """
+    done = dict.fromkeys(works, 0)
+    waiting = list(works)
+    for rank in waiting:  # grows while we walk it
+        if done[rank] == len(works[rank].exchanges):
+            continue
+        members = works[rank].exchanges[done[rank]].ranks
+        met = {
+            other: works[other].exchanges[done[other]]
+            for other in members
+            if other in works and done[other] < len(works[other].exchanges)
+        }
+        if len(met) == len(members) and {exchange.ranks for exchange in met.values()} == {members}:
+            for other in met:
+                done[other] += 1
+            yield met
+            waiting.extend(met)
+    if any(done[rank] < len(work.exchanges) for rank, work in works.items()):
+        counts = sorted({len(work.exchanges) for work in works.values()})
+        raise ValueError(f"ranks {list(works)} came to different numbers of collectives: {counts}")
 
 
 def _moment_s(delays_s: Sequence[tuple[float, float]], own_s: float) -> float:

@@ -17,11 +17,10 @@ from runtime.activations import Allocations
 from runtime.batches import DataSource, count_targets
 from runtime.checkpoint import Checkpoints, RankCheckpoints, live_tensors
 from runtime.checkpoint_files import identity_of
-from runtime.context_group import context_group
 from runtime.executor import Executor
-from runtime.expert_group import ExpertGroup, expert_group
+from runtime.expert_group import ExpertGroup
 from runtime.failure import RankError
-from runtime.feed import Join, feed_of
+from runtime.feed import feed_of
 from runtime.mesh import Mesh, build_mesh, local_device
 from runtime.optimizer import OptimizerSettings
 from runtime.optimizer_part import weight_buckets
@@ -29,9 +28,10 @@ from runtime.pool import Place
 from runtime.rank_report import RankReport, RankState
 from runtime.sharded_gradients import ShardedGradients
 from runtime.sharded_stages import ShardedStages
+from runtime.stage_groups import ProcessGroups, StageGroups
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.step_plans import NextBatches, Planning, StepPlans
-from runtime.tensor_group import TensorGroup, tensor_group
+from runtime.tensor_group import TensorGroup
 from runtime.timing import Notes, Recorder, check_order
 from runtime.transfers import Wires, first_line
 from runtime.weights import write_part
@@ -46,6 +46,7 @@ TORCH_TYPE = {
 }
 
 
+PROCESSES = ProcessGroups()
 MOST_STEPS = 1_000_000
 MOST_THREADS = 1024
 S_PER_DAY = 86_400.0
@@ -151,11 +152,11 @@ def run_steps(
     settings: RunSettings,
     source: DataSource,
     build: Build,
-    join: Join = context_group,
+    groups: StageGroups = PROCESSES,
 ) -> RankReport:
     """All steps of all repetitions of one rank; after every step it tells its part of the loss.
 
-    `join` finds the context-parallel group of a stage.
+    `groups` finds those with which the rank shares a stage.
     """
     losses: list[float] = []
     notes: list[Notes] = []
@@ -164,7 +165,7 @@ def run_steps(
     state = None
     num_steps = settings.warmup + settings.steps
     for repetition in range(settings.repetitions):
-        rank = _Rank(lowered, mesh, settings, source, build, place.report, join)
+        rank = _Rank(lowered, mesh, settings, source, build, place.report, groups)
         saves = _saves(lowered, mesh, settings)
         start = saves.resume(rank.tensors, losses)
         plans = StepPlans(lowered, settings.following, mesh, timeout_s=settings.timeout_s, start=start)
@@ -218,7 +219,7 @@ class _Rank:
         source: DataSource,
         build: Build,
         report: Callable[[int], None],
-        join: Join,
+        groups: StageGroups,
     ) -> None:
         plan = lowered.plan
         dtype = settings.dtype(plan)
@@ -235,13 +236,13 @@ class _Rank:
                 dtype=dtype,
                 weights=settings.weights,
                 device=mesh.device,
-                tensor=tensor_group(mesh, stage),
-                experts=expert_group(mesh, stage),
+                tensor=groups.tensor(mesh, stage),
+                experts=groups.experts(mesh, stage),
             )
             for stage in stages
         }
         self._mesh, self._settings, self._source = mesh, settings, source
-        self._report, self._join = report, join
+        self._report, self._groups = report, groups
         self._recorder = Recorder(mesh.rank)
         self._buckets = weight_buckets(
             lowered, mesh.rank, list(self._modules.values()), settings.optimizer_dtype(plan)
@@ -275,7 +276,7 @@ class _Rank:
             self.lowered,
             mesh.rank,
             modules=self._modules,
-            feed=feed_of(plan, mesh, self._source, settings.dtype(plan), self._join),
+            feed=feed_of(plan, mesh, self._source, settings.dtype(plan), self._groups.context),
             wires=self._wires,
             gradients=self._summed,
             sharded=self._sharded,

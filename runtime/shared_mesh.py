@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from runtime.baton import Baton, Runner
-from runtime.context_group import ContextGroup, Pending
 from runtime.failure import RankError
 from runtime.mesh import Mesh
 from workbench.plan.lowered import Transfer
-from workbench.plan.plan import Stage
 
 Payload = Any  # what one rank brings to a meeting
 Combine = Callable[[Mapping[int, Payload]], None]
@@ -30,6 +28,7 @@ class Kind:
     PARTS = "a sum of parts of gradients"
     WEIGHTS = "a collection of updated weights"
     NORM = "the clipping norm"
+    SUM = "all_reduce"
     GATHER = "all_gather"
     SCATTER = "reduce_scatter"
     EXCHANGE = "all_to_all"
@@ -153,7 +152,7 @@ class _Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attendance:
+class Attendance:
     """A meeting as one rank's work."""
 
     post: Post
@@ -198,104 +197,28 @@ class SharedMesh(Mesh):
         return cast(dist.Work, _Delivery(self.post, self.runner, row, buffer))
 
     def start_sum(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        meeting = self.post.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, _sum_in_place)
-        return cast(dist.Work, _Attendance(self.post, self.runner, meeting))
+        meeting = self.post.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, sum_in_place)
+        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
 
     def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         meeting = self.post.join(
-            "gradients", Kind.PARTS, ranks, self.rank, (part, whole), partial(_scatter, ranks)
+            "gradients", Kind.PARTS, ranks, self.rank, (part, whole), partial(scatter, ranks)
         )
-        return cast(dist.Work, _Attendance(self.post, self.runner, meeting))
+        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
 
     def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         given = (whole, part.clone())
-        meeting = self.post.join("weights", Kind.WEIGHTS, ranks, self.rank, given, partial(_gather, ranks))
-        return cast(dist.Work, _Attendance(self.post, self.runner, meeting))
+        meeting = self.post.join("weights", Kind.WEIGHTS, ranks, self.rank, given, partial(gather, ranks))
+        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
 
     def sum_over_all(self, total: Tensor) -> None:
-        meeting = self.post.join("world", Kind.NORM, self.ranks, self.rank, total, _sum_in_place)
-        _Attendance(self.post, self.runner, meeting).wait()
+        meeting = self.post.join("world", Kind.NORM, self.ranks, self.rank, total, sum_in_place)
+        Attendance(self.post, self.runner, meeting).wait()
 
     def align(self) -> None:
         self.runner.place = -1
         meeting = self.post.join("world", Kind.ALIGN, self.ranks, self.rank, None, lambda parts: None)
-        _Attendance(self.post, self.runner, meeting).wait()
-
-    def context_group(self, stage: Stage) -> "SharedContext | None":
-        """The ranks that share the stage's tokens; None where this one is alone."""
-        if stage.cp == 1:
-            return None
-        return SharedContext(tuple(sorted(stage.flat_ranks)), self.rank, None, self)
-
-
-def join_shared(mesh: Mesh, stage: Stage) -> ContextGroup | None:
-    """`SharedMesh.context_group`, as a rank's steps ask for it."""
-    assert isinstance(mesh, SharedMesh)
-    return mesh.context_group(stage)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedContext(ContextGroup):
-    """A context-parallel group of threads. Every collective starts by waiting for nobody."""
-
-    mesh: SharedMesh
-
-    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
-        return self._start(Kind.GATHER, (gathered, own), gathered.nbytes, partial(_gather, self.ranks))
-
-    def scatter(self, own: Tensor, parts: Tensor) -> Pending:
-        return self._start(Kind.SCATTER, (own, parts), parts.nbytes, partial(_scatter, self.ranks))
-
-    def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
-        def combine(brought: Mapping[int, tuple[Tensor, Tensor, list[int]]]) -> None:
-            pieces = {rank: brought[rank][1].split(brought[rank][2]) for rank in self.ranks}
-            for member, rank in enumerate(self.ranks):
-                brought[rank][0].copy_(torch.cat([pieces[other][member] for other in self.ranks]))
-
-        return self._start(Kind.EXCHANGE, (received, sent, counts[1]), sent.nbytes, combine)
-
-    def pass_on(self, received: Tensor, sent: Tensor) -> tuple[Pending, Pending]:
-        def combine(brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-            for member, rank in enumerate(self.ranks):
-                brought[rank][0].copy_(brought[self.ranks[member - 1]][1])
-
-        pending = self._start(Kind.PASS_ON, (received, sent), sent.nbytes, combine)
-        return pending, pending
-
-    def _start(self, kind: str, part: Payload, num_bytes: int, combine: Combine) -> Pending:
-        return Pending(self, cast(dist.Work, _Watched(self, kind, part, num_bytes, combine)), kind)
-
-
-class _Watched:
-    """A collective inside an action, that notes when its rank came and waited."""
-
-    def __init__(
-        self, group: SharedContext, kind: str, part: Payload, num_bytes: int, combine: Combine
-    ) -> None:
-        self._mesh = group.mesh
-        self._note = (kind, num_bytes, group.ranks)
-        runner = self._mesh.runner
-        self._start_s = now_s(self._mesh.device)
-        meeting = self._mesh.post.join("context", kind, group.ranks, group.rank, part, combine)
-        self._attendance = _Attendance(self._mesh.post, runner, meeting)
-        self._is_noted = False
-
-    def wait(self, timeout: object = None) -> bool:
-        began_s = now_s(self._mesh.device)
-        self._attendance.wait(timeout)
-        if not self._is_noted:
-            kind, num_bytes, ranks = self._note
-            self._is_noted = True
-            self._mesh.exchanges.append(
-                Exchange(
-                    kind=kind,
-                    num_bytes=num_bytes,
-                    ranks=ranks,
-                    start_s=self._start_s,
-                    wait_s=(began_s, now_s(self._mesh.device)),
-                )
-            )
-        return True
+        Attendance(self.post, self.runner, meeting).wait()
 
 
 def now_s(device: torch.device) -> float:
@@ -313,20 +236,21 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _gather(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+def gather(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
     """(into, own) of every rank: everybody's own one after the other."""
     whole = torch.cat([brought[rank][1] for rank in ranks])
     for into, _ in brought.values():
         into.copy_(whole)
 
 
-def _scatter(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+def scatter(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
     """(own, parts) of every rank: the sum of everybody's part for it."""
     for member, rank in enumerate(ranks):
         brought[rank][0].copy_(_sum([brought[other][1].chunk(len(ranks))[member] for other in ranks]))
 
 
-def _sum_in_place(parts: Mapping[int, Tensor]) -> None:
+def sum_in_place(parts: Mapping[int, Tensor]) -> None:
+    """Everybody's becomes the sum, in the order of the ranks."""
     total = _sum([parts[rank] for rank in sorted(parts)])
     for part in parts.values():
         part.copy_(total)

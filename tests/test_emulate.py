@@ -28,10 +28,15 @@ from tests import strategies
 from tests.plans import disjoint_plan
 from tests.test_cli import JOB, accept, refuse
 from tests.test_context_parallel_step import plan_of as context_parallel_plan
+from tests.test_expert_plan import moe_plan
 from tests.test_parity import CUTS, SEED, assert_parity, mixed
+from tests.test_tensor_parallel import ONE, Degrees, encoders, laid_out
+from tests.test_tensor_sequence import dealt_out
 from tests.tiny_valm import tiny_batch
 from workbench.commands.emulation import compose
 from workbench.cost.profile import load_profile
+from workbench.graph.model_graph import ModelGraph
+from workbench.graph.trainable import Trainable, with_trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Program, Recompute, Settings
 from workbench.schedule.action import COMPUTE, STEP, parse_action
@@ -47,7 +52,22 @@ PLANS = {
     "two replicas": lambda: disjoint_plan(mixed("vision-frozen"), tiny_batch(), REPLICATED, replicas=2),
     "context parallel": lambda: context_parallel_plan("everything", "ee"),
     "recompute": lambda: recomputed(context_parallel_plan("everything", "mp")),
+    "tensor parallel": lambda: laid_out(encoders(tied=True), SHARED_WEIGHTS),
+    "divided tokens": lambda: dealt_out(laid_out(encoders(), SHARED_TOKENS)),
+    "half frozen": lambda: laid_out(half_frozen(), SHARED_WEIGHTS),
+    "experts": lambda: moe_plan(tp=2, cp=2, ep=4),
 }
+SHARED_WEIGHTS: dict[str, Degrees] = {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}
+SHARED_TOKENS: dict[str, Degrees] = {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 1, 2, 2)}
+
+
+def half_frozen() -> ModelGraph:
+    """A frozen weight of which every member has another part is stored once a part."""
+    model = encoders()
+    modules = tuple(
+        with_trainable(module, Trainable.NONE) if module.name == "llm" else module for module in model.modules
+    )
+    return replace(model, modules=modules)
 
 
 def recomputed(plan: Plan) -> Plan:
@@ -71,7 +91,7 @@ def test_loss_gradients_and_weights_are_those_of_one_process_on_the_whole_batch(
     assert all(work.own_s > 0 for by_rank in result.works.values() for work in by_rank.values())
 
 
-@pytest.mark.parametrize("name", ["everything", "two replicas", "context parallel"])
+@pytest.mark.parametrize("name", ["everything", "two replicas", "context parallel", "tensor parallel"])
 def test_every_bit_is_that_of_the_distributed_run(name: str, pool: Pool):
     """Without a sum over more than two ranks: its order is the transport's."""
     lowered = lower(PLANS[name]())
@@ -243,7 +263,25 @@ def test_collectives_of_a_group_follow_each_other():
         composed_s({0: one, 1: OwnWork(own_s=1.0)}, lambda exchange: 4.0)
 
 
-@pytest.mark.parametrize("name", ["everything", "context parallel"])
+def test_collectives_of_different_groups_hold_up_only_their_own():
+    """A 2 x 2 grid: rows meet first, then columns. A slow rank delays its row, then all."""
+    row = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    column = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
+
+    def work(rank: int, own_s: float) -> OwnWork:
+        first = replace(gather(own_s, own_s), ranks=row[rank])
+        return OwnWork(own_s=own_s, exchanges=(first, replace(first, ranks=column[rank])))
+
+    works = {0: work(0, 1.0), 1: work(1, 1.0), 2: work(2, 1.0), 3: work(3, 6.0)}
+    cost_s = {ranks: 2.0 if ranks in row.values() else 1.0 for ranks in (*row.values(), *column.values())}
+    assert composed_s(works, lambda exchange: cost_s[exchange.ranks]) == 6.0 + 2.0 + 1.0
+    alone = {rank: replace(one, exchanges=one.exchanges[:1]) for rank, one in works.items()}
+    upper = {rank: alone[rank] for rank in (0, 1)}
+    assert composed_s(upper, lambda exchange: cost_s[exchange.ranks]) == 3.0
+    assert composed_s(alone, lambda exchange: cost_s[exchange.ranks]) == 8.0
+
+
+@pytest.mark.parametrize("name", ["everything", "context parallel", "divided tokens"])
 def test_the_timeline_is_that_of_the_measured_actions(name: str):
     lowered = lower(PLANS[name]())
     result = emulate(lowered, replace(SETTINGS, collect=Collect.NOTHING, repetitions=3))

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.adapters.choose import adapter_of
-from runtime.emulate import emulate
 from runtime.expert_cuts import parts_of, place_of
 from runtime.expert_mixture import mixtures_of
 from runtime.failure import WorldFailed
@@ -184,11 +183,6 @@ def test_nobody_waits_for_a_rank_without_a_bound(pool: Pool) -> None:
     settings = RunSettings(timeout_s=1.0)
     with pytest.raises(WorldFailed, match=r"rank 0 .*exchanging tokens among experts with ranks \[1\]"):
         run_lowered(lower(moe_plan(cp=2, ep=2)), settings, pool=pool, build=build_asleep)
-
-
-def test_an_emulation_refuses_dealt_out_experts() -> None:
-    with pytest.raises(ValueError, match=r"stage 0: only ranks in processes of their own run ep > 1, got 2"):
-        emulate(lower(moe_plan(cp=2, ep=2)), RunSettings())
 
 
 def test_a_group_of_another_size_is_refused() -> None:

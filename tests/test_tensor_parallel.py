@@ -13,10 +13,9 @@ from torch import nn
 
 from runtime.adapters.choose import adapter_of
 from runtime.batches import SyntheticSource, microbatch_data
-from runtime.emulate import emulate
 from runtime.launch import run_local
 from runtime.pool import Pool
-from runtime.rank_job import Collect, RunSettings
+from runtime.rank_job import Collect
 from runtime.stage_module import StageInput, build_stage_module
 from runtime.tensor_cuts import Cut, cuts_of
 from runtime.tensor_group import TensorGroup
@@ -39,7 +38,6 @@ from workbench.graph.module_layers import Projector
 from workbench.job import Job, ModuleLayout
 from workbench.plan.build import with_programs
 from workbench.plan.gradient_groups import gradient_groups
-from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
@@ -262,9 +260,3 @@ def test_a_product_without_a_rule_is_named() -> None:
     layer.block.mlp.extra = nn.Linear(2, 2)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"layers.0.mlp.extra: there is no rule to cut Linear .*tp = 1"):
         cuts_of(layer, 2)
-
-
-def test_an_emulation_refuses_shared_weights() -> None:
-    message = r"stage 0: only ranks in processes of their own run tp > 1, got 2"
-    with pytest.raises(ValueError, match=message):
-        emulate(lower(text_plan(tiny_models.LLAMA, (0, 1))), RunSettings())

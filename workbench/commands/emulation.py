@@ -80,7 +80,7 @@ def check_collectives(lowered: Lowered, profile: Profile | None) -> Profile | No
         ValueError: it has some, no profile is given and none is of the cluster's device.
     """
     is_shared = any(len(group.ranks) > 1 for group in lowered.groups)
-    if not is_shared and all(stage.cp == 1 for stage in lowered.plan.stages):
+    if not is_shared and all(len(stage.flat_ranks) == 1 for stage in lowered.plan.stages):
         return None
     return profile or profile_for(lowered.plan)
 
