@@ -5,9 +5,8 @@ one process (`MultimodalModule.forward`), and on the ranks of a plan through
 `runtime.multimodal_parallel`.
 """
 
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,10 +18,10 @@ from transformers import PreTrainedModel
 
 from runtime.adapters.adapter import PLACEHOLDER, Adapter
 from runtime.adapters.projector import PROJECTORS
-from runtime.adapters.vision import VisionAdapter, square_px
 from runtime.multimodal_architecture import Architecture, architecture_of
 from runtime.multimodal_batch import EncoderInput, PreparedBatch, prepare
 from runtime.multimodal_callbacks import BeforeEncoder, BeforeLLM
+from runtime.multimodal_items import encode, keys_of
 from runtime.multimodal_stage import AfterCallback, AroundProjector, Outputs, call_checked
 from workbench.data.sample import Item
 from workbench.graph.hf_config import module_from_config
@@ -45,7 +44,8 @@ class ModalityModule(nn.Module):
     Args:
         model: a transformers model.
         projector: "mlp", "linear", or a module of one of those two classes; fresh ones start as torch
-            starts linear layers. None: the language model.
+            starts linear layers. "merger": the one that Qwen's vision towers end with, part of the
+            model. None: the language model.
         proj: another spelling of `projector`.
         trainable: which parts are.
         preprocess_callback: before the encoder: its inputs in, its inputs out. One image may become
@@ -84,8 +84,12 @@ class ModalityModule(nn.Module):
             after_encoder=postprocess_module_callback, after_projector=postprocess_projector_callback
         )
         self.train()
+        if self.kind == Projector.MERGER and postprocess_module_callback is not None:
+            raise ValueError("projector 'merger' is part of its model: nothing stands between the two")
         if self.trainable is not Trainable.ALL:
             model.requires_grad_(requires_grad=False)
+        if self.trainable is Trainable.PROJECTOR and self.kind == Projector.MERGER:
+            model.get_submodule("merger").requires_grad_(requires_grad=True)
         if self.trainable is Trainable.NONE and self.projector is not None:
             self.projector.requires_grad_(requires_grad=False)
 
@@ -112,7 +116,7 @@ class ModalityModule(nn.Module):
         Raises:
             ValueError: one was given that does not fit.
         """
-        if self.kind is None:
+        if self.kind is None or self.kind == Projector.MERGER:
             return
         widths = (module.layers[-2].out_width, module.layers[-1].out_width)
         made = PROJECTORS[self.kind](*widths)
@@ -159,11 +163,15 @@ EncoderModule = ModalityModule  # the ICML version's name
 
 
 def _kind_of(projector: str | nn.Module) -> str:
+    if projector == Projector.MERGER:
+        return str(Projector.MERGER)
     for kind, made in PROJECTORS.items():
         if projector == kind or type(projector) is made:
             return kind
     classes = ", ".join(made.__name__ for made in PROJECTORS.values())
-    raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, or a {classes}, got {projector!r}")
+    raise ValueError(
+        f"projector must be one of {', '.join(PROJECTORS)}, merger, or a {classes}, got {projector!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +286,7 @@ class MultimodalModule(nn.Module):
         known, parts = self.architectures(), self.parts()
         inputs = {
             name: EncoderInput(
-                key=part.module.main_input_name,
+                keys=keys_of(part.module, known[name].adapter),
                 adapter=known[name].adapter,
                 width=known[LLM].module.layers[0].out_width,
                 token_id=self.token_ids.get(name),
@@ -331,12 +339,13 @@ class MultimodalModule(nn.Module):
         held = {Item(i, k): x for (i, of, k), x in prepared.source.items.items() if of == name}
         if not held:
             return {}
-        encoded: Outputs = tuple(_encode(part.module, adapter, item) for item in held.values())
+        encoded: Outputs = tuple(encode(part.module, adapter, item) for item in held.values())
         inputs = {"items": tuple(map(tuple, held)), "num_tokens": tuple(map(len, encoded))}
         if part.around.after_encoder is not None:
             encoded = call_checked(part.around.after_encoder, inputs, encoded)
-        assert part.projector is not None
-        projected: Outputs = tuple(part.projector(x_TD) for x_TD in encoded)
+        projected: Outputs = encoded
+        if part.projector is not None:
+            projected = tuple(part.projector(x_TD) for x_TD in encoded)
         if part.around.after_projector is not None:
             projected = call_checked(part.around.after_projector, inputs, projected)
         return {(name, item): y_TD for item, y_TD in zip(held, projected, strict=True)}
@@ -360,20 +369,6 @@ class MultimodalModule(nn.Module):
         next_T = torch.cat(ids)[1:]
         loss = functional.cross_entropy(logits_TV[:-1], next_T, ignore_index=PLACEHOLDER, reduction="sum")
         return loss, int((next_T != PLACEHOLDER).sum())
-
-
-def _encode(model: PreTrainedModel, adapter: Adapter, item: Tensor) -> Tensor:
-    """[T, width of the encoder] of one item, without a class token."""
-    call: Callable[..., Any] = model
-    resized: dict[str, bool] = {}
-    class_tokens = 0
-    if isinstance(adapter, VisionAdapter):
-        if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
-            side = square_px(adapter.config.image_size)
-            resized["interpolate_pos_encoding"] = item.shape[1:] != (side, side)
-        class_tokens = 1 if adapter.has_class_token else 0
-    x_TD: Tensor = call(item[None].to(model.device, model.dtype), **resized).last_hidden_state[0]
-    return x_TD[class_tokens:]
 
 
 def _check_encoder(name: str, encoder: object) -> None:

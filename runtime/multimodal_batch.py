@@ -1,6 +1,6 @@
 """From a batch of tensors, as a data loader gives it, to samples of a plan and a source of its data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from runtime.adapters.adapter import Adapter
-from runtime.adapters.audio import FRAMES_PER_TOKEN, Qwen2AudioAdapter, WhisperAdapter
-from runtime.adapters.vision import VisionAdapter, square_px
-from runtime.multimodal_callbacks import IDS, BeforeEncoder, BeforeLLM, EncoderOutputs, merge_special_tokens
+from runtime.multimodal_callbacks import (
+    IDS,
+    BeforeEncoder,
+    BeforeLLM,
+    EncoderOutputs,
+    called,
+    merge_special_tokens,
+)
+from runtime.multimodal_items import Size, items_of, size_of
 from workbench.data.sample import Sample, Segment
 from workbench.graph.model_graph import TEXT
 
@@ -24,14 +30,14 @@ class EncoderInput:
     """How one encoder reads a batch.
 
     Args:
-        key: the name of its input, e.g. "pixel_values".
+        keys: the names of its inputs; the first holds its items, e.g. "pixel_values".
         adapter: of its architecture.
         width: of the language model.
         token_id: stands in `input_ids` for one of its tokens; None: it has no place there.
         before: the callback in front of the encoder.
     """
 
-    key: str
+    keys: tuple[str, ...]
     adapter: Adapter
     width: int
     token_id: int | None = None
@@ -91,23 +97,23 @@ def prepare(
     texts = _texts(batch)
     inputs = {name: _own_input(batch, name, encoders) for name in encoders}
     _refuse_unknown(batch, encoders)
-    items = {name: _items(name, encoder, inputs[name], len(texts)) for name, encoder in encoders.items()}
+    items = {name: _items(name, encoder, inputs[name], texts) for name, encoder in encoders.items()}
     sizes = {
         name: [
-            [_tokens(encoder.adapter, item, name, i) for item in held] for i, held in enumerate(items[name])
+            [size_of(encoder.adapter, item, name, i) for item in held] for i, held in enumerate(items[name])
         ]
         for name, encoder in encoders.items()
     }
     outputs: EncoderOutputs = {
         name: [
-            tuple(torch.empty(size[1], encoders[name].width, device="meta") for size in held)
+            tuple(torch.empty(size.tokens_out, encoders[name].width, device="meta") for size in held)
             for held in sizes[name]
         ]
         for name in encoders
     }
     token_ids = {name: e.token_id for name, e in encoders.items() if e.token_id is not None}
     merge = merge_special_tokens(token_ids) if before_llm is None else before_llm
-    merged = merge(outputs, {IDS: list(texts)})
+    merged = called(merge, "before the LLM", outputs, {IDS: list(texts)})
     if len(merged[IDS]) != len(texts):
         raise ValueError(f"the callback before the LLM made {len(merged[IDS])} samples of {len(texts)}")
     samples, kept = [], {}
@@ -159,85 +165,48 @@ def _own_input(batch: Mapping[str, Any], name: str, encoders: Mapping[str, Encod
     own = batch.get(name)
     if isinstance(own, Mapping):
         return dict(own)
-    key = encoders[name].key
-    if key not in batch:
-        return {}
-    rivals = [other for other in encoders if encoders[other].key == key]
-    if len(rivals) > 1:
+    keys = encoders[name].keys
+    shared = {key: batch[key] for key in keys if key in batch}
+    rivals = [other for other in encoders if encoders[other].keys[0] == keys[0]]
+    if shared and len(rivals) > 1:
         raise ValueError(
-            f"encoders {' and '.join(rivals)} both read {key!r}: give each its own, as "
-            f"batch[{name!r}] = {{{key!r}: ...}}"
+            f"encoders {' and '.join(rivals)} both read {keys[0]!r}: give each its own, as "
+            f"batch[{name!r}] = {{{keys[0]!r}: ...}}"
         )
-    return {key: batch[key]}
+    return shared
 
 
 def _refuse_unknown(batch: Mapping[str, Any], encoders: Mapping[str, EncoderInput]) -> None:
-    known = [IDS, MASK, LABELS, *encoders, *dict.fromkeys(e.key for e in encoders.values())]
+    known = [IDS, MASK, LABELS, *encoders, *dict.fromkeys(key for e in encoders.values() for key in e.keys)]
     for key in batch:
         if key not in known:
             raise ValueError(f"the batch has {key!r}, which nothing reads; want {', '.join(known)}")
 
 
 def _items(
-    name: str, encoder: EncoderInput, inputs: dict[str, Any], num_samples: int
+    name: str, encoder: EncoderInput, inputs: dict[str, Any], texts: Sequence[Tensor]
 ) -> list[tuple[Tensor, ...]]:
     """Per sample the encoder's items, after its callback."""
     if not inputs:
-        return [()] * num_samples
+        return [()] * len(texts)
     if encoder.before is not None:
-        inputs = encoder.before(inputs)
-    if encoder.key not in inputs:
-        raise ValueError(f"encoder {name!r} reads {encoder.key!r}, its input has {', '.join(inputs)}")
-    held = inputs[encoder.key]
-    if len(held) != num_samples:
-        raise ValueError(f"encoder {name!r}: want input for {num_samples} samples, got {len(held)}")
-    num_dims = 3 if isinstance(encoder.adapter, VisionAdapter) else 2
-    return [_of_sample(entry, num_dims, name, index) for index, entry in enumerate(held)]
-
-
-def _of_sample(entry: Any, num_dims: int, name: str, index: int) -> tuple[Tensor, ...]:
-    if entry is None:
-        return ()
-    if not isinstance(entry, Tensor):
-        return tuple(item for part in entry for item in _of_sample(part, num_dims, name, index))
-    if entry.dim() == num_dims:
-        return (entry,)
-    if entry.dim() == num_dims + 1:
-        return tuple(entry)
-    raise ValueError(
-        f"encoder {name!r}, sample {index}: an item has {num_dims} dims, several {num_dims + 1}, "
-        f"got shape {tuple(entry.shape)}"
-    )
-
-
-def _tokens(adapter: Adapter, item: Tensor, name: str, index: int) -> tuple[int, int]:
-    """Tokens inside the encoder and behind it."""
-    if isinstance(adapter, VisionAdapter):
-        patch = square_px(adapter.config.patch_size)
-        patches = (item.shape[1] // patch) * (item.shape[2] // patch)
-        sizes = (patches + (1 if adapter.has_class_token else 0), patches)
-    elif isinstance(adapter, WhisperAdapter):
-        tokens = item.shape[1] // FRAMES_PER_TOKEN
-        sizes = (tokens, tokens // 2 if isinstance(adapter, Qwen2AudioAdapter) else tokens)
-    else:
-        raise ValueError(f"encoder {name!r}: no rule says how many tokens {type(adapter).__name__} makes")
-    want = adapter.raw_shape(Segment(name, 0, *sizes)) if sizes[1] else None
-    if want != tuple(item.shape):
-        raise ValueError(
-            f"encoder {name!r}, sample {index}: an item has shape {tuple(item.shape)}, the nearest that "
-            f"it can read is {want or 'of one token'}"
-        )
-    return sizes
+        inputs = called(encoder.before, f"before encoder {name!r}", inputs)
+    key = encoder.keys[0]
+    if key not in inputs:
+        raise ValueError(f"encoder {name!r} reads {key!r}, its input has {', '.join(inputs)}")
+    token = encoder.token_id
+    places = [None if token is None else int((ids_T == token).sum()) for ids_T in texts]
+    return items_of(encoder.adapter, key, inputs, places)
 
 
 def _sample(
-    index: int, ids_T: Tensor, sizes: Mapping[str, list[tuple[int, int]]], token_ids: Mapping[str, int]
+    index: int, ids_T: Tensor, sizes: Mapping[str, list[Size]], token_ids: Mapping[str, int]
 ) -> tuple[Sample, dict[tuple[int, int], Tensor]]:
     """Runs of special tokens become items, in order; what lies between is text."""
     owner = {token: name for name, token in token_ids.items()}
     for name, held in sizes.items():
         count = int((ids_T == token_ids[name]).sum()) if name in token_ids else 0
-        want = sum(size[1] for size in held)
+        want = sum(size.tokens_out for size in held)
         if count != want:
             raise ValueError(
                 f"sample {index}: encoder {name!r} makes {len(held)} items of {want} tokens, {IDS} has "
@@ -257,11 +226,11 @@ def _sample(
             segments.append(Segment(TEXT, len(texts) - 1, stop - start, stop - start))
         else:
             size = sizes[owned][next_k[owned]]
-            stop = start + size[1]
+            stop = start + size.tokens_out
             if bool((ids_T[start:stop] != token_ids[owned]).any()):
                 raise ValueError(
-                    f"sample {index}: item {next_k[owned]} of encoder {owned!r} wants {size[1]} places in "
-                    f"one run, token {start} begins a shorter one"
+                    f"sample {index}: item {next_k[owned]} of encoder {owned!r} wants {size.tokens_out} "
+                    f"places in one run, token {start} begins a shorter one"
                 )
             segments.append(Segment(owned, next_k[owned], *size))
             next_k[owned] += 1

@@ -23,6 +23,20 @@ EncoderOutputs = dict[str, list[tuple[Tensor, ...]]]  # encoder -> per sample, p
 BeforeLLM = Callable[[EncoderOutputs, dict[str, Any]], dict[str, Any]]
 
 
+def called(callback: Callable[..., Any], where: str, *given: Any) -> Any:
+    """What a callback returns.
+
+    Raises:
+        ValueError: it raised anything; one line that names it.
+    """
+    try:
+        return callback(*given)
+    except Exception as error:
+        name = getattr(callback, "__name__", type(callback).__name__)
+        message = " ".join(str(error).split())
+        raise ValueError(f"callback {name!r} {where}: {type(error).__name__}: {message}") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRes:
     """In front of a vision encoder: every image becomes itself, shrunk to one block, and a grid of blocks.

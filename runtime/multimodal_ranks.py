@@ -207,6 +207,8 @@ def made_by_all(make: Callable[[], Made]) -> Made:
         made.append(make())
     except ValueError as error:
         complaint = str(error)
+    except Exception as error:  # the others wait for this process's word
+        complaint = f"{type(error).__name__}: {error}"
     all_say(complaint)
     return made[0]
 

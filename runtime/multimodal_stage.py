@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from runtime.adapters.adapter import MicrobatchData
 from runtime.adapters.projector import ProjectorLayer
+from runtime.adapters.vision_rotary import QwenMerger
+from runtime.multimodal_callbacks import called
 from runtime.stage_module import StageModule, build_stage_module
 from workbench.plan.plan import Plan, Stage
 
@@ -42,7 +44,7 @@ def call_checked(callback: AfterCallback, inputs: dict[str, Any], outputs: Outpu
     Raises:
         ValueError: another number of tensors, or other shapes.
     """
-    returned = tuple(callback(inputs, outputs))
+    returned = tuple(called(callback, "around the projector", inputs, outputs))
     want, have = [tuple(x.shape) for x in outputs], [tuple(y.shape) for y in returned]
     if want != have:
         raise ValueError(
@@ -78,7 +80,7 @@ class UserStage:
         callbacks = self.callbacks.get(stage.module)
         if callbacks is not None:
             for layer in built.layers:
-                if isinstance(layer, ProjectorLayer):
+                if isinstance(layer, ProjectorLayer | QwenMerger):
                     _Hooks(callbacks).put_on(layer)
         return built
 
@@ -102,8 +104,11 @@ class _Hooks:
         self._callbacks = callbacks
         self._data: MicrobatchData | None = None
 
-    def put_on(self, layer: ProjectorLayer) -> None:
+    def put_on(self, layer: ProjectorLayer | QwenMerger) -> None:
         layer.register_forward_pre_hook(self._remember)
+        if isinstance(layer, QwenMerger):  # nothing stands between the encoder and its own merger
+            layer.register_forward_hook(self._after)
+            return
         if self._callbacks.after_encoder is not None:
             layer.projector.register_forward_pre_hook(self._before)
         if self._callbacks.after_projector is not None:
@@ -118,7 +123,7 @@ class _Hooks:
         assert self._callbacks.after_encoder is not None
         return (self._called(self._callbacks.after_encoder, arguments[0]),)
 
-    def _after(self, projector: nn.Module, arguments: tuple[Tensor], y_TD: Tensor) -> Tensor:
+    def _after(self, projector: nn.Module, arguments: tuple[Any, ...], y_TD: Tensor) -> Tensor:
         del projector, arguments
         assert self._callbacks.after_projector is not None
         return self._called(self._callbacks.after_projector, y_TD)

@@ -23,9 +23,9 @@ from torch.nn import functional
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionConfig
 
 from runtime.adapters.adapter import ATTENTION, Adapter, Context, MicrobatchData, StageLayer
+from runtime.adapters.patch_grid import blockwise
 from runtime.adapters.projector import PROJECTORS
 from runtime.adapters.vision import VisionBlock, grid_of
-from runtime.adapters.vision_rotary import blockwise
 from runtime.initialise import generator_of
 from workbench.data.sample import Item, Segment
 from workbench.graph.dit import TIME_TOKENS

@@ -129,7 +129,12 @@ class VisionAdapter(Adapter):
             )
         patch = square_px(self.config.patch_size)
         side = square_px(self.config.image_size) // patch
-        rows, columns = (side, side) if patches == side * side else grid_of(patches)
+        guessed = (side, side) if patches == side * side else grid_of(patches)
+        rows, columns = segment.grid or guessed
+        if rows * columns != patches:
+            raise ValueError(
+                f"segment {segment.modality}[{segment.k}]: {patches} patches are not {rows} rows of {columns}"
+            )
         return (self.config.num_channels, rows * patch, columns * patch)
 
     @property

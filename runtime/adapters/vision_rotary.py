@@ -15,6 +15,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from runtime.adapters.adapter import ATTENTION, ONE_ROTATION, Adapter, Context, MicrobatchData, StageLayer
 from runtime.adapters.attention import Packing, pack, packed_sdpa
 from runtime.adapters.norm import WideRMSNorm, widen_norms
+from runtime.adapters.patch_grid import blockwise, patches_of
 from runtime.adapters.projector import ProjectorLayer
 from runtime.adapters.vision import EmbedImages, VisionBlock, grid_of
 from workbench.data.sample import Segment
@@ -35,17 +36,6 @@ class GridContext(Context):
 
     windows: Packing | None = None
     order: Tensor | None = None
-
-
-def blockwise(x_YX: Tensor, side: int) -> Tensor:
-    """[rows * columns, ...]: squares of side x side neighbours one after the other, row by row inside."""
-    rows, columns = x_YX.shape[:2]
-    return (
-        x_YX.unflatten(0, (rows // side, side))
-        .unflatten(2, (columns // side, side))
-        .transpose(1, 2)
-        .flatten(0, 3)
-    )
 
 
 def window_order(rows: int, columns: int, side: int) -> tuple[Tensor, list[int]]:
@@ -110,15 +100,9 @@ class EmbedQwen(StageLayer):
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del hidden_TD, features
         assert isinstance(context, GridContext), "made by a grid's adapter"
-        x_TD: Tensor = self.patch_embed(torch.cat([self._patches(image) for image in context.data.raw]))
+        cut = [patches_of(image, self.patch, self.merge, self.frames) for image in context.data.raw]
+        x_TD: Tensor = self.patch_embed(torch.cat(cut))
         return _in_groups(x_TD, context.order, self.merge**2)
-
-    def _patches(self, image_CYX: Tensor) -> Tensor:
-        """[T, C * frames * patch * patch] in the order in which patches merge."""
-        patch = self.patch
-        grid = image_CYX.unfold(1, patch, patch).unfold(2, patch, patch)  # [C, rows, columns, patch, patch]
-        each = blockwise(grid.permute(1, 2, 0, 3, 4), self.merge)
-        return each[:, :, None].expand(-1, -1, self.frames, -1, -1).flatten(1)
 
 
 def _in_groups(x_TD: Tensor, order_G: Tensor | None, size: int) -> Tensor:
@@ -177,7 +161,10 @@ class QwenMerger(StageLayer):
 
 
 class GridAdapter(Adapter):
-    """What encoders of images of any size share. An image of N tokens is the most square grid of N."""
+    """What encoders of images of any size share.
+
+    An image of N tokens is the grid that its segment names, or else the most square one of N.
+    """
 
     config: PretrainedConfig
     _rotary: nn.Module
@@ -187,9 +174,16 @@ class GridAdapter(Adapter):
         """Side of the square of tokens that become one."""
         return 1
 
-    def grid(self, tokens: int) -> tuple[int, int]:
-        """(rows, columns) of patches; ValueError where they do not merge evenly."""
+    def grid(self, tokens: int, given: tuple[int, int] | None = None) -> tuple[int, int]:
+        """(rows, columns) of patches; ValueError where they do not merge evenly or are not so many."""
         side = self.merge
+        if given is not None:
+            if given[0] * given[1] != tokens or given[0] % side or given[1] % side:
+                raise ValueError(
+                    f"module {self.module.name!r}: an image of {tokens} patches, {side} x {side} of which "
+                    f"become one, cannot have {given[0]} rows of {given[1]}"
+                )
+            return given
         if tokens < 1 or tokens % side**2:
             raise ValueError(
                 f"module {self.module.name!r}: {side} x {side} patches become one, so an image must have "
@@ -199,7 +193,7 @@ class GridAdapter(Adapter):
         return side * rows, side * columns
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
-        rows, columns = self.grid(segment.tokens_in)
+        rows, columns = self.grid(segment.tokens_in, segment.grid)
         patch = self.config.patch_size
         return (self._channels, rows * patch, columns * patch)
 
@@ -214,7 +208,8 @@ class GridAdapter(Adapter):
                 f"module {self.module.name!r}: encoders with rotary positions do not share tokens over "
                 "ranks; want cp 1"
             )
-        grids = [self.grid(tokens) for tokens in data.tokens_in]
+        named = data.grids or (None,) * len(data.items)
+        grids = [self.grid(*each) for each in zip(data.tokens_in, named, strict=True)]
         place_T2 = torch.cat([self._places(*grid) for grid in grids])
         return self._context(data, place_T2, grids, torch.empty(0, dtype=dtype, device=device))
 

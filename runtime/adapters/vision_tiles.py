@@ -235,7 +235,7 @@ class TiledAdapter(Adapter):
                 f"module {self.module.name!r}: an encoder of tiles does not share tokens over ranks; "
                 "want cp 1"
             )
-        grids = [self._grid(grid) for grid in data.grids]
+        grids = [self._grid(grid) for grid in data.grids or (None,) * len(data.items)]
         ratios = torch.tensor([[self.tower.ratios.index(grid) + 1] for grid in grids], device=device)
         attention = _attention(self.tower, [rows * columns for rows, columns in grids], device)
         return TiledContext(data=data, packing=attention, ratios=ratios)
