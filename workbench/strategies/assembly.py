@@ -12,6 +12,7 @@ from workbench.job import Job, ModuleLayout
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
 from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table
+from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.price import price
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
@@ -209,9 +210,12 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
 
     Under 1F1B with `run_ahead`, frozen encoders run as far ahead as the schedule allows and memory holds.
 
+    Stages whose weights are shared out become stages of one layer each.
+
     Raises:
         ValueError: as `with_programs`.
     """
+    draft = in_units(draft)
     if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
         return _furthest_ahead(draft, schedule)
     plan = with_programs(draft, schedule)

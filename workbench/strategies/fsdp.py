@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
-from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.assembly import check_ranks, module_stages, scheduled, shared_draft
@@ -95,4 +94,4 @@ def sharded_plan(job: Job, cost: CostModel) -> Plan:
                 first_rank=replica * job.layouts[0].cp,
             )
     check_ranks(job, 1 + max(rank for stage in stages for rank in stage.flat_ranks))
-    return scheduled(in_units(replace(draft, stages=tuple(stages))), job.schedule, cost)
+    return scheduled(replace(draft, stages=tuple(stages)), job.schedule, cost)
