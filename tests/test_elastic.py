@@ -9,6 +9,7 @@ import pytest
 from experiments.oobleck.chaos import Chaos, chaos_evidence, undisturbed
 from experiments.oobleck.chaos_job import elastic_job, one_process
 from runtime.elastic.history import Cause
+from runtime.elastic.job import held_by
 from runtime.elastic.progress import STAMP, read_progress
 from runtime.elastic.training import ElasticTraining
 from workbench.resilience.reconfigure import CannotContinueError
@@ -106,3 +107,17 @@ def test_chaos_leaves_the_losses_what_they_are(tmp_path):
     evidence = chaos_evidence(job, ordeal, undisturbed(job, last))
     assert len(ordeal.kills) >= 3
     assert [claim.text for claim in evidence.claims if not claim.holds] == []
+
+
+def test_stages_of_two_ranks_share_out_samples_and_outlive_a_node():
+    job = elastic_job(5, ranks_per_node=2, ranks_per_stage=2, layers_per_rank=4)
+    with ElasticTraining(job, tuple("abcde")) as training:
+        training.train(1)
+        held = held_by(job, training.layout)
+        assert all(len({held[m] for m in held if m.node == node}) == 1 for node in "abcde")
+        kill(training, "c", rank=1)
+        training.train(2)
+        training.join(("f",))
+        training.train(3)
+        matches_one_process(training)
+        assert [change.cause for change in training.changes] == [Cause.START, Cause.LOSS, Cause.JOIN]

@@ -12,7 +12,6 @@ from runtime.reference import Reference
 from workbench.data.sample import Sample, Segment
 from workbench.graph.hf_config import module_from_config
 from workbench.graph.model_graph import TEXT, ModelGraph
-from workbench.plan.plan import Precision
 from workbench.resilience.model_chain import model_chain
 from workbench.resilience.node_specification import plan_templates
 
@@ -44,21 +43,24 @@ def elastic_job(
     num_faults: int = 1,
     ranks_per_node: int = 1,
     layers_per_rank: int = 8,
-    precision: Precision = Precision.FLOAT32,
     wait_s: float = 5.0,
     config: Mapping[str, Any] = LLAMA,
+    ranks_per_stage: int = 1,
 ) -> ElasticJob:
-    """Eight layers, the first and the last sharing a table, on ranks that hold so many at most."""
+    """Eight layers, the first and the last sharing a table, on ranks that hold so many at most.
+
+    A microbatch has a sample for each rank of a stage.
+    """
     llm = module_from_config(dict(config), name="llm", modality=TEXT)
     model = ModelGraph(name="six-blocks", modules=(llm,))
-    chain = model_chain(model, (1,), lambda *_: 1.0, lambda *_: 1, layers_per_rank)
+    chain = model_chain(model, (ranks_per_stage,), lambda *_: 1.0, lambda *_: 1, layers_per_rank)
     return ElasticJob(
         model=model,
         chain=chain,
         templates=plan_templates(chain.chain, ranks_per_node, num_nodes, num_faults),
         batch=batch,
+        samples_per_microbatch=ranks_per_stage,
         source=SyntheticSource(0),
-        precision=precision,
         wait_s=wait_s,
         step_s=max(30.0, wait_s),
     )

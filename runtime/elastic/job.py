@@ -1,6 +1,6 @@
 """A training job whose nodes may come and go, and the plan of one of its steps for a layout of nodes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -18,6 +18,7 @@ from workbench.resilience.batch_distribution import distribute
 from workbench.resilience.layout import Layout
 from workbench.resilience.model_chain import ModelChain
 from workbench.resilience.node_specification import TemplateSet
+from workbench.resilience.template import TemplateStage
 
 STRATEGY = "oobleck"
 STATES_PER_WEIGHT = 3  # the weight and AdamW's two moments
@@ -49,7 +50,8 @@ class ElasticJob:
 
     Args:
         model, chain: the model and its layers in the order in which templates cut them.
-        templates: planned once; their nodes have as many GPUs as nodes here have processes.
+        templates: planned once; their nodes have as many GPUs as nodes here have processes. The ranks of
+            a stage all hold its layers and share out the samples of its microbatches.
         batch: samples of a step, the same number each.
         samples_per_microbatch: microbatches are dealt to pipelines by the time of their templates.
         reduction: when gradients are summed; the sums are the same.
@@ -58,7 +60,8 @@ class ElasticJob:
         step_s: from the start of a step until every rank has its gradients whole.
 
     Raises:
-        ValueError: stages of more than one GPU, clipping, templates of another model.
+        ValueError: stages of different widths, microbatches that do not fill them, clipping, templates
+            of another model.
     """
 
     model: ModelGraph
@@ -75,9 +78,14 @@ class ElasticJob:
     step_s: float = 60.0
 
     def __post_init__(self) -> None:
-        wide = [s for t in self.templates.templates for s in t.stages if s.num_gpus > 1]
-        if wide:
-            raise ValueError(f"a stage has {wide[0].num_gpus} GPUs; want templates of widths (1,)")
+        widths = sorted({s.num_gpus for t in self.templates.templates for s in t.stages})
+        if len(widths) > 1:
+            raise ValueError(f"stages have {widths} GPUs; want templates of one width")
+        if self.samples_per_microbatch % widths[0]:
+            raise ValueError(
+                f"microbatches of {self.samples_per_microbatch} samples are shared out among the {widths[0]} "
+                f"ranks of a stage: want a multiple of {widths[0]}"
+            )
         if self.optimizer.clip_norm is not None:
             raise ValueError(
                 "clipping sums a norm after the step was agreed on, so a death there would leave it "
@@ -94,6 +102,10 @@ class ElasticJob:
     @property
     def ranks_per_node(self) -> int:
         return self.templates.templates[0].gpus_per_node
+
+    @property
+    def ranks_per_stage(self) -> int:
+        return self.templates.templates[0].stages[0].num_gpus
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,30 +143,44 @@ def held_by(job: ElasticJob, layout: Layout) -> dict[Member, tuple[int, ...]]:
         stages = job.templates.of_size(len(pipeline)).stages
         held.update(
             (member, tuple(range(stage.first, stage.end)))
-            for member, stage in zip(members, stages, strict=True)
+            for member, stage in zip(members, _per_rank(job, stages), strict=True)
         )
     return held
 
 
-def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
-    """The plan of one step: every pipeline of the layout is a replica, cut as its template says.
+def _per_rank(job: ElasticJob, stages: Sequence[TemplateStage]) -> Iterator[TemplateStage]:
+    """The stage of every rank of a pipeline, in rank order."""
+    return (stage for stage in stages for _ in range(job.ranks_per_stage))
 
-    Microbatches are consecutive samples, dealt to pipelines by Eq. 2.6 of the Oobleck chapter.
+
+def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
+    """The plan of one step: pipelines of the layout are replicas, cut as their templates say.
+
+    Microbatches are consecutive samples, dealt to pipelines by Eq. 2.6 of the Oobleck chapter. Where a
+    stage has several ranks, its pipeline is as many replicas beside each other, of which each takes its
+    part of the samples of every microbatch.
 
     Raises:
         ValueError: fewer microbatches than pipelines, samples that do not fill microbatches.
     """
     stages: list[Stage] = []
-    rank = 0
-    for replica, pipeline in enumerate(layout.pipelines):
-        for cut in job.templates.of_size(len(pipeline)).stages:
-            for module, first, end in job.chain.runs_of(cut):
-                stages.append(
+    rank, width = 0, job.ranks_per_stage
+    for place, pipeline in enumerate(layout.pipelines):
+        cuts = job.templates.of_size(len(pipeline)).stages
+        for lane in range(width):
+            for number, cut in enumerate(cuts):
+                ranks = ((rank + number * width + lane,),)
+                stages += [
                     Stage(
-                        id=len(stages), module=module, replica=replica, layers=(first, end), ranks=((rank,),)
+                        id=len(stages) + run,
+                        module=module,
+                        replica=place * width + lane,
+                        layers=(first, end),
+                        ranks=ranks,
                     )
-                )
-            rank += 1
+                    for run, (module, first, end) in enumerate(job.chain.runs_of(cut))
+                ]
+        rank += len(cuts) * width
     node = Node(device="host", num_ranks=job.ranks_per_node, memory_bytes=NODE_BYTES)
     cluster = Cluster(name="elastic", nodes=(node,) * layout.num_nodes, intra=LOOPBACK, inter=LOOPBACK)
     draft = Plan(
@@ -177,7 +203,11 @@ def _with_microbatches(job: ElasticJob, layout: Layout, draft: Plan) -> Plan:
     chunks = [batch[start : start + size] for start in range(0, len(batch), size)]
     counts = distribute([job.templates.of_size(nodes).microbatch_s for nodes in layout.sizes], len(chunks))
     ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    width = job.ranks_per_stage
+    part = size // width
     dealt = {
-        place: chunks[end - count : end] for place, (count, end) in enumerate(zip(counts, ends, strict=True))
+        place * width + lane: [chunk[lane * part : (lane + 1) * part] for chunk in chunks[end - count : end]]
+        for place, (count, end) in enumerate(zip(counts, ends, strict=True))
+        for lane in range(width)
     }
     return replace(draft, microbatches=chunked_microbatches(draft, dealt))

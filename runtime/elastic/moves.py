@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.elastic.job import ElasticJob, held_by, members_of
+from runtime.elastic.job import ElasticJob, Member, held_by, members_of
 from runtime.failure import RankError
 from runtime.transfers import first_line, wait
 from workbench.resilience.copies import Copy
@@ -50,6 +50,8 @@ def moves_between(
 ) -> tuple[Move, ...]:
     """Copies between nodes as moves between ranks; within a node a layer comes from where it was.
 
+    Where several ranks of a node held a layer, they take turns to give it.
+
     Args:
         before, after: what every node held and is to hold.
         copies: from `copies_between`.
@@ -58,22 +60,28 @@ def moves_between(
     had, needs = held_by(job, before), held_by(job, after)
     rank_of = {member: rank for rank, member in enumerate(members_of(world, job.ranks_per_node))}
     source_node = {(copy.layer, copy.destination): copy.source for copy in copies}
-    at = {(member.node, layer): member for member, layers in had.items() for layer in layers}
+    at: dict[tuple[str, int], list[Member]] = {}
+    for member, layers in had.items():
+        for layer in layers:
+            at.setdefault((member.node, layer), []).append(member)
     missing = [
         (member, layer)
         for member, layers in needs.items()
         for layer in layers
         if layer not in had.get(member, ())
     ]
-    return tuple(
-        Move(
-            number=number,
-            owner=job.chain.owners[layer],
-            source_rank=rank_of[at.get((member.node, layer)) or at[source_node[layer, member.node], layer]],
-            destination_rank=rank_of[member],
+    moves = []
+    for number, (member, layer) in enumerate(missing):
+        givers = at.get((member.node, layer)) or at[source_node[layer, member.node], layer]
+        moves.append(
+            Move(
+                number=number,
+                owner=job.chain.owners[layer],
+                source_rank=rank_of[givers[member.slot % len(givers)]],
+                destination_rank=rank_of[member],
+            )
         )
-        for number, (member, layer) in enumerate(missing)
-    )
+    return tuple(moves)
 
 
 def carry_out(
