@@ -1,0 +1,187 @@
+"""Experts dealt out or cut: predicted beside executed, and whether tokens spread as the cost model says.
+
+Paper:   none; DistTrain (section 4.1) takes expert parallelism to behave as tensor parallelism does.
+Setup:   a Mixtral of 2 blocks (width 256, 4 experts of 512, 2 a token), 4 samples of 256 tokens one by one,
+         float32, two gloo ranks on two cores: tokens shared (cp 2) or weights shared (tp 2), each with
+         experts as before and dealt out (ep 2). This machine is measured first, predictions are made
+         before any plan runs, and plans run in turns.
+Ours:    seconds of a step, predicted and the median of the runs with their spread; rows of the busiest rank
+         over the mean, as a fresh router deals them and as the cost model assumes.
+Differs: a fresh router is not a trained one.
+Run:     python -m experiments.bench.expert_parallel [--rounds 3] [--json]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.fidelity.work import text_only, text_samples, this_machine
+from runtime.batches import SyntheticSource, microbatch_data
+from runtime.bench_plans import BenchSettings, measure
+from runtime.expert_mixture import mixtures_of
+from runtime.launch import run_local
+from runtime.pool import Pool
+from runtime.stage_module import StageInput, build_stage_module
+from sim.engine import simulate
+from workbench.calibrate.fit import fit
+from workbench.cost.expert_parallel import busiest_share
+from workbench.cost.hardware import Link
+from workbench.cost.memory import Kernels
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, load_profile
+from workbench.graph.hf_config import module_from_config
+from workbench.graph.model_graph import TEXT
+from workbench.job import Job, ModuleLayout
+from workbench.plan.accept import accept
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.price import price
+from workbench.strategies import megatron_heterogeneous
+
+NUM_RANKS, TOKENS, NUM_SAMPLES, CHOSEN, NUM_EXPERTS = 2, 256, 4, 2, 4
+MODEL: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "num_local_experts": NUM_EXPERTS,
+    "num_experts_per_tok": CHOSEN,
+}
+GRIDS = {"cp2": (1, 2, 1), "cp2_ep2": (1, 2, 2), "tp2": (2, 1, 1), "tp2_ep2": (2, 1, 2)}
+DEGREES = (2, 4)  # among how many ranks a fresh router's rows are counted
+UNMEASURED = Link(name="unmeasured", bytes_per_s=1e9, latency_s=0.0)
+
+
+def moe_plan(tp: int, cp: int, ep: int, cost: CostModel, link: Link = UNMEASURED) -> Plan:
+    """The model on one stage of tp x cp ranks."""
+    llm = module_from_config(MODEL, name="llm", modality=TEXT)
+    job = Job(
+        name="experts",
+        model=text_only(llm),
+        cluster=this_machine(link, NUM_RANKS),
+        batch=text_samples((TOKENS,) * NUM_SAMPLES),
+        layouts=(ModuleLayout(module="llm", pp=1, tp=tp, cp=cp, ep=ep),),
+        settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
+        profile="A40",
+    )
+    return megatron_heterogeneous.plan(job, cost)
+
+
+def calibrated(pool: Pool, budget_s: float) -> Profile:
+    """This machine, for the layers of one rank and of two that share tokens."""
+    anywhere = CostModel(load_profile("A40"))  # stages are given: costs decide nothing
+    plans = [moe_plan(*grid, anywhere) for grid in ((1, 2, 1), (1, 1, 1))]
+    settings = BenchSettings(concurrency=NUM_RANKS, budget_s=budget_s)
+    return fit("this machine", [measure(plans, pool, settings=settings)])
+
+
+def predicted_s(plan: Plan, cost: CostModel) -> float:
+    """Of one step, simulated."""
+    lowered, memory = accept(plan)
+    prices = price(lowered, cost)
+    return simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory).iteration_s
+
+
+def executed_s(plans: Sequence[Plan], pool: Pool, rounds: int) -> list[list[float]]:
+    """Of every plan the steps' seconds; plans take turns."""
+    found: list[list[float]] = [[] for _ in plans]
+    for _ in range(rounds):
+        for plan, seconds in zip(plans, found, strict=True):
+            result = run_local(plan, warmup=2, steps=3, pool=pool)
+            seconds += [trace.iteration_s for trace in result.traces]
+    return found
+
+
+def fresh_choices() -> list[Tensor]:
+    """[T, K] experts of each token, by block and sample, of a router as it is initialised."""
+    plan = moe_plan(1, 1, 1, CostModel(load_profile("A40")))
+    module = build_stage_module(plan, plan.stages[0], seed=0, dtype=torch.float32)
+    found: list[Tensor] = []
+    for layer in module.layers:
+        for mixture in mixtures_of(layer).values():  # type: ignore[arg-type]
+            mixture.module.gate.register_forward_hook(lambda _, __, output: found.append(output[2]))
+    for microbatch in plan.microbatches:
+        data = microbatch_data(
+            plan,
+            plan.stages[0],
+            microbatch,
+            SyntheticSource(0),
+            dtype=torch.float32,
+            device="cpu",
+            context=None,
+        )
+        with torch.no_grad():
+            module(StageInput(None, data))
+    return found
+
+
+def busiest(experts: Tensor, num_experts: int, ep: int) -> float:
+    """Of [T, K] choices the rows of the rank that gets most, over the mean; neighbours share a rank."""
+    counts = torch.bincount(experts.reshape(-1), minlength=num_experts).view(ep, -1).sum(1)
+    return float(counts.max() / counts.double().mean())
+
+
+def routing() -> dict[str, float]:
+    """By degree: the busiest rank's share as counted, mean over blocks and samples, and as assumed."""
+    choices = fresh_choices()
+    found: dict[str, float] = {}
+    for ep in DEGREES:
+        counted = [busiest(experts_TK, NUM_EXPERTS, ep) for experts_TK in choices]
+        found[f"busiest.ep{ep}.counted"] = statistics.mean(counted)
+        found[f"busiest.ep{ep}.assumed"] = busiest_share(TOKENS * CHOSEN, ep)
+    return found
+
+
+def judged(rounds: int, budget_s: float) -> dict[str, float]:
+    """By grid: seconds predicted and executed (median), the error, and the runs' quartiles apart."""
+    with Pool(NUM_RANKS) as pool:
+        profile = calibrated(pool, budget_s)
+        cost = CostModel(profile)
+        link = profile.machine_link("intra").link
+        plans = {name: moe_plan(*grid, cost, link) for name, grid in GRIDS.items()}
+        told = {name: predicted_s(plan, cost) for name, plan in plans.items()}
+        seconds = executed_s(list(plans.values()), pool, rounds)
+    found: dict[str, float] = {}
+    for name, each in zip(plans, seconds, strict=True):
+        median, quarters = statistics.median(each), statistics.quantiles(each, n=4)
+        found[f"{name}.predicted_s"], found[f"{name}.executed_s"] = told[name], median
+        found[f"{name}.error"] = told[name] / median - 1
+        found[f"{name}.spread"] = (quarters[2] - quarters[0]) / median
+    return found
+
+
+def main() -> int:
+    """Predictions, runs, counts; there is no goal to miss."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget-s", type=float, default=0.1, help="of each kind of pass that is measured")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.budget_s <= 0:
+        parser.error(f"want >= 1 round and a budget > 0, got {arguments.rounds}, {arguments.budget_s}")
+    record = judged(arguments.rounds, arguments.budget_s) | routing()
+    for name in GRIDS:
+        print(
+            f"{name:8} predicted {record[f'{name}.predicted_s'] * 1e3:7.1f} ms, executed "
+            f"{record[f'{name}.executed_s'] * 1e3:7.1f} ms, error {record[f'{name}.error']:+.1%}, "
+            f"spread {record[f'{name}.spread']:.1%}"
+        )
+    for ep in DEGREES:
+        counted, assumed = record[f"busiest.ep{ep}.counted"], record[f"busiest.ep{ep}.assumed"]
+        print(f"busiest of {ep}: {counted:.3f} of the mean as counted, {assumed:.3f} as assumed")
+    if arguments.json:
+        print(json.dumps(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
