@@ -7,8 +7,10 @@ import pytest
 from experiments.bench import planner
 from experiments.cornstarch_models import icml_model
 from experiments.oobleck import figure2_11, runs, spot, systems, table2_1, table2_2
+from experiments.oobleck.breakdown_plot import COLORS, FIGURES, bars_by_model
+from experiments.oobleck.breakdown_plot import draw as draw_breakdown
 from experiments.oobleck.simulated import pipeline_s
-from experiments.paper import Verdict
+from experiments.paper import RESULTS, Verdict
 from experiments.printed import is_true, printed_rows
 from sim.failures import simulate_failures
 from workbench.resilience.exact_mapping import exact_templates
@@ -108,3 +110,19 @@ def test_templates_span_all_modules_of_a_dag():
     ]
     assert tuple(covered) == found.owners
     assert pipeline_s(model, found, template, 4) > 0
+
+
+def test_the_breakdown_is_drawn_from_its_result_and_every_bar_is_whole(tmp_path):
+    kept = tmp_path / "oobleck_figure2_11.json"
+    kept.write_bytes((RESULTS / kept.name).read_bytes())
+    models = bars_by_model(json.loads(kept.read_text())["ours"], FIGURES["figure2_11"])
+    assert list(models) == ["BERT-Large", "GPT-3-6.7b"]
+    for bars in models.values():
+        for parts in bars.values():
+            assert sum(parts.values()) == pytest.approx(1, abs=1e-4)
+            assert parts.keys() == COLORS.keys()
+    assert bars_by_model(json.loads(kept.read_text())["ours"], ("varuna",))["BERT-Large"].keys() == {
+        "6h\nvaruna",
+        "10m\nvaruna",
+    }
+    assert [path.name for path in draw_breakdown(kept)] == ["oobleck_figure2_1.png", "oobleck_figure2_11.png"]

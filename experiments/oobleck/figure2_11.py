@@ -4,12 +4,13 @@ Paper:   I. Jang, dissertation, section 2.7.4.2, Figure 2.11, and section 2.2.3,
          numbers are not printed, the text's bounds are.
 Setup:   as Table 2.2, BERT-Large and GPT-3 6.7b, a failure every 6 h and every 10 min.
 Given:   as Table 2.2; the share of Bamboo's iterations that is useful, 0.1971, from the published simulator.
-Ours:    the failure simulator, fractions of the window; they sum up to 1.
+Ours:    the failure simulator, fractions of the window; they sum up to 1. Both plots read the result.
 Run:     python -m experiments.oobleck.figure2_11
 """
 
 from experiments import paper
 from experiments.evidence import Evidence, outcome_of
+from experiments.oobleck.breakdown_plot import draw
 from experiments.oobleck.runs import WINDOW, breakdown, controlled, runs
 from experiments.paper import Outcome
 
@@ -53,7 +54,9 @@ def run() -> Outcome:
 
 
 def main() -> int:
-    return paper.command(run)
+    status = paper.command(run)
+    draw()
+    return status
 
 
 if __name__ == "__main__":
