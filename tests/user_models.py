@@ -112,3 +112,12 @@ def shortened(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tenso
     """What a callback must not do."""
     del inputs
     return tuple(each[1:] for each in output)
+
+
+def broken(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a callback of a user may do, on two lines."""
+    raise KeyError(f"no such item\n{inputs['items'][0]}")
+
+
+def broken_before(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {"pixel_values": inputs["pixels"]}
