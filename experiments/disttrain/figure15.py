@@ -15,6 +15,7 @@ from experiments.disttrain.gains import (
     add_order,
     add_range,
     mfu,
+    note_causes,
     note_results,
     ratio,
     throughput,
@@ -41,6 +42,7 @@ def run() -> Outcome:
     add_gpus(evidence, ABLATION, {"disttrain": "disttrain", "distmm_star": "distmm"})
     add_order(evidence, ABLATION)
     note_results(evidence, ABLATION)
+    note_causes(evidence, ABLATION)
     return outcome_of("disttrain/figure15", [evidence], profile=PROFILE)
 
 

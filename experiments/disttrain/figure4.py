@@ -5,7 +5,7 @@ Setup:   Megatron-LM with one stage for the encoder, two for the LLM and one for
          microbatches; MLLM-15B with few small images (a), and with many large ones (b).
 Ours:    simulated with seconds of the cost model: idle share of the stages while the pipeline is full, from
          the first generator forward to the last encoder forward.
-Differs: stages and microbatches are chosen, not printed; warm-up and drain are left out, since both have them.
+Differs: stages and microbatches are chosen, not printed; warm-up and drain are left out: both have them.
 Run:     python -m experiments.disttrain.figure4 [--json]
 """
 
@@ -16,8 +16,7 @@ from experiments.evidence import Evidence, outcome_of
 from experiments.paper import Outcome
 from experiments.printed_pipeline import StageTimes, pipeline_plan
 from sim.engine import simulate
-from workbench.graph.layer import Layer, LayerKind, Matmul, TokenCount
-from workbench.graph.model_graph import ModelGraph, Module, connect
+from workbench.graph.model_graph import ModelGraph
 from workbench.plan.lower import lower
 from workbench.schedule.action import Action, Pass
 
@@ -28,9 +27,8 @@ CASES = {
 }
 
 
-def idle_fractions(stages: tuple[StageTimes, StageTimes, StageTimes]) -> dict[str, float]:
+def idle_fractions(model: ModelGraph, stages: tuple[StageTimes, StageTimes, StageTimes]) -> dict[str, float]:
     """Module -> idle share of its stages while the pipeline is full."""
-    model = _chain()
     plan = pipeline_plan(model, {"encoder": 1, "llm": LLM_PP, "generator": 1}, MICROBATCHES)
     of_module = dict(zip(("encoder", "llm", "generator"), stages, strict=True))
 
@@ -57,37 +55,14 @@ def idle_fractions(stages: tuple[StageTimes, StageTimes, StageTimes]) -> dict[st
     return {module: sum(shares) / len(shares) for module, shares in found.items()}
 
 
-def _chain() -> ModelGraph:
-    """Encoder, LLM and generator of one layer a stage: only the order of their passes matters."""
-    encoder, llm, generator = (
-        Module(name=name, modality=modality, layers=tuple(_layer(place) for place in range(count)))
-        for name, modality, count in (
-            ("encoder", "vision", 1),
-            ("llm", "text", LLM_PP),
-            ("generator", "generator", 1),
-        )
-    )
-    return connect("figure4", (encoder, llm), (llm, generator))
-
-
-def _layer(place: int) -> Layer:
-    return Layer(
-        name=f"layer.{place}",
-        kind=LayerKind.BLOCK,
-        operators=(Matmul(name="linear", in_features=8, out_features=8),),
-        out_width=8,
-        emits=TokenCount.OUT,
-        trainable=True,
-    )
-
-
 def run() -> Outcome:
     """Both cases."""
     evidence = Evidence()
     idle: dict[str, dict[str, float]] = {}
     for case, workload in CASES.items():
-        stages = Systems(workload).monolithic_stages(LLM_PP)
-        idle[case] = idle_fractions(stages)
+        systems = Systems(workload)
+        stages = systems.monolithic_stages(LLM_PP)
+        idle[case] = idle_fractions(systems.model, stages)
         for module, share in idle[case].items():
             evidence.ours[f"modelled/{case}/{module}_idle"] = share
         times = ", ".join(

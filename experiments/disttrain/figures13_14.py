@@ -17,6 +17,7 @@ from experiments.disttrain.gains import (
     add_inside,
     add_range,
     mfu,
+    note_causes,
     note_results,
     ratio,
     throughput,
@@ -47,6 +48,7 @@ def run() -> Outcome:
     add_exact(evidence, "dt_mfu_72b", "abstract", percents[LARGE], "%")
     add_gpus(evidence, OVERALL, {"disttrain": "disttrain"})
     note_results(evidence, OVERALL)
+    note_causes(evidence, OVERALL)
     evidence.notes.append(
         "54 replicas of MLLM-9B do not divide a batch of 1,920: some of them run a sample more"
     )

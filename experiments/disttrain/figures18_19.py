@@ -35,6 +35,10 @@ def run() -> Outcome:
         }
         add_range(evidence, claim, "section 7.3", gains)
         add_inside(evidence, f"{quantity.__name__} over Megatron-LM", claim, gains)
+    evidence.notes.append(
+        "cause: as in Figure 15, and frozen modules leave Megatron-LM's encoder and generator with still "
+        "less to do; MLLM-9B is above the printed range in every setting, the others inside it or just below"
+    )
     return outcome_of("disttrain/figures18_19", [evidence], profile=PROFILE)
 
 

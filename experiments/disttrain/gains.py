@@ -56,14 +56,17 @@ def _results(experiment: Experiment, model: str, images: Images) -> dict[str, Re
     systems = Systems(Workload(model=model, images=images, trained=experiment.trained))
     monolithic = experiment.printed("megatron_lm", model)
     batch = int(monolithic["global_batch_samples"])
-    llm_pp = next(
-        int(row["llm_pp"]) for row in printed_rows("disttrain_prose_gpus") if _states_pp(row, model)
-    )
+    llm_pp = _llm_pp(model)
     return {
         "disttrain": systems.disttrain(experiment.budget, batch),
         "distmm": systems.by_flop(experiment.budget, batch),
         "megatron": systems.monolithic(int(monolithic["n_gpus"]), batch, llm_pp),
     }
+
+
+def _llm_pp(model: str) -> int:
+    """Stages of Megatron-LM's LLM."""
+    return next(int(row["llm_pp"]) for row in printed_rows("disttrain_prose_gpus") if _states_pp(row, model))
 
 
 def _states_pp(row: PrintedRow, model: str) -> bool:
@@ -99,13 +102,13 @@ def add_range(evidence: Evidence, claim: str, where: str, gains: Gains) -> None:
     for end, pick in (("low", min), ("high", max)):
         nominal = pick(values[0] for values in gains.values())
         every = [pick(one) for one in _together(gains)]
-        number = PaperNumber(f"modelled {claim} {end}", claimed(f"{claim}_{end}"), "x", where, REL_TOL)
+        number = PaperNumber(f"modelled/{claim} {end}", claimed(f"{claim}_{end}"), "x", where, REL_TOL)
         evidence.add(number, nominal, Unstated(IMAGES, min(every), max(every)))
 
 
 def add_exact(evidence: Evidence, claim: str, where: str, gains: Sequence[float], unit: str = "x") -> None:
     """One row of one printed number."""
-    number = PaperNumber(f"modelled {claim}", claimed(claim), unit, where, REL_TOL)
+    number = PaperNumber(f"modelled/{claim}", claimed(claim), unit, where, REL_TOL)
     evidence.add(number, gains[0], Unstated(IMAGES, min(gains), max(gains)))
 
 
@@ -113,7 +116,7 @@ def add_inside(evidence: Evidence, what: str, claim: str, gains: Gains) -> None:
     """Per case: whether the nominal gain lies in the printed range."""
     low, high = claimed(f"{claim}_low"), claimed(f"{claim}_high")
     for key, values in gains.items():
-        evidence.ours[f"modelled {claim} of {key}"] = values[0]
+        evidence.ours[f"modelled/{claim} of {key}"] = values[0]
         evidence.claim(
             f"{what}, {key}: {values[0]:.2f} (over the plausible images {min(values):.2f} to "
             f"{max(values):.2f}) lies in the printed {low:g} to {high:g}",
@@ -130,7 +133,7 @@ def add_gpus(evidence: Evidence, experiment: Experiment, systems: Mapping[str, s
                 float(experiment.results(model, images)[ours].num_gpus) for images in plausible_images(model)
             ]
             number = PaperNumber(
-                f"modelled GPUs of {printed}, {model}", float(row["n_gpus"]), "GPUs", "prose", REL_TOL
+                f"modelled/GPUs of {printed}, {model}", float(row["n_gpus"]), "GPUs", "prose", REL_TOL
             )
             evidence.add(number, counts[0], Unstated(IMAGES, min(counts), max(counts)))
 
@@ -155,12 +158,36 @@ def note_results(evidence: Evidence, experiment: Experiment) -> None:
     for model in MODELS:
         images = plausible_images(model)[0]
         for system, found in experiment.results(model, images).items():
-            evidence.ours[f"modelled MFU of {system}, {model}"] = found.mfu
-            evidence.ours[f"modelled samples/s of {system}, {model}"] = found.samples_per_s
+            evidence.ours[f"modelled/MFU of {system}, {model}"] = found.mfu
+            evidence.ours[f"modelled/samples a second of {system}, {model}"] = found.samples_per_s
     evidence.notes.append(
         f"profile {PROFILE}, data sheet links; MFU: FLOP of forward and the gradients that run, attention by "
         "its causal pairs, over GPUs x 312 TFLOP/s x iteration; microbatch of one sample; every sample alike"
     )
+
+
+def note_causes(evidence: Evidence, experiment: Experiment) -> None:
+    """What Megatron-LM's stages do, and what DistTrain's last GPUs bring, in the nominal setting."""
+    for model in MODELS:
+        images = plausible_images(model)[0]
+        systems = Systems(Workload(model=model, images=images, trained=experiment.trained))
+        stages = [stage.total_s for stage in systems.monolithic_stages(_llm_pp(model))]
+        shares = ", ".join(
+            f"{name} {seconds:.3f} s ({seconds / max(stages):.0%} busy)"
+            for name, seconds in zip(("encoder", "LLM stage", "generator"), stages, strict=True)
+        )
+        row = experiment.printed("disttrain", model)
+        found = experiment.results(model, images)["disttrain"]
+        fewer = systems.disttrain(int(row["n_gpus"]), int(row["global_batch_samples"]))
+        evidence.ours[f"modelled/{model}/iteration at the printed GPUs over ours"] = (
+            fewer.iteration_s / found.iteration_s
+        )
+        slower = fewer.iteration_s / found.iteration_s
+        evidence.notes.append(
+            f"cause, {model}: Megatron-LM's {shares}: encoder and generator have as many GPUs as each of the "
+            f"LLM's {_llm_pp(model)} stages; DistTrain on the printed {row['n_gpus']} GPUs instead of our "
+            f"{found.num_gpus} takes {slower:.3f} times as long: more GPUs do bring something here"
+        )
 
 
 def _together(gains: Gains) -> list[tuple[float, ...]]:

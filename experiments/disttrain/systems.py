@@ -19,8 +19,10 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work, layer_flop
+from workbench.graph.diffusion import STABLE_DIFFUSION_2_1, unet_layers
+from workbench.graph.dit import behind_projector
 from workbench.graph.frozen import Needs
-from workbench.graph.model_graph import Module
+from workbench.graph.model_graph import GENERATED, ModelGraph, Module, connect
 from workbench.graph.zoo import from_shape
 from workbench.plan.plan import Precision
 
@@ -158,6 +160,12 @@ class Systems:
         self._parts = _parts(workload)
         self._units = tuple(self._unit(part) for part in self._parts)
 
+    @property
+    def model(self) -> ModelGraph:
+        """Encoder, LLM and generator, one feeding the next."""
+        encoder, llm, generator = (part.module for part in self._parts)
+        return connect(self.workload.model, (encoder, llm, generator))
+
     def disttrain(self, num_gpus: int, batch: int) -> Result:
         """The best orchestration on at most that many GPUs; the fewest of those that are as fast."""
         return self._result(orchestrate(self._task(self._units, num_gpus, batch)), batch)
@@ -242,6 +250,13 @@ def _reduction_s(part: _Part, num_shards: int, dp: int) -> float:
     return part.reduction_bytes / num_shards * (dp - 1) / dp / FABRIC_BYTES_PER_S
 
 
+def _generator(latent_side: int, llm_width: int) -> Module:
+    """Stable Diffusion 2.1 for images of the workload: the zoo's has the keys of 768 pixels a side."""
+    unet = replace(STABLE_DIFFUSION_2_1, latent_side=latent_side)
+    layers = behind_projector(unet_layers(unet), unet.prompt_width, llm_width)
+    return Module(name="generator", modality=GENERATED, layers=layers)
+
+
 def _parts(workload: Workload) -> tuple[_Part, _Part, _Part]:
     llm = from_shape(LLM_SHAPES[workload.model], module="llm")
     width = llm.layers[0].out_width
@@ -250,7 +265,7 @@ def _parts(workload: Workload) -> tuple[_Part, _Part, _Part]:
     modules: Mapping[str, Module] = {
         "encoder": from_shape("vit-h-14", module="encoder", llm_width=width),
         "llm": llm,
-        "generator": from_shape("sd-2.1-unet", module="generator", llm_width=width),
+        "generator": _generator(workload.pixels // LATENT, width),
     }
     works = {
         "encoder": (workload.images.read, Work((RowWork(patches, patches, patches**2),))),

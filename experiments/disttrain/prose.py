@@ -1,0 +1,119 @@
+"""Numbers of DistTrain's prose that no figure has: examples, sizes, bounds and what disagrees with itself.
+
+Paper:   Z. Zhang et al., "DistTrain", sections 1, 2.3, 4.1, 5.2, 7.1 and the abstract.
+Setup:   `reference/disttrain_claims.csv`; each of its rows is held against something here or by another
+         script (`COVERED`).
+Ours:    the algorithms and formulas of the workbench; sizes by arithmetic.
+Differs: Figure 11 shows four samples without sizes: two large and two small ones are assumed.
+Run:     python -m experiments.disttrain.prose [--json]
+"""
+
+from experiments import paper
+from experiments.disttrain.figures13_14 import OVERALL
+from experiments.disttrain.gains import claimed
+from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
+from experiments.evidence import Evidence, outcome_of
+from experiments.paper import Outcome, PaperNumber, Unstated
+from workbench.balance.orchestration_task import Degrees
+from workbench.balance.reorder import reorder_samples
+
+COVERED = {
+    "figures13_14": ("dt_mfu", "dt_tput_gain", "dt_mfu_gain"),
+    "figure15": ("dt_orch_mfu", "dt_orch_tput"),
+    "table3": ("dt_orch_time",),
+    "figure16": ("dt_reorder",),
+    "figures18_19": ("dt_frozen",),
+    "figure22": ("dt_stepccl",),
+    "prose": (
+        "dt_monolithic",
+        "dt_gpus",
+        "dt_tput_max",
+        "dt_sample",
+        "dt_fig11",
+        "dt_fig9",
+        "dt_greedy",
+        "dt_fig12",
+    ),
+}
+"""Script -> how the ids of its claims begin."""
+
+FIGURE_9 = {
+    "enc": Degrees(tp=2, dp=2, pp=1),
+    "llm": Degrees(tp=4, dp=3, pp=1),
+    "gen": Degrees(tp=4, dp=1, pp=1),
+}
+MB = 10**6
+IMAGES, SIDE_PX, CHANNELS = 10, 1024, 3
+FIGURE_11 = (2.0, 2.0, 1.0, 1.0)  # sizes of samples 1 to 4
+
+
+def run() -> Outcome:
+    """Row by row."""
+    evidence = Evidence()
+    for unit, degrees in FIGURE_9.items():
+        claim = f"dt_fig9_{unit}_gpus"
+        evidence.add(
+            PaperNumber(f"itself/{claim}", claimed(claim), "GPUs", "section 4.1", 0.0), degrees.num_gpus
+        )
+    for place, sample in enumerate(figure_11(), start=1):
+        claim = f"dt_fig11_pos{place}"
+        evidence.add(PaperNumber(f"modelled/{claim}", claimed(claim), "index", "Figure 11", 0.0), sample)
+    _sizes(evidence)
+    _extremes(evidence)
+    evidence.claim(
+        "greedy reordering stays below the printed 4/3 of the optimum for two groups of Figure 11",
+        _slowest(figure_11()) <= claimed("dt_greedy_num") / claimed("dt_greedy_den") * sum(FIGURE_11) / 2,
+    )
+    evidence.claim(
+        "the last p - 1 of Figure 12's intervals begin at interval 4",
+        claimed("dt_fig12_l") - (claimed("dt_fig12_p") - 1) + 1 == 4,
+    )
+    return outcome_of("disttrain/prose", [evidence], profile=PROFILE)
+
+
+def figure_11() -> tuple[int, ...]:
+    """Samples, counted from 1, in the order that Algorithm 1 gives two groups."""
+    groups = reorder_samples(FIGURE_11, 2)
+    return tuple(sample + 1 for group in groups for sample in group)
+
+
+def _slowest(order: tuple[int, ...]) -> float:
+    half = len(order) // 2
+    return max(sum(FIGURE_11[s - 1] for s in part) for part in (order[:half], order[half:]))
+
+
+def _sizes(evidence: Evidence) -> None:
+    """Ten images by bytes of a value: 120 MB are about four bytes a value, or decoded floats."""
+    values = IMAGES * SIDE_PX**2 * CHANNELS
+    sizes_mb = {size: values * size / MB for size in (1, 2, 4)}
+    number = PaperNumber("itself/dt_sample_mb", claimed("dt_sample_mb"), "MB", "section 2.3", 0.05)
+    unstated = Unstated("bytes of a colour value", min(sizes_mb.values()), max(sizes_mb.values()))
+    evidence.add(number, sizes_mb[4], unstated)
+
+
+def _extremes(evidence: Evidence) -> None:
+    """The lowest MFU of Megatron-LM, the largest gain, and the two printed GPU counts of one run."""
+    results = {model: OVERALL.results(model, plausible_images(model)[0]) for model in MODELS}
+    lowest = min(100 * found["megatron"].mfu for found in results.values())
+    largest = max(f["disttrain"].samples_per_s / f["megatron"].samples_per_s for f in results.values())
+    evidence.ours |= {"modelled/dt_monolithic_mfu": lowest, "modelled/dt_tput_max": largest}
+    seen = claimed("dt_monolithic_mfu")
+    evidence.claim(
+        f"Megatron-LM's lowest MFU, {lowest:.1f} %, is near the {seen:g} % seen in production",
+        abs(lowest / seen - 1) <= 0.25,
+    )
+    evidence.claim(
+        f"no gain in throughput is above the printed {claimed('dt_tput_max'):g}: {largest:.2f}",
+        largest <= claimed("dt_tput_max") * 1.05,
+    )
+    printed = float(OVERALL.printed("disttrain", "MLLM-72B")["n_gpus"])
+    number = PaperNumber("itself/dt_gpus_72b", claimed("dt_gpus_72b"), "GPUs", "abstract", 0.0)
+    evidence.add(number, printed)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
