@@ -257,14 +257,15 @@ class Gradients:
 
 
 def copies_of(modules: Iterable[HoldsWeights]) -> dict[Weights, list[list[nn.Parameter]]]:
-    """Trainable weights of the stages by gradient group: of each weight all its copies."""
+    """Trainable weights of the stages by gradient group: of each weight all its copies, each once."""
     found: dict[Weights, list[list[nn.Parameter]]] = {}
     for module in modules:
         for weights, held in module.weights().items():
             trainable = [parameter for parameter in held if parameter.requires_grad]
             copies = found.setdefault(weights, [[] for _ in trainable])
             for place, parameter in zip(copies, trainable, strict=True):
-                place.append(parameter)
+                if all(parameter is not held for held in place):
+                    place.append(parameter)
     return {weights: held for weights, held in found.items() if held}
 
 

@@ -32,12 +32,14 @@ from runtime.stage_groups import ProcessGroups, StageGroups
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.step_plans import NextBatches, Planning, StepPlans
 from runtime.tensor_group import TensorGroup
+from runtime.tied_weights import hold_with
 from runtime.timing import Notes, Recorder, check_order
 from runtime.transfers import Wires, first_line
 from runtime.weights import write_part
-from workbench.plan.lowered import Lowered
+from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan, Precision, Stage
+from workbench.plan.tied import tied_on
 
 TORCH_TYPE = {
     Precision.FLOAT64: torch.float64,
@@ -241,6 +243,10 @@ class _Rank:
             )
             for stage in stages
         }
+        for one in tied_on(plan, mesh.rank):
+            first, *others = (self._modules[stage] for stage in one.stages)
+            for other in others:
+                hold_with(other, first, Weights(one.module, None, one.name))
         self._mesh, self._settings, self._source = mesh, settings, source
         self._report, self._groups = report, groups
         self._recorder = Recorder(mesh.rank)

@@ -16,6 +16,7 @@ from workbench.plan.expert_groups import deals_out, held_elements
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
+from workbench.plan.tied import tied_on
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 
@@ -41,12 +42,13 @@ _SHARDED = {
 
 
 def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
-    """(stage, part, bytes) of every parameter on a rank; a weight tied inside a stage counts once.
+    """(stage, part, bytes) of every parameter on a rank; a tied weight counts once, with its first stage.
 
     Complexity: O(parameters of the rank's stages).
     """
+    held_by = {(stage, one.name): one.stages[0] for one in tied_on(plan, rank) for stage in one.stages}
     for stage in plan.stages_on.get(rank, ()):
-        seen: set[str] = set()
+        seen = {name for (user, name), first in held_by.items() if user == stage.id != first}
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             for parameter in layer.parameters():
                 if parameter.name not in seen:
