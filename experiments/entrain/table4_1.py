@@ -1,0 +1,88 @@
+"""Tables 4.1 and C.1: pipeline depths that each system derives for encoder and LLM.
+
+Paper:   I. Jang, dissertation, section 4.7.1, Table 4.1; appendix C.3, Table C.1.
+Setup:   a replica of 16 GPUs at tp 2; DistTrain profiles 1 sample, DIP 4, Entrain 256; 59 random draws.
+Given:   sizes profiled. DIP colocates, so that its 8 and 8 follow from 16 GPUs at tp 2.
+Differs: sizes of samples and layer times are ours, so no allocation is expected to match; printed cells stand
+         beside how often ours come up. What is checked: one sample leaves the depths to chance where sizes
+         vary, 256 do not.
+Ours:    20,000 samples a data set through our cost model of an A40; about 10 s.
+Run:     python -m experiments.entrain.table4_1
+"""
+
+from collections import Counter
+
+from experiments import paper
+from experiments.entrain.replica import BLOCKS
+from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_draws
+from experiments.evidence import Evidence, outcome_of
+from experiments.modelled import A40
+from experiments.paper import Outcome
+from experiments.printed import printed_rows
+from workbench.balance.allocation import Allocation, num_trials, proportional_allocation
+
+PROFILED = {"disttrain": 1, "entrain": 256}
+
+
+def printed() -> dict[tuple[str, str, str], Allocation]:
+    """(data set, LLM, system) -> stages of encoder and LLM in both tables."""
+    rows = (*printed_rows("entrain_table4_1"), *printed_rows("entrain_tableC_1"))
+    return {
+        (row["dataset"], row["model"].rpartition("+")[2], row["system"]): (
+            int(row["enc_pp"]),
+            int(row["llm_pp"]),
+        )
+        for row in rows
+    }
+
+
+def derived(dataset: str, llm: str, num_samples: int, seed: int = 0) -> Counter[Allocation]:
+    """How often each allocation comes of random draws of so many samples."""
+    draw = batch_draws(dataset, llm, seed)
+    draws = range(num_trials(0.95, 0.05))
+    return Counter(proportional_allocation(draw(num_samples), BLOCKS) for _ in draws)
+
+
+def pair_evidence(dataset: str, llm: str) -> Evidence:
+    """One column of a table for one model."""
+    evidence, cells = Evidence(), printed()
+    found = {system: derived(dataset, llm, size) for system, size in PROFILED.items()}
+    where, key = f"{dataset}, {llm}", f"modelled/{llm}/{dataset}"
+    for system, counts in found.items():
+        encoder, text = counts.most_common(1)[0][0]
+        evidence.ours |= {
+            f"{key}/{system}_encoder_pp": encoder,
+            f"{key}/{system}_llm_pp": text,
+            f"{key}/{system}_allocations": len(counts),
+        }
+        listed = ", ".join(f"{e}+{t} x{n}" for (e, t), n in counts.most_common())
+        paper_cell = "+".join(map(str, cells[dataset, llm, system]))
+        evidence.notes.append(
+            f"{where}, {system} ({PROFILED[system]} samples): {listed} (paper {paper_cell})"
+        )
+    steady, chance = found["entrain"], found["disttrain"]
+    evidence.claim(
+        f"{where}: 256 samples give no more allocations than one ({len(steady)}, {len(chance)});",
+        len(steady) <= len(chance),
+    )
+    evidence.claim(f"{where}: 256 samples give one allocation ({len(steady)});", len(steady) == 1)
+    return evidence
+
+
+def run() -> Outcome:
+    """All eight columns, and DIP's depths, which follow from the setup."""
+    setup = Evidence()
+    dip = {cell for (_, _, system), cell in printed().items() if system == "dip"}
+    setup.claim(
+        f"DIP's printed depths are those of 16 GPUs at tp 2, colocated ({BLOCKS});", dip == {(BLOCKS, BLOCKS)}
+    )
+    parts = [pair_evidence(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF]
+    return outcome_of("entrain/table4_1", [setup, *parts], profile=A40)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
