@@ -1,7 +1,7 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.plan.lowered import Lowered
@@ -53,25 +53,26 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     accounts = Accounts(lowered)
     for rank in lowered.plan.ranks:
         accounts.add_rank(rank)
-        for action, num_bytes in _moved(lowered.plan, rank, accounts.units):
+        for action, num_bytes in _moved(accounts, rank):
             changed = accounts.released if action.kind is Pass.RESHARD else accounts.acquired
             changed[rank, action] += num_bytes
     static = {
-        rank: sum(size for _, kind, size in state_of(lowered.plan, rank) if kind.part != GRADIENTS)
+        rank: sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
         for rank in lowered.plan.ranks
     }
     return MemoryTable(static, dict(accounts.acquired), dict(accounts.released))
 
 
-def _moved(plan: Plan, rank: int, units: Mapping[int, ShardUnit]) -> Iterator[tuple[Action, int]]:
+def _moved(accounts: Accounts, rank: int) -> Iterator[tuple[Action, int]]:
     """UNSHARDs and RESHARDs of a rank, and the bytes that they move."""
+    plan = accounts.plan
     moves = [action for action in plan.program.get(rank, ()) if action.kind in MOVES]
     held: Counter[int] = Counter()
-    for stage, kind, num_bytes in state_of(plan, rank) if moves else ():
+    for stage, kind, num_bytes in accounts.state(rank) if moves else ():
         held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
     for action in moves:
         assert action.stage is not None
-        unit = units.get(action.stage)
+        unit = accounts.units.get(action.stage)
         yield action, held[action.stage] if unit is None else whole_bytes(plan, unit)
 
 

@@ -36,12 +36,19 @@ class Accounts:
         self.acquired: Counter[tuple[int, Action]] = Counter()
         self.released: Counter[tuple[int, Action]] = Counter()
         self.gradients: dict[tuple[int, Action], Counter[StateKind]] = {}
+        self._state: dict[int, tuple[tuple[Stage, StateKind, int], ...]] = {}
 
     def add_rank(self, rank: int) -> None:
         """Everything of one rank."""
         program = self.plan.program.get(rank, ())
         if program:
             _RankAccount(self, self._lowered, rank, self._sizes).fill()
+
+    def state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
+        """(stage, part, bytes) of every parameter on a rank."""
+        if rank not in self._state:
+            self._state[rank] = tuple(state_of(self.plan, rank))
+        return self._state[rank]
 
     @cached_property
     def place(self) -> dict[tuple[int, Action], int]:
@@ -256,7 +263,7 @@ class _RankAccount:
         What that pass itself holds of them is part of its working set. The parts of shared-out weights
         exist from the first round that deals them out.
         """
-        for stage, kind, num_bytes in state_of(self._plan, self._rank):
+        for stage, kind, num_bytes in self._accounts.state(self._rank):
             if kind.part == GRADIENTS:
                 first = self._first_weights.get(stage.id, self._last - 1) + 1
                 if stage.id in self._first_round:

@@ -237,7 +237,15 @@ class Plan:
         return dict.fromkeys(action for program in self.programs for action in program.actions)
 
     def replicas(self, module: str) -> tuple[int, ...]:
-        return tuple(sorted(replica for name, replica in self.chain if name == module))
+        """Of a module, ascending; none for one without stages."""
+        return self._replicas.get(module, ())
+
+    @cached_property
+    def _replicas(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, list[int]] = {}
+        for module, replica in sorted(self.chain):
+            found.setdefault(module, []).append(replica)
+        return {module: tuple(replicas) for module, replicas in found.items()}
 
     @property
     def ranks(self) -> tuple[int, ...]:
