@@ -121,6 +121,28 @@ def test_what_fits_nowhere_is_refused_in_one_line(mode):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        pytest.param(
+            {"layouts": (ModuleLayout(module="llm", tp=2, cp=2, dp=3),)},
+            "the layout of 'llm' takes a multiple of 12 ranks, got 8; nearest: 12 ranks",
+            id="degrees",
+        ),
+        pytest.param(
+            {"samples": 9, "microbatch_samples": 2},
+            r"no dp of 'llm' among \[1, 2, 4, 8\] .* nearest: 8 samples",
+            id="batch",
+        ),
+        pytest.param({"memory_gb": 0.1}, "of 'llm' take [0-9]+ bytes a rank at least", id="state"),
+    ],
+)
+def test_what_has_no_layout_is_told_why_and_what_is_nearest(changes, what):
+    job = job_on(8, **({"samples": 8} | changes))
+    with pytest.raises(ValueError, match=what):
+        fastest_layout(job, COST, Mode.HOMOGENEOUS, freedom=LEAST)
+
+
 def test_optimizer_instances_trade_memory_for_exchange():
     steps = LayoutSteps(job_on(32, samples=32), COST)
 

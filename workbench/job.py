@@ -217,7 +217,7 @@ def _check_layouts(job: Job) -> None:
         if layout.pp is not None and layout.pp > num_layers:
             raise ValueError(
                 f"job {job.name!r}: module {layout.module!r} has {num_layers} layers, "
-                f"which cannot make {layout.pp} stages"
+                f"which cannot make {layout.pp} stages; nearest: pp {num_layers}"
             )
         _check_stage_layers(job, layout, num_layers)
         _check_tensor_parallel(job, layout)

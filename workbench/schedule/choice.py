@@ -89,7 +89,9 @@ class Schedule:
                 raise ValueError(f"schedule {self.kind} has no {name}, got {given}; {others}")
             if given is not None and given < least:
                 raise ValueError(f"schedule {self.kind}: {name} must be >= {least}, got {given}")
-        if self.offload and (self.kind is not three_phase or self.window is not None):
+        if self.offload and self.kind is not three_phase:
+            raise ValueError(f"schedule {self.kind} has no offload; {three_phase} has one")
+        if self.offload and self.window is not None:
             raise ValueError(
                 f"schedule {self.kind}: offload wants {three_phase} without a window, "
                 f"got window {self.window}"

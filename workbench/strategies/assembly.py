@@ -202,7 +202,10 @@ def check_ranks(job: Job, num_ranks: int) -> None:
     """Refuse a layout that needs more ranks than the job may use."""
     limit = job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
     if num_ranks > limit:
-        raise ValueError(f"the layout needs {num_ranks} ranks, job {job.name!r} may use {limit}")
+        raise ValueError(
+            f"the layout needs {num_ranks} ranks, job {job.name!r} may use {limit}; nearest: degrees whose "
+            f"product is smaller, or a cluster and max_ranks of {num_ranks}"
+        )
 
 
 def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:

@@ -68,7 +68,8 @@ def fastest_layout(
     Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
     """
     steps = LayoutSteps(job, cost)
-    families = tuple(_space(steps, num_ranks, freedom).families(mode))
+    space = _space(steps, num_ranks, freedom)
+    families = tuple(space.families(mode))
     total = sum(family.most for family in families)
 
     def told(done: int, _: int, best_s: float) -> None:
@@ -77,7 +78,7 @@ def fastest_layout(
     found = _best(
         steps, _best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, told
     )
-    return _found(job, mode, found, total)
+    return _found(job, mode, found, total, space.obstacle)
 
 
 def exhaustive_layout(
@@ -90,9 +91,10 @@ def exhaustive_layout(
 ) -> FoundLayout:
     """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
     steps = LayoutSteps(job, cost)
-    layouts = list(_space(steps, num_ranks, freedom).layouts(mode))
+    space = _space(steps, num_ranks, freedom)
+    layouts = list(space.layouts(mode))
     found = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
-    return _found(job, mode, found, len(layouts))
+    return _found(job, mode, found, len(layouts), space.obstacle)
 
 
 def usable_ranks(job: Job) -> int:
@@ -161,19 +163,24 @@ def _best(
     return _Progress(best, smallest, priced)
 
 
-def _found(job: Job, mode: Mode, found: _Progress, num_layouts: int) -> FoundLayout:
+def _found(
+    job: Job, mode: Mode, found: _Progress, num_layouts: int, obstacle: Callable[[], str | None]
+) -> FoundLayout:
     if found.best is None:
-        raise ValueError(f"job {job.name!r}: {_refusal(mode, found.smallest)}")
+        raise ValueError(f"job {job.name!r}: {_refusal(mode, found.smallest, obstacle)}")
     choice, step = found.best
     return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=found.num_priced)
 
 
-def _refusal(mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None) -> str:
+def _refusal(
+    mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None, obstacle: Callable[[], str | None]
+) -> str:
     if nearest is None:
-        return (
-            f"no {mode} layout takes all ranks: want tp that divides the heads, dp that divides the batch, "
-            "and state that fits; nearest: more ranks, or a batch that is a multiple of them"
+        reason = obstacle() or (
+            "its modules have no degrees together: want dp that divide each other where ranks are shared, "
+            "state that fits where they are not; nearest: more ranks, or a batch that is a multiple of them"
         )
+        return f"no {mode} layout takes all ranks: {reason}"
     choice, step = nearest
     return (
         f"no {mode} layout fits: the smallest, {choice}, holds {step.peak_bytes} bytes on a rank of "

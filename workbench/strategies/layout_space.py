@@ -11,6 +11,7 @@ from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, Module
 from workbench.job import ModuleLayout
 from workbench.plan.plan import Recompute
+from workbench.strategies.expert_choices import check_searched, expert_choices, expert_counts
 from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.strategies.layout_step import LayoutSteps
 
@@ -51,8 +52,9 @@ class LayoutSpace:
     """The layouts of one job on exactly `num_ranks` ranks.
 
     A module with a layout in the job keeps its tp and cp, and pp and dp where these are given;
-    all others are free: tp inside a node and dividing the heads, cp a power of two, dp a
-    divisor of the batch for the LLM, and for colocated encoders a multiple or divisor of the LLM's.
+    all others are free: tp inside a node and dividing the heads, whose ranks cut experts or deal them
+    out, cp a power of two, dp a divisor of the batch for the LLM, and for colocated encoders a
+    multiple or divisor of the LLM's.
 
     Args:
         steps: prices the job's layouts.
@@ -68,6 +70,8 @@ class LayoutSpace:
         self._encoders = tuple(module for module in modules if module.modality != TEXT)
         self._least_s: dict[tuple[str, int, int], float] = {}
         self._heads = {module.name: _heads(module) for module in modules}
+        self._experts = {module.name: expert_counts(module) for module in modules}
+        check_searched(self._job.layouts)
         self._check_encoders()
 
     def families(self, mode: Mode) -> Iterator[Family]:
@@ -83,6 +87,48 @@ class LayoutSpace:
         """All layouts, each with its bound."""
         for family in self.families(mode):
             yield from family.layouts()
+
+    def obstacle(self) -> str | None:
+        """What keeps some module from every layout, even on all ranks; None where each has one."""
+        for module in (self._llm, *self._encoders):
+            choices = self._all(module, self._num_ranks)
+            if not choices:
+                return self._wrong_degrees(module)
+            if module is self._llm and not self._divided(choices):
+                tried = sorted({choice.dp for choice in choices})
+                return (
+                    f"no dp of {module.name!r} among {tried} gives its replicas equal shares of "
+                    f"{len(self._job.batch)} samples in microbatches of {self._job.microbatch_samples}; "
+                    f"nearest: {self._nearest_batch(tried)} samples"
+                )
+            least = round(min(map(self._steps.state_bytes, choices)))
+            if least > self._steps.memory_bytes:
+                return (
+                    f"weights, gradients and optimizer state of {module.name!r} take {least} bytes a rank at "
+                    f"least, of {self._steps.memory_bytes}; nearest: memory of {least} bytes, or more ranks"
+                )
+        return None
+
+    def _wrong_degrees(self, module: Module) -> str:
+        given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
+        if given is None:
+            return (
+                f"no degrees of {module.name!r} take {self._num_ranks} ranks with a tp that divides "
+                f"{sorted(self._heads[module.name])} key/value heads and a replica for each of "
+                f"{len(self._job.batch)} samples at most; nearest: a larger batch, or fewer ranks"
+            )
+        size = given.tp * given.cp * (given.pp or 1) * (given.dp or 1)
+        below = self._num_ranks // size * size
+        nearest = f"{below} or {below + size}" if below else str(size)
+        return (
+            f"the layout of {module.name!r} takes a multiple of {size} ranks, got {self._num_ranks}; "
+            f"nearest: {nearest} ranks"
+        )
+
+    def _nearest_batch(self, replicas: list[int]) -> int:
+        total, unit = len(self._job.batch), self._job.microbatch_samples
+        sizes = [max(1, round(total / (dp * unit))) * dp * unit for dp in replicas]
+        return min(sizes, key=lambda size: (abs(size - total), size))
 
     def _check_encoders(self) -> None:
         for edge in self._job.model.edges:
@@ -206,8 +252,9 @@ class LayoutSpace:
 
     def _all(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         grids = (
-            ModuleChoice(module=module.name, tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
+            ModuleChoice(module=module.name, tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp), ep=ep)
             for tp, cp, pp in self._degrees(module, num_ranks)
+            for ep in expert_choices(self._experts[module.name], tp)
         )
         return [c for grid in grids if self._allows(module, grid) for c in self._settings(grid)]
 
@@ -240,7 +287,7 @@ class LayoutSpace:
 
 def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:
     return (
-        (given.tp, given.cp) == (grid.tp, grid.cp)
+        (given.tp, given.cp, given.ep) == (grid.tp, grid.cp, grid.ep)
         and given.pp in (None, grid.pp)
         and given.dp in (None, grid.dp)
     )

@@ -117,9 +117,13 @@ class LayoutSteps:
 
     def state_fits(self, choice: ModuleChoice) -> bool:
         """Whether the module's mean stage would fit with nothing beside it; False: no layout of it does."""
+        return self.state_bytes(choice) <= self.memory_bytes
+
+    def state_bytes(self, choice: ModuleChoice) -> float:
+        """Weights, gradients and optimizer state of the module's mean stage."""
         layers = self.prices.total(choice, 1)
         weights, trained = layers.weights / choice.pp, layers.trained / choice.pp
-        return self.prices.state_bytes(choice, weights, trained) <= self._memory_bytes
+        return self.prices.state_bytes(choice, weights, trained)
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
         samples = self.job.microbatch_samples
@@ -211,12 +215,13 @@ class LayoutSteps:
                     for parts, each, extra in zip(ranks, accounts, more, strict=True)
                 )
             ),
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self.memory_bytes,
             llm_layers=llm_layers,
         )
 
     @property
-    def _memory_bytes(self) -> int:
+    def memory_bytes(self) -> int:
+        """Of the smallest rank."""
         return min(node.memory_bytes for node in self.job.cluster.nodes)
 
     def _rounds(self, llm: ModuleChoice) -> int:

@@ -109,4 +109,6 @@ def _check_all_given(job: Job) -> None:
     for module in job.model.modules:
         layout = layout_of(job, module.name)
         if layout.pp is None and not layout.stage_layers:
-            raise ValueError(f"{NAME}: modules on the same ranks want pp, module {module.name!r} has none")
+            raise ValueError(
+                f"{NAME}: modules on the same ranks want pp, module {module.name!r} has none; nearest: pp 1"
+            )

@@ -64,7 +64,10 @@ def fastest_counts(
     )
     best: tuple[float, int, tuple[int, ...]] | None = None
     best_plan: Plan | None = None
-    refusal = f"no stage counts fit {_budget(job)} ranks"
+    least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
+    refusal = (
+        f"no stage counts fit {_budget(job)} ranks; nearest: max_ranks {least}, or smaller tp, cp and dp"
+    )
     for done, ((bound_s, chosen), counts) in enumerate(bounded):
         if best is not None and bound_s * ROUNDING > best[0]:
             break
