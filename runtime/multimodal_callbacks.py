@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from workbench.data.corpus import ANYRES_GRIDS, anyres_grid
+
 # Shape suffixes: C = channels, H, W = height, width of an image, N = blocks, P = pixels of a block's side,
 # T = tokens of a sample, D = width of the language model.
 
@@ -42,7 +44,7 @@ class AnyRes:
     """In front of a vision encoder: every image becomes itself, shrunk to one block, and a grid of blocks.
 
     Source: Liu et al. 2024, "LLaVA-NeXT", as Cornstarch v1 section 5.1 describes it. The grid is the one
-    that keeps most of the image's pixels, then the one that wastes fewest, then the first.
+    that plans count with, `anyres_grid`'s.
     Differs: rows that only hold padding are kept; the encoder sees every block of the grid.
 
     Args:
@@ -51,7 +53,7 @@ class AnyRes:
     """
 
     block_px: int
-    grids: tuple[tuple[int, int], ...] = ((1, 2), (2, 1), (2, 2), (1, 3), (3, 1))
+    grids: tuple[tuple[int, int], ...] = ANYRES_GRIDS
 
     def __post_init__(self) -> None:
         if self.block_px < 1 or not self.grids or min(min(grid) for grid in self.grids) < 1:
@@ -71,7 +73,7 @@ class AnyRes:
     def blocks(self, image_CHW: Tensor) -> Tensor:
         """[1 + rows x columns, C, P, P]: the whole image, then the grid's blocks row by row."""
         side = self.block_px
-        rows, columns = self._grid(image_CHW)
+        rows, columns = anyres_grid(*image_CHW.shape[1:], tile_px=side, grids=self.grids)
         height, width = rows * side, columns * side
         scale = min(height / image_CHW.shape[1], width / image_CHW.shape[2])
         kept = [max(1, round(size * scale)) for size in image_CHW.shape[1:]]
@@ -82,17 +84,6 @@ class AnyRes:
         grid_CRPQP = padded_CHW.reshape(-1, rows, side, columns, side)
         blocks_NCPP = grid_CRPQP.permute(1, 3, 0, 2, 4).flatten(0, 1)
         return torch.cat([_resized(image_CHW, side, side)[None], blocks_NCPP])
-
-    def _grid(self, image_CHW: Tensor) -> tuple[int, int]:
-        _, height, width = image_CHW.shape
-
-        def preference(grid: tuple[int, int]) -> tuple[float, float]:
-            room = (grid[0] * self.block_px, grid[1] * self.block_px)
-            scale = min(room[0] / height, room[1] / width)
-            kept = min(height * width * scale**2, float(height * width))
-            return (-kept, room[0] * room[1] - kept)
-
-        return min(self.grids, key=preference)
 
 
 def _resized(image_CHW: Tensor, height: int, width: int) -> Tensor:

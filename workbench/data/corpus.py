@@ -113,6 +113,35 @@ def qwen2_vl_tokens(height_px: int, width_px: int, *, patch_px: int = 14, merge_
 ANYRES_GRIDS = ((1, 2), (2, 1), (2, 2), (1, 3), (3, 1))  # (rows, columns), as released with LLaVA-NeXT
 
 
+def anyres_grid(
+    height_px: int, width_px: int, *, tile_px: int, grids: Sequence[tuple[int, int]] = ANYRES_GRIDS
+) -> tuple[int, int]:
+    """(rows, columns) of tiles for an image: most of its pixels kept, then fewest wasted, then the first.
+
+    Source: Liu et al. 2024, "LLaVA-NeXT", as released: sides of the shrunk image are rounded down.
+
+    Raises:
+        ValueError: a side below 1 px, or no grid.
+
+    Example:
+        >>> anyres_grid(400, 1000, tile_px=336)
+        (1, 3)
+    """
+    if min(height_px, width_px, tile_px) < 1 or not grids:
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: want sides and tile >= 1 px and a grid, "
+            f"got a tile of {tile_px} px and {len(grids)} grids"
+        )
+
+    def preference(grid: tuple[int, int]) -> tuple[int, int]:
+        room_px = grid[0] * tile_px, grid[1] * tile_px
+        scale = min(room_px[0] / height_px, room_px[1] / width_px)
+        kept = min(int(height_px * scale) * int(width_px * scale), height_px * width_px)
+        return -kept, room_px[0] * room_px[1] - kept
+
+    return min(grids, key=preference)
+
+
 def anyres_tokens(
     height_px: int,
     width_px: int,
@@ -123,8 +152,7 @@ def anyres_tokens(
 ) -> tuple[ItemTokens, ...]:
     """AnyRes: the whole image shrunk to one tile, and the tiles of a grid, each an item of the encoder.
 
-    Source: Liu et al. 2024, "LLaVA-NeXT": of the grids the one that keeps most of the image's pixels, then
-    the one that wastes fewest, then the first.
+    Source: Liu et al. 2024, "LLaVA-NeXT"; the grid is `anyres_grid`'s.
     Differs: tiles that only hold padding count, and no tokens stand for the ends of rows.
 
     Args:
@@ -139,19 +167,7 @@ def anyres_tokens(
         >>> len(anyres_tokens(400, 1000, tile=ItemTokens(577, 576), tile_px=336))
         4
     """
-    if min(height_px, width_px, tile_px) < 1 or not grids:
-        raise ValueError(
-            f"image of {height_px} x {width_px} px: want sides and tile >= 1 px and a grid, "
-            f"got a tile of {tile_px} px and {len(grids)} grids"
-        )
-
-    def preference(grid: tuple[int, int]) -> tuple[float, float]:
-        room_px = grid[0] * tile_px, grid[1] * tile_px
-        scale = min(room_px[0] / height_px, room_px[1] / width_px)
-        kept = min(height_px * width_px * scale**2, float(height_px * width_px))
-        return -kept, room_px[0] * room_px[1] - kept
-
-    rows, columns = min(grids, key=preference)
+    rows, columns = anyres_grid(height_px, width_px, tile_px=tile_px, grids=grids)
     return (tile,) * (1 + rows * columns)
 
 

@@ -1,0 +1,37 @@
+"""AnyRes: what plans count and what the callback cuts are the same, and as LLaVA-NeXT was released."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers.image_processing_utils import select_best_resolution
+
+from runtime.multimodal_callbacks import AnyRes
+from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid, anyres_tokens
+
+SIDES = st.integers(1, 3000)
+
+
+@given(SIDES, SIDES, st.sampled_from([8, 16, 336, 384]))
+@settings(max_examples=150, deadline=None)
+@example(336, 336, 336)
+@example(673, 671, 336)
+def test_the_grid_is_the_released_one(height: int, width: int, tile_px: int) -> None:
+    rooms = [(rows * tile_px, columns * tile_px) for rows, columns in ANYRES_GRIDS]
+    theirs = select_best_resolution((height, width), rooms)
+    if theirs is None:  # nothing of the image would be left in any grid
+        return
+    rows, columns = anyres_grid(height, width, tile_px=tile_px)
+    assert (rows * tile_px, columns * tile_px) == tuple(theirs)
+
+
+def test_a_grid_of_the_users_counts_the_same() -> None:
+    grids = ((1, 4), (4, 1), (3, 3))
+    blocks = AnyRes(block_px=8, grids=grids).blocks(torch.zeros(3, 30, 9))
+    tokens = anyres_tokens(30, 9, tile=ItemTokens(4, 4), tile_px=8, grids=grids)
+    assert len(blocks) == len(tokens) == 5
+
+
+def test_images_without_pixels_are_refused() -> None:
+    with pytest.raises(ValueError, match="image of 0 x 5 px: want sides and tile >= 1 px"):
+        anyres_grid(0, 5, tile_px=8)
