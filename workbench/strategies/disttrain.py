@@ -22,6 +22,7 @@ from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan, Sharding
 from workbench.strategies import megatron_heterogeneous
+from workbench.strategies.expert_choices import fastest_degree, with_fastest_degrees
 from workbench.strategies.layout_choice import ModuleChoice
 from workbench.strategies.layout_search import usable_ranks
 from workbench.strategies.module_price import ModulePrices
@@ -42,7 +43,8 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Where the job has pools, every way to give modules pools that take them is tried.
     Differs: the integers are the formula's exact optimum, where the source rounds a convex program's;
     stages are whole layers; microbatches on their way to later units count, see `orchestrate_in_flight`;
-    wider groups stand in front, so that none leaves its node; layouts that the job gives are not kept.
+    wider groups stand in front, so that none leaves its node; layouts that the job gives are not kept;
+    experts are cut or dealt out, whichever is faster at a tp.
 
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot share out.
@@ -120,7 +122,7 @@ def best_placed(
             best = score(task, found), found, chosen
     if best is None:
         raise ValueError(refusal)
-    return with_degrees(job, *best[1:])
+    return with_fastest_degrees(with_degrees(job, *best[1:]), cost)
 
 
 def placed_tasks(job: Job, cost: CostModel) -> tuple[tuple[Task, tuple[Pool, ...]], ...]:
@@ -210,7 +212,7 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
         if tp > widest or any(count % tp for count in heads):
             break
         choice = ModuleChoice(module=module.name, tp=tp, recompute=settings.recompute)
-        layers = prices.layers(choice, 1)
+        layers = prices.layers(replace(choice, ep=fastest_degree(prices, choice)), 1)
         sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
     whole = prices.layers(ModuleChoice(module=module.name, recompute=settings.recompute), 1)
     weights, trained = sum(layer.weights for layer in whole), sum(layer.trained for layer in whole)

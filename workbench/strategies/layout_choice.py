@@ -28,6 +28,7 @@ class ModuleChoice:
     Args:
         module: its name.
         tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism.
+        ep: ranks that deal out experts: none (1), or all tensor-parallel ones instead of cutting experts.
         recompute: whether its layers are computed again.
         instances: copies of the sharded optimizer state among its data-parallel ranks.
     """
@@ -37,13 +38,19 @@ class ModuleChoice:
     cp: int = 1
     pp: int = 1
     dp: int = 1
+    ep: int = 1
     recompute: Recompute = Recompute.NONE
     instances: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "cp", "pp", "dp", "instances"):
+        for name in ("tp", "cp", "pp", "dp", "ep", "instances"):
             if getattr(self, name) < 1:
                 raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {getattr(self, name)}")
+        if self.ep not in (1, self.tp):
+            raise ValueError(
+                f"layout of {self.module!r}: experts are dealt out over all tp = {self.tp} ranks or none, "
+                f"got ep {self.ep}; nearest: {self.tp}"
+            )
         if self.num_holders % self.instances:
             raise ValueError(
                 f"layout of {self.module!r}: optimizer instances must divide dp x cp = {self.num_holders}, "
@@ -62,7 +69,8 @@ class ModuleChoice:
     def __str__(self) -> str:
         extra = " recomputed" if self.recompute is Recompute.FULL else ""
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
-        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.dp}{extra}{copies}"
+        dealt = f" ep {self.ep}" if self.ep > 1 else ""
+        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.dp}{dealt}{extra}{copies}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
             module=name,
             tp=part.tp,
             cp=part.cp,
+            ep=part.ep,
             pp=part.pp,
             dp=part.dp,
             rank_offset=offset,

@@ -13,8 +13,9 @@ from workbench.cost.memory import layer_bytes, state_bytes
 from workbench.cost.memory_setting import Setting
 from workbench.cost.model import CostModel, Work
 from workbench.cost.roofline import Grid
+from workbench.graph.experts import is_of_expert
 from workbench.graph.frozen import Needs, gradient_needs
-from workbench.graph.layer import Layer, Shard
+from workbench.graph.layer import Layer, Parameter, Shard
 from workbench.job import Job
 from workbench.plan.plan import Recompute
 from workbench.plan.price import step_bytes
@@ -52,6 +53,13 @@ class Totals(NamedTuple):
     working_bytes: float
     weights: float
     trained: float
+
+
+def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
+    """Among how many ranks a weight is cut, or the experts dealt out that it is one of."""
+    if choice.ep > 1 and is_of_expert(parameter):
+        return choice.ep
+    return 1 if parameter.shard is Shard.REPLICATED else choice.tp
 
 
 def total_of(layers: Sequence[LayerPrice]) -> Totals:
@@ -98,9 +106,9 @@ class ModulePrices:
     def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[LayerPrice, ...]:
         """Every layer of the module over a microbatch of so many samples.
 
-        Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, recompute, samples).
+        Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, ep, recompute, samples).
         """
-        key = (choice.module, choice.tp, choice.cp, choice.recompute, num_samples)
+        key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
         if key not in self._known:
             module = self.job.model.module(choice.module)
             same: dict[tuple[object, ...], LayerPrice] = {}
@@ -115,7 +123,7 @@ class ModulePrices:
 
     def total(self, choice: ModuleChoice, num_samples: int) -> Totals:
         """All layers of the module over so many samples. Complexity: as `layers`."""
-        key = (choice.module, choice.tp, choice.cp, choice.recompute, num_samples)
+        key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
         if key not in self._totals:
             self._totals[key] = total_of(self.layers(choice, num_samples))
         return self._totals[key]
@@ -196,11 +204,12 @@ class ModulePrices:
         link = group_link(cluster, num_ranks=choice.tp, stride=1)
         context_link = group_link(cluster, num_ranks=choice.cp, stride=choice.tp)
         again = choice.recompute is Recompute.FULL and need.any
-        grid = Grid(choice.tp, choice.cp)
+        cost = self.cost.dealing(choice.ep, link)
+        grid = Grid(choice.tp, choice.cp, choice.ep)
         cut = choice.cp * (choice.tp if "sequence" in settings.kernels else 1)
         forward_s = backward_s = kept = working = 0.0
         for work, share in self._shapes(choice.module, num_samples):
-            time = self.cost.layer_time(
+            time = cost.layer_time(
                 layer,
                 work,
                 tp=choice.tp,
@@ -218,8 +227,7 @@ class ModulePrices:
             kept = max(kept, entering if again else held.kept.num_bytes)
             working = max(working, inside + (held.kept.num_bytes if again else 0))
         weights = sum(
-            parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else choice.tp)
-            for parameter in layer.parameters()
+            parameter.num_elements / _num_cuts(parameter, choice) for parameter in layer.parameters()
         )
         return LayerPrice(
             forward_s=forward_s,

@@ -1,0 +1,128 @@
+"""Searches that cut experts or deal them out, whichever is faster."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from workbench.cost.hardware import Link, Node, uniform
+from workbench.cost.memory import Kernels
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.data.corpus import fixed_samples
+from workbench.graph.hf_config import module_from_config
+from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.graph.zoo import from_shape
+from workbench.job import Job, ModuleLayout
+from workbench.plan.plan import Settings
+from workbench.strategies import disttrain
+from workbench.strategies.expert_choices import expert_choices, fastest_degree, with_fastest_degrees
+from workbench.strategies.layout_choice import Mode, ModuleChoice
+from workbench.strategies.layout_plan import job_with
+from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
+from workbench.strategies.layout_space import Freedom, LayoutSpace
+from workbench.strategies.layout_step import LayoutSteps
+from workbench.strategies.module_price import ModulePrices
+from workbench.units import GB
+
+COST = CostModel(load_profile("H100"))
+LEAST = Freedom(instances=(1,))
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+FAST = Link(name="nvlink", bytes_per_s=300 * GB, latency_s=2e-6)
+
+
+def job_on(num_ranks: int, config: dict[str, Any] | None = MIXTRAL, **changes: Any) -> Job:
+    node = Node(device="H100", num_ranks=num_ranks, memory_bytes=round(80 * GB))
+    llm = from_shape("llama-3.2-3b", module="llm")
+    if config is not None:
+        llm = module_from_config(config, name="llm", modality=TEXT)
+    job = Job(
+        name="moe",
+        model=ModelGraph(name="moe", modules=(llm,), edges=()),
+        cluster=uniform("c", node, num_nodes=1, intra=FAST, inter=FAST),
+        batch=fixed_samples(8, text_tokens=2048, items={}),
+        settings=Settings(kernels=Kernels.FUSED),
+        profile="H100",
+    )
+    return replace(job, **changes)
+
+
+def test_degrees_that_are_tried() -> None:
+    assert expert_choices((4,), 1) == (1,)
+    assert expert_choices((4,), 4) == (1, 4)
+    assert expert_choices((4,), 8) == (1,)
+    assert expert_choices((4, 6), 2) == (1, 2)
+    assert expert_choices((4, 6), 4) == (1,)
+    assert expert_choices((), 4) == (1,)
+
+
+def llm_grids(job: Job, num_ranks: int) -> set[tuple[int, int, int, int, int]]:
+    space = LayoutSpace(LayoutSteps(job, COST), num_ranks, LEAST)
+    choices = [choice.llm for _, choice in space.layouts(Mode.COLOCATED)]
+    return {(c.tp, c.cp, c.pp, c.dp, c.ep) for c in choices}
+
+
+def test_the_space_has_both_wherever_tensor_parallel_ranks_divide_experts() -> None:
+    found = llm_grids(job_on(8), 8)
+    for tp, cp, pp, dp, ep in found:
+        assert ep in expert_choices((4,), tp)
+        assert {(tp, cp, pp, dp, each) for each in expert_choices((4,), tp)} <= found
+    assert {ep for *_, ep in found} == {1, 2, 4}
+    assert {ep for *_, ep in llm_grids(job_on(8, None), 8)} == {1}
+
+
+def test_the_best_layout_is_that_of_pricing_all() -> None:
+    job = job_on(8)
+    ours = fastest_layout(job, COST, Mode.COLOCATED, freedom=LEAST)
+    oracle = exhaustive_layout(job, COST, Mode.COLOCATED, freedom=LEAST)
+    assert ours.step.step_s == oracle.step.step_s
+    laid_out = job_with(job, ours.choice, ours.step)
+    assert [layout.ep for layout in laid_out.layouts] == [ours.choice.llm.ep]
+
+
+def test_a_job_keeps_the_degree_that_it_gives() -> None:
+    for ep in (1, 2):
+        job = job_on(8, layouts=(ModuleLayout(module="llm", tp=2, cp=1, ep=ep),))
+        assert {grid[0] for grid in llm_grids(job, 8)} == {2}
+        assert {grid[-1] for grid in llm_grids(job, 8)} == {ep}
+    job = job_on(8, layouts=(ModuleLayout(module="llm", tp=2, cp=2, ep=4),))
+    with pytest.raises(ValueError, match=r"over all tp = 2 ranks or none, got ep 4; nearest: strategy"):
+        llm_grids(job, 8)
+    with pytest.raises(ValueError, match=r"got ep 2; nearest: 4"):
+        ModuleChoice(module="llm", tp=4, ep=2)
+
+
+def test_orchestration_takes_the_faster_of_both() -> None:
+    job = job_on(8)
+    prices = ModulePrices(job, COST)
+    for tp in (1, 2, 4, 8):
+        choice = ModuleChoice(module="llm", tp=tp)
+        degrees = expert_choices((4,), tp)
+        least = min(prices.passes_s(replace(choice, ep=ep), 1) for ep in degrees)
+        assert prices.passes_s(replace(choice, ep=fastest_degree(prices, choice)), 1) == least
+        (unit,) = disttrain.task_of(job, COST).units
+        assert dict(unit.sample_s)[tp] == pytest.approx(least)
+    built = disttrain.plan(job, COST)
+    (layout,) = with_fastest_degrees(
+        replace(job, layouts=(ModuleLayout(module="llm", tp=built.stages[0].tp),)), COST
+    ).layouts
+    assert {stage.ep for stage in built.stages} == {layout.ep}
+
+
+@pytest.mark.parametrize(("chosen", "faster"), [(1, 4), (4, 1)])
+def test_either_way_can_be_the_faster_one(chosen: int, faster: int) -> None:
+    """Over a slow link bytes decide: sums of all tokens, or rows of each one's experts and a gather."""
+    job = job_on(4, MIXTRAL | {"num_experts_per_tok": chosen})
+    slow = replace(FAST, bytes_per_s=1 * GB)
+    job = replace(job, cluster=replace(job.cluster, intra=slow, inter=slow))
+    assert fastest_degree(ModulePrices(job, COST), ModuleChoice(module="llm", tp=4)) == faster

@@ -1,0 +1,61 @@
+"""Where a search may deal out a module's experts instead of cutting each of them.
+
+Source: Z. Zhang et al., "DistTrain", sections 4.1 and 4.3: what is said of tensor parallelism holds for
+expert parallelism in its place. Differs: attention stays cut by the same ranks, which deal out experts alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.balance.expert_degrees import expert_degrees
+from workbench.cost.model import CostModel
+from workbench.graph.experts import num_experts
+from workbench.graph.model_graph import Module
+from workbench.job import Job, ModuleLayout
+from workbench.strategies.layout_choice import ModuleChoice
+from workbench.strategies.module_price import ModulePrices
+
+
+def expert_counts(module: Module) -> tuple[int, ...]:
+    """Distinct numbers of experts of the module's mixtures, ascending; none for a dense one.
+
+    Complexity: O(operators).
+    """
+    return tuple(sorted({num_experts(layer) for layer in module.layers} - {0}))
+
+
+def expert_choices(counts: Sequence[int], tp: int) -> tuple[int, ...]:
+    """Degrees that a search tries at a tp: 1, and all its ranks where they divide the experts.
+
+    Experts and all other weights then have as many holders, so one number of optimizer instances fits both.
+    """
+    divides = tp > 1 and bool(counts) and all(tp in expert_degrees(tp, count) for count in counts)
+    return (1, tp) if divides else (1,)
+
+
+def fastest_degree(prices: ModulePrices, choice: ModuleChoice) -> int:
+    """The degree at which the module's passes over one sample are shortest; of equals the smaller."""
+    counts = expert_counts(prices.job.model.module(choice.module))
+    degrees = expert_choices(counts, choice.tp)
+    return min(degrees, key=lambda ep: (prices.passes_s(replace(choice, ep=ep), 1), ep))
+
+
+def with_fastest_degrees(job: Job, cost: CostModel) -> Job:
+    """The job with experts cut or dealt out in every layout, whichever is faster at its tp."""
+    prices = ModulePrices(job, cost)
+    layouts = []
+    for layout in job.layouts:
+        recompute = job.settings.of(layout.module).recompute
+        choice = ModuleChoice(module=layout.module, tp=layout.tp, recompute=recompute)
+        layouts.append(replace(layout, ep=fastest_degree(prices, choice)))
+    return replace(job, layouts=tuple(layouts))
+
+
+def check_searched(layouts: Sequence[ModuleLayout]) -> None:
+    """ValueError for a layout that a search cannot keep."""
+    for layout in layouts:
+        if layout.ep not in (1, layout.tp):
+            raise ValueError(
+                f"layout of {layout.module!r}: a search deals out experts over all tp = {layout.tp} ranks or "
+                f"none, got ep {layout.ep}; nearest: strategy megatron-heterogeneous, which takes it"
+            )
