@@ -215,6 +215,14 @@ def _claim_ahead(evidence: Evidence, figure: str, llm_size: str, runs: Mapping[s
         f"{len(wanted)} models (want all{'; behind: ' + lost_names if lost_names else ''});",
         len(ahead) == len(wanted),
     )
+    for number, what in ((1, "most tokens of an image"), (-1, "most tokens of a clip")):
+        others = [gains(found)[number] for model, found in runs.items() if _varies(model, number)]
+        if others:
+            evidence.notes.append(
+                f"{_NAMES[llm_size]} LLM with the {what}: not behind in "
+                f"{sum(gain >= 1 - ON_PAR for gain in others)} of {len(others)}, {min(others):.2f} to "
+                f"{max(others):.2f}"
+            )
     for baseline in _BASELINES:
         ratios = {model: over(found, baseline)[0] for model, found in runs.items()}
         evidence.notes.append(
@@ -222,6 +230,11 @@ def _claim_ahead(evidence: Evidence, figure: str, llm_size: str, runs: Mapping[s
             f"{max(ratios.values()):.2f}; below 1 by more than {ON_PAR:.0%}: "
             f"{', '.join(m for m, r in ratios.items() if r < 1 - ON_PAR) or 'none'}"
         )
+
+
+def _varies(model: str, number: int) -> bool:
+    """Whether a model reads what the second (1) or the last (-1) of its settings varies."""
+    return not model.startswith("ALM" if number == 1 else "VLM")
 
 
 def _size_note(llm_size: str, runs: Mapping[str, Runs]) -> str:

@@ -98,18 +98,12 @@ def modes() -> Evidence:
         nc, c = found.h_s / found.nc_s, found.h_s / found.c_s
         best[size] = (row["best_mode"], "C" if c > nc else "NC")
         per_gpu[size] = nc * gpus
-        for name, speed, column in (
-            ("c", c, "c_tokens_per_s_gain_pct"),
-            ("nc", nc, "nc_tokens_per_s_gain_pct"),
-        ):
-            printed = 1 + float(row[column] or 0) / PERCENT  # an empty cell: C is H
+        for name, speed in (("c", c), ("nc", nc)):
+            printed = 1 + float(row[f"{name}_tokens_per_s_gain_pct"] or 0) / PERCENT  # empty: C is H
             _add(evidence, f"c/{row['model']}/{name}", printed, speed)
-        _add(
-            evidence,
-            f"d/{row['model']}/nc",
-            1 + float(row["nc_tflops_per_gpu_gain_pct"]) / PERCENT,
-            nc * gpus,
-        )
+    for row in largest_llm():
+        printed = 1 + float(row["nc_tflops_per_gpu_gain_pct"]) / PERCENT
+        _add(evidence, f"d/{row['model']}/nc", printed, per_gpu[float(row["enc_params_b"])])
     same = sum(printed == ours for printed, ours in best.values())
     evidence.claim(f"(c) C or NC is best as printed for {same} of {len(best)} encoders;", same == len(best))
     large = {size: speed for size, speed in per_gpu.items() if size >= tablea5.CROSSOVER_B}
