@@ -1,0 +1,113 @@
+"""Why gradient sums take longer in a step than alone: the transport's thread shares a core with the passes.
+
+Setup:   two gloo ranks, each pinned to a core as the runtime pins them; the gradient groups of one stage
+         (six of 143,000 float32 elements) are summed by six collectives started one after the other.
+Ours:    seconds until the last one ends, least quartile over the rounds: buffers that are there; buffers
+         made of gradients first, as `runtime.gradients` makes them; the same while the rank goes on
+         computing, as passes beside a REDUCE_GRAD do; and one collective over all elements, alone and
+         beside computing. `shared` is the ratio that sharing the core costs.
+Run:     python -m experiments.bench.reduction [--rounds 60] [--json]
+"""
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from runtime.pool import Place, Pool
+
+NUM_RANKS, NUM_GROUPS, ELEMENTS, PIECES = 2, 6, 143_000, 8
+PRODUCT = 256  # rows of the product that a rank goes on with
+TIMEOUT_S = 300.0
+
+
+def seconds(place: Place, rounds: int) -> dict[str, list[float]]:
+    """On one rank, by way of summing: the seconds of every round."""
+    del place
+    torch.set_num_threads(1)
+    there = [torch.zeros(ELEMENTS) for _ in range(NUM_GROUPS)]
+    gradients = [[torch.randn(ELEMENTS // PIECES) for _ in range(PIECES)] for _ in range(NUM_GROUPS)]
+    whole = [torch.zeros(NUM_GROUPS * ELEMENTS)]
+    x = torch.randn(PRODUCT, PRODUCT)
+
+    def compute() -> None:
+        torch.mm(x, x)
+
+    ways: dict[str, tuple[Callable[[], Sequence[Tensor]], Callable[[], None] | None]] = {
+        "there": (lambda: there, None),
+        "made": (lambda: [torch.cat(pieces) for pieces in gradients], None),
+        "beside": (lambda: [torch.cat(pieces) for pieces in gradients], compute),
+        "one": (lambda: whole, None),
+        "one_beside": (lambda: whole, compute),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, (make, meanwhile) in ways.items():
+            dist.barrier()
+            found[name].append(_sum_s(make, meanwhile))
+    return found
+
+
+def _sum_s(make: Callable[[], Sequence[Tensor]], meanwhile: Callable[[], None] | None) -> float:
+    """Until the last of the collectives has ended, whichever thread sees it."""
+    ended = threading.Event()
+    ends_s: list[float] = []
+    start_s = time.perf_counter()
+    buffers = make()
+
+    def note(_: Future[list[Tensor]]) -> None:
+        ends_s.append(time.perf_counter())
+        if len(ends_s) == len(buffers):
+            ended.set()
+
+    works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
+    for work in works:
+        assert work is not None, "this rank is in the group"
+        work.get_future().add_done_callback(note)
+    while meanwhile is not None and not ended.is_set():
+        meanwhile()
+        if time.perf_counter() - start_s > TIMEOUT_S:
+            break
+    if not ended.wait(TIMEOUT_S):
+        raise TimeoutError(f"{len(ends_s)} of {len(buffers)} sums have ended within {TIMEOUT_S:g} s")
+    return max(ends_s) - start_s
+
+
+def judged(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, float]:
+    """Of the slower rank the lower quartile, in seconds, and what sharing a core costs."""
+    found = {}
+    for name in by_rank[0]:
+        rounds = sorted(max(times) for times in zip(*(ours[name] for ours in by_rank), strict=True))
+        found[f"{name}_s"] = rounds[len(rounds) // 4]
+    found["shared"] = found["beside_s"] / found["made_s"]
+    found["one_shared"] = found["one_beside_s"] / found["one_s"]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--rounds", type=int, default=60)
+    arguments = parser.parse_args()
+    with Pool(NUM_RANKS) as pool:
+        by_rank = pool.run(seconds, NUM_RANKS, arguments.rounds, timeout_s=TIMEOUT_S)
+    result = judged(by_rank)
+    for name in ("there", "made", "beside", "one", "one_beside"):
+        print(f"{name:12} {result[f'{name}_s'] * 1e3:8.2f} ms")
+    print(
+        f"beside computing {result['shared']:.2f} times as long; as one collective {result['one_shared']:.2f}"
+    )
+    if arguments.json:
+        print(json.dumps(result, sort_keys=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
