@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,20 +18,21 @@ from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.graph.experts import is_of_expert, num_experts
 from workbench.graph.model_graph import TEXT, ModelGraph
-from workbench.job import Job, ModuleLayout
+from workbench.job import Job, ModuleLayout, load_job
 from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
 from workbench.plan.stage_memory import state_of, updated_elements
 from workbench.report.tables import stage_cells
-from workbench.strategies import megatron_heterogeneous
+from workbench.strategies import cornstarch, megatron_heterogeneous
 
 MIXTRAL = paper_models.DECODERS["mixtral"] | {
     "num_local_experts": 4,
     "num_key_value_heads": 4,
     "vocab_size": 64,
 }
+EXAMPLE = Path(__file__).parents[1] / "examples" / "experts.yaml"
 SIZE = Precision.FLOAT64.num_bytes
 
 
@@ -184,3 +186,24 @@ def test_llama4_deals_out_its_routed_experts_alone() -> None:
     shared = [p for layer in layers for p in layer.parameters() if ".mlp.shared" in p.name]
     assert shared
     assert not any(is_of_expert(p) for p in shared)
+
+
+def test_the_example_deals_out_eight_experts_over_four_ranks() -> None:
+    job = load_job(EXAMPLE)
+    plan = cornstarch.plan(job, CostModel(load_profile(job.profile)))
+    (stage,) = (stage for stage in plan.stages if stage.module == "llm")
+    assert (stage.cp, stage.tp, stage.ep) == (2, 2, 4)
+    dealt = [g for g in gradient_groups(plan) if g.weights[0].experts]
+    assert {group.ranks for group in dealt} == {(rank,) for rank in stage.flat_ranks}
+
+
+def test_a_bad_degree_in_a_job_file_is_one_line(tmp_path: Path) -> None:
+    text = (
+        EXAMPLE.read_text().replace("ep: 4}", "ep: 3}").replace("cpu.json", str(EXAMPLE.parent / "cpu.json"))
+    )
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(
+        ValueError, match=r"job.yaml: .*ep must divide its tp x cp = 4 ranks, got 3; nearest: 2"
+    ):
+        load_job(file)
