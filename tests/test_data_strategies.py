@@ -121,6 +121,14 @@ def test_reordered_microbatches_train_the_same(planner, replicas: int, pool: Poo
     assert_same(plan, pool)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_reordered_microbatches_train_the_same_under_an_interleaved_schedule(replicas: int, pool: Pool):
+    """Two stages of the LLM on each rank."""
+    plan = reordered.plan(skewed_job(replicas=replicas, schedule=usual(ScheduleKind.INTERLEAVED)), COST)
+    assert all(len(plan.chain["llm", replica]) == 4 for replica in range(replicas))
+    assert_same(plan, pool)
+
+
 def test_exchanges_are_never_slower_than_the_printed_order():
     job = skewed_job()
     times_s = [
