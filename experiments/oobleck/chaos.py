@@ -73,6 +73,11 @@ class Ordeal:
         return [change for change in self.changes if change.cause is Cause.LOSS]
 
     @property
+    def disturbed_starts(self) -> list[Reshaped]:
+        """First worlds whose forming was cut off by a kill; forking the processes is part of their time."""
+        return [change for change in self.changes if change.cause is Cause.START and change.attempts > 1]
+
+    @property
     def num_redone(self) -> int:
         """Steps that a session did again because the last copy of a layer was lost after a save."""
         pairs = pairwise(self.sessions)
@@ -193,6 +198,7 @@ def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> 
         "recoveries": len(ordeal.recoveries),
         "recoveries_of_several_nodes": sum(len(change.lost) > 1 for change in ordeal.recoveries),
         "recoveries_disturbed": sum(change.attempts > 1 for change in ordeal.recoveries),
+        "starts_disturbed": len(ordeal.disturbed_starts),
         "refusals_too_few_nodes": too_few,
         "refusals_last_copy_lost": last_copy,
         "steps": len(done),
@@ -234,6 +240,7 @@ def _times(ordeal: Ordeal) -> dict[str, float]:
         "copying": [change.copying_s for change in ordeal.recoveries],
         "recovery": [change.ready_s - start_s for start_s, change in single],
         "disturbed_recovery": [change.recovery_s for change in ordeal.recoveries if change.attempts > 1],
+        "disturbed_start": [change.recovery_s for change in ordeal.disturbed_starts],
     }
     return {
         f"{name}_p{percent}_s": sorted(values)[round(percent / 100 * (len(values) - 1))]
