@@ -42,7 +42,7 @@ def draw_throughputs(record: Record, folder: Path) -> Path:
         _throughputs(axes, ours, llm, [model for own, model in models if own == llm])
     panels[0][0].set_ylabel("inputs / s / GPU, simulated")
     panels[0][0].legend(fontsize=8)
-    figure.suptitle(f"{record['script']}: range over tokens per image and clip")
+    figure.suptitle(f"{record['script']}: range over what is not stated")
     return _saved(figure, record, folder)
 
 

@@ -14,10 +14,13 @@ from runtime.mesh import Mesh
 from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
 from runtime.sharded_weights import ShardedWeights
+from tests.layout_jobs import layout_job, vision_language
 from tests.plans import cluster
 from tests.test_parity import SEED, assert_order, assert_parity, execute, mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.memory import Kernels
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
 from workbench.graph.model_graph import ModelGraph
 from workbench.plan.accept import accept
@@ -27,6 +30,7 @@ from workbench.plan.memory import memory_table, peak_bytes
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
 from workbench.schedule.choice import Schedule
+from workbench.strategies import megatron_heterogeneous
 
 torch.set_num_threads(1)
 MODULES = ("vision", "audio", "llm")
@@ -182,3 +186,18 @@ def test_memory_comes_and_goes() -> None:
     assert shared.own.grad.tolist() == [0.0, 2.0, 4.0]
     assert weights[0].grad is None
     assert noted == [48, -48, 48, -48]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "llm"),
+    [pytest.param((2, 1, 1), (2, 2, 1), id="pipeline"), pytest.param((2, 1, 1), (1, 1, 2), id="tokens")],
+)
+def test_a_job_shares_out_one_module(encoder: tuple[int, ...], llm: tuple[int, ...], pool: Pool) -> None:
+    """Beside whole encoders: the layers of a pipeline's stages; weights and tokens over the same ranks."""
+    job = layout_job(vision_language(), {"vision": encoder, "llm": llm}, microbatch=1, images=(1, 2, 0, 1))
+    modules = (ModuleSettings(module="llm", sharding=Sharding.PARAMETERS),)
+    plan = megatron_heterogeneous.plan(
+        replace(job, settings=replace(job.settings, modules=modules)), CostModel(load_profile("A40"))
+    )
+    assert {s.layers[1] - s.layers[0] for s in plan.stages if s.module == "llm"} == {1}
+    assert_trains_as_one(plan, pool)

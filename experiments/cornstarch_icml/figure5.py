@@ -11,6 +11,13 @@ Differs: the bars have no numbers in the text, and degrees, the encoders' stages
          are not stated: ranges cover 12 GPUs a replica (TP 2), encoder stages by forward time, and FSDP that
          recomputes everything. All three have causal attention here; the paper's Cornstarch also balances the
          attention of its masks over context-parallel ranks.
+         Megatron* comes out as in the text. FSDP does not: two samples a GPU fit, there is no bubble, and by
+         our account its gathers (0.25 s of SSS, 5.4 s of LLL, on one 200 Gb/s port a node) hide behind its
+         passes (0.82 s and 18.1 s). Pipelines recompute, which small models under FSDP need not, pay 5 of 12
+         microbatches for the bubble, and layers under TP 4
+         over PCIe take 1.5 (large LLM) to 2.2 (small) times a quarter. To be 3.36 times slower than
+         Cornstarch, FSDP's gathers would have to take 28 (LLL) to 53 (SSS) times as long. The paper's own
+         iterations (Table 2: 22 s for SSS, 144 s for LLL) are 3 to 6 times ours.
 Ours:    simulated on one CPU core, minutes.
 Run:     python -m experiments.cornstarch_icml.figure5
 """
