@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from runtime.adapters.choose import adapter_of
 from runtime.batches import SyntheticSource
 from runtime.emulate import Emulation, emulate
 from runtime.launch import RunResult, run_lowered
@@ -15,15 +17,17 @@ from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
 from sim.engine import simulate
-from tests import cross_models
+from tests import cross_models, tiny_models
 from tests.plans import cluster, disjoint_plan, finish
 from tests.test_parity import SEED, assert_order, assert_parity
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.data.sample import Sample
-from workbench.graph.model_graph import ModelGraph
+from workbench.data.sample import Sample, Segment
+from workbench.graph.hf_config import module_from_config
+from workbench.graph.model_graph import ModelGraph, connect
 from workbench.graph.trainable import Trainable, with_trainable
-from workbench.job import Job, ModuleLayout
+from workbench.job import Job, ModuleLayout, load_job
+from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
@@ -43,6 +47,7 @@ MIXES = {
 }
 DEPTHS: dict[int, tuple[int, ...]] = {1: (8,), 2: (4, 4), 3: (3, 2, 3)}
 OPTIMIZER = OptimizerSettings(clip_norm=None)
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +232,66 @@ def test_costs_count_what_is_read() -> None:
 
 def forward_actions(plan: Plan, stage: int) -> list[Action]:
     return [a for a in plan.program_actions if a.stage == stage and a.kind is Pass.F]
+
+
+def test_the_example_plans_and_simulates() -> None:
+    job = load_job(EXAMPLES / "cross_attention.yaml")
+    (edge,) = job.model.edges
+    assert edge.entered == (2, 5, 8)
+    lowered = lower(cornstarch.plan(job, CostModel(load_profile("A40"))))
+    readers = {row.consumer.stage for row in lowered.transfers if row.edge == edge.name}
+    assert readers >= {1, 2, 3}
+    assert any(sample.of("vision") for sample in job.batch)
+    assert any(not sample.of("vision") for sample in job.batch)
+
+
+def test_a_tower_without_cross_attention_to_read_it() -> None:
+    plain = module_from_config(tiny_models.LLAMA, name="llm", modality="text")
+    with pytest.raises(ValueError, match="cross-attention reads vision, want a language model such as"):
+        connect("wrong", (cross_models.vision(), plain))
+
+
+def test_edges_that_enter_several_layers() -> None:
+    edge = cross_models.model().edges[0]
+    assert edge.entered == cross_models.CROSS
+    with pytest.raises(ValueError, match=r"entered layers must ascend, got \[4, 2\]"):
+        replace(edge, before_layer=4, also_before=(2,))
+    with pytest.raises(
+        ValueError, match=r"read one output several times, want some of \[2, 4, 5\], got \[1, 2\]"
+    ):
+        replace(cross_models.model(), edges=(replace(edge, before_layer=1, also_before=(2,)),))
+    assert loads(dumps(plan_of("everything", 3))) == plan_of("everything", 3)
+
+
+def test_grids_of_tiles_that_do_not_fit() -> None:
+    adapter = adapter_of(cross_models.vision())
+    assert adapter.raw_shape(cross_models.image(0, (3, 1))) == (3, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"tiles must be one of .* got \(2, 3\)"):
+        adapter.raw_shape(cross_models.image(0, (2, 3)))
+    with pytest.raises(
+        ValueError, match=r"makes 32 tokens of an image and 1 stands for it in the LLM, got \(8, 8\)"
+    ):
+        adapter.raw_shape(Segment("vision", 0, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"intermediate_layers_indices": [2, 0]}, "must ascend in 0..2, got"),
+        ({"vision_output_dim": 40}, "vision_output_dim must be 48, got 40"),
+        ({"max_num_tiles": 2}, "must have at most 2 tiles"),
+    ],
+)
+def test_towers_that_are_refused(changes: dict[str, Any], what: str) -> None:
+    config = cross_models.VISION | changes
+    with pytest.raises(ValueError, match=what):
+        module_from_config(config, name="vision", modality="vision", llm_width=8)
+
+
+def test_language_models_that_are_refused() -> None:
+    for changes, what in (
+        ({"tie_word_embeddings": True}, "the table has 8 rows more"),
+        ({"cross_attention_layers": [9]}, r"must lie within 0..5, got \[9\]"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            module_from_config(cross_models.LANGUAGE | changes, name="llm", modality="text")

@@ -60,7 +60,7 @@ class Tower:
 
     @property
     def padded(self) -> int:
-        """Tokens of a tile inside the blocks."""
+        """Tokens of a tile inside the blocks; always more, as no square and one is a multiple of eight."""
         return -(-self.patches // PATCH_MULTIPLE) * PATCH_MULTIPLE
 
     @property
@@ -82,9 +82,8 @@ def tower_of(config: Config) -> Tower:
     """The tower of a vision configuration.
 
     Raises:
-        ValueError: no global block, taps that do not ascend or are no blocks, an output width that
-            does not fit them, ratios with too many tiles, or tiles that need no padding, for which
-            transformers' mask hides every patch.
+        ValueError: taps that do not ascend or are no blocks, an output width that does not fit them, or
+            ratios with too many tiles.
     """
     kind = config["model_type"]
     taps = tuple(config.get("intermediate_layers_indices") or TAPS)
@@ -107,11 +106,6 @@ def tower_of(config: Config) -> Tower:
         raise ValueError(f"{kind}: vision_output_dim must be {emitted}, got {config['vision_output_dim']}")
     if max(rows * columns for rows, columns in ratios) > tower.tiles:
         raise ValueError(f"{kind}: supported_aspect_ratios must have at most {tower.tiles} tiles")
-    if tower.patches == tower.padded:
-        raise ValueError(
-            f"{kind}: {tower.side} x {tower.side} patches and a class token are a multiple of "
-            f"{PATCH_MULTIPLE}, where transformers masks every patch; want another image_size"
-        )
     return tower
 
 

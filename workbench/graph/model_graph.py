@@ -231,8 +231,15 @@ def _check_entrance(model: ModelGraph, edge: Edge) -> None:
     kinds = {target.layers[layer].reads_context for layer in edge.entered}
     if kinds == {True}:
         return
+    read = list(target.context_layers)
     if len(edge.entered) > 1:
         raise ValueError(
             f"edge {edge.name}: only cross-attention layers read one output several times, want some of "
-            f"{list(target.context_layers)}, got {list(edge.entered)}"
+            f"{read}, got {list(edge.entered)}"
         )
+    last = next(module for module in model.modules if module.name == edge.source).layers[edge.after_layer]
+    if last.kind is LayerKind.PROJECTOR and last.emits is TokenCount.IN:
+        wanted = (
+            f"layers {read}" if read else "a language model such as mllama_text_model: it has no such layer"
+        )
+        raise ValueError(f"edge {edge.name}: cross-attention reads {edge.source}, want {wanted}")
