@@ -70,22 +70,20 @@ class WeightPrices:
     def _partial_s(self, group: GradientGroup) -> float:
         """The sum over tensor-parallel ranks that divide tokens: of weights that all of them hold whole."""
         module, index, *_ = group.weights[0]
-        stage = self._stage_of(group)
-        if index is None or stage.tp == 1 or not self._plan.settings.of(module).sequence_parallel:
+        if index is None or not self._plan.settings.of(module).sequence_parallel:
             return 0.0
-        layer = self._plan.model.module(module).layers[index]
-        if not can_divide(layer):
+        stage, layer = self._stage_of(group, index), self._plan.model.module(module).layers[index]
+        if stage.tp == 1 or not can_divide(layer):
             return 0.0
         whole = sum(p.num_elements for p in layer.parameters() if p.shard is Shard.REPLICATED)
         row = next(row for row in stage.ranks if group.ranks[0] in row)
         return self.collective_s(Collective.ALL_REDUCE, whole * self._plan.settings.gradient_bytes, row)
 
-    def _stage_of(self, group: GradientGroup) -> Stage:
-        module, index, *_ = group.weights[0]
+    def _stage_of(self, group: GradientGroup, layer: int) -> Stage:
         return next(
             stage
             for stage in self._plan.stages_on[group.ranks[0]]
-            if stage.module == module and (index is None or index in range(*stage.layers))
+            if stage.module == group.weights[0].module and layer in range(*stage.layers)
         )
 
     def collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int]) -> float:
