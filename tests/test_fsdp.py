@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from runtime.checkpoint import Checkpoints
+from runtime.checkpoint_files import check_whole, identity_of
 from runtime.emulate import emulate
 from runtime.launch import RunResult, run_lowered
 from runtime.mesh import Mesh
@@ -119,18 +121,32 @@ def test_a_wide_optimizer_of_parts_equals_that_of_the_whole(pool: Pool) -> None:
         assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
 
 
-def test_exports_and_checkpoints_are_whole(tmp_path: Path, pool: Pool) -> None:
-    """What two replicas export, one process reads; a run cut in two goes on as it would have."""
-    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2)
-    whole = shared_out(mixed("llm"), tiny_batch(), replicas=2, modules=())
+def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
+    """What two replicas trained in parts is what they trained whole."""
     settings = RunSettings(seed=SEED, precision=Precision.FLOAT64, steps=2, timeout_s=30.0)
-    run_lowered(lower(plan), replace(settings, export=tmp_path / "parts"), pool=pool)
-    run_lowered(lower(whole), replace(settings, export=tmp_path / "whole"), pool=pool)
-    read = {
-        name: run_lowered(lower(whole), replace(settings, weights=tmp_path / name, steps=1), pool=pool).losses
-        for name in ("parts", "whole")
-    }
-    assert read["parts"] == pytest.approx(read["whole"], rel=1e-12)
+    losses = {}
+    for name, modules in (("parts", MODULES), ("whole", ())):
+        lowered = lower(shared_out(mixed("llm"), tiny_batch(), replicas=2, modules=modules))
+        run_lowered(lowered, replace(settings, export=tmp_path / name), pool=pool)
+        read = replace(settings, weights=tmp_path / name, steps=1)
+        losses[name] = run_lowered(lowered, read, pool=pool).losses
+    assert losses["parts"] == pytest.approx(losses["whole"], rel=1e-12)
+
+
+def test_a_run_goes_on_from_parts_to_the_last_bit(tmp_path: Path, pool: Pool) -> None:
+    """Frozen parts, narrow parts and wide ones are saved and read; moments too."""
+    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
+    lowered = lower(replace(plan, settings=replace(plan.settings, precision=Precision.BFLOAT16)))
+    settings = RunSettings(seed=SEED, steps=3, timeout_s=30.0, collect=Collect.STATE)
+    saving = replace(settings, checkpoints=Checkpoints(folder=tmp_path, every=2))
+    through = run_lowered(lowered, saving, pool=pool)
+    identity = identity_of(lowered.plan, settings.dtype(lowered.plan), SEED)
+    whole = check_whole(tmp_path / "step-0000000002", identity)
+    again = replace(settings, checkpoints=Checkpoints(folder=tmp_path / "again", every=2, start=whole))
+    resumed = run_lowered(lowered, again, pool=pool)
+    assert resumed.losses == through.losses
+    for mine, other in zip(resumed.states, through.states, strict=True):
+        assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
 
 
 def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) -> None:
