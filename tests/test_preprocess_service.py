@@ -138,7 +138,7 @@ def test_keys_keep_others_out(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="refuses this client's key"), loading(server, keys=stranger):
             pass
         with (
-            pytest.raises(ValueError, match=r"no server at .*: no 'welcome' within 0.3 s"),
+            pytest.raises(ValueError, match=r"no server at .*: no 'welcome' within 0.3 s; .* without --keys"),
             loading(server, timeout_s=0.3),
         ):
             pass
@@ -187,6 +187,8 @@ def test_nonsense_is_refused_and_harms_nobody(folder: Path) -> None:
 
 
 def test_waits_end_by_name(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data folder .*nowhere: not there; want where this host sees"):
+        produce("tcp://127.0.0.1:9", folder / "nowhere", keys=None, name=None, silence_s=0.2)
     with pytest.raises(ValueError, match=r"no server at tcp://127.0.0.1:9: waited 0.2 s"):
         produce("tcp://127.0.0.1:9", folder, keys=None, name=None, silence_s=0.2)
     with (

@@ -93,3 +93,10 @@ def _check(path: Path, *keys: object) -> None:
     for key in keys:
         if not isinstance(key, str) or len(key) != KEY_CHARACTERS:
             raise ValueError(f"keys {path}: a key has {KEY_CHARACTERS} characters in Z85")
+
+
+def key_hint(keys: ClientKeys | None) -> str:
+    """What a server that does not answer may be: encrypted talk under other keys looks like silence."""
+    if keys is None:
+        return "; a server with keys answers nobody without --keys"
+    return "; a server with other keys, or without any, does not answer these"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from runtime.preprocess.connection import Connection, Message
 from runtime.preprocess.example import Buffer, Example, example_of, num_frames, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, Rule, rule_from_json
-from runtime.preprocess.keys import ClientKeys
+from runtime.preprocess.keys import ClientKeys, key_hint
 from runtime.preprocess.order import OrderSettings, Size, ordered
 from runtime.preprocess.stream import Content, Malformed, Skipped
 from runtime.records import Record, read_records
@@ -228,7 +228,7 @@ class ServedLoader:
             self._take(message)
         raise ValueError(
             f"no server at {self._subscription.address}: no {answer!r} within "
-            f"{self._subscription.timeout_s:g} s"
+            f"{self._subscription.timeout_s:g} s{key_hint(self._subscription.keys)}"
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from runtime.preprocess.connection import Connection, Message
 from runtime.preprocess.example import Buffer, example_frames, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, rule_from_json
-from runtime.preprocess.keys import ClientKeys
+from runtime.preprocess.keys import ClientKeys, key_hint
 from runtime.records import Record
 from workbench.units import S_PER_DAY
 
@@ -35,8 +35,10 @@ def produce(
         Examples preprocessed.
 
     Raises:
-        ValueError: the server was never there, refuses the key, or has given up.
+        ValueError: the folder is not there; the server was never there, refuses the key, or has given up.
     """
+    if not folder.is_dir():
+        raise ValueError(f"data folder {folder}: not there; want where this host sees the server's")
     if not 0 < silence_s <= S_PER_DAY:
         raise ValueError(f"silence must be > 0 s and at most a day, got {silence_s}")
     connection = Connection(address, keys, None if name is None else name.encode())
@@ -59,7 +61,7 @@ def produce(
     finally:
         connection.close()
     if not heard:
-        raise ValueError(f"no server at {address}: waited {silence_s:g} s for it")
+        raise ValueError(f"no server at {address}: waited {silence_s:g} s for it{key_hint(keys)}")
     return num_done
 
 
