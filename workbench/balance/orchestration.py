@@ -61,6 +61,18 @@ def orchestrate(task: Task) -> Orchestration:
     return best
 
 
+def best_of_every_pace(task: Task) -> tuple[Orchestration, ...]:
+    """The best integers for each degree of the pacing unit that has any, fastest first."""
+    found: list[Orchestration] = []
+    for pace in paces(task):
+        best: Orchestration | None = None
+        for candidate in _of_pace(task, pace, inf):
+            if best is None or is_better(candidate, best):
+                best = candidate
+        found += [] if best is None else [best]
+    return tuple(sorted(found, key=lambda each: (each.iteration_s, each.num_gpus)))
+
+
 class Option(NamedTuple):
     """Degrees of one unit with the seconds of a stage and those paid once; sorted as they stand."""
 
