@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import dropwhile, takewhile
+from typing import NamedTuple
 
 from workbench.balance.tokens import Policy
 from workbench.balance.tokens_exchange import longest_first_exchanged
 from workbench.data.sample import Item, Sample
 from workbench.graph.model_graph import TEXT
-from workbench.plan.build import schedule_nodes, with_programs
+from workbench.plan.build import schedule_nodes, shared_microbatches, with_programs
 from workbench.plan.check import check
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing
 from workbench.plan.token_shards import token_shards
+from workbench.schedule.action import COMPUTE, Pass
+from workbench.schedule.choice import Schedule, ScheduleKind
 
 BLOCK_TOKENS = 128
 
@@ -26,7 +30,8 @@ def next_plan(
     """The plan of another batch for the same ranks and weights, checked.
 
     The i-th sample takes the place of the i-th one: its row in the language model, and in every
-    encoder the microbatch of the same samples. Programs stay where every stage still has as many
+    encoder the microbatch of the same samples; where modules share the batch out by degrees of their own,
+    it is shared out anew in the same way. Programs stay where every stage still has as many
     microbatches with the same backwards and consumers, else they are made anew. Tokens of the
     modules that have token shards are dealt out anew; a plan that leaves them to the zigzag of
     the lowering still does.
@@ -37,9 +42,10 @@ def next_plan(
         policy, block_tokens: of the token shards, see `token_shards`.
 
     Raises:
-        ValueError: another number of samples; encoder microbatches that do not follow the samples
-            of the language model's (they need their strategy); programs that are not those of
-            graph-aware 1F1B and do not fit the new batch; whatever `check` refuses.
+        ValueError: another number of samples; encoder microbatches that neither follow the samples
+            of the language model's nor are shares of the batch (they need their strategy); programs
+            that are neither those of graph-aware 1F1B nor of three phases and do not fit the new batch;
+            whatever `check` refuses.
 
     Complexity: O(actions + items) and that of the token shards.
     """
@@ -60,18 +66,48 @@ def next_plan(
 def _with_fitting_programs(plan: Plan, draft: Plan) -> Plan:
     if schedule_nodes(draft) == schedule_nodes(plan):
         return draft
-    own = with_programs(replace(plan, programs=(), token_shards=()))
-    if own.programs != plan.programs:
+    schedule = _schedule_of(plan)
+    if schedule is None:
         raise ValueError(
-            f"next batch: the programs of strategy {plan.strategy!r} do not fit it, and they are not "
-            "those of graph-aware 1F1B, which could be made anew; plan every batch by its strategy"
+            f"next batch: the programs of strategy {plan.strategy!r} do not fit it, and they are not those "
+            "of graph-aware 1F1B or of three phases, which could be made anew; plan every batch by its "
+            "strategy"
         )
-    return with_programs(replace(draft, programs=()))
+    return with_programs(replace(draft, programs=()), schedule)
+
+
+def _schedule_of(plan: Plan) -> Schedule | None:
+    """The schedule that gives the plan its programs; None where it is none that can be told from them."""
+    bare = replace(plan, programs=(), token_shards=())
+    phases = Schedule(kind=ScheduleKind.THREE_PHASE)
+    in_windows = replace(phases, window=_window_of(plan))
+    for schedule in (Schedule(), phases, replace(phases, offload=True), in_windows):
+        try:
+            if with_programs(bare, schedule).programs == plan.programs:
+                return schedule
+        except ValueError:  # the plan's ranks or modules are not for this schedule
+            continue
+    return None
+
+
+def _window_of(plan: Plan) -> int | None:
+    """Forwards of the language model between passes of others on the same rank; None: there are none."""
+    llm = {stage.id for stage in plan.stages if plan.model.module(stage.module).modality == TEXT}
+    for program in plan.programs:
+        passes = [action for action in program.actions if action.kind in COMPUTE]
+        after = dropwhile(lambda action: action.stage not in llm, passes)
+        window = sum(action.kind is Pass.F for action in takewhile(lambda action: action.stage in llm, after))
+        if window and not llm.issuperset(action.stage for action in passes):
+            return window
+    return None
 
 
 def _microbatches(plan: Plan, draft: Plan) -> tuple[Microbatch, ...]:
     """The microbatches of the draft's batch, module after module."""
     (llm,) = (module.name for module in plan.model.modules if module.modality == TEXT)
+    sharing = _sharing(plan)
+    if sharing is not None:
+        return sharing.of(draft)
     moved = _moved(plan, llm, draft.batch)
     placed = replace(draft, microbatches=tuple(moved))
     found: list[Microbatch] = []
@@ -81,6 +117,36 @@ def _microbatches(plan: Plan, draft: Plan) -> tuple[Microbatch, ...]:
         else:
             found += _followers(placed, llm, module.name, _samples_together(plan, llm, module.name))
     return tuple(found)
+
+
+class Sharing(NamedTuple):
+    """How modules with degrees of their own share out a batch; arguments of `shared_microbatches`."""
+
+    samples: int
+    dp: dict[str, int]
+    rounds: int | None
+
+    def of(self, plan: Plan) -> tuple[Microbatch, ...]:
+        """Microbatches of the plan's batch."""
+        return shared_microbatches(plan, samples_per_microbatch=self.samples, dp=self.dp, rounds=self.rounds)
+
+
+def _sharing(plan: Plan) -> Sharing | None:
+    """That of the plan; None where its modules have equal degrees or it is not by degrees alone."""
+    (llm,) = (module.name for module in plan.model.modules if module.modality == TEXT)
+    dp = {module.name: len(plan.replicas(module.name)) for module in plan.model.modules}
+    if len(set(dp.values())) == 1:
+        return None
+    samples = next(len(m.items) for m in plan.microbatches if m.module == llm)
+    num_rounds = len(plan.batch) // (samples * dp[llm])
+    for rounds in (1, None, *range(2, num_rounds)):
+        sharing = Sharing(samples, dp, rounds)
+        try:
+            if set(sharing.of(plan)) == set(plan.microbatches):
+                return sharing
+        except ValueError:  # no batch of this size is shared out so
+            continue
+    return None
 
 
 def _moved(plan: Plan, llm: str, batch: Sequence[Sample]) -> list[Microbatch]:
