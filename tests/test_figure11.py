@@ -2,16 +2,29 @@
 
 from collections import Counter
 
-from experiments.mimo.figure11 import ORDERS, chosen, deviation, is_baseline, judged, key_of, steps_inside
-from experiments.mimo.figure11_runs import Arithmetic, Played, optimizer, plan_of, train
+from experiments.mimo.figure11 import (
+    GROUPINGS,
+    ORDERS,
+    chosen,
+    deviation,
+    is_baseline,
+    judged,
+    key_of,
+    steps_inside,
+)
+from experiments.mimo.figure11_runs import Arithmetic, Mix, Played, optimizer, plan_of, train
 from experiments.mimo.loss_curves_runs import runs
 from runtime.pool import Pool
 from workbench.plan.accept import accept
 from workbench.plan.plan import Precision
 
 
+def is_grouping(played: Played) -> bool:
+    return played.mix is Mix.SAMPLES
+
+
 def test_every_curve_is_there_once():
-    found = Counter((p.arithmetic, is_baseline(p.run), p.order > 0) for p in chosen())
+    found = Counter((p.arithmetic, is_baseline(p.run), p.order > 0) for p in chosen() if not is_grouping(p))
     assert found == {
         (Arithmetic.BFLOAT16, True, False): 2,
         (Arithmetic.BFLOAT16, True, True): 2 * ORDERS,
@@ -20,6 +33,7 @@ def test_every_curve_is_there_once():
         (Arithmetic.FLOAT32, True, True): 2 * ORDERS,
         (Arithmetic.FLOAT32, False, False): len(runs()) - 2,
     }
+    assert sum(map(is_grouping, chosen())) == 2 * GROUPINGS
     keys = Counter(key_of(p, 3) for p in chosen())
     assert len(keys) == len(chosen()) - 2, "Figure 6's layout apart is the first of Figure 13's"
 
@@ -38,6 +52,18 @@ def test_an_order_changes_nothing_but_the_order():
     assert sorted(before) == sorted(after)
     assert before != after
     assert {stage.ranks for stage in other.stages} == {(after,)}
+
+
+def test_a_grouping_has_the_same_samples_in_other_microbatches():
+    run = next(run for run in runs() if is_baseline(run))
+    plain = plan_of(Played(run=run, arithmetic=Arithmetic.FLOAT32))
+    for order, size in ((1, 2), (2, 4)):
+        other = plan_of(Played(run=run, arithmetic=Arithmetic.FLOAT32, order=order, mix=Mix.SAMPLES))
+        accept(other)
+        assert sorted(other.batch, key=lambda sample: sample.id) == list(plain.batch)
+        items = {m.items for m in other.microbatches if m.module == "llm"}
+        assert {len(group) for group in items} == {size}
+        assert not items & {m.items for m in plain.microbatches}
 
 
 def test_the_schedule_ends_at_the_printed_rate():

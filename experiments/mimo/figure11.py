@@ -10,7 +10,9 @@ Setup:   the tiny LLaVA of `loss_curves` on gloo processes. bfloat16 with gradie
 Ours:    the baseline is run again in eight orders of its sums: microbatches come in another order, and
          tensor-parallel ranks bring other parts. At every step these losses span a range. Counted is at
          how many steps a layout's loss lies inside; beside it, at how many steps each order of the
-         baseline lies inside the range of all others, which is what equal arithmetic amounts to.
+         baseline lies inside the range of all others, which is what equal arithmetic amounts to. Added
+         after the first run, in float32: four more runs of the baseline whose samples are dealt into
+         other microbatches, of four and of two, because layouts with replicas group them so.
 Judged:  fixed before the first run. A layout follows the baseline if its loss differs from the mean
          over the orders by no more than 1e-3 of the loss in bfloat16 (whose numbers are 4e-3 apart), and
          by no more than 1e-5 in float32 (parity's bound), at every step.
@@ -31,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.mimo.figure11_plot import draw
-from experiments.mimo.figure11_runs import IN_ORDER, Arithmetic, Played, optimizer, plan_of, train
+from experiments.mimo.figure11_runs import IN_ORDER, Arithmetic, Mix, Played, optimizer, plan_of, train
 from experiments.mimo.loss_curves import BASELINE, RESULTS, read_curves
 from experiments.mimo.loss_curves_runs import Run, runs
 from experiments.mimo.parity_grid_runs import NUM_RANKS
@@ -42,6 +44,7 @@ from workbench.whole_file import write_text
 BOUNDS = {Arithmetic.BFLOAT16: 1e-3, Arithmetic.FLOAT32: 1e-5}  # of the loss
 STEPS = 50
 ORDERS = 8  # besides that of the data
+GROUPINGS = 4
 CURVES = RESULTS / "mimo_figure11_curves.jsonl"
 SUMMARY = RESULTS / "mimo_figure11.json"
 
@@ -63,6 +66,11 @@ def chosen() -> tuple[Played, ...]:
             Played(run=run, arithmetic=arithmetic, order=order)
             for run in filter(is_baseline, controlled)
             for order in range(IN_ORDER, ORDERS + 1)
+        ]
+        found += [
+            Played(run=run, arithmetic=arithmetic, order=order, mix=Mix.SAMPLES)
+            for run in filter(is_baseline, controlled if arithmetic is Arithmetic.FLOAT32 else ())
+            for order in range(1, GROUPINGS + 1)
         ]
         found += [Played(run=run, arithmetic=arithmetic) for run in played if not is_baseline(run)]
     return tuple(found)
@@ -102,7 +110,10 @@ def judged(played: Sequence[Played], curves: Mapping[Played, Curve], steps: int)
 def _group(
     arithmetic: Arithmetic, same: Sequence[Played], curves: Mapping[Played, Curve], steps: int
 ) -> dict[str, Any]:
-    baseline = {p.order: curves[p] for p in same if is_baseline(p.run) and p in curves}
+    baseline = {
+        p.order: curves[p] for p in same if is_baseline(p.run) and p in curves and p.mix is Mix.MICROBATCHES
+    }
+    grouped = [curves[p] for p in same if p.mix is Mix.SAMPLES and p in curves]
     found: dict[str, Any] = {"arithmetic": arithmetic.value, "bound": BOUNDS[arithmetic]}
     if len(baseline) < 2:
         return found | {"layouts": [], "off": ["the baseline's orders are missing"]}
@@ -113,6 +124,7 @@ def _group(
         {
             "name": p.run.name,
             "inside": steps_inside(curves[p], orders),
+            "inside_groupings": steps_inside(curves[p], [*orders, *grouped]),
             "deviation": deviation(curves[p], orders),
         }
         for p in same
@@ -121,6 +133,11 @@ def _group(
     return found | {
         "range": {"median": statistics.median(widths), "most": max(widths)},
         "orders_inside_the_others": {"least": min(own), "median": statistics.median(own)},
+        "groupings": len(grouped),
+        "groupings_inside_the_others": [
+            steps_inside(curve, [*orders, *(other for other in grouped if other is not curve)])
+            for curve in grouped
+        ],
         "orders_deviation": max(deviation(curve, orders) for curve in orders),
         "first_loss": orders[0][0],
         "last_loss": orders[0][steps - 1],
@@ -168,9 +185,18 @@ def report(result: Mapping[str, Any]) -> str:
                 f"  each order inside the range of the others: {own['median']:g} of {result['steps']} steps, "
                 f"at least {own['least']}; farthest from the mean {group['orders_deviation']:.1e}",
             ]
+        if group.get("groupings"):
+            inside = group["groupings_inside_the_others"]
+            lines.append(
+                f"  {group['groupings']} other groupings of the samples: each inside the range of the others "
+                f"and the orders at {statistics.median(inside):g} steps, at least {min(inside)}"
+            )
         for row in group["layouts"]:
+            more = f" ({row['inside_groupings']} with groupings)" if group["groupings"] else ""
             far = f"farthest from the mean {row['deviation']:.1e}"
-            lines.append(f"  {row['name']:45} inside at {row['inside']:3} of {result['steps']} steps, {far}")
+            lines.append(
+                f"  {row['name']:45} inside at {row['inside']:3} of {result['steps']} steps{more}, {far}"
+            )
         lines += [f"  OFF: {name}" for name in group["off"]]
     lines.append(f"{result['executed']} of {result['curves']} curves executed")
     lines.append(f"claim: every layout follows the baseline: {'holds' if result['holds'] else 'FAILS'}")

@@ -11,7 +11,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from experiments.mimo.figure11_runs import Arithmetic, Played
+from experiments.mimo.figure11_runs import Arithmetic, Mix, Played
 from experiments.mimo.loss_curves import BASELINE
 
 Curves = Mapping[Played, Sequence[float]]
@@ -42,14 +42,24 @@ def _losses(axes: Axes, curves: Curves) -> None:
         axes.legend(fontsize=8)
 
 
+def _band(
+    axes: Axes, curves: Sequence[Sequence[float]], mean: Sequence[float], *, color: str, label: str
+) -> None:
+    low = [min(at) / m - 1 for m, at in zip(mean, zip(*curves, strict=True), strict=True)]
+    high = [max(at) / m - 1 for m, at in zip(mean, zip(*curves, strict=True), strict=True)]
+    axes.fill_between(range(len(mean)), low, high, color=color, label=label)
+
+
 def _deviations(axes: Axes, curves: Curves) -> None:
-    orders = [losses for played, losses in curves.items() if played.run.config == BASELINE]
+    baseline = {played: losses for played, losses in curves.items() if played.run.config == BASELINE}
+    orders = [losses for played, losses in baseline.items() if played.mix is Mix.MICROBATCHES]
+    grouped = [losses for played, losses in baseline.items() if played.mix is Mix.SAMPLES]
     if len(orders) < 2:
         return
     mean = [statistics.fmean(at) for at in zip(*orders, strict=True)]
-    low = [min(at) / m - 1 for m, at in zip(mean, zip(*orders, strict=True), strict=True)]
-    high = [max(at) / m - 1 for m, at in zip(mean, zip(*orders, strict=True), strict=True)]
-    axes.fill_between(range(len(mean)), low, high, color="#bbbbbb", label="baseline, orders of its sums")
+    if grouped:
+        _band(axes, [*orders, *grouped], mean, color="#dddddd", label="baseline, other groupings too")
+    _band(axes, orders, mean, color="#aaaaaa", label="baseline, orders of its sums")
     layouts = [played for played in curves if played.run.config != BASELINE]
     for played in layouts:
         shares = [loss / m - 1 for loss, m in zip(curves[played], mean, strict=True)]

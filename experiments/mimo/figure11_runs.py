@@ -33,39 +33,52 @@ class Arithmetic(Enum):
         return Settings(precision=Precision.BFLOAT16, optimizer_precision=Precision.FLOAT32)
 
 
+class Mix(Enum):
+    """What another order mixes: microbatches as they are, or samples, in microbatches of four or two."""
+
+    MICROBATCHES = "order"
+    SAMPLES = "grouping"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """One curve: a configuration, how it computes, and in which order the baseline adds up.
 
     Args:
         order: seed of the order; `IN_ORDER` that of the data.
+        mix: what it mixes.
     """
 
     run: Run
     arithmetic: Arithmetic
     order: int = IN_ORDER
+    mix: Mix = Mix.MICROBATCHES
 
     @property
     def name(self) -> str:
-        order = "" if self.order == IN_ORDER else f", order {self.order}"
+        order = "" if self.order == IN_ORDER else f", {self.mix.value} {self.order}"
         return f"{self.arithmetic.value}, {self.run.name}{order}"
 
 
 def plan_of(played: Played) -> Plan:
     """The plan of a curve; other orders deal out microbatches and places in the grid anew.
 
-    Samples of one microbatch stay together, so another order changes nothing but the order in which
+    Where samples of one microbatch stay together, another order changes nothing but the order in which
     microbatches' gradients are added up (and, with replicas, which of them adds which), and which
-    rank brings which part of a sum over tensor-parallel ranks.
+    rank brings which part of a sum over tensor-parallel ranks. Where they do not, sums inside a
+    microbatch are of other samples too.
     """
     plan = plan_in_order(played.run)
     if played.order != IN_ORDER:
         rng = random.Random(played.order)
-        size = microbatch_samples(played.run)
+        size, microbatch = microbatch_samples(played.run), None
         samples = batch(model(played.run.trains_llm))
+        if played.mix is Mix.SAMPLES:
+            size, microbatch = 1, 2 if played.order % 2 else size
         blocks = [samples[start : start + size] for start in range(0, len(samples), size)]
         rng.shuffle(blocks)
-        plan = plan_in_order(played.run, tuple(sample for block in blocks for sample in block))
+        mixed = tuple(sample for block in blocks for sample in block)
+        plan = plan_in_order(played.run, mixed, microbatch)
         plan = replace(plan, stages=tuple(_placed_anew(plan, rng)))
     return replace(plan, settings=played.arithmetic.settings)
 

@@ -179,8 +179,14 @@ def microbatch_samples(run: Run) -> int:
     return max(MICROBATCH, NUM_SAMPLES // (MOST_MICROBATCHES * run.llm.dp))
 
 
-def plan_of(run: Run, samples: tuple[Sample, ...] = ()) -> Plan:
-    """The plan of a curve on eight ranks or fewer; `samples` are those of `batch` in another order."""
+def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None = None) -> Plan:
+    """The plan of a curve on eight ranks or fewer.
+
+    Args:
+        run: which.
+        samples: those of `batch` in another order; none: as they are there.
+        microbatch: samples of one; None: as `microbatch_samples` says.
+    """
     graph = model(run.trains_llm)
     node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
     link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
@@ -191,7 +197,7 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = ()) -> Plan:
         model=graph,
         cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
         batch=samples or batch(graph),
-        microbatch_samples=microbatch_samples(run),
+        microbatch_samples=microbatch or microbatch_samples(run),
         layouts=tuple(
             ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=offset)
             for name, x in layouts.items()
