@@ -10,7 +10,8 @@ from runtime.mesh import Mesh
 from runtime.stage_module import StageModule
 from runtime.timing import Recorder
 from workbench.plan.lowered import Lowered
-from workbench.schedule.action import Action, Pass
+from workbench.resilience.layerwise import last_backward
+from workbench.schedule.action import Action
 
 
 class LayerwiseGradients(Gradients):
@@ -85,6 +86,6 @@ def last_backwards(program: Sequence[Action]) -> dict[int, int]:
 
     None for a stage whose weight gradients come apart from its input gradients.
     """
-    split = {action.stage for action in program if action.kind is Pass.W}
-    last = {action.stage: position for position, action in enumerate(program) if action.kind is Pass.B}
-    return {position: stage for stage, position in last.items() if stage is not None and stage not in split}
+    stages = dict.fromkeys(action.stage for action in program if action.stage is not None)
+    last = {stage: last_backward(program, stage) for stage in stages}
+    return {program.index(action): stage for stage, action in last.items() if action is not None}
