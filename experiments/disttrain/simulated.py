@@ -121,8 +121,9 @@ def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> N
         }
         degrees = ", ".join(f"{d.tp}x{d.dp}x{d.pp}" for d in chosen.found.degrees)
         evidence.notes.append(
-            f"{model}, {name}: {error:+.1%} off the simulator in the mean, tau {tau:.2f}; picks {degrees} among "
-            f"those that fit: {chosen_s:.2f} s, {chosen_s / least_s - 1:.1%} above the best"
+            f"{model}, {name}: {error:+.1%} off the simulator in the mean, tau {tau:.2f}; {len(fitting)} of "
+            f"{len(found)} fit, of these it picks {degrees}: {chosen_s:.2f} s, "
+            f"{chosen_s / least_s - 1:.1%} above the best"
         )
 
 
