@@ -21,7 +21,7 @@ from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
 from workbench.graph.model_graph import ModelGraph, connect
-from workbench.job import Job, load_job
+from workbench.job import Job, ModuleLayout, load_job
 from workbench.plan.accept import accept
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
@@ -332,6 +332,7 @@ def fsdp_job(samples: int, *, num_ranks: int = 4, memory_bytes: int = 2**34) -> 
 def test_the_strategy_shares_out_every_layer_and_trusts_its_formula() -> None:
     """Four ranks, eight samples: one microbatch of two each, and the step model says what is simulated."""
     job = fsdp_job(2)
+    assert [len(m.items) for m in PLANNERS[Strategy.FSDP](fsdp_job(1), A40).microbatches] == [2] * 8
     plan = PLANNERS[Strategy.FSDP](job, A40)
     assert {stage.layers[1] - stage.layers[0] for stage in plan.stages} == {1}
     assert {len(m.items) for m in plan.microbatches} == {2}
@@ -355,6 +356,15 @@ def test_the_strategy_makes_do_with_less_memory() -> None:
 def test_other_schedules_are_refused() -> None:
     job = replace(fsdp_job(2), schedule=Schedule(kind=ScheduleKind.ZB_H1))
     with pytest.raises(ValueError, match=r"fsdp: a rank does all layers.*nearest: 1f1b"):
+        fsdp.plan(job, A40)
+
+
+@pytest.mark.parametrize("name", ["pp", "tp"])
+def test_layouts_that_cut_a_module_are_refused(name: str) -> None:
+    job = replace(fsdp_job(2), layouts=(ModuleLayout(module="llm", **{name: 2}),))
+    with pytest.raises(
+        ValueError, match=f"layers of 'llm' whole, but its layout has {name} 2; nearest: {name} 1"
+    ):
         fsdp.plan(job, A40)
 
 

@@ -14,6 +14,7 @@ from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.assembly import check_ranks, module_stages, scheduled, shared_draft
 from workbench.strategies.layout_choice import LayoutChoice, Mode
 from workbench.strategies.layout_plan import searched_plan
+from workbench.strategies.layout_search import usable_ranks
 from workbench.strategies.layout_step import LayoutSteps
 from workbench.strategies.stage_counts import Progress, silent
 
@@ -23,17 +24,19 @@ NAME = "fsdp"
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """The fastest plan that fits, over recomputation of every module and samples of a microbatch.
 
-    A rank's samples of a step are cut into equal microbatches of at most the job's size: fewer, larger
-    ones gather less often, smaller ones hold less. Steps are compared by `sharded_step`.
+    A rank's samples of a step are cut into equal microbatches, whatever size the job gives to those of
+    pipelines: fewer, larger ones gather less often, smaller ones hold less. Steps are compared by
+    `sharded_step`.
 
     Raises:
-        ValueError: none fits, or another schedule than 1F1B.
+        ValueError: none fits, another schedule than 1F1B, or a layout that cuts a module.
     """
     if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
         raise ValueError(
             f"{NAME}: a rank does all layers of a microbatch one after the other, got schedule "
             f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
         )
+    _check_layouts(job)
     best: tuple[float, Plan] | None = None
     refusal: ValueError | None = None
     for samples in _microbatch_sizes(job):
@@ -51,10 +54,20 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     return best[1]
 
 
+def _check_layouts(job: Job) -> None:
+    for layout in job.layouts:
+        for name, degree in (("pp", layout.pp), ("tp", layout.tp)):
+            if (degree or 1) > 1:
+                raise ValueError(
+                    f"{NAME}: every rank does all layers of {layout.module!r} whole, but its layout has "
+                    f"{name} {degree}; nearest: {name} 1"
+                )
+
+
 def _microbatch_sizes(job: Job) -> list[int]:
-    """The job's and its divisors, largest first."""
-    most = job.microbatch_samples
-    return [size for size in range(most, 0, -1) if most % size == 0]
+    """Divisors of a rank's samples of a step, largest first."""
+    share = max(1, len(job.batch) // usable_ranks(job))
+    return [size for size in range(share, 0, -1) if share % size == 0]
 
 
 def fastest_of_size(job: Job, cost: CostModel, progress: Progress = silent) -> tuple[float, Plan]:
