@@ -6,52 +6,49 @@ Setup:   one replica of 16 A40s, tp 2, 128 samples in 32 microbatches, stages of
 Given:   "about 12 GB" more under DIP on rank 7; curves are not printed.
 Differs: sizes are ours; DistTrain has Entrain's stages. Under DIP a rank keeps encoder activations of all 32
          microbatches, so its peak grows with the batch; whether that fits decides if it can run at all.
-Ours:    simulated with the memory of every action, about 5 s a data set.
+Ours:    simulated with the memory of every action, about 10 s a data set; draws the curves.
 Run:     python -m experiments.entrain.figure4_14 [--json]
 """
 
 from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
 
 from experiments import paper
-from experiments.entrain.series import stable_stages
-from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_of, cost_model, job_of
+from experiments.entrain.traced import PLANNERS, traced
+from experiments.entrain.workload import CORPUS_OF, LLM_OF
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber
-from sim.engine import simulate
-from workbench.metrics import peak_bytes
-from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table
-from workbench.plan.price import price
-from workbench.search.drive import Planner
-from workbench.strategies import cornstarch, dip, entrain, reordered
-from workbench.strategies.stage_counts import silent
+from experiments.paper import RESULTS, Outcome, PaperNumber
 from workbench.units import GB
 
-PLANNERS: Mapping[str, Planner] = {
-    "1f1b": cornstarch.plan,
-    "disttrain": reordered.plan,
-    "dip": dip.plan,
-    "entrain": entrain.plan,
-}
-NUM_SAMPLES, SEED = 128, 1
+PLOT = RESULTS / "plots" / "entrain_figure4_14.png"
+DRAWN = ("disttrain", "dip", "entrain")
 RANK = 7  # the text's
 
 
-def peaks_gb(dataset: str, llm: str, system: str) -> list[float]:
-    """Most that each rank holds over a step."""
-    batch = batch_of(dataset, NUM_SAMPLES, SEED)
-    stages = None if system == "dip" else stable_stages(dataset, llm)
-    lowered = lower(PLANNERS[system](job_of(dataset, llm, batch, pp=stages), cost_model(), silent))
-    prices = price(lowered, cost_model())
-    trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory_table(lowered))
-    return [held / GB for _, held in sorted(peak_bytes(trace).items())]
+Curve = tuple[list[float], list[float]]  # seconds, GB
 
 
-def panel_evidence(dataset: str, llm: str) -> Evidence:
+def curves_of(dataset: str, llm: str, system: str) -> dict[int, Curve]:
+    """Rank -> what it holds over a step."""
+    found: dict[int, Curve] = {}
+    for sample in traced(dataset, llm, system).trace.memory:
+        seconds, held_gb = found.setdefault(sample.rank, ([], []))
+        seconds.append(sample.time_s)
+        held_gb.append(sample.num_bytes / GB)
+    return dict(sorted(found.items()))
+
+
+def panel_evidence(dataset: str, llm: str, curves: Mapping[str, Mapping[int, Curve]]) -> Evidence:
     """One panel: peaks by system."""
     evidence = Evidence()
-    found = {system: peaks_gb(dataset, llm, system) for system in PLANNERS}
+    found = {system: [max(held) for _, held in of.values()] for system, of in curves.items()}
     where, key = f"{dataset}, {llm}", f"modelled/{llm}/{dataset}"
     for system, held_gb in found.items():
         evidence.ours[f"{key}/{system}_peak_gb"] = max(held_gb)
@@ -77,9 +74,41 @@ def panel_evidence(dataset: str, llm: str) -> Evidence:
 
 
 def run() -> Outcome:
-    """All eight panels."""
-    parts = [panel_evidence(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF]
+    """All eight panels, and the drawing."""
+    every = {
+        (llm, dataset): {system: curves_of(dataset, llm, system) for system in PLANNERS}
+        for llm in LLM_OF
+        for dataset in CORPUS_OF
+    }
+    draw(every, PLOT)
+    parts = [panel_evidence(dataset, llm, curves) for (llm, dataset), curves in every.items()]
     return outcome_of("entrain/figure4_14", parts, profile=A40)
+
+
+def draw(every: Mapping[tuple[str, str], Mapping[str, Mapping[int, Curve]]], path: Path) -> Path:
+    """A row a data set and model, a column a system, a line every other rank."""
+    figure, axes = plt.subplots(
+        len(every),
+        len(DRAWN),
+        figsize=(13, 2.1 * len(every)),
+        squeeze=False,
+        sharey="row",
+        layout="constrained",
+    )
+    for row, ((llm, dataset), curves) in zip(axes, every.items(), strict=True):
+        for panel, system in zip(row, DRAWN, strict=True):
+            for rank, (seconds, held_gb) in list(curves[system].items())[::2]:
+                panel.step(
+                    seconds, held_gb, where="post", linewidth=0.6, color=plt.get_cmap("viridis")(rank / 16)
+                )
+            panel.set_title(f"{dataset}, {llm}, {system}", fontsize=8)
+            panel.set_ylim(bottom=0)
+        row[0].set_ylabel("GB")
+    figure.suptitle("held by ranks 0 (dark) to 14 (light) over seconds of a step", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    plt.close(figure)
+    return path
 
 
 def main() -> int:

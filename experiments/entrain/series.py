@@ -28,7 +28,7 @@ from workbench.data.sample import Sample
 from workbench.whole_file import write_text
 
 BATCH_SAMPLES, NUM_REPLICAS, BATCHES = 512, 4, 100
-SLOW = {"entrain-zb": 25, "entrain-graded": 25, "entrain-graded-zb": 5}  # methods -> batches that they see
+SLOW = {"entrain-zb": 25, "entrain-graded-zb": 5}  # methods -> batches that they see
 OWN = "disttrain-own"
 
 Figures = dict[str, list[float]]  # "seconds", "vision_std_s", "llm_std_s" by batch

@@ -1,0 +1,86 @@
+"""Figure 4.13: one step of every system as a timeline.
+
+Paper:   I. Jang, dissertation, section 4.7.2, Figure 4.13, SynthChartNet and Llama 3 3B; nothing is printed.
+Setup:   one replica of 16 A40s, tp 2, 128 samples in 32 microbatches; see `experiments.entrain.traced`.
+Differs: sizes are ours, and the fifth timeline is `entrain-graded`. A row is a block of
+         two ranks; it idles while its first rank computes nothing.
+Ours:    simulated, drawn; about 30 s.
+Run:     python -m experiments.entrain.figure4_13 [--json]
+"""
+
+import statistics
+
+from experiments import paper
+from experiments.entrain.timelines import Box, draw
+from experiments.entrain.traced import OURS, PLANNERS, Traced, traced
+from experiments.entrain.workload import TP
+from experiments.evidence import Evidence, outcome_of
+from experiments.modelled import A40
+from experiments.paper import RESULTS, Outcome
+from workbench.metrics import peak_bytes
+from workbench.schedule.action import COMPUTE, Pass
+from workbench.trace import Lane
+from workbench.units import GB
+
+DATASET, LLM = "SynthChartNet", "Llama3-3b"
+PLOT = RESULTS / "plots" / "entrain_figure4_13.png"
+
+
+def boxes(found: Traced) -> list[Box]:
+    """Passes of the first rank of every block."""
+    module_of = {stage.id: stage.module for stage in found.plan.stages}
+    return [
+        Box(
+            span.rank // TP,
+            module_of[span.action.stage],
+            span.action.kind is Pass.F,
+            span.start_s,
+            span.end_s,
+        )
+        for span in found.trace.spans
+        if span.lane is Lane.COMPUTE
+        and span.rank % TP == 0
+        and span.action.kind in COMPUTE
+        and span.action.stage is not None
+    ]
+
+
+def idle_fractions(drawn: list[Box]) -> list[float]:
+    """Of every block until the last pass of all ends."""
+    last_s = max(box.end for box in drawn)
+    rows = sorted({box.row for box in drawn})
+    return [1 - sum(box.end - box.start for box in drawn if box.row == row) / last_s for row in rows]
+
+
+def run() -> Outcome:
+    """Idle time by system, and the drawing."""
+    evidence = Evidence()
+    found = {system: traced(DATASET, LLM, system) for system in (*PLANNERS, *OURS)}
+    panels = {system: boxes(each) for system, each in found.items()}
+    peak_gb = {system: max(peak_bytes(each.trace).values()) / GB for system, each in found.items()}
+    idle = {system: statistics.fmean(idle_fractions(drawn)) for system, drawn in panels.items()}
+    ends = {system: max(box.end for box in drawn) for system, drawn in panels.items()}
+    for system in panels:
+        evidence.ours |= {
+            f"modelled/{system}/idle": idle[system],
+            f"modelled/{system}/step_s": ends[system],
+            f"modelled/{system}/peak_gb": peak_gb[system],
+        }
+        evidence.notes.append(
+            f"{system}: {ends[system]:.3f} s, idle {idle[system]:.1%}, peak {peak_gb[system]:.1f} GB"
+        )
+    for other in ("1f1b", "disttrain"):
+        evidence.claim(
+            f"Entrain idles less than {other} ({idle['entrain']:.1%}, {idle[other]:.1%});",
+            idle["entrain"] < idle[other],
+        )
+    draw(panels, "s", PLOT)
+    return outcome_of("entrain/figure4_13", [evidence], profile=A40)
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,43 @@
+"""One replica's step under every system, simulated with its memory."""
+
+from typing import NamedTuple
+
+from experiments.entrain.series import stable_stages
+from experiments.entrain.workload import batch_of, cost_model, job_of
+from sim.engine import simulate
+from workbench.plan.lower import lower
+from workbench.plan.memory import memory_table
+from workbench.plan.plan import Plan
+from workbench.plan.price import price
+from workbench.search.drive import Planner
+from workbench.strategies import cornstarch, dip, entrain, entrain_graded, reordered
+from workbench.strategies.stage_counts import silent
+from workbench.trace import Trace
+
+PLANNERS: dict[str, Planner] = {
+    "1f1b": cornstarch.plan,
+    "disttrain": reordered.plan,
+    "dip": dip.plan,
+    "entrain": entrain.plan,
+}
+OURS: dict[str, Planner] = {"entrain-graded": entrain_graded.plan}
+OWN_STAGES = ("dip", *OURS)  # how many stages is part of what these decide
+NUM_SAMPLES, SEED = 128, 1
+
+
+class Traced(NamedTuple):
+    """A plan and what became of it."""
+
+    plan: Plan
+    trace: Trace
+
+
+def traced(dataset: str, llm: str, system: str) -> Traced:
+    """128 samples in 32 microbatches on 16 ranks, stages of the data set's mean ratio or the system's own."""
+    batch = batch_of(dataset, NUM_SAMPLES, SEED)
+    stages = None if system in OWN_STAGES else stable_stages(dataset, llm)
+    plan = (PLANNERS | OURS)[system](job_of(dataset, llm, batch, pp=stages), cost_model(), silent)
+    lowered = lower(plan)
+    prices = price(lowered, cost_model())
+    trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory_table(lowered))
+    return Traced(plan, trace)
