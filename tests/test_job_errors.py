@@ -32,8 +32,8 @@ from workbench.job_schema import JobSpec, parse_spec
         (
             ("layouts", "llm", "zz"),
             1,
-            "unknown key 'layouts.llm.zz'; known keys are pp, tp, cp, dp, rank_offset, stage_layers, "
-            "recompute, key_exchange, sharding, instances",
+            "unknown key 'layouts.llm.zz'; known keys are pp, tp, cp, ep, dp, rank_offset, stage_layers, "
+            "recompute, key_exchange, sequence_parallel, sharding, instances",
         ),
         (("profile",), ..., "missing key 'profile'"),
         (("batch", "samples"), ..., "missing key 'batch.samples'"),
