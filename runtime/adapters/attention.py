@@ -169,6 +169,11 @@ def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
     return x_HTD.unflatten(1, (group.count, group.length)).transpose(0, 1)
 
 
+def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers that are added to scores: 0 where a query sees a key, else -inf."""
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, float("-inf"))
+
+
 def _window(length: int, window: int, device: torch.device) -> Tensor:
     """[L, L] True where a query sees a key: not later, and fewer than `window` tokens back."""
     back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)

@@ -12,7 +12,7 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.models.mllama import modeling_mllama as mllama
 
 from runtime.adapters.adapter import Brought, Context, MicrobatchData, StageLayer, Tiles
-from runtime.adapters.attention import positions
+from runtime.adapters.attention import additive, positions
 from runtime.adapters.decoder import DecoderAdapter, EmbedTokens
 from runtime.adapters.decoder_families import DECODERS
 from runtime.adapters.norm import widen_norms
@@ -30,7 +30,7 @@ class Read:
     Args:
         num_queries: of R, one item after the other.
         keys: places of its keys in E.
-        mask: which key a query sees; None: every one.
+        mask: [Q, K] 0 where a query sees a key and else -inf; None: it sees every one.
     """
 
     num_queries: int
@@ -96,7 +96,7 @@ class ContextAttention(nn.Module):
                 q, k, v, attn_mask=read.mask, enable_gqa=q.shape[1] != k.shape[1]
             )
             outputs.append(y_1HQD[0].transpose(0, 1).flatten(1))
-        y_RD: Tensor = self.o_proj(torch.cat(outputs))
+        y_RD: Tensor = self.o_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
         return y_RD
 
 
@@ -158,10 +158,10 @@ class CrossDecoderAdapter(DecoderAdapter):
         if not data.brought:
             return plain
         held = {"data": data, "packing": plain.packing, "rotary": plain.rotary}
-        return CrossContext(**held, **_reads(data, device))
+        return CrossContext(**held, **_reads(data, device, dtype))
 
 
-def _reads(data: MicrobatchData, device: torch.device) -> dict[str, object]:
+def _reads(data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> dict[str, object]:
     """Fields of the context: which tokens look at which."""
     assert data.item_ids is not None, "given wherever images are read"
     places_T = positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
@@ -176,7 +176,7 @@ def _reads(data: MicrobatchData, device: torch.device) -> dict[str, object]:
             blind_Q1 = ~sees_QK.any(dim=1, keepdim=True)
             mask = sees_QK | blind_Q1
             keys = torch.cat([start + _tokens(each.tiles, device) for start, each in seen])
-            reads.append(Read(len(rows_Q), keys, None if bool(mask.all()) else mask))
+            reads.append(Read(len(rows_Q), keys, None if bool(mask.all()) else additive(mask, dtype)))
             own.append(rows_Q)
             blind.append(blind_Q1)
     if not reads:

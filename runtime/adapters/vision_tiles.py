@@ -12,6 +12,7 @@ from transformers.models.mllama import modeling_mllama as mllama
 from transformers.models.mllama.configuration_mllama import MllamaVisionConfig
 
 from runtime.adapters.adapter import ATTENTION, Adapter, Context, MicrobatchData, StageLayer, Tiles
+from runtime.adapters.attention import additive
 from runtime.adapters.projector import ProjectorLayer
 from runtime.initialise import Fill, constant
 from workbench.data.sample import Segment
@@ -38,32 +39,34 @@ class TiledAttention:
     """Inside every image, patches see everything and padding sees patches alone.
 
     Source: transformers' `_prepare_aspect_ratio_attention_mask`, which hides padding from padding only.
-    Differs: two calls without a mask stand for one with a mask over all pairs.
 
     Args:
-        tokens: of an image.
-        patches, padding: by image, places of either inside it.
+        masks: by image, [T, T] 0 where a token sees another and else -inf; images with as many tiles
+            share one, and all layers do: booleans would be turned into numbers and kept by each.
     """
 
-    tokens: int
-    patches: tuple[Tensor, ...]
-    padding: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
 
     def attend(
         self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None
     ) -> Tensor:
-        """[H, T, D], as many heads of keys as of queries."""
+        """[H, T, D], as many heads of keys as of queries. Images of one mask run together."""
         assert window is None, "the tower has no windows"
-        outputs = []
-        for image, (patches, padding) in enumerate(zip(self.patches, self.padding, strict=True)):
-            q, k, v = (x.narrow(1, image * self.tokens, self.tokens)[None] for x in (q_HTD, k_GTD, v_GTD))
-            seen = functional.scaled_dot_product_attention(q[:, :, patches], k, v, scale=scale)
-            blind = functional.scaled_dot_product_attention(
-                q[:, :, padding], k[:, :, patches], v[:, :, patches], scale=scale
+        num = len(self.masks)
+        q, k, v = (x.unflatten(1, (num, -1)).transpose(0, 1) for x in (q_HTD, k_GTD, v_GTD))
+        outputs = [
+            functional.scaled_dot_product_attention(
+                q[first:last], k[first:last], v[first:last], attn_mask=self.masks[first], scale=scale
             )
-            order = torch.cat([patches, padding]).argsort()
-            outputs.append(torch.cat([seen, blind], dim=2)[0].index_select(1, order))
-        return torch.cat(outputs, dim=1)
+            for first, last in self._alike()
+        ]
+        y_NHTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return y_NHTD.transpose(1, 2).flatten(0, 1).transpose(0, 1)
+
+    def _alike(self) -> list[tuple[int, int]]:
+        """Runs [first, last) of images that share a mask."""
+        starts = [i for i, mask in enumerate(self.masks) if i == 0 or mask is not self.masks[i - 1]]
+        return list(zip(starts, [*starts[1:], len(self.masks)], strict=True))
 
 
 class EmbedTiles(StageLayer):
@@ -237,16 +240,17 @@ class TiledAdapter(Adapter):
             )
         grids = [self._grid(grid) for grid in data.grids or (None,) * len(data.items)]
         ratios = torch.tensor([[self.tower.ratios.index(grid) + 1] for grid in grids], device=device)
-        attention = _attention(self.tower, [rows * columns for rows, columns in grids], device)
+        attention = _attention(self.tower, [rows * columns for rows, columns in grids], device, dtype)
         return TiledContext(data=data, packing=attention, ratios=ratios)
 
 
-def _attention(tower: Tower, filled: Sequence[int], device: torch.device) -> TiledAttention:
-    place_P = torch.arange(tower.tokens, device=device)
-    inside_P = place_P % tower.padded < tower.patches
-    real = [inside_P & (place_P < num * tower.padded) for num in filled]
-    return TiledAttention(
-        tokens=tower.tokens,
-        patches=tuple(place_P[each] for each in real),
-        padding=tuple(place_P[~each] for each in real),
-    )
+def _attention(
+    tower: Tower, filled: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> TiledAttention:
+    place_T = torch.arange(tower.tokens, device=device)
+    inside_T = place_T % tower.padded < tower.patches
+    masks: dict[int, Tensor] = {}
+    for num in filled:
+        real_T = inside_T & (place_T < num * tower.padded)
+        masks.setdefault(num, additive(real_T[:, None] | real_T, dtype))
+    return TiledAttention(tuple(masks[num] for num in filled))

@@ -232,10 +232,16 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
         elif isinstance(operator, Matmul) and operator.shard is Shard.ROW:
             forward.append((index, rows * operator.out_features * element_bytes))
             sharded = False
-        elif isinstance(operator, Matmul) and not sharded:
+        elif isinstance(operator, Matmul) and (not sharded or _reads_first(layer, index)):
             backward.append((index, rows * operator.in_features * element_bytes))
             sharded = True
     return PlacedMessages(tuple(forward), tuple(backward))
+
+
+def _reads_first(layer: Layer, index: int) -> bool:
+    """Whether it is the first to read the other module's tokens, whose gradient is summed too."""
+    reads = [isinstance(op, Matmul) and op.tokens is TokenCount.CONTEXT for op in layer.operators]
+    return reads[index] and not any(reads[:index])
 
 
 def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: int) -> float:

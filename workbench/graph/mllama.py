@@ -235,7 +235,8 @@ def cross_layers(config: Config) -> frozenset[int]:
 def _cross_operators(width: int, heads: Heads, mlp: Mlp) -> tuple[Operator, ...]:
     """A gated block whose keys and values come from an image of the LLM's width."""
     block = Block(width=width, heads=heads, mlp=mlp, norm=Norm.RMS, placement=Placement.PRE)
-    attention = [_cross(op) for op in attention_operators(width, block.heads)]
+    q, k, v, q_norm, k_norm, *rest = (_cross(op) for op in attention_operators(width, block.heads))
+    attention = (q, q_norm, k, v, k_norm, *rest)  # keys and values share an input that is not the query's
     norms = [norm(name, width, Norm.RMS) for name in ("attention_norm", "mlp_norm")]
     gates = [
         Pointwise(name=f"{part}_residual", width=width, num_passes=4, weights=(("gate", 1),))
