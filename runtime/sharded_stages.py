@@ -23,10 +23,16 @@ from workbench.trace import Lane
 
 
 class _Started(NamedTuple):
-    """An exchange that has begun."""
+    """An exchange that has begun; whichever thread ends a part of it notes when."""
 
     start_s: float
     parts: list[tuple[ShardedWeights, Travelling]]
+    ends_s: list[float]
+
+    def end_s(self) -> float:
+        """When its last part ended; now, where not all were noted: gloo's reduce-scatter cannot tell."""
+        noted = len(self.ends_s) == len(self.parts)
+        return max(self.ends_s, default=self.start_s) if noted else time.perf_counter()
 
 
 class ShardedStages:
@@ -119,11 +125,15 @@ class ShardedStages:
         """Begin an UNSHARD or a REDUCE_GRAD."""
         assert action.stage is not None
         held, start_s = self._held[action.stage], time.perf_counter()
+        ends_s: list[float] = []
         if action.kind is Pass.UNSHARD:
             parts = [(weights, weights.gather()) for weights in held]
+            for _, travelling in parts:
+                future = travelling.work.get_future()
+                future.add_done_callback(lambda _: ends_s.append(time.perf_counter()))
         else:
             parts = [(weights, weights.deal_out()) for weights in held if weights.is_trained]
-        self._started[action] = _Started(start_s, parts)
+        self._started[action] = _Started(start_s, parts, ends_s)
 
     def let_go(self, stage: int) -> None:
         """RESHARD: only this rank's part stays."""
@@ -148,7 +158,7 @@ class ShardedStages:
             if travelling.part is not None:
                 weights.add(travelling.part)
         if self._recorder is not None:
-            self._recorder.span(Lane.REDUCE, name, started.start_s, time.perf_counter())
+            self._recorder.span(Lane.REDUCE, name, started.start_s, started.end_s())
 
     def _wait(self, travelling: Travelling, name: Action) -> None:
         assert name.stage is not None
