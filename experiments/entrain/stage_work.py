@@ -95,10 +95,14 @@ Cuts = tuple[tuple[int, int], ...]
 
 
 @cache
+def _layers(llm: str, module: str) -> tuple[tuple[Quadratic, Quadratic, Quadratic], ...]:
+    return tuple(_quadratics(llm, module, signature(layer)) for layer in model(llm).module(module).layers)
+
+
+@cache
 def layer_quadratics(llm: str, module: str) -> NDArray[np.float64]:
     """[layers, 3 passes, 3] coefficients of every layer."""
-    layers = model(llm).module(module).layers
-    fitted = [_quadratics(llm, module, signature(layer)) for layer in layers]
+    fitted = _layers(llm, module)
     return np.array([[(q.square_s, q.linear_s, q.constant_s) for q in of] for of in fitted])
 
 
@@ -106,9 +110,8 @@ def layer_quadratics(llm: str, module: str) -> NDArray[np.float64]:
 def even_cuts(llm: str, module: str, num_stages: int) -> Cuts:
     """Layers of stages that are balanced for usual sizes."""
     usual = USUAL_TOKENS[module]
-    return partition(
-        (layer_quadratics(llm, module)[:, :2].sum(axis=1) @ (usual**2, usual, 1)).tolist(), num_stages
-    )
+    usual_s = tuple(f.seconds(usual) + b.seconds(usual) for f, b, _ in _layers(llm, module))
+    return partition(usual_s, num_stages)
 
 
 @cache
