@@ -3,6 +3,8 @@
 from typer.testing import CliRunner
 
 from runtime.adapters.choose import known_architectures
+from tests import cross_models, tiny_models
+from tests.test_adapters_encoders import CASES
 from workbench.cli import app
 from workbench.graph.dit import DIT
 from workbench.graph.families import FAMILIES
@@ -30,3 +32,10 @@ def test_the_command_lists_them() -> None:
     record = CliRunner().invoke(app, ["models", "--json"])
     assert '"EVA-CLIP"' in record.output
     assert '"not in transformers"' in record.output
+
+
+def test_every_encoder_is_held_against_transformers() -> None:
+    """The decoders' list is in test_adapters_decoders."""
+    configs = (tiny_models.SIGLIP, tiny_models.CLIP, tiny_models.WHISPER, cross_models.VISION)
+    tested = {case.config["model_type"] for case in CASES.values()} | {c["model_type"] for c in configs}
+    assert tested == set(ENCODERS)
