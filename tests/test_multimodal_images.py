@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PixtralVisionConfig, PixtralVisionModel, PreTrainedModel
+from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
@@ -16,6 +18,7 @@ from runtime.adapters.vision_rotary import rotated
 from runtime.multimodal import ModalityModule, MultimodalModule
 from runtime.multimodal_parallel import Ranks
 from tests import tiny_models, user_models
+from tests.test_adapters_encoders import CASES
 from tests.test_multimodal import assert_parity, spec_of
 from tests.user_models import VISION
 from workbench.graph.model_graph import TEXT
@@ -208,3 +211,25 @@ def test_what_is_refused_about_towers() -> None:
         model_of(pixtral_tower(), "mlp").prepare(
             {"input_ids": ids()[:1], **padded(images()[:1]), "image_sizes": torch.tensor([[30, 8]])}
         )
+
+
+def internvit() -> tuple[PreTrainedModel, str, list[Tensor]]:
+    shared = {key: value for key, value in tiny_models.SIGLIP.items() if key != "model_type"}
+    torch.manual_seed(5)
+    model = internvl.InternVLVisionModel(internvl.InternVLVisionConfig(**shared)).double()
+    return model, "pixel_values", [user_models.image(), user_models.image()]
+
+
+def conformer() -> tuple[PreTrainedModel, str, list[Tensor]]:
+    (config,) = (c.config for c in CASES.values() if c.config["model_type"] == "phi4_multimodal_audio")
+    torch.manual_seed(5)
+    model = phi4.Phi4MultimodalAudioModel(phi4.Phi4MultimodalAudioConfig.from_dict(config)).double()
+    clips = [torch.randn(8, 4 * tokens, dtype=torch.float64) for tokens in (7, 5)]
+    return model, "audio_input_features", clips
+
+
+@pytest.mark.parametrize("make", [internvit, conformer], ids=["internvit", "phi4-audio"])
+def test_encoders_of_other_families(make: Any) -> None:
+    tower, key, items = make()
+    batch = {"input_ids": [*ids()[:1], torch.tensor([VISION, 4, 5])], key: items}
+    assert_parity(model_of(tower, "linear"), spec_of(pp=1), batch, ranks=Ranks.EMULATED)
