@@ -41,14 +41,14 @@ def test_a_model_that_trains_nothing_has_a_loss_alone() -> None:
 
 
 def test_an_optimizer_of_the_users_sees_the_same_steps() -> None:
-    """Momentum lives in the user's optimizer: three steps on ranks are three steps in one process."""
+    """Momentum lives in the user's optimizer: two steps on ranks are two steps in one process."""
     losses: list[list[float]] = []
     for where in ("ranks", "here"):
         model = user_models.valm()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
         parallel = spec_of(num_microbatches=4).apply(model, ranks=Ranks.EMULATED)
         losses.append([])
-        for _ in range(3):
+        for _ in range(2):
             if where == "ranks":
                 losses[-1].append(parallel.execute(user_models.batch()).loss)
             else:
@@ -58,7 +58,7 @@ def test_an_optimizer_of_the_users_sees_the_same_steps() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert losses[0] == pytest.approx(losses[1], rel=1e-10)
-    assert losses[0][2] < losses[0][0]
+    assert losses[0][1] < losses[0][0]
 
 
 def vision_model(**callbacks: Any) -> MultimodalModule:
