@@ -11,18 +11,25 @@ Run:     python -m experiments.entrain.figure4_5 [--json]
 """
 
 import statistics
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
 
 import numpy as np
+from matplotlib import pyplot as plt
 
 from experiments import paper
 from experiments.entrain.stage_work import tokens_of
 from experiments.entrain.workload import CORPUS_OF, batch_draws, batch_of, work_pool
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber
+from experiments.paper import RESULTS, Outcome, PaperNumber
 
 SIZES = (1, 4, 16, 64, 256, 1024)
 NUM_BATCHES, NUM_SAMPLES = 200, 2000
+PLOT = RESULTS / "plots" / "entrain_figure4_5.png"
 PRINTED = {("LLaVA-150k", "Llama3-1b"): 2.43, ("SynthChartNet", "Llama3-3b"): 1.27}
 
 
@@ -77,7 +84,34 @@ def run() -> Outcome:
             f"modelled/{dataset}/{llm}/mean_ratio", value, "ratio", "4.2.2, 4.7.3", rel_tol=0.1
         )
         means.add(number, mean_ratio(dataset, llm))
+    draw(PLOT)
     return outcome_of("entrain/figure4_5", [means, *map(data_set_evidence, CORPUS_OF)], profile=A40)
+
+
+def draw(path: Path) -> Path:
+    """By data set: distributions of tokens, ratios of 100 single samples, ratios of batches by size."""
+    figure, axes = plt.subplots(3, 4, figsize=(14, 8), layout="constrained")
+    for column, dataset in enumerate(CORPUS_OF):
+        samples = batch_of(dataset, NUM_SAMPLES, 1)
+        vision, total = tokens_of(samples, "vision"), tokens_of(samples, "llm")
+        text = total - np.array([sum(s.tokens_out for s in sample.of("vision")) for sample in samples])
+        for name, tokens in (("vision", vision), ("text", text)):
+            axes[0][column].plot(np.sort(tokens), np.linspace(0, 1, len(tokens)), label=name)
+        axes[0][column].set(title=dataset, xlabel="tokens", xscale="log")
+        draws = batch_draws(dataset, "Llama3-1b", seed=1)
+        ratios = {size: [v / t for v, t in (draws(size) for _ in range(NUM_BATCHES))] for size in SIZES}
+        axes[1][column].plot(ratios[1][:100], ".", markersize=3)
+        axes[1][column].set(xlabel="sample", ylim=(0, None))
+        axes[2][column].boxplot(list(ratios.values()), tick_labels=list(map(str, SIZES)), sym=".")
+        axes[2][column].set_xlabel("samples of a batch")
+    axes[0][0].set_ylabel("share at most (4.3)")
+    axes[0][0].legend(fontsize=8)
+    axes[1][0].set_ylabel("vision over LLM (4.4)")
+    axes[2][0].set_ylabel("vision over LLM (4.5)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    plt.close(figure)
+    return path
 
 
 def main() -> int:
