@@ -128,7 +128,7 @@ def test_from_job_to_report(plan: Path):
     assert "<svg" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("strategy", [*PLANNERS])
+@pytest.mark.parametrize("strategy", [s for s in PLANNERS if s != Strategy.FSDP])  # the job has two stages
 def test_every_strategy_has_a_name_and_is_deterministic(job: Path, strategy: Strategy):
     first, second = job.with_name("1.json"), job.with_name("2.json")
     for path in (first, second):
@@ -162,7 +162,7 @@ def test_bad_jobs(job: Path, old: str, new: str, words: str):
 def test_search_ranks_all_strategies_and_writes_the_best(job: Path, tmp_path: Path):
     best = tmp_path / "best.json"
     record = json.loads(accept("search", job, "-o", best, "--json").stdout.splitlines()[-1])
-    times = [found["iteration_s"] for found in record["candidates"]]
+    times = [found["iteration_s"] for found in record["candidates"] if "refusal" not in found]
     assert times == sorted(times)
     assert {found["strategy"] for found in record["candidates"]} == set(PLANNERS)
     assert plan_hash(read_plan(best)) == record["candidates"][0]["plan_hash"]
