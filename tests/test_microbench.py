@@ -193,7 +193,9 @@ def test_empty_stages_have_the_shapes_of_real_ones(plan: Plan, pool: Pool) -> No
     result = run_lowered(lower(plan), RunSettings(), pool=pool, build=build_empty)
     assert result.losses == (0.0,)
     stage = plan.stages[-1]
-    empty = build_empty(plan, stage, seed=0, dtype=torch.float32, weights=None, device="cpu", tensor=None)
+    empty = build_empty(
+        plan, stage, seed=0, dtype=torch.float32, weights=None, device="cpu", tensor=None, experts=None
+    )
     assert {key.layer for key in empty.weights()} == set(range(*stage.layers))
 
 

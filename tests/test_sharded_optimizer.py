@@ -146,7 +146,7 @@ def test_no_rank_holds_more_than_predicted(precision: Precision, wide: Precision
 
 
 def test_a_step_is_priced_as_it_is_executed() -> None:
-    """Beside passes a reduce-scatter inside an instance; in the STEP parts between instances, and a gather."""
+    """Beside passes a reduce-scatter inside an instance; in the STEP parts between instances, a gather."""
     plan = disjoint_plan(mixed("llm"), tiny_batch((1, 0, 0, 1)), WHOLE, replicas=4)
     whole, one, two = (
         price(lower(each), CostModel(ideal_profile()))

@@ -108,7 +108,7 @@ def _part_for(config: Config, modality: str) -> dict[str, Any]:
         part.setdefault("model_type", f"{composite}_vision_model")
     elif (
         modality == TEXT
-        and part.get("model_type") in _TEXT_PARTS
+        and str(part.get("model_type")) in _TEXT_PARTS
         and isinstance(part.get("text_config"), dict)
     ):
         part = {"model_type": _TEXT_PARTS[str(part["model_type"])], **part["text_config"]}
