@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.disttrain import figure5, figure16
-from experiments.entrain import figure4_13, figure4_15, table4_1
+from experiments.entrain import figure4_6, figure4_13, figure4_15, table4_1
 from experiments.entrain.replica import Pipeline, Replica
 from experiments.entrain.stage_work import layer_quadratics, shared_cuts
 from experiments.entrain.timelines import Box
@@ -67,3 +67,14 @@ def test_shared_cuts_hold_all_layers_and_share_one_block():
     pipeline = Pipeline(replica.encoder_work(encoder), replica.llm_work(llm), is_shared=True)
     assert len(pipeline.groups) == 8 == len(encoder) + len(llm) - 1
     assert pipeline.groups[len(encoder) - 1] == (len(encoder) - 1, len(encoder))
+
+
+def test_idle_shares_are_what_work_leaves_of_the_ranks_time() -> None:
+    found = figure4_6.idle_shares("CocoQA", num_batches=2)
+    assert all(len(shares) == 2 and 0 < min(shares) <= max(shares) < 1 for shares in found.values())
+    replica = figure4_6.drawn("CocoQA", 1)
+    assert replica.num_microbatches == figure4_6.MICROBATCHES
+    assert sum(replica.stages) == figure4_6.STAGES
+    alone_s = sum(work.samples_s()[0] for work in (replica.encoder_work(), replica.llm_work()))
+    assert figure4_6.busy_s(replica) > alone_s
+    assert figure4_6.IDLE_OF_EVEN_WORK == 3 / 19

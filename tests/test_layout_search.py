@@ -16,6 +16,9 @@ from workbench.graph.model_graph import connect
 from workbench.graph.zoo import from_shape
 from workbench.job import Job, ModuleLayout
 from workbench.plan.plan import Recompute, Settings
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import colocated
 from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
 from workbench.strategies.layout_space import Freedom, LayoutSpace
@@ -173,3 +176,31 @@ def test_recomputation_costs_time_and_saves_memory():
     none, full = step(Recompute.NONE), step(Recompute.FULL)
     assert full.peak_bytes < none.peak_bytes
     assert full.passes_s > none.passes_s
+
+
+def test_offload_makes_room_for_colocated_encoders():
+    """Memory between what the smallest layouts hold with and without: only offloaded ones are left."""
+    job = job_on(8, samples=8)
+    steps = LayoutSteps(job, COST)
+    peaks = {offload: [] for offload in (False, True)}
+    for _, choice in LayoutSpace(steps, 8, LEAST).layouts(Mode.COLOCATED):
+        peaks[choice.offload].append(steps.step(choice).peak_bytes)
+    assert min(peaks[True]) < min(peaks[False])
+    tight = job_on(8, samples=8, memory_gb=(min(peaks[True]) + min(peaks[False])) / 2 / GB)
+    found = fastest_layout(tight, COST, Mode.COLOCATED, freedom=LEAST)
+    assert found.choice.offload
+    assert found.step.step_s == exhaustive_layout(tight, COST, Mode.COLOCATED, freedom=LEAST).step.step_s
+
+
+def test_offload_costs_its_moves_and_a_job_may_insist_on_it():
+    job = job_on(8, samples=8)
+    steps = LayoutSteps(job, COST)
+    choice = fastest_layout(job, COST, Mode.COLOCATED, freedom=LEAST).choice
+    assert not choice.offload
+    apart_s = steps.step(replace(choice, offload=True)).step_s - steps.step(choice).step_s
+    assert apart_s == pytest.approx(steps.moves_s(choice.encoders))
+    asked = replace(job, schedule=Schedule(kind=ScheduleKind.THREE_PHASE, offload=True))
+    plan = colocated.plan(asked, COST)
+    assert {Pass.RESHARD, Pass.UNSHARD} <= {action.kind for action in plan.program_actions}
+    with pytest.raises(ValueError, match="apart layout has no offload; nearest: colocated"):
+        replace(choice, mode=Mode.APART, offload=True)

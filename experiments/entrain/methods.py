@@ -7,7 +7,6 @@ import numpy as np
 
 from experiments.entrain.bubble_filling import filled_s
 from experiments.entrain.replica import (
-    BLOCKS,
     Chain,
     Durations,
     Laid,
@@ -139,13 +138,15 @@ def _pipelines(replica: Replica) -> tuple[Pipeline, ...]:
 def dip(replica: Replica) -> Taken:
     """All modules on all ranks: encoder forwards in sub-microbatches, LLM, encoder backwards."""
     chunks = replica.chunks(range(len(replica.samples)))
-    encoder, llm = replica.encoder_work(BLOCKS), replica.llm_work(BLOCKS)
+    blocks = sum(replica.stages)
+    encoder, llm = replica.encoder_work(blocks), replica.llm_work(blocks)
     work_s = encoder.forward_s.sum(axis=1)
     found = []
     for parts in PARTS:
         cut = [_even(chunk, work_s, parts) for chunk in chunks]
         chain = Chain(tuple(part for of_chunk in cut for part in of_chunk), {}, chunks)
-        found.append(_three_phases(tuple(map(len, cut))).played_s(Durations(chain, encoder, llm)))
+        laid = _three_phases(tuple(map(len, cut)), blocks)
+        found.append(laid.played_s(Durations(chain, encoder, llm)))
     return Taken(min(found), *_forwards(replica, chunks, chunks))
 
 
@@ -158,21 +159,21 @@ def _even(chunk: Order, work_s: Seconds, parts: int) -> list[Order]:
 
 
 @cache
-def _three_phases(parts: tuple[int, ...]) -> Laid:
+def _three_phases(parts: tuple[int, ...], num_blocks: int) -> Laid:
     """The programs of so many sub-microbatches of each microbatch; durations do not matter to them."""
     places = iter(range(sum(parts)))
     cut = [tuple(next(places) for _ in range(count)) for count in parts]
     chain = Chain(tuple((place,) for of_chunk in cut for place in of_chunk), {}, tuple(cut))
-    nodes = nodes_of(chain, BLOCKS, BLOCKS)
-    groups = [(stage, stage + BLOCKS) for stage in range(BLOCKS)]
-    programs = three_phase(nodes, groups, range(BLOCKS, 2 * BLOCKS))
+    nodes = nodes_of(chain, num_blocks, num_blocks)
+    groups = [(stage, stage + num_blocks) for stage in range(num_blocks)]
+    programs = three_phase(nodes, groups, range(num_blocks, 2 * num_blocks))
     return Laid(pass_graph(nodes, groups, one_unit, backward=Pass.B), programs)
 
 
 def bubble_filling(replica: Replica) -> Taken:
     """Optimus: the LLM on all ranks, encoder work in its bubbles."""
     chunks = replica.chunks(range(len(replica.samples)))
-    encoder, llm = replica.encoder_work(1), replica.llm_work(BLOCKS)
+    encoder, llm = replica.encoder_work(1), replica.llm_work(sum(replica.stages))
     seconds = filled_s(
         (llm.microbatches_s(Which.FORWARD, chunks), llm.microbatches_s(Which.BACKWARD, chunks)),
         (

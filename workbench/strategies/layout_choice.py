@@ -75,11 +75,21 @@ class ModuleChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutChoice:
-    """A mode, and the choice of every encoder and of the LLM."""
+    """A mode, and the choice of every encoder and of the LLM.
+
+    Args:
+        offload: of colocated encoders: whether their weights and optimizer state are on the host while
+            the LLM runs.
+    """
 
     mode: Mode
     encoders: tuple[ModuleChoice, ...]
     llm: ModuleChoice
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        if self.offload and self.mode is not Mode.COLOCATED:
+            raise ValueError(f"a {self.mode} layout has no offload; nearest: {Mode.COLOCATED}")
 
     @property
     def num_ranks(self) -> int:
@@ -89,7 +99,8 @@ class LayoutChoice:
         return self.llm.num_ranks
 
     def __str__(self) -> str:
-        return f"{self.mode}: {', '.join(map(str, (*self.encoders, self.llm)))}"
+        how = f"{self.mode} offloaded" if self.offload else str(self.mode)
+        return f"{how}: {', '.join(map(str, (*self.encoders, self.llm)))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,8 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
         )
         for name, part in parts.items()
     )
-    return replace(job, layouts=layouts, settings=replace(job.settings, modules=modules))
+    schedule = replace(job.schedule, offload=True) if choice.offload else job.schedule
+    return replace(job, layouts=layouts, schedule=schedule, settings=replace(job.settings, modules=modules))
 
 
 def _is_sharded(part: ModuleChoice) -> bool:

@@ -23,10 +23,12 @@ class Freedom:
     Args:
         recompute: of every module.
         instances: numbers of optimizer instances; those that do not divide a module's are left out.
+        offload: of colocated encoders; a job that asks for it, or whose schedule has windows, decides.
     """
 
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
     instances: tuple[int, ...] = (1, 2, 4, 8)
+    offload: tuple[bool, ...] = (False, True)
 
 
 Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
@@ -163,7 +165,7 @@ class LayoutSpace:
                 phases_s = sum(min(seconds for seconds, _ in pairs) for pairs in parts)
                 yield Family(
                     self._steps.llm_bound_s(llm) + phases_s,
-                    prod(map(len, parts)),
+                    prod(map(len, parts)) * len(self._offloads()),
                     partial(self._phased_s, llm, phases_s),
                     partial(self._phased, llm, parts),
                 )
@@ -175,8 +177,17 @@ class LayoutSpace:
         """Colocated: one module after the other."""
         for found in product(*parts):
             encoders = tuple(choice for _, choice in found)
-            choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm)
-            yield self._phased_s(llm, sum(seconds for seconds, _ in found)), choice
+            phases_s = self._phased_s(llm, sum(seconds for seconds, _ in found))
+            for offload in self._offloads():
+                moves_s = self._steps.moves_s(encoders) if offload else 0.0
+                choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm, offload=offload)
+                yield phases_s + moves_s, choice
+
+    def _offloads(self) -> tuple[bool, ...]:
+        schedule = self._job.schedule
+        if schedule.offload or schedule.window is not None or not self._encoders:
+            return (schedule.offload,)
+        return self._freedom.offload
 
     def _apart(self) -> Iterator[Family]:
         for sizes in self._island_sizes():

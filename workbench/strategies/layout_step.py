@@ -13,6 +13,7 @@ from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
+from workbench.plan.price import HOST_BYTES_PER_S
 from workbench.strategies.boundary_price import regrouped, sent
 from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.strategies.module_price import ModulePrices, Totals, total_of
@@ -102,6 +103,10 @@ class LayoutSteps:
         """Seconds of an encoder's passes over all samples of a replica: what colocation adds to the LLM's."""
         return self.prices.passes_s(encoder, self._local_samples(encoder))
 
+    def moves_s(self, encoders: Sequence[ModuleChoice]) -> float:
+        """Seconds to bring colocated encoders to the host and back."""
+        return 2 * sum(map(self.prices.moved_bytes, encoders)) / HOST_BYTES_PER_S
+
     def busy_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
         """Seconds for which an encoder apart keeps its busiest rank, on average over its stages."""
         per_round = llm.dp * self.job.microbatch_samples
@@ -155,8 +160,13 @@ class LayoutSteps:
             for place, stage in enumerate(chain.stages)
         ]
         passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
-        packed = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
-        return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), packed)
+        more = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
+        if choice.offload:  # encoders' state and the LLM's activations are never there at once
+            passes_s += self.moves_s(choice.encoders)
+            moved = sum(map(self.prices.moved_bytes, choice.encoders))
+            kept = [llm.in_flight * llm.layers.kept_bytes for llm, *_ in ranks]
+            more = [extra - min(moved, own) for extra, own in zip(more, kept, strict=True)]
+        return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), more)
 
     def _apart(self, choice: LayoutChoice) -> LayoutStep:
         llm = self._chain(choice.llm)

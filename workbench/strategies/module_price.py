@@ -166,6 +166,12 @@ class ModulePrices:
         shards = choice.num_holders // choice.instances
         return weights * size.weight + trained * (size.gradient + size.optimizer / shards)
 
+    def moved_bytes(self, choice: ModuleChoice) -> float:
+        """What offloading takes off a rank that holds the whole module: its state but for gradients."""
+        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
+        layers = self.total(choice, 1)
+        return self.state_bytes(choice, layers.weights, layers.trained) - layers.trained * size.gradient
+
     def sample_tokens(self, module: str) -> float:
         """Mean tokens of a sample that leave the module."""
         return self._tokens[module]

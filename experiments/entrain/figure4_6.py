@@ -1,0 +1,119 @@
+"""Figure 4.6: idle share of pipelines under existing systems, beside one with perfectly even work.
+
+Paper:   I. Jang, dissertation, section 4.2.2, Figure 4.6: four data sets, 100 iterations, 4 stages,
+         16 microbatches. "Imbalance-driven bubbles compound the irreducible data-dependency bubbles."
+Setup:   one replica of 4 stages of tp 2 on A40s, four samples a microbatch, Llama 3.2 1B; stages of the data
+         set's mean ratio where modules are apart.
+Given:   that every system has more bubbles than the ideal; no figures are printed, nor the model.
+Differs: sizes of samples are ours. The ideal is 1F1B of p equal stages and m equal microbatches, idle for
+         (p - 1) / (m + p - 1). Work is that of all samples and of one call a microbatch and stage.
+Ours:    pipelines without messages, as in Figure 4.12; about 20 s.
+Run:     python -m experiments.entrain.figure4_6 [--json]
+"""
+
+import statistics
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+
+from experiments import paper
+from experiments.entrain.methods import METHODS
+from experiments.entrain.replica import Replica
+from experiments.entrain.workload import CORPUS_OF, batch_of, work_pool
+from experiments.evidence import Evidence, outcome_of
+from experiments.modelled import A40
+from experiments.paper import RESULTS, Outcome
+from workbench.balance.allocation import proportional_allocation
+
+LLM = "Llama3-1b"
+STAGES, MICROBATCHES, BATCHES = 4, 16, 100
+EXISTING, OURS = ("1f1b", "disttrain", "optimus", "dip"), ("entrain",)
+IDLE_OF_EVEN_WORK = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
+PLOT = RESULTS / "plots" / "entrain_figure4_6.png"
+
+
+@cache
+def stages_of(dataset: str) -> tuple[int, int]:
+    """Stages of both modules in proportion to their work over the whole data set."""
+    work = work_pool(dataset, LLM)
+    encoder, text = proportional_allocation([sum(work.encoder_s), sum(work.llm_s)], STAGES)
+    return encoder, text
+
+
+def drawn(dataset: str, seed: int) -> Replica:
+    """One iteration's samples."""
+    one = Replica(llm=LLM, samples=(), stages=stages_of(dataset))
+    samples = batch_of(dataset, MICROBATCHES * one.microbatch_samples, seed)
+    return Replica(llm=LLM, samples=samples, stages=one.stages)
+
+
+def busy_s(replica: Replica) -> float:
+    """Seconds of all passes on all stages, one call a microbatch and stage."""
+    works = (replica.encoder_work(), replica.llm_work())
+    samples_s = sum(float((work.forward_s + work.backward_s).sum()) for work in works)
+    return samples_s + replica.num_microbatches * sum(float(work.calls_s[:2].sum()) for work in works)
+
+
+def idle_shares(dataset: str, num_batches: int = BATCHES) -> dict[str, list[float]]:
+    """Method -> share of ranks' time without work, batch by batch."""
+    replicas = [drawn(dataset, seed) for seed in range(1, num_batches + 1)]
+    return {
+        method: [1 - busy_s(one) / (STAGES * METHODS[method](one).iteration_s) for one in replicas]
+        for method in (*EXISTING, *OURS)
+    }
+
+
+def evidence_of(dataset: str, found: Mapping[str, list[float]]) -> Evidence:
+    """Every system's mean share, and whether the existing ones are above the ideal."""
+    evidence = Evidence()
+    for method, shares in found.items():
+        mean, spread = statistics.fmean(shares), statistics.stdev(shares)
+        evidence.ours[f"modelled/{dataset}/{method}_idle"] = mean
+        evidence.notes.append(f"{dataset}, {method}: idle {mean:.3f}, deviation {spread:.3f}")
+    for method in EXISTING:
+        mean = statistics.fmean(found[method])
+        evidence.claim(
+            f"{dataset}: {method} idles more than the ideal ({mean:.3f}, {IDLE_OF_EVEN_WORK:.3f});",
+            mean > IDLE_OF_EVEN_WORK,
+        )
+    return evidence
+
+
+def run() -> Outcome:
+    """All four data sets, and the drawing."""
+    every = {dataset: idle_shares(dataset) for dataset in CORPUS_OF}
+    draw(every, PLOT)
+    parts = [evidence_of(dataset, found) for dataset, found in every.items()]
+    return outcome_of("entrain/figure4_6", parts, profile=A40)
+
+
+def draw(every: Mapping[str, Mapping[str, list[float]]], path: Path) -> Path:
+    """Boxes over batches, a group a data set; the line is the ideal."""
+    figure, axes = plt.subplots(1, len(every), figsize=(13, 3.4), sharey=True, layout="constrained")
+    for panel, (dataset, found) in zip(axes, every.items(), strict=True):
+        panel.boxplot(list(found.values()), tick_labels=list(found), showfliers=False)
+        panel.axhline(IDLE_OF_EVEN_WORK, color="black", linestyle="--", linewidth=0.8)
+        panel.set_title(dataset, fontsize=9)
+        panel.tick_params(axis="x", labelrotation=30, labelsize=8)
+    axes[0].set(ylabel="idle share of the ranks' time", ylim=(0, None))
+    figure.suptitle(
+        f"{STAGES} stages, {MICROBATCHES} microbatches, {BATCHES} batches; dashed: even work", fontsize=9
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return path
+
+
+def main() -> int:
+    return paper.command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
