@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.plans import disjoint_plan, sample, two_encoders
 from workbench.plan.plan import Plan
 from workbench.report.compare import Group, Row, compare
-from workbench.report.tables import comparison_table, milliseconds, percent, rank_runs
+from workbench.report.tables import comparison_headers, comparison_table, milliseconds, percent, rank_runs
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Span, Trace
 
@@ -140,3 +140,15 @@ def test_numbers_as_printed():
 def small_plan() -> Plan:
     cuts = {"vision": [2, 1], "audio": [2], "llm": [2, 2]}
     return disjoint_plan(two_encoders(), [sample(0), sample(1)], cuts)
+
+
+def test_emulated_runs_are_compared_as_such_and_never_with_executed_ones() -> None:
+    simulated = trace(Executor.SIMULATED, forward_s=1.0, backward_s=2.0)
+    emulated = trace(Executor.EMULATED, forward_s=1.1, backward_s=2.0)
+    executed = trace(Executor.EXECUTED, forward_s=1.1, backward_s=2.0)
+    found = compare(simulated, [emulated])
+    assert found.as_json()["executor"] == "emulated"
+    assert comparison_headers(found)[2] == "emulated (median)"
+    for others in ([emulated, executed], [simulated]):
+        with pytest.raises(ValueError, match="want executed ones, or emulated ones"):
+            compare(simulated, others)

@@ -56,10 +56,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Rows in the order of `Group`; inside a group by kind, stage or rank."""
+    """Rows in the order of `Group`; inside a group by kind, stage or rank.
+
+    `executor`: of the traces that the simulated one is held against, executed or emulated.
+    """
 
     plan_hash: str
     rows: tuple[Row, ...]
+    executor: Executor = Executor.EXECUTED
 
     @property
     def total(self) -> Row:
@@ -72,6 +76,7 @@ class Comparison:
         """Data for `--json`: seconds (bytes for memory), fractions, None where undefined."""
         return {
             "plan_hash": self.plan_hash,
+            "executor": self.executor.value,
             "repetitions": len(self.total.executed),
             "error_fraction": self.total.error_fraction,
             "spread_fraction": self.total.spread_fraction,
@@ -99,8 +104,8 @@ def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
     ranks that all of those have samples of.
 
     Raises:
-        ValueError: no executed trace, a trace of the wrong executor or of another plan, or an
-            executed trace that lacks passes.
+        ValueError: no executed trace, executed and emulated ones together, a simulated one among
+            them, a trace of another plan, or one that lacks passes.
     """
     _check(simulated, executed)
     times = timed(executed)
@@ -117,7 +122,7 @@ def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
             executed=tuple(trace.iteration_s for trace in times),
         ),
     ]
-    return Comparison(plan_hash=simulated.plan_hash, rows=tuple(rows))
+    return Comparison(plan_hash=simulated.plan_hash, rows=tuple(rows), executor=executed[0].executor)
 
 
 def timed(executed: Sequence[Trace]) -> tuple[Trace, ...]:
@@ -206,8 +211,11 @@ def _check(simulated: Trace, executed: Sequence[Trace]) -> None:
         raise ValueError(f"compare: the first trace must be simulated, got an {simulated.executor} one")
     want = _passes(simulated)
     for index, trace in enumerate(executed, 1):
-        if trace.executor is not Executor.EXECUTED:
-            raise ValueError(f"compare: executed trace {index} of {len(executed)} is a {trace.executor} one")
+        if trace.executor is Executor.SIMULATED or trace.executor is not executed[0].executor:
+            raise ValueError(
+                f"compare: trace {index} of {len(executed)} to hold against the simulated one is "
+                f"{trace.executor}; want executed ones, or emulated ones"
+            )
         if trace.plan_hash != simulated.plan_hash:
             raise ValueError(
                 f"compare: traces must be of one plan; the simulated one is of plan "

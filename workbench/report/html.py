@@ -13,9 +13,9 @@ from workbench.report.compare import Comparison, Group, compare, timed, watched
 from workbench.report.folder import Entry, Folder
 from workbench.report.plots import MOST_MEMORY_PLOTS, PlanTimes, accuracy_svg, memory_svg, ranking_svg
 from workbench.report.tables import (
-    COMPARISON_HEADERS,
     STAGE_HEADERS,
     TITLES,
+    comparison_headers,
     milliseconds,
     percent,
     row_cells,
@@ -190,7 +190,7 @@ def _comparison(comparison: Comparison | None, plan: Plan) -> str:
             lines.append(f'<tr class="group"><td class="l" colspan="6">{TITLES[group]}</td></tr>')
         style = ' class="total"' if group is Group.TOTAL else ""
         lines += [_tr((row_label(row, plan), *row_cells(row)), left=1, style=style) for row in rows]
-    head = _tr(("", *COMPARISON_HEADERS), cell="th", left=1)
+    head = _tr(("", *comparison_headers(comparison)), cell="th", left=1)
     return f"<h3>Simulated against executed</h3><table>{head}{''.join(lines)}</table>"
 
 

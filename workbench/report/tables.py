@@ -37,7 +37,6 @@ STAGE_HEADERS = (
     "trainable",
     "microbatches",
 )
-COMPARISON_HEADERS = ("spans", "simulated", "executed (median)", "error", "spread of the runs")
 
 
 def plan_table(plan: Plan) -> Table:
@@ -66,13 +65,18 @@ def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     )
 
 
+def comparison_headers(comparison: Comparison) -> tuple[str, ...]:
+    """Of a table of rows as `row_cells` gives them, after their labels."""
+    return "spans", "simulated", f"{comparison.executor} (median)", "error", "spread of the runs"
+
+
 def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
     """Simulated beside executed; with a plan, stages are named by module and layers."""
     total = comparison.total
     repetitions = len(total.executed)
     runs = "run" if repetitions == 1 else "runs"
-    title = f"plan {comparison.plan_hash[:12]}, {repetitions} executed {runs}"
-    table = titled(title, ("", *COMPARISON_HEADERS))
+    title = f"plan {comparison.plan_hash[:12]}, {repetitions} {comparison.executor} {runs}"
+    table = titled(title, ("", *comparison_headers(comparison)))
     for group in Group:
         rows = comparison.of(group)
         if rows:
