@@ -1,4 +1,4 @@
-"""Keeps the process's freed memory with the process, so that a step touches no page for the first time."""
+"""Keeps freed memory with the process, so that steady steps touch few pages for the first time."""
 
 import ctypes
 import platform
@@ -14,7 +14,9 @@ def keep_freed_memory() -> bool:
     tensors are mapped anew and a heap that shrinks is trimmed; either way the next step pays
     a page fault and a page of zeros for every 4 KiB. That is up to a fifth of the iteration of
     a small model, and is not paid where one layer is timed again and again. Memory grows to
-    the peak of the step and stays there. Other C libraries are left as they are.
+    the peak of the first steps and stays there: a freed piece can be a few bytes too small for
+    the next aligned tensor, so the heap grows until neighbouring pieces are free together.
+    Other C libraries are left as they are.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,7 +1,6 @@
 """Plans whose ranks deal out experts: degrees, refusals, who holds and reduces what."""
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from tests import paper_models, tiny_models
 from tests.plans import cluster
 from tests.test_adapters_llama4 import LLAMA4
-from workbench.balance.expert_degrees import expert_degrees, expert_grids, nearest_expert_degree
+from workbench.balance.expert_degrees import expert_degrees, nearest_expert_degree
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
@@ -76,21 +75,6 @@ def test_the_nearest_degree_is_valid_and_none_is_closer(
     valid = expert_degrees(num_ranks, num_experts)
     assert nearest in valid
     assert all(abs(nearest - wanted) <= abs(other - wanted) for other in valid)
-
-
-@given(st.integers(1, 24), st.integers(1, 8), st.integers(0, 16), st.integers(1, 8))
-def test_grids_are_all_that_divide(num_ranks: int, heads: int, experts: int, most_tp: int) -> None:
-    """Against every triple."""
-    found = list(expert_grids(num_ranks, num_heads=heads, num_experts=experts, most_tp=most_tp))
-    counts = range(1, num_ranks + 1)
-    wanted = {
-        (tp, cp, ep)
-        for tp, cp, ep in product(counts, counts, counts)
-        if tp * cp == num_ranks and tp <= most_tp and heads % tp == 0
-        if num_ranks % ep == 0 and (experts % ep == 0 if experts else ep == 1)
-    }
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
 
 
 @pytest.mark.parametrize(
