@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from runtime.batches import DataSource, SyntheticSource
 from runtime.checkpoint import Begin, checkpoints_in
 from runtime.checkpoint_files import identity_of
 from runtime.failure import RankError
+from runtime.local_world import join_launched
 from runtime.pool import Place, Pool
 from runtime.preprocess.source import following_of, source_of
 from runtime.rank_job import Build, Collect, RunSettings, run_rank
@@ -274,7 +274,7 @@ def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSou
     """
     keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
+    join_launched(os.environ, wait_s=settings.timeout_s, backend=backend)
     place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
     if place.process == 0:
         sys.stderr.write(f"running {settings.warmup + settings.steps} steps on {place.size} ranks\n")

@@ -38,6 +38,7 @@ from runtime.bench_operators import (
     time_products,
 )
 from runtime.bench_wires import COLLECTIVES, Ring, time_collective, time_messages, time_overlap
+from runtime.local_world import join_launched
 from workbench.calibrate.measurement import (
     AttentionRow,
     CollectiveRow,
@@ -310,8 +311,8 @@ def _measure(options: argparse.Namespace) -> None:
     if device.type == "cpu":
         skipped.append("host copies: there is no device")
     if size > 1:
-        timeout = datetime.timedelta(seconds=options.timeout)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        join_launched(os.environ, wait_s=options.timeout, backend=backend)
         tasks = [Task(t.what, t.is_done, t.measure if process == 0 else _nothing) for t in tasks]
         rings = rings_of(process, size, int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
         tasks = [*wire_tasks(clock, rings, lambda ring: process in ring.processes), *tasks]  # others wait

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 from runtime.allocator import keep_freed_memory
 from runtime.failure import Failure, WorldFailed, death_of, failure_of, root_cause
+from runtime.local_world import join_here
 
 GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0
@@ -70,7 +70,7 @@ class _Order:
     args: tuple[Any, ...]
     process: int
     size: int
-    store: str
+    store: Path
     cores: frozenset[int]
     wait_s: float
     is_heard: bool
@@ -154,7 +154,7 @@ class Pool:
                     args=args,
                     process=process,
                     size=size,
-                    store=str(store),
+                    store=store,
                     cores=cores,
                     wait_s=wait_s,
                     is_heard=heard is not None,
@@ -357,11 +357,5 @@ def _do(order: _Order, positions: Any, pipe: mpc.Connection) -> bytes:
 
     if order.cores:
         os.sched_setaffinity(0, order.cores)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{order.store}",
-        rank=order.process,
-        world_size=order.size,
-        timeout=timedelta(seconds=order.wait_s),
-    )
+    join_here(order.store, rank=order.process, size=order.size, wait_s=order.wait_s)
     return pickle.dumps(order.job(Place(order.process, order.size, report, tell), *order.args))

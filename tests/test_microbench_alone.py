@@ -1,7 +1,6 @@
 """The microbenchmark without the rest: torch, triton and numpy alone, one process or several."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +28,8 @@ from workbench.calibrate.measurement import (
 )
 from workbench.cost.profile import load_profile
 from workbench.masks.builders import causal, encoder_embedded, full
+
+ERRORS = "TORCHELASTIC_ERROR_FILE"
 
 # What pyproject.toml names besides torch, triton and numpy, by the name of the import.
 REST = (
@@ -93,11 +94,9 @@ def test_it_runs_without_the_rest_and_goes_on_where_it_was(
 
 def test_several_processes_measure_what_is_between_them(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [start(path, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in range(2)]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    own = [{"RANK": f"{i}", "LOCAL_RANK": f"{i}", ERRORS: f"{tmp_path}/{i}/error.json"} for i in range(2)]
+    ranks = [start(path, **world, **each) for each in own]
     for rank in ranks:
         _, problem = rank.communicate(timeout=100)
         assert rank.returncode == 0, problem

@@ -8,13 +8,9 @@ import signal
 import threading
 import time
 import traceback
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from runtime.allocator import keep_freed_memory
 from runtime.elastic.connections import leave_world, open_sockets, sever
@@ -40,6 +36,7 @@ from runtime.elastic.orders import (
 from runtime.elastic.state_files import read_state, write_state
 from runtime.elastic.world import World, empty_layers, read_lowered
 from runtime.failure import RankError
+from runtime.local_world import join_here
 from runtime.mesh import build_mesh
 from workbench.schedule.action import Pass
 
@@ -141,12 +138,12 @@ class MemberProcess:
         self._leave()
         start_s = time.perf_counter()
         lowered = read_lowered(order.plan)
-        dist.init_process_group(
-            BACKEND,
-            store=self._store(order.rendezvous),
+        join_here(
+            order.rendezvous,
             rank=order.rank,
-            world_size=len(lowered.plan.ranks),
-            timeout=timedelta(seconds=self._job.wait_s),
+            size=len(lowered.plan.ranks),
+            wait_s=self._job.wait_s,
+            backend=BACKEND,
         )
         mesh = build_mesh(lowered, CPU, self._job.wait_s)
         groups_s = time.perf_counter() - start_s
@@ -162,16 +159,6 @@ class MemberProcess:
         self._step, self._is_fresh = order.step, True
         copying_s = time.perf_counter() - start_s
         self._tell(Ready(groups_s=groups_s, copying_s=copying_s, num_bytes=num_bytes))
-
-    def _store(self, rendezvous: Path) -> FileStore:
-        """A new file for every world, which no earlier attempt has written to.
-
-        torch's TCPStore looks up the name of each peer's address, in the one thread of its server too;
-        an answer of the name server that is lost then stalls all ranks for five seconds.
-        """
-        store = FileStore(str(rendezvous), -1)
-        store.set_timeout(timedelta(seconds=self._job.wait_s))
-        return store
 
     def _fetch(self, order: Fetch) -> None:
         assert self._world is not None, "the supervisor knows who is in a world"

@@ -1,0 +1,128 @@
+"""Ranks on one machine meet without asking a name server."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.local_world import INTERFACE, MEETING, join_launched, meeting_of
+from runtime.pool import Place, Pool
+
+LAUNCHED = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_ERROR_FILE": "/made/run_x/attempt_0/1/error.json",
+}
+
+# Stands in front of libc's resolver and notes every question.
+LISTENER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void note(const char *name) {
+    FILE *file = fopen(getenv("ASKED"), "a");
+    if (file) { fprintf(file, "%s\\n", name); fclose(file); }
+}
+
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
+                struct addrinfo **found) {
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+        dlsym(RTLD_NEXT, "getaddrinfo");
+    note("address of a name");
+    return real(name, service, hints, found);
+}
+
+int getnameinfo(const struct sockaddr *address, socklen_t size, char *host, socklen_t host_size,
+                char *service, socklen_t service_size, int flags) {
+    int (*real)(const struct sockaddr *, socklen_t, char *, socklen_t, char *, socklen_t, int) =
+        dlsym(RTLD_NEXT, "getnameinfo");
+    if (!(flags & NI_NUMERICHOST)) note("name of an address");
+    return real(address, size, host, host_size, service, service_size, flags);
+}
+"""
+
+WORLDS = """
+import os
+from pathlib import Path
+import torch.distributed as dist
+from runtime.pool import Pool
+from tests.test_local_world import sum_in_groups
+
+asked = Path(os.environ["ASKED"])
+with Pool(2) as pool:
+    assert pool.run(sum_in_groups, 2) == [3.0, 3.0]
+print(asked.read_text() if asked.exists() else "nothing")
+dist.TCPStore("localhost", 0, is_master=True)
+print(set(asked.read_text().splitlines()))
+"""
+
+
+def sum_in_groups(place: Place) -> float:
+    """Of the world and of a group made after it."""
+    total = torch.tensor([1.0 + place.process])
+    dist.all_reduce(total)
+    dist.all_reduce(total, op=dist.ReduceOp.AVG, group=dist.new_group([0, 1]))
+    return float(total)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None, reason="listens by LD_PRELOAD of a C library"
+)
+def test_ranks_of_a_pool_ask_no_name_server(tmp_path: Path) -> None:
+    """Beside them torch's own store, which does: so the listener hears."""
+    source, library = tmp_path / "listener.c", tmp_path / "listener.so"
+    source.write_text(LISTENER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
+    heard = {"LD_PRELOAD": str(library), "ASKED": str(tmp_path / "asked"), "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != INTERFACE} | heard
+    done = subprocess.run(
+        [sys.executable, "-c", WORLDS],
+        env=environment,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    nothing, control = done.stdout.splitlines()
+    assert nothing == "nothing"
+    assert "name of an address" in control
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"WORLD_SIZE": "4"}, id="ranks-elsewhere"),
+        pytest.param({"TORCHELASTIC_ERROR_FILE": ""}, id="torchrun-without-folders"),
+        pytest.param({"TORCHELASTIC_ERROR_FILE": "/somewhere/error.json"}, id="a-file-of-another-kind"),
+    ],
+)
+def test_only_ranks_that_share_a_new_folder_meet_in_it(other: dict[str, str]) -> None:
+    assert meeting_of(LAUNCHED) == Path("/made/run_x/attempt_0") / MEETING
+    assert meeting_of(LAUNCHED | other) is None
+    assert meeting_of({}) is None
+
+
+def join(place: Place, folder: Path) -> int:
+    dist.destroy_process_group()  # the pool's own
+    mine = {"RANK": str(place.process), "LOCAL_RANK": str(place.process)}
+    error_file = {"TORCHELASTIC_ERROR_FILE": str(folder / str(place.process) / "error.json")}
+    join_launched(LAUNCHED | mine | error_file, wait_s=30.0)
+    return dist.get_world_size()
+
+
+def test_launched_ranks_of_one_machine_need_no_address(pool: Pool, tmp_path: Path) -> None:
+    assert "MASTER_ADDR" not in LAUNCHED
+    assert pool.run(join, 2, tmp_path) == [2, 2]
+    assert (tmp_path / MEETING).exists()
