@@ -53,8 +53,8 @@ class ShardedGradients(Gradients):
 
     def finish(self) -> None:
         """Wait for all reductions; errors as `Gradients.finish`."""
-        super().finish()
         self._sharded.finish()
+        super().finish()
 
     def publish(self) -> None:
         """After the optimizer's step; errors as `Gradients.publish`."""
@@ -66,8 +66,16 @@ class ShardedGradients(Gradients):
         yield from super().whole()
         yield from self._sharded.whole_gradients()
 
+    def _flat(self, weights: Weights) -> Tensor:
+        part_S = self._sharded.gradient_of(weights)
+        return super()._flat(weights) if part_S is None else part_S
+
     def _counted(self) -> Iterator[Tensor]:
         yield from super()._counted()
-        for own in self._sharded.parameters():
-            assert own.grad is not None, "gradients are finished first"
-            yield own.grad
+        counted: dict[int, Tensor] = {}
+        for group in self._lowered.groups:
+            if group.ranks[0] == self._mesh.rank:  # of the ranks that hold this part
+                part_S = self._sharded.gradient_of(group.weights[0])
+                if part_S is not None:
+                    counted[id(part_S)] = part_S
+        yield from counted.values()

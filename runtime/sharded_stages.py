@@ -61,7 +61,7 @@ class ShardedStages:
         self._units, self._mesh, self._wide = units, mesh, wide
         self._timeout = timedelta(seconds=timeout_s)
         self._held: dict[int, list[ShardedWeights]] = {}
-        self._tied: dict[Weights, ShardedWeights] = {}
+        self._known: dict[Weights, ShardedWeights] = {}
         self._started: dict[Action, _Started] = {}
         self._waits: dict[Action, tuple[Action, ...]] = {}
         self._recorder: Recorder | None = None
@@ -87,9 +87,11 @@ class ShardedStages:
         ranks = self._units[stage].ranks
         found: list[ShardedWeights] = []
         own: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        names: list[Weights] = []
         tied: list[tuple[Weights, list[nn.Parameter]]] = []
         for weights, held in module.weights().items():
             if weights.shared is None:
+                names.append(weights)
                 for parameter in held:
                     own[parameter.requires_grad].append(parameter)
             else:
@@ -97,10 +99,12 @@ class ShardedStages:
         for is_trained in (True, False):
             if own[is_trained]:
                 found.append(self._shared_out(own[is_trained], ranks, None))
+                if is_trained:
+                    self._known |= dict.fromkeys(names, found[-1])
             for weights, held in tied:
                 if held[0].requires_grad is is_trained:
-                    found.append(self._shared_out(held, ranks, self._tied.get(weights)))
-                    self._tied.setdefault(weights, found[-1])
+                    found.append(self._shared_out(held, ranks, self._known.get(weights)))
+                    self._known.setdefault(weights, found[-1])
         self._held[stage] = found
         return module
 
@@ -173,12 +177,16 @@ class ShardedStages:
         """At STEP: all exchanges have ended, and every part has a gradient, zeros where none was made."""
         self.wait_for(STEP)
         for weights in self._distinct():
-            if weights.own.grad is None:
-                weights.own.grad = torch.zeros_like(weights.own)
+            weights.gradient()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What the optimizer updates: this rank's part of everything trained, each once."""
         yield from (weights.own for weights in self._distinct())
+
+    def gradient_of(self, weights: Weights) -> Tensor | None:
+        """[S] this rank's part of the gradient of some weights; None where they are not held here."""
+        held = self._known.get(weights)
+        return None if held is None else held.gradient()
 
     def _distinct(self) -> list[ShardedWeights]:
         """Trained ones; of tied ones the first."""

@@ -107,6 +107,12 @@ class ShardedWeights:
         """Add a part of a gradient to those of earlier rounds."""
         self.own.grad = part_S if self.own.grad is None else self.own.grad.add_(part_S)
 
+    def gradient(self) -> Tensor:
+        """[S] this rank's part of the gradient; zeros where none was made."""
+        if self.own.grad is None:
+            self.own.grad = torch.zeros_like(self.own)
+        return self.own.grad
+
     def publish(self) -> None:
         """After the optimizer's step: what is gathered follows what it updated."""
         if not self.is_updated_in_place:

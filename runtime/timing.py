@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.sharded import is_exchange
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 
@@ -169,7 +170,7 @@ def _reduction_starts(lowered: Lowered, notes: Sequence[Notes]) -> dict[tuple[in
     meeting: dict[tuple[int, Action], Action | int] = {}
     for span in (span for note in notes for span in note.spans if span.lane is Lane.REDUCE):
         groups = lowered.reductions.get(span.action, ())
-        if span.action.stage in units:
+        if span.action.stage is not None and is_exchange(span.action, units):
             name: Action | int = span.action._replace(stage=units[span.action.stage].stages[0])
         elif groups:
             name = groups[0]

@@ -82,7 +82,12 @@ def _run(
     if overlapped and compute.shares_cores:
         raise ValueError("ranks share cores: how far a backward is, is not known; want cores of their own")
     reduce = ReduceLanes(env, lowered, prices, compute.reduced, overlapped)
-    exchange = ExchangeLanes(env, lowered, prices, compute.exchanged)
+
+    def exchanged(name: Action) -> None:
+        compute.exchanged(name)
+        reduce.exchanged(name)
+
+    exchange = ExchangeLanes(env, lowered, prices, exchanged)
     network = Network(env, lowered.plan.cluster, lowered.transfers, compute.arrived)
 
     compute.start(send=network.send, issue=reduce.issue, issue_exchange=exchange.issue, began=reduce.began)

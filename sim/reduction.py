@@ -9,6 +9,7 @@ from typing import Protocol
 from simpy.core import Environment
 
 from sim.clock import after
+from sim.exchange import ExchangeNames
 from workbench.plan.lowered import Lowered
 from workbench.resilience.layerwise import LastBackward
 from workbench.schedule.action import Action, Pass
@@ -29,11 +30,12 @@ class Group:
 class Reduction:
     """A REDUCE_GRAD on one rank: its groups in issue order."""
 
-    __slots__ = ("action", "end_s", "groups", "num_done", "num_issued", "num_joined", "start_s")
+    __slots__ = ("action", "end_s", "groups", "missing", "num_done", "num_issued", "num_joined", "start_s")
 
-    def __init__(self, action: Action, groups: Sequence[Group]) -> None:
+    def __init__(self, action: Action, groups: Sequence[Group], missing: int = 0) -> None:
         self.action = action
         self.groups = groups
+        self.missing = missing  # exchanges that deal out the gradients it adds up
         self.num_issued = self.num_joined = self.num_done = 0
         self.start_s = nan
         self.end_s = nan
@@ -45,7 +47,7 @@ class Reduction:
     @property
     def is_issued(self) -> bool:
         """Its current group may be joined, or is."""
-        return self.num_done < self.num_issued
+        return self.missing == 0 and self.num_done < self.num_issued
 
     @property
     def current(self) -> Group:
@@ -54,6 +56,8 @@ class Reduction:
 
 class ReduceLanes:
     """Runs REDUCE_GRADs beside the passes, each rank's in program order.
+
+    Those that add up parts of shared-out weights begin when the parts have been dealt out.
 
     `duration_s[action]` is the price of a whole REDUCE_GRAD on the rank of its stage that
     reduces most. Each group takes its part of that, in proportion to its elements; where
@@ -80,20 +84,36 @@ class ReduceLanes:
         self._env = env
         self._reduced = reduced
         groups = priced_groups(lowered, duration_s)
+        names = ExchangeNames(lowered)
         self.lanes: dict[int, list[Reduction]] = {}
+        self._waiting: dict[
+            Action, list[tuple[int, Reduction]]
+        ] = {}  # by exchange: rank and what waits for it
         for program in lowered.plan.programs:
-            actions = [action for action in program.actions if action.kind is Pass.REDUCE_GRAD]
+            sums = (action for action in program.actions if action.kind is Pass.REDUCE_GRAD)
+            actions = [action for action in sums if not names.is_one(action)]
+            awaited = names.awaited(program.actions) if actions else {}
             for rank in program.ranks if actions else ():
-                self.lanes[rank] = [
-                    Reduction(a, _joined(lowered, rank, a, groups, duration_s)) for a in actions
-                ]
-                _check_once(rank, self.lanes[rank])
+                self.lanes[rank] = lane = []
+                for action in actions:
+                    waits = awaited.get(action, ())
+                    joined = _joined(lowered, rank, action, groups, duration_s)
+                    lane.append(Reduction(action, joined, len(waits)))
+                    for name in waits:
+                        self._waiting.setdefault(name, []).append((rank, lane[-1]))
+                _check_once(rank, lane)
         self._position = dict.fromkeys(self.lanes, 0)
         self._in_backward = self._within(overlapped, lowered)
 
     def issue(self, rank: int, nth: int) -> None:
         """The passes before the rank's nth REDUCE_GRAD have ended."""
         self._issue(rank, self.lanes[rank][nth], len(self.lanes[rank][nth].groups))
+
+    def exchanged(self, name: Action) -> None:
+        """A gather or a reduction of shared-out weights has ended."""
+        for rank, reduction in self._waiting.get(name, ()):
+            reduction.missing -= 1
+            self._look(rank, reduction)
 
     def began(self, action: Action, duration_s: float) -> None:
         """A pass has begun, which nothing will slow down."""
@@ -107,6 +127,10 @@ class ReduceLanes:
     def _issue(self, rank: int, reduction: Reduction, num_groups: int) -> None:
         """The first groups of a reduction may be joined."""
         reduction.num_issued = max(reduction.num_issued, num_groups)
+        self._look(rank, reduction)
+
+    def _look(self, rank: int, reduction: Reduction) -> None:
+        """Join the reduction's current group if it is the rank's turn to."""
         lane, position = self.lanes[rank], self._position[rank]
         if position < len(lane) and lane[position] is reduction:
             self._join(reduction)

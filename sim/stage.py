@@ -172,6 +172,8 @@ class ComputeLanes:
                 self._readers.setdefault(row, []).append(turn)
         for program in lowered.plan.programs:
             for action, names in self._names.awaited(program.actions).items():
+                if action.kind is Pass.REDUCE_GRAD:  # of the reduce lane
+                    continue
                 turns = [self.turns[action]] if action != STEP else [self.steps[r] for r in program.ranks]
                 for turn in turns:
                     self._wait_for(turn, names)

@@ -185,7 +185,7 @@ class _Graph:
                 self._edges += [(earlier, task) for earlier in (last_pass, before) if earlier is not None]
                 before = task
         for action, names in self.names.awaited(actions).items():
-            if action != STEP:
+            if action in self.passes:
                 self._edges += [(self.exchanges[name], self.passes[action]) for name in names]
 
     def _add_rank(self, rank: int, actions: tuple[Action, ...]) -> None:
@@ -193,6 +193,7 @@ class _Graph:
         last_pass: int | None = None
         last_group: int | None = None
         reduced: list[int] = []
+        awaited = self.names.awaited(actions)
         for action in actions:
             if self.names.is_one(action):
                 reduced.append(self.exchanges[self.names.of(action)])
@@ -202,6 +203,7 @@ class _Graph:
                 for nth, group in enumerate(self._groups(rank, action)):
                     if nth == 0 and last_pass is not None:
                         self._edges.append((last_pass, group))
+                    self._edges.extend((self.exchanges[name], group) for name in awaited.get(action, ()))
                     if last_group is not None:
                         self._edges.append((last_group, group))
                     last_group = group

@@ -48,6 +48,7 @@ def shared_out(
     cuts: dict[str, Sequence[tuple[int, int]]] = ALL_ON_ONE,
     modules: Sequence[str] = MODULES,
     samples: int = 1,
+    instances: int = 1,
     schedule: Schedule | None = None,
     **settings: object,
 ) -> Plan:
@@ -59,7 +60,9 @@ def shared_out(
         for name, parts in cuts.items()
         for place, layers in enumerate(parts)
     ]
-    chosen = tuple(ModuleSettings(module=name, sharding=Sharding.PARAMETERS) for name in modules)
+    chosen = tuple(
+        ModuleSettings(module=name, sharding=Sharding.PARAMETERS, instances=instances) for name in modules
+    )
     draft = Plan(
         strategy="test",
         model=model,
@@ -99,6 +102,28 @@ def test_trains_as_one_process(
     assert_trains_as_one(
         shared_out(mixed(mix), tiny_batch(images[:count], clips[:count]), replicas=replicas, cuts=cuts), pool
     )
+
+
+@pytest.mark.parametrize(
+    ("tied", "cuts"),
+    [pytest.param(True, ALL_ON_ONE, id="tied-on-one"), pytest.param(False, ALL_ON_ONE, id="one-stage")],
+)
+def test_instances_add_up_their_parts(tied: bool, cuts: dict[str, Sequence[tuple[int, int]]], pool: Pool):
+    """Two instances of two ranks, unequal items; the norm that clips counts every part once."""
+    model = mixed("llm", tied=True) if tied else mixed("everything")
+    plan = shared_out(model, tiny_batch(), replicas=4, cuts=cuts, instances=2)
+    result = assert_trains_as_one(plan, pool)
+    groups = [group for group in lower(plan).groups if len(group.ranks) > 1]
+    assert {group.ranks for group in groups} == {(0, 2), (1, 3)}
+    assert result.losses
+
+
+def test_a_weight_tied_between_ranks(pool: Pool) -> None:
+    """Embedding and head on different ranks: the i-th of each holds the i-th part of both."""
+    plan = shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO)
+    assert_trains_as_one(plan, pool)
+    tied = [group for group in lower(plan).groups if group.weights[0].shared is not None]
+    assert [group.ranks for group in tied] == [(0, 1), (2, 3)]
 
 
 def test_a_tied_weight_and_whole_encoders_beside_it(pool: Pool) -> None:
@@ -150,10 +175,16 @@ def test_a_run_goes_on_from_parts_to_the_last_bit(tmp_path: Path, pool: Pool) ->
 
 
 def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) -> None:
-    peaks: dict[bool, list[int]] = {True: [], False: []}
-    for modules in (MODULES, ()):
-        batch = tiny_batch((1,) * 4, (1,) * 4)
-        plan = shared_out(mixed("everything"), batch, replicas=4, modules=modules, kernels=Kernels.EAGER)
+    peaks: dict[int, list[int]] = {1: [], 2: [], 4: []}  # by how many ranks hold each weight
+    for holders, modules in ((1, MODULES), (2, MODULES), (4, ())):
+        plan = shared_out(
+            mixed("everything"),
+            tiny_batch((1,) * 4, (1,) * 4),
+            replicas=4,
+            modules=modules,
+            instances=holders,
+            kernels=Kernels.EAGER,
+        )
         lowered = lower(plan)
         predicted = peak_bytes(lowered, memory_table(lowered))
         settings = RunSettings(seed=SEED, warmup=1, timeout_s=30.0, collect=Collect.MEMORY)
@@ -161,8 +192,10 @@ def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) ->
         for rank, most in predicted.items():
             held = max(sample.num_bytes for sample in trace.memory if sample.rank == rank)
             assert held <= most, f"rank {rank} holds {held}, predicted were {most}"
-            peaks[bool(modules)].append(held)
-    assert max(peaks[True]) < 0.6 * min(peaks[False])
+            peaks[holders].append(held)
+    assert max(peaks[1]) < min(peaks[2])
+    assert max(peaks[2]) < min(peaks[4])
+    assert max(peaks[1]) < 0.6 * min(peaks[4])
 
 
 def test_an_emulation_is_refused() -> None:

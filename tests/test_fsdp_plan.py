@@ -20,6 +20,7 @@ from workbench.commands.strategies import PLANNERS, Strategy
 from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
+from workbench.data.sample import Sample
 from workbench.graph.model_graph import ModelGraph, connect
 from workbench.job import Job, ModuleLayout, load_job
 from workbench.plan.accept import accept
@@ -156,11 +157,28 @@ def timed(plan: Plan, gather_s: float, pass_s: float, scatter_s: float) -> float
     return assert_equal_times(lowered, duration_s)
 
 
-def of_layers(num_layers: int, replicas: int, num_samples: int) -> Plan:
+def batch_of(num_samples: int) -> list[Sample]:
+    return [sample(index, images=0, sounds=0) for index in range(num_samples)]
+
+
+def of_layers(num_layers: int, replicas: int, num_samples: int, instances: int = 1) -> Plan:
     """One frozen layer of an encoder, which nobody shares out, then the layers of the LLM."""
-    batch = [sample(index, images=0, sounds=0) for index in range(num_samples)]
     cuts = {"vision": ((0, 1),), "llm": ((0, num_layers),)}
-    return shared_out(chain(num_layers), batch, replicas=replicas, cuts=cuts, modules=("llm",))
+    return shared_out(
+        chain(num_layers),
+        batch_of(num_samples),
+        replicas=replicas,
+        cuts=cuts,
+        modules=("llm",),
+        instances=instances,
+    )
+
+
+def overlapping() -> Plan:
+    """Replica 1 has its head on the rank of replica 0's: the table's two units share one rank of two."""
+    plan = shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO)
+    heads = plan.stages_on[3]
+    return replace(plan, stages=tuple(replace(s, ranks=((0,),)) if s in heads else s for s in plan.stages))
 
 
 @pytest.mark.parametrize("num_layers", [2, 5])
@@ -188,9 +206,13 @@ def test_a_slow_replica_holds_up_the_others() -> None:
     assert last == 8.0  # when the slow rank lets go of what the fast one waits for
 
 
+@pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("cuts", [ALL_ON_ONE, IN_TWO], ids=["one-stage", "two-stages"])
-def test_sweep_equals_engine_where_replicas_differ(cuts: dict[str, Sequence[tuple[int, int]]]) -> None:
-    plan = shared_out(mixed("everything"), tiny_batch(), replicas=2, cuts=cuts)
+def test_sweep_equals_engine_where_replicas_differ(
+    cuts: dict[str, Sequence[tuple[int, int]]], instances: int
+) -> None:
+    replicas = 2 * instances
+    plan = shared_out(mixed("everything"), tiny_batch(), replicas=replicas, cuts=cuts, instances=instances)
     lowered, _ = accept(plan)
     prices = price(lowered, A40)
     assert_equal_times(lowered, prices.duration_s, prices.step_s)
@@ -240,14 +262,32 @@ def wide(**degrees: int) -> Plan:
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        pytest.param(unlike, r"'llm' shares out its weights, so all 2 replicas are cut alike", id="unlike"),
+        pytest.param(
+            unlike,
+            r"'llm' shares out its weights, so all 2 replicas of an instance are cut alike",
+            id="unlike",
+        ),
         pytest.param(wide, r"want tp 1, got 2; nearest: sharding 'optimizer'", id="tp"),
+        pytest.param(
+            lambda: with_parameters(
+                shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=3
+            ),
+            r"'llm': instances .* must divide its 2 replicas, got 3; nearest: 2",
+            id="instances",
+        ),
         pytest.param(
             lambda: with_parameters(
                 shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=2
             ),
-            r"want instances 1, got 2; nearest: sharding 'optimizer'",
-            id="copies",
+            r"one rank holds them alone; nearest: sharding 'none'",
+            id="instances-of-one",
+        ),
+        pytest.param(
+            lambda: with_parameters(
+                shared_out(two_encoders(), batch_of(4), replicas=4, cuts=CUTS, modules=()), instances=2
+            ),
+            r"its 2 instances add up gradients layer by layer, want one layer a stage, got \[0, 4\)",
+            id="instances-of-many-layers",
         ),
         pytest.param(
             lambda: shared_out(two_encoders(), [sample(0)], replicas=1, cuts=CUTS),
@@ -255,9 +295,9 @@ def wide(**degrees: int) -> Plan:
             id="alone",
         ),
         pytest.param(
-            lambda: shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO),
-            r"tied between stages \d+ and \d+ on different ranks; nearest: sharding 'optimizer'",
-            id="tied-apart",
+            overlapping,
+            r"tied between stages \d+ and \d+, which have some of their ranks in common; want all or none",
+            id="tied-askew",
         ),
         pytest.param(
             lambda: shared_out(

@@ -61,10 +61,10 @@ def with_programs(
                 group: with_eager_forwards(actions, ahead, schedule.run_ahead)
                 for group, actions in orders.items()
             }
-    orders = with_reductions(orders, reduction_order(draft))
     if units := shard_units(draft):
         trained = [stage for unit in units if unit.trained for stage in unit.stages]
         orders = with_rounds(orders, [unit.stages for unit in units], trained)
+    orders = with_reductions(orders, reduction_order(draft))
     programs = tuple(Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in groups.items())
     plan = replace(draft, programs=programs)
     check(plan)

@@ -208,10 +208,12 @@ def _check_program(plan: Plan, rank: int, wanted: dict[int, _Wanted]) -> None:
 
 
 def _check_work(rank: int, action: Action, wanted: _Wanted) -> None:
+    if action in wanted.actions:
+        return
     if action.kind not in COMPUTE and (action.microbatch is not None) != wanted.in_rounds:
         rule = "want the number of a round" if wanted.in_rounds else "only shared-out weights have rounds"
         raise ValueError(f"rank {rank}: action {action} of stage {action.stage}: {rule}")
-    if action in wanted.actions or action.kind in MOVES or (wanted.in_rounds and action.kind not in COMPUTE):
+    if action.kind in MOVES or (wanted.in_rounds and action.kind not in COMPUTE):
         return
     whole = action._replace(kind=Pass.B)
     if action.kind not in (Pass.I, Pass.W) or whole not in wanted.actions:
@@ -245,10 +247,7 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
     if before is not None and action._replace(kind=before) not in done:
         earlier = "its forward" if before is Pass.F else str(action._replace(kind=before))
         raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
-    if (
-        action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done
-        and action.kind is not Pass.REDUCE_GRAD
-    ):
+    if action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done:
         raise ValueError(f"rank {rank}: action {action} stands after its stage's REDUCE_GRAD")
 
 

@@ -9,7 +9,6 @@ from itertools import groupby, pairwise
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
-from workbench.plan.plan import Sharding
 from workbench.plan.ring import ring
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.sharded import is_exchange, waits_of
@@ -140,8 +139,9 @@ def _add_program(lowered: Lowered, rank: int, units: Mapping[int, ShardUnit], wa
         if is_exchange(action, units):
             exchange = _behind(waits, _exchange(action, units), previous, exchange)
         elif action.kind is Pass.REDUCE_GRAD:
+            dealt = [_exchange(wait, units) for wait in awaited.get(action, ())]
             for index in _groups_on(lowered, action, rank):
-                lane = _behind(waits, _Group(index), previous, lane)
+                lane = _behind(waits, _Group(index), previous, lane, *dealt)
         else:
             needs = _own_input(action)
             previous = _behind(
@@ -282,7 +282,7 @@ def _check_row(lowered: Lowered, row: Transfer) -> None:
 
 
 def _check_groups(lowered: Lowered) -> None:
-    """Every rank of a group that needs a collective reaches it once; shared-out weights have rounds."""
+    """Every rank of a group that needs a collective reaches it once."""
     reached: Counter[tuple[int, int]] = Counter()
     for rank, program in lowered.plan.program.items():
         for action in program:
@@ -290,8 +290,7 @@ def _check_groups(lowered: Lowered) -> None:
                 reached.update((index, rank) for index in _groups_on(lowered, action, rank))
     for group in lowered.groups:
         times = {rank: reached[group.index, rank] for rank in group.ranks}
-        is_whole = lowered.plan.settings.of(group.weights[0].module).sharding is not Sharding.PARAMETERS
-        if is_whole and len(group.ranks) > 1 and set(times.values()) != {1}:
+        if len(group.ranks) > 1 and set(times.values()) != {1}:
             rank = next(rank for rank in group.ranks if times[rank] != 1)
             peer = next(other for other in group.ranks if other != rank)
             name = ", ".join(

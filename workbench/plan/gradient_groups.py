@@ -6,7 +6,7 @@ from workbench.graph.experts import is_of_expert
 from workbench.graph.layer import Layer, Shard
 from workbench.plan.expert_groups import check_equal_degrees, deals_out, expert_elements, expert_holders
 from workbench.plan.lowered import GradientGroup, Weights
-from workbench.plan.parameter_shards import is_sharded
+from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import Action, Pass
 
@@ -15,9 +15,11 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     """One group per layer and grid place: the ranks that hold it in any replica.
 
     Order: modules last to first, layers descending, tied weights where their first layer
-    stands; every rank issues its groups in this order.
+    stands; every rank issues its groups in this order. Of weights that are shared out, there is a
+    group per part: the ranks that hold it in any instance.
     """
     groups: list[GradientGroup] = []
+    units = sharded_stages(plan)
     for module in reversed(plan.model.modules):
         chains = [plan.chain[module.name, replica] for replica in plan.replicas(module.name)]
         holders: dict[Weights, list[Stage]] = {}
@@ -27,7 +29,11 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
                     holders.setdefault(weights, []).append(stage)
         last = sorted(holders, key=lambda w: -_first_layer(module.layers, w))
         for weights in last:
-            groups.extend(_grid_groups(plan, weights, holders[weights], len(groups)))
+            stages = holders[weights]
+            if stages[0].id in units:
+                groups.extend(_part_groups(plan, weights, stages, units, len(groups)))
+            else:
+                groups.extend(_grid_groups(plan, weights, stages, len(groups)))
     return tuple(groups)
 
 
@@ -35,7 +41,8 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
     """Which groups each REDUCE_GRAD all-reduces.
 
     A tied weight on two stages of one rank is reduced once, with the stage that comes last in
-    the rank's program. Stages whose weights are shared out reduce in rounds: see `shard_units`.
+    the rank's program. Stages whose weights are shared out reduce in rounds (see `shard_units`); behind
+    them they add up their parts over instances, and over the other stages that use a tied weight.
     """
     found: dict[Action, tuple[int, ...]] = {}
     by_weights: dict[Weights, list[GradientGroup]] = {}
@@ -50,7 +57,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
             for group in by_weights.get(weights, ())
             if set(group.ranks) & set(stage.flat_ranks) and not _later_holder(plan, stage, weights)
         ]
-        if mine and not is_sharded(plan, stage):
+        if mine:
             found[action] = tuple(sorted(mine))
     return found
 
@@ -68,7 +75,7 @@ def reduction_order(plan: Plan) -> tuple[int, ...]:
     found: dict[int, int] = {}
     for stage in plan.stages:
         mine = [first_group[w] for w in _weights_of(plan, stage) if w in first_group]
-        if mine and not is_sharded(plan, stage):
+        if mine:
             found[stage.id] = min(mine)
     return tuple(sorted(found, key=lambda stage: (found[stage], stage)))
 
@@ -130,6 +137,20 @@ def _grid_groups(
         )
 
 
+def _part_groups(
+    plan: Plan, weights: Weights, stages: list[Stage], units: dict[int, ShardUnit], first_index: int
+) -> Iterator[GradientGroup]:
+    """One group per part of shared-out weights: the ranks at its place in every unit that holds them."""
+    held = dict.fromkeys(units[stage.id] for stage in stages)
+    unit = units[stages[0].id]
+    num_elements = unit.part(_elements(plan, weights, stages[0]))
+    for place in range(len(unit.ranks)):
+        ranks = tuple(sorted({unit.ranks[place] for unit in held}))
+        yield GradientGroup(
+            index=first_index + place, ranks=ranks, weights=(weights,), num_elements=num_elements
+        )
+
+
 def _elements(plan: Plan, weights: Weights, stage: Stage) -> int:
     """Elements that one rank of the stage holds of these weights."""
     layers, tp = plan.model.module(weights.module).layers, stage.tp
@@ -152,7 +173,11 @@ def _later_holder(plan: Plan, stage: Stage, weights: Weights) -> bool:
     if weights.shared is None:
         return False
     rank = stage.flat_ranks[0]
-    reducers = [action.stage for action in plan.program.get(rank, ()) if action.kind is Pass.REDUCE_GRAD]
+    reducers = [
+        action.stage
+        for action in plan.program.get(rank, ())
+        if action.kind is Pass.REDUCE_GRAD and action.microbatch is None
+    ]
     rivals = [
         other.id
         for other in plan.chain[stage.module, stage.replica]

@@ -21,6 +21,7 @@ from workbench.plan.stage_memory import (
     updated_elements,
 )
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass
+from workbench.schedule.sharded import is_exchange
 
 BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
@@ -111,10 +112,10 @@ class _RankAccount:
                 split = self._sizes.split(*self._of(action))
                 is_first = position == self._first_weights[action.stage]
                 self._hold(position, position, split.first if is_first else split.adding)
-            elif action.kind is Pass.REDUCE_GRAD and action.stage in self._accounts.units:
+            elif self._deals_out(position):
                 self._add_dealt_out(position, action)
-            elif action.kind is Pass.REDUCE_GRAD:
-                self._add_bucket(position, action)
+            elif action.kind is Pass.REDUCE_GRAD and action.stage not in self._accounts.units:
+                self._add_bucket(position, action)  # parts of shared-out weights are added up in place
             elif action == STEP:
                 self._hold(position, position, self._step_working())
 
@@ -255,7 +256,7 @@ class _RankAccount:
 
     def _deals_out(self, place: int) -> bool:
         action = self._program[place]
-        return action.kind is Pass.REDUCE_GRAD and action.stage in self._accounts.units
+        return is_exchange(action, self._accounts.units) and action.kind is Pass.REDUCE_GRAD
 
     def _add_gradients(self) -> None:
         """Gradients exist from a stage's first B or W, else from STEP, to the end of the step.

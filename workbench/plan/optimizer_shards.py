@@ -42,7 +42,7 @@ def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
     """
     settings = plan.settings.of(group.weights[0].module)
     num_ranks = len(group.ranks)
-    if settings.sharding is Sharding.NONE:
+    if settings.sharding in (Sharding.NONE, Sharding.PARAMETERS):  # a group of the latter has one part
         return OptimizerShards(tuple((rank,) for rank in group.ranks))
     if num_ranks % settings.instances:
         valid = [count for count in range(1, num_ranks + 1) if num_ranks % count == 0]

@@ -1,4 +1,4 @@
-"""Stages whose weights are shared out among their replicas and brought together for use (FSDP, ZeRO-3)."""
+"""Stages whose weights are shared out among their replicas and brought together for use (FSDP, HSDP)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from workbench.schedule.action import Action, Pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUnit:
-    """What is gathered at once: stages of all replicas that hold the same layers.
+    """What is gathered at once: stages of all replicas of an instance that hold the same layers.
 
     Args:
         stages: one per replica.
@@ -46,29 +46,52 @@ def is_sharded(plan: Plan, stage: Stage) -> bool:
 def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     """Units of a plan, in the order of its stages. Programs are not looked at.
 
+    An instance is consecutive replicas that hold every weight once between them. Instances may be cut
+    unlike each other, so they add up their parts of gradients layer by layer.
+
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.3 (stage 3); Zhao et al. 2023, "PyTorch FSDP",
-    section 3.2.1 (flat parameters).
+    sections 3.2.1 (flat parameters) and 3.2.2 (hybrid sharding).
 
     Raises:
-        ValueError: replicas that are cut unlike each other, stages of tensor- or expert-parallel ranks, one
-            rank that has nobody to share with, a number of copies, or a weight tied between ranks.
+        ValueError: replicas of an instance that are cut unlike each other, stages of tensor- or
+            expert-parallel ranks, one rank that has nobody to share with, instances of unequal sizes, or
+            several of them with stages of several layers.
 
     Complexity: O(stages + parameters).
     """
-    found: dict[tuple[str, tuple[int, int]], list[Stage]] = {}
+    found: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
+    instances: dict[str, dict[int, int]] = {}
     for stage in plan.stages:
         if is_sharded(plan, stage):
+            if stage.module not in instances:
+                instances[stage.module] = _instances(plan, stage.module)
             _check_stage(plan, stage)
-            found.setdefault((stage.module, stage.layers), []).append(stage)
-    for (module, layers), stages in found.items():
-        if len(stages) != len(plan.replicas(module)):
+            key = stage.module, instances[stage.module][stage.replica], stage.layers
+            found.setdefault(key, []).append(stage)
+    for (module, instance, layers), stages in found.items():
+        replicas = [replica for replica, number in instances[module].items() if number == instance]
+        if len(stages) != len(replicas):
             raise ValueError(
-                f"module {module!r} shares out its weights, so all {len(plan.replicas(module))} replicas are "
-                f"cut alike; layers [{layers[0]}, {layers[1]}) are a stage in {len(stages)} of them"
+                f"module {module!r} shares out its weights, so all {len(replicas)} replicas of an instance "
+                f"are cut alike; layers [{layers[0]}, {layers[1]}) are a stage in {len(stages)} of them"
             )
     units = tuple(_unit(plan, stages) for stages in found.values())
+    _check_equal(plan, units)
     _check_ties(plan, units)
     return units
+
+
+def _instances(plan: Plan, module: str) -> dict[int, int]:
+    """Replica -> the instance that it is part of."""
+    replicas, num = sorted(plan.replicas(module)), plan.settings.of(module).instances
+    if len(replicas) % num:
+        valid = [count for count in range(1, len(replicas) + 1) if len(replicas) % count == 0]
+        nearest = min(valid, key=lambda count: (abs(count - num), count))
+        raise ValueError(
+            f"module {module!r}: instances of shared-out weights must divide its {len(replicas)} replicas, "
+            f"got {num}; nearest: {nearest}"
+        )
+    return {replica: place * num // len(replicas) for place, replica in enumerate(replicas)}
 
 
 def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
@@ -91,16 +114,21 @@ def in_units(draft: Plan) -> Plan:
 
 def _check_stage(plan: Plan, stage: Stage) -> None:
     settings, where = plan.settings.of(stage.module), f"stage {stage.id} of {stage.module!r}"
-    for name, degree in (("tp", stage.tp), ("ep", stage.ep), ("instances", settings.instances)):
+    for name, degree in (("tp", stage.tp), ("ep", stage.ep)):
         if degree > 1:
             raise ValueError(
                 f"{where}: parameters are shared out among data- and context-parallel ranks, want {name} 1, "
                 f"got {degree}; nearest: sharding 'optimizer'"
             )
-    if stage.cp * len(plan.replicas(stage.module)) == 1:
+    if stage.cp * len(plan.replicas(stage.module)) == settings.instances:
         raise ValueError(
             f"{where}: parameters are shared out among the ranks that hold the same layers, and one rank "
             "holds them alone; nearest: sharding 'none'"
+        )
+    if settings.instances > 1 and stage.layers[1] - stage.layers[0] > 1:
+        raise ValueError(
+            f"{where}: its {settings.instances} instances add up gradients layer by layer, want one layer a "
+            f"stage, got [{stage.layers[0]}, {stage.layers[1]})"
         )
 
 
@@ -126,19 +154,39 @@ def _unit(plan: Plan, stages: list[Stage]) -> ShardUnit:
     )
 
 
+def _check_equal(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
+    """The i-th part of a weight is the same in every instance."""
+    sizes: dict[str, int] = {}
+    for unit in units:
+        module = plan.stage[unit.stages[0]].module
+        size = sizes.setdefault(module, len(unit.ranks))
+        if len(unit.ranks) != size:
+            raise ValueError(
+                f"module {module!r}: stages {list(unit.stages)} share out their weights among "
+                f"{len(unit.ranks)} ranks, others among {size}; want one number"
+            )
+
+
 def _check_ties(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
-    """A tied weight has all its holders on the same ranks: each keeps the same part of every copy."""
-    holders: dict[tuple[str, str], tuple[int, ShardUnit]] = {}
+    """Holders of a tied weight have all their ranks in common or none, so that a rank has one part of it."""
+    holders: dict[tuple[str, str], list[tuple[int, ShardUnit]]] = {}
     for unit in units:
         stage = plan.stage[unit.stages[0]]
-        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-            for _, name in layer.tied:
-                other, first = holders.setdefault((stage.module, name), (stage.id, unit))
-                if first.ranks != unit.ranks:
+        tied = {
+            name
+            for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
+            for _, name in layer.tied
+        }
+        for name in sorted(tied):
+            others = holders.setdefault((stage.module, name), [])
+            for other, first in others:
+                if first.ranks != unit.ranks and set(first.ranks) & set(unit.ranks):
                     raise ValueError(
                         f"module {stage.module!r} shares out its weights, but {name!r} is tied between "
-                        f"stages {other} and {stage.id} on different ranks; nearest: sharding 'optimizer'"
+                        f"stages {other} and {stage.id}, which have some of their ranks in common; want all "
+                        "or none; nearest: sharding 'optimizer'"
                     )
+            others.append((stage.id, unit))
 
 
 def check_rounds(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
@@ -167,7 +215,7 @@ def _rounds(plan: Plan, rank: int, stage: int, *, is_trained: bool) -> Iterator[
     """The exchanges of a stage, in order."""
     state = _State()
     for action in plan.program.get(rank, ()):
-        if action.stage == stage:
+        if action.stage == stage and (action.kind is not Pass.REDUCE_GRAD or action.microbatch is not None):
             state.do(rank, action, is_trained=is_trained)
             if action.kind in (Pass.UNSHARD, Pass.REDUCE_GRAD):
                 yield action

@@ -148,7 +148,7 @@ class _Pricing:
         stage = self._plan.stage[_stage_of(action)]
         profile = self._cost_on[stage.id].profile
         overhead_s, factor = profile.overhead_s(action.kind), profile.pipeline_factor(action.kind)
-        if stage.id in self._units and action.kind not in COMPUTE:
+        if stage.id in self._units and action.kind not in COMPUTE and action.microbatch is not None:
             return 0.0 if action.kind is Pass.RESHARD else overhead_s + factor * self._round_s(action)
         if action.kind is Pass.REDUCE_GRAD:
             return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)

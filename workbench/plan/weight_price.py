@@ -9,7 +9,7 @@ from workbench.cost.model import CostModel
 from workbench.graph.layer import Shard
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.plan import Sharding, Stage
+from workbench.plan.plan import Stage
 from workbench.plan.sequence import can_divide
 from workbench.schedule.action import Action
 
@@ -54,8 +54,6 @@ class WeightPrices:
         settings = self._plan.settings
         part_bytes = group.num_elements * settings.gradient_bytes / len(instance)
         found += self.collective_s(Collective.ALL_REDUCE, part_bytes, peers)
-        if settings.of(group.weights[0].module).sharding is Sharding.PARAMETERS:  # gathered when needed
-            return found
         num_bytes = group.num_elements * settings.precision.num_bytes
         return found + self.collective_s(Collective.ALL_GATHER, num_bytes, instance)
 

@@ -10,14 +10,18 @@ from workbench.schedule.parts import Programs
 
 
 def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
-    """The programs with a REDUCE_GRAD per stage: after its last pass, and after all that come before it.
+    """The programs with a REDUCE_GRAD per stage: after its last action, and after all that come before it.
+
+    Where that deals out gradients of shared-out weights, it is after the next that does: the passes
+    behind that wait for the first in any case, so nothing stands still for this sum.
 
     Where stages share all their ranks or none, what comes before it are the reductions of the same ranks.
     Where they share ranks in part, it is every reduction, by a total order of all passes: else two
     ranks of a stage could come to its reduction at different passes.
 
     Args:
-        programs: passes by the stages that some ranks hold; restrictions of one total order.
+        programs: passes, and rounds of shared-out weights, by the stages that some ranks hold;
+            restrictions of one total order.
         reduced: stages whose gradients are reduced, in the order in which every rank does it.
 
     Complexity: O(actions).
@@ -51,10 +55,13 @@ def _due(place: Mapping[Action, int], reduced: Sequence[int]) -> dict[int, int]:
     last: dict[int | None, int] = {}
     for action, index in place.items():
         last[action.stage] = max(index, last.get(action.stage, -1))
+    dealing = sorted(index for action, index in place.items() if action.kind is Pass.REDUCE_GRAD)
+    next_dealing = dict(pairwise(dealing))
     due: dict[int, int] = {}
     latest = -1
     for stage in reduced:
-        latest = due[stage] = max(latest, last.get(stage, -1))
+        own = last.get(stage, -1)
+        latest = due[stage] = max(latest, next_dealing.get(own, own))
     return due
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from workbench.schedule.action import COMPUTE, Action, Pass
 from workbench.schedule.parts import Group, Programs
 
-EXCHANGES = (Pass.UNSHARD, Pass.REDUCE_GRAD)  # of a sharded stage, these run beside its passes
+EXCHANGES = (Pass.UNSHARD, Pass.REDUCE_GRAD)  # of a sharded stage, with a number, these run beside its passes
 
 
 class _Visit(NamedTuple):
@@ -70,11 +70,13 @@ def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action
 
     A pass and a RESHARD wait for their round's UNSHARD; whatever comes next behind a REDUCE_GRAD waits
     for the REDUCE_GRAD before it, so that at most two units have whole gradients; STEP waits for all.
+    A REDUCE_GRAD without a number, which adds up a stage's parts, waits for the stage's last with one.
 
     Complexity: O(actions).
     """
     found: dict[Action, tuple[Action, ...]] = {}
     gathered: dict[int | None, Action] = {}
+    dealt: dict[int | None, Action] = {}
     exchanges: list[Action] = []
     latest: Action | None = None
     pending: Action | None = None
@@ -85,19 +87,23 @@ def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action
                 gathered[action.stage] = action
             else:
                 latest, pending = action, latest
+                dealt[action.stage] = action
             continue
         waits = (gathered.get(action.stage), pending)
         if action.kind is Pass.STEP:
             found[action] = tuple(exchanges)
-        elif any(waits) and action.kind is not Pass.REDUCE_GRAD:
+        elif action.kind is Pass.REDUCE_GRAD:
+            if action.stage in dealt:
+                found[action] = (dealt[action.stage],)
+        elif any(waits):
             found[action] = tuple(wait for wait in waits if wait is not None)
             pending = None
     return found
 
 
 def is_exchange(action: Action, sharded: Collection[int]) -> bool:
-    """Whether an action moves weights or gradients of a sharded stage between ranks."""
-    return action.kind in EXCHANGES and action.stage in sharded
+    """Whether an action brings a sharded stage's weights together, or deals out their gradients."""
+    return action.microbatch is not None and action.kind in EXCHANGES and action.stage in sharded
 
 
 def _together(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group]]:
