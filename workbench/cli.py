@@ -3,6 +3,7 @@
 import typer
 
 from workbench.commands import (
+    elastic,
     executing,
     layouts,
     measuring,
@@ -31,6 +32,7 @@ app.command("run")(executing.run_command)
 app.command("predict", help=predicting.PREDICT_HELP)(predicting.predict_command)
 app.command("templates")(resilience.templates_command)
 app.command("failures")(resilience.failures_command)
+app.command("elastic")(elastic.elastic_command)
 app.command("compare")(executing.compare_command)
 app.command("calibrate")(measuring.calibrate_command)
 app.command("report")(measuring.report_command)

@@ -1,5 +1,8 @@
 """A plan's simulated trace, with what the prediction rests on."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from workbench.cost.model import CostModel
 from workbench.plan.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.plan.lowered import Lowered
@@ -7,13 +10,23 @@ from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan
 from workbench.plan.price import price
 from workbench.plan.provenance import with_provenance
+from workbench.resilience.layerwise import LastBackward
+from workbench.schedule.action import Action
 from workbench.trace import Trace
 
 
-def predict(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Trace:
+def predict(
+    lowered: Lowered,
+    memory: MemoryTable,
+    cost: CostModel,
+    overlapped: Mapping[Action, LastBackward] = MappingProxyType({}),
+) -> Trace:
     """Simulate a plan with the prices of a cost model; what was not measured stands in the details.
 
     On a GPU, attention of token shards is simulated tile by tile.
+
+    Args:
+        overlapped: sums of gradients that start within a backward, see `sim.engine.simulate`.
 
     Raises:
         ValueError: a plan that the profile cannot price, or that deadlocks.
@@ -23,7 +36,9 @@ def predict(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Trace:
 
     prices = price(lowered, cost, attention=_attention(lowered.plan, cost))
     try:
-        trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
+        trace = simulate(
+            lowered, prices.duration_s, step_s=prices.step_s, memory=memory, overlapped=overlapped
+        )
     except DeadlockError as error:
         raise ValueError(str(error)) from error
     return with_provenance(trace, lowered.plan, cost.profile, prices, beside=cost.beside)

@@ -45,7 +45,7 @@ def templates_command(
         return
     specification = found.planned.specification
     show(
-        _template_table(found),
+        template_table(found),
         _count_table(found, counts),
         f"below {specification.threshold} nodes training stops: {faults + 1} pipelines of "
         f"{specification.smallest} nodes are needed to survive {faults} at the same moment",
@@ -194,7 +194,8 @@ def _templates(
     return elastic_templates(wanted, cost_of(wanted, profile, execution), num_nodes=count, num_faults=faults)
 
 
-def _template_table(found: ElasticTemplates) -> Table:
+def template_table(found: ElasticTemplates) -> Table:
+    """One line per size of a pipeline."""
     table = titled(
         f"{found.job.name}, templates",
         ("nodes", "stages", "GPUs a stage", "layers of the stages", "microbatch"),

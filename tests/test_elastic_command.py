@@ -1,0 +1,335 @@
+"""`elastic`: events checked by name, layouts foreseen, and a training that is killed, joined and goes on."""
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.oobleck.chaos_job import elastic_job
+from runtime.elastic.history import Cause, Reshaped, StepDone
+from runtime.elastic.training import ElasticTraining
+from tests.test_cli import JOB, accept, refuse, workbench
+from workbench.commands.elastic_forecast import StepPrediction, foresee
+from workbench.commands.elastic_run import Ran, Saving, run_elastic
+from workbench.commands.elastic_tables import detection_s, layout_times
+from workbench.report.elastic_plot import draw_elastic
+from workbench.resilience.availability import Rates, parse_trace, random_trace
+from workbench.resilience.reconfigure import CannotContinueError
+from workbench.resilience.step_events import AtStep, Happening, StepEvents, told_events, traced_events
+
+REL_TOL = 2e-6  # of a loss in float32
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+class TestEvents:
+    def test_a_node_that_comes_back_has_a_name_of_its_own(self):
+        found = told_events(
+            ["1:kill:node1", "2:join:node1", "2:warn:node1", "2:join:node1"], 3, first=0, steps=4
+        )
+        assert found.start == ("node0", "node1", "node2")
+        assert found.at(1) == AtStep(killed=("node1",))
+        assert found.at(2) == AtStep(joins=("node1.2", "node1.3"), warned=("node1.2",))
+        assert found.most_nodes == 3
+
+    @pytest.mark.parametrize(
+        ("texts", "message"),
+        [
+            (["x:kill:node1"], "want STEP:kill|warn|join:NODE"),
+            (["1:kil:node1"], "did you mean 'kill'?"),
+            (["1:kill:node7"], "no node 'node7'; did you mean 'node"),
+            (["1:kill:db"], "no node 'db'; there are node0, node1, node2"),
+            (
+                ["1:kill:node1", "2:warn:node1"],
+                "node 'node1' is gone since '1:kill:node1'; there are node0, node2",
+            ),
+            (["1:join:node1"], "node 'node1' is there already"),
+            (["1:join:new", "2:join:new"], "event '2:join:new': node 'new' is there already"),
+            (["9:kill:node1"], "training ends after 4 steps; nearest: 3:kill:node1"),
+        ],
+    )
+    def test_a_wrong_event_is_named(self, texts: list[str], message: str):
+        with pytest.raises(ValueError, match="event") as caught:
+            told_events(texts, 3, first=0, steps=4)
+        assert message in str(caught.value)
+
+    def test_a_resumed_training_has_no_events_of_its_past(self):
+        with pytest.raises(ValueError, match="and 2 are taken already; nearest: 2:kill:node1"):
+            told_events(["1:kill:node1"], 3, first=2, steps=4)
+
+    @given(
+        st.integers(0, 10**6),
+        st.integers(1, 6),
+        st.integers(1, 40),
+        st.integers(0, 10),
+        st.sampled_from((0.0, 30.0)),
+    )
+    def test_a_trace_on_steps_keeps_who_is_there(
+        self, seed: int, nodes: int, steps: int, first: int, notice_s: float
+    ):
+        rates = Rates(leaves_per_node_h=30.0, joins_per_missing_h=60.0)
+        trace = random_trace(nodes, rates, 900.0, seed)
+        found, num_late = traced_events(trace, 25.0, notice_s, first=first, steps=first + steps)
+        present = set(found.start)
+        assert len(present) == len(found.start)
+        for event in found.events:
+            assert first <= event.step < first + steps
+            if event.what is Happening.JOIN:
+                assert event.node not in present
+                present.add(event.node)
+            else:
+                assert event.what is (Happening.WARN if notice_s else Happening.KILL)
+                present.remove(event.node)
+        if not notice_s:  # as many as the trace has then
+            end_s = (first + steps) * 25.0
+            counts = [count for time_s, count in trace.num_nodes() if time_s < end_s]
+            assert len(present) == counts[-1]
+            assert num_late == sum(event.time_s >= end_s for event in trace.events)
+
+    def test_time_counts_from_the_first_event_and_folds_what_was_before(self):
+        trace = parse_trace("t", "t_s,event,node\n480,add,a\n480,add,b\n500,remove,a\n560,add,a\n")
+        found, late = traced_events(trace, 10.0, 0.0, first=0, steps=20)
+        assert (found.start, late) == (("a", "b"), 0)
+        assert [str(event) for event in found.events] == ["2:kill:a", "8:join:a.2"]
+        later, late = traced_events(trace, 10.0, 0.0, first=5, steps=7)
+        assert (later.start, later.events, late) == (("b",), (), 1)
+        warned, _ = traced_events(trace, 10.0, 15.0, first=0, steps=20)
+        assert [str(event) for event in warned.events] == ["0:warn:a", "8:join:a.2"]
+        at_once, _ = traced_events(trace, 10.0, 100.0, first=0, steps=20)
+        assert (at_once.start, len(at_once.events)) == (("b",), 1)
+
+
+class TestForecast:
+    @settings(max_examples=30)
+    @given(st.integers(0, 10**6), st.integers(0, 2), st.integers(2, 6))
+    def test_every_step_has_one_layout_of_the_nodes_there_are_until_training_must_stop(
+        self, seed: int, faults: int, nodes: int
+    ):
+        job = elastic_job(6, num_faults=faults, layers_per_rank=4)
+        threshold = job.templates.specification.threshold
+        trace = random_trace(nodes, Rates(leaves_per_node_h=60.0, joins_per_missing_h=90.0), 600.0, seed)
+        events, _ = traced_events(trace, 20.0, 0.0, first=0, steps=30)
+        if nodes < threshold:
+            with pytest.raises(CannotContinueError, match="are needed to start"):
+                foresee(job, events, 30)
+            return
+        found = foresee(job, events, 30)
+        ends = [stretch.end for stretch in found.stretches]
+        assert [stretch.first for stretch in found.stretches] == [0, *ends][: len(ends)]
+        present = Counter(events.start)
+        for stretch in found.stretches:
+            for step in range(stretch.first if stretch.first else 0, stretch.end):
+                now = events.at(step)
+                present.update(now.joins)
+                present.subtract(now.killed)
+            at_work = {node for pipeline in stretch.layout.pipelines for node in pipeline}
+            assert at_work == {node for node, count in present.items() if count > 0}
+            assert len(at_work) >= threshold
+        if found.refusal is None:
+            assert ends[-1] == 30
+        else:
+            step = ends[-1] if ends else 0
+            assert found.refusal.startswith(f"step {step}: ")
+
+    def test_a_warned_node_that_only_waits_is_refused_and_one_that_waits_takes_the_room(self):
+        job = elastic_job(3)
+        full = told_events(["1:join:new", "2:kill:node0"], 3, first=0, steps=4)
+        layouts = [stretch.layout for stretch in foresee(job, full, 4).stretches]
+        assert [sorted(sum(layout.pipelines, ())) for layout in layouts] == [
+            ["node0", "node1", "node2"],
+            ["node0", "node1", "node2"],
+            ["new", "node1", "node2"],
+        ]
+        waits = told_events(["1:join:new", "2:warn:new"], 3, first=0, steps=4)
+        with pytest.raises(ValueError, match="event '2:warn:new': node 'new' waits for room"):
+            foresee(job, waits, 4)
+
+
+class TestTables:
+    def done(self, *ends_s: float) -> tuple[StepDone, ...]:
+        sizes = [(1, 1), (1, 1), (1, 1), (1,), (1,)]
+        return tuple(
+            StepDone(step=step, loss=1.0, end_s=end_s, sizes=sizes[step]) for step, end_s in enumerate(ends_s)
+        )
+
+    def change(self, step: int, noticed_s: float, cause: Cause, lost: tuple[str, ...]) -> Reshaped:
+        return Reshaped(
+            step=step,
+            cause=cause,
+            lost=lost,
+            joined=(),
+            attempts=1,
+            noticed_s=noticed_s,
+            stopped_s=noticed_s + 0.1,
+            ready_s=noticed_s + 0.5,
+            planning_s=0.1,
+            groups_s=0.1,
+            copying_s=0.1,
+            num_bytes=5,
+            sizes=(1,),
+        )
+
+    def test_a_step_that_a_change_came_into_is_not_measured(self):
+        loss = self.change(3, 4.5, Cause.LOSS, ("b", "c"))
+        ran = Ran(
+            steps=self.done(1.0, 2.0, 3.5, 9.0, 11.0),
+            changes=(self.change(0, 0.0, Cause.START, ()), loss),
+            killed_s={"b": 4.0, "c": 4.2},
+            refusal=None,
+            signal=None,
+            saved=None,
+        )
+        predicted = StepPrediction(sizes=(1, 1), simulated_s=0.9, planning_s=0.3, update_s=0.2, unmeasured=())
+        both, one = layout_times(ran, {(1, 1): predicted})
+        assert both.measured_s == (1.0, 1.5)
+        assert both.error == pytest.approx(1.0 / 1.25 - 1)
+        assert (one.predicted_s, one.measured_s, one.error) == (None, (2.0,), None)
+        assert detection_s(ran, loss) == pytest.approx(0.5)
+
+
+def test_a_signal_lets_the_step_end_and_saves(tmp_path: Path):
+    job = elastic_job(2)
+    events = StepEvents(first=0, start=("a", "b"), events=())
+
+    def tell(training: ElasticTraining) -> None:
+        if len(training.steps) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    saving = Saving(folder=tmp_path, every=1)
+    ran = run_elastic(job, events, 9, start=None, saving=saving, tell=tell)
+    assert (ran.signal, ran.refusal, len(ran.steps)) == (signal.SIGINT, None, 2)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert ran.saved is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["step2"]
+
+
+def test_a_node_is_killed_one_joins_and_predictions_stand_beside_what_was_measured(job: Path):
+    out = job.with_name("out")
+    told = accept(
+        "elastic", job, "--nodes", 3, "--steps", 5, "--event", "1:kill:node1", "--event", "3:join:spare",
+        "--out", out, "--json",
+    )  # fmt: skip
+    record = json.loads(told.stdout.splitlines()[-1])
+    assert json.loads((out / "elastic.json").read_text()) == record
+    assert json.loads((out / "predictions.json").read_text()) == record["predicted"]
+    assert (out / "elastic.png").read_bytes().startswith(b"\x89PNG")
+    assert [(c["step"], c["cause"], c["lost"], c["joined"]) for c in record["changes"]] == [
+        (0, "start", [], []),
+        (1, "loss", ["node1"], []),
+        (3, "join", [], ["spare"]),
+    ]
+    assert record["changes"][1]["detection_s"] > 0
+    assert [step["step"] for step in record["steps"]] == list(range(5))
+    foreseen = {
+        step: [len(pipeline) for pipeline in stretch["pipelines"]]
+        for stretch in record["predicted"]["stretches"]
+        for step in range(stretch["first"], stretch["end"])
+    }
+    assert {step["step"]: step["pipelines"] for step in record["steps"]} == foreseen
+    assert all(found["predicted_s"] > 0 for found in record["layouts"])
+    assert record["stopped"] is None
+
+
+def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an_undisturbed_run(job: Path):
+    saves = job.with_name("saves")
+    whole = accept("elastic", job, "--nodes", 2, "--steps", 4, "--json")
+    cut = workbench(
+        "elastic", job, "--nodes", 2, "--steps", 4, "--event", "2:kill:node0", "--checkpoint", saves, "--json"
+    )
+    assert cut.exit_code == 2
+    assert "1 nodes are left" in cut.stderr
+    assert f"progress after 2 steps is in {saves / 'step2'}" in cut.stderr
+    rest = accept("elastic", job, "--nodes", 2, "--steps", 4, "--resume", saves, "--json")
+    losses = [
+        [step["loss"] for step in json.loads(result.stdout.splitlines()[-1])["steps"]]
+        for result in (whole, cut, rest)
+    ]
+    assert losses[1] + losses[2] == pytest.approx(losses[0], rel=REL_TOL)
+    refuse(
+        "elastic", job, "--nodes", 2, "--steps", 2, "--resume", saves,
+        words="want --steps 3 or more, got 2, 2 are taken already", folder=job.parent,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--nodes", 3, "--event", "30:kill:node1"), "training ends after 20 steps; nearest: 19:kill:node1"),
+        (("--nodes", 3, "--event", "3:kill:node1", "--event", "4:kill:node1"), "gone since '3:kill:node1'"),
+        (("--nodes", 3, "--faults", 3), "f = 3 needs 4: want at most f = 2, or 4 nodes"),
+        (("--nodes", 6, "--faults", 4), "4 microbatches cannot be distributed to 5 pipelines"),
+        (("--nodes", 65,), "65 processes of this machine: want at most 64; nearest: --nodes 64"),
+        (("--ranks-per-node", 0), "want --ranks-per-node 1 or more, got 0"),
+        (("--ranks-per-node", 9), "want 1 node or more, got 0 of 9 ranks"),
+        (("--step-s", 4), "--step-s and --notice-s belong to --trace"),
+        (("--checkpoint-every", 4), "--checkpoint-every wants --checkpoint FOLDER"),
+        (("--timeout", 1e-4), "want --timeout"),
+        (("--resume", "nowhere"), "no whole save in it"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_before_any_process(job: Path, arguments: tuple[object, ...], words: str):
+    refuse("elastic", job, *arguments, words=words, folder=job.parent)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("llm: {pp: 2}", "llm: {pp: 2, recompute: full}"), "'llm' sets one"),
+        (("audio: {pp: 1}", "audio: {pp: 1, cp: 2}"), "'audio' has tp 1, cp 2, ep 1; want 1"),
+        (("memory_gib: 1", "memory_gib: 0.0001"), "the model fits no template"),
+        (("local: {ranks: 4, cores: 2}", "device: H100\n  nodes: 2\n  ranks_per_node: 2"), "cluster.local"),
+        (("precision: float32", "schedule: {kind: gpipe}"), "want schedule 1f1b, got gpipe"),
+        (("  samples: 4\n", "  samples: 4\n  replicas: 2\n"), "want replicas 1, got 2"),
+    ],
+)  # fmt: skip
+def test_what_elastic_training_does_not_do_is_refused(job: Path, change: tuple[str, str], words: str):
+    text = job.read_text()
+    assert change[0] in text
+    job.write_text(text.replace(*change))
+    refuse("elastic", job, "--nodes", 3, words=words, folder=job.parent)
+
+
+def test_a_trace_says_who_is_there(job: Path):
+    trace = job.with_name("trace.csv")
+    trace.write_text("t_s,event,node\n60,add,a\n60,add,b\n60,add,c\n75,remove,a\n")
+    told = accept("elastic", job, "--trace", trace, "--step-s", 10, "--notice-s", 5, "--json")
+    record = json.loads(told.stdout.splitlines()[-1])
+    assert [(c["step"], c["cause"], c["lost"]) for c in record["changes"]] == [
+        (0, "start", []),
+        (1, "warning", ["a"]),
+    ]
+    assert len(record["steps"]) == 2
+    trace.write_text("t_s,event,node\n60,add,a\n")
+    refuse(
+        "elastic", job, "--trace", trace, "--step-s", 10,
+        words="1 nodes hold 1 pipelines of 1 nodes, f = 1 needs 2", folder=job.parent,
+    )  # fmt: skip
+
+
+def test_the_plot_is_of_any_record_with_steps(tmp_path: Path):
+    step = {"step": 0, "loss": 1.0, "end_s": 1.0, "seconds": None, "samples_per_s": None, "pipelines": [1, 1]}
+    change = {
+        "cause": "start",
+        "lost": [],
+        "joined": [],
+        "pipelines": [1, 1],
+        "noticed_s": 0.0,
+        "ready_s": 0.5,
+    }
+    layout = {"pipelines": [1, 1], "predicted_s": 0.5}
+    record = {
+        "job": "one", "samples": 4, "threshold": 2, "steps": [step], "changes": [change], "layouts": [layout]
+    }  # fmt: skip
+    draw_elastic(record, tmp_path / "one.png")
+    assert (tmp_path / "one.png").stat().st_size > 1000

@@ -1,0 +1,353 @@
+"""The command that trains on nodes that come and go: real processes of this machine, killed as told."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.commands.elastic_forecast import Forecast, StepPrediction, foresee, predict_steps
+from workbench.commands.elastic_run import Ran, Saving, elastic_job, latest_progress, run_elastic
+from workbench.commands.elastic_tables import (
+    Sizes,
+    changes_table,
+    forecast_record,
+    forecast_table,
+    layout_times,
+    ran_record,
+    sizes_text,
+    times_table,
+)
+from workbench.commands.machines import cost_of
+from workbench.commands.options import ExecutionFile, Json
+from workbench.commands.resilience import Faults, JobFile, Profile, template_table
+from workbench.console import emit_json, show, ticking, warn
+from workbench.cost.hardware import uniform
+from workbench.job import Job, load_job
+from workbench.report.tables import unmeasured_text
+from workbench.resilience.availability import Availability, parse_trace
+from workbench.resilience.step_events import StepEvents, told_events, traced_events
+from workbench.schedule.choice import ScheduleKind
+from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
+from workbench.whole_file import check_writable, write_text
+
+if TYPE_CHECKING:
+    from runtime.elastic.job import ElasticJob
+    from runtime.elastic.progress import Progress
+    from runtime.elastic.training import ElasticTraining
+
+STEPS = 20
+MOST_PROCESSES = 64
+RECORD, PREDICTIONS, PLOT = "elastic.json", "predictions.json", "elastic.png"
+
+
+def elastic_command(
+    job: JobFile,
+    steps: Annotated[
+        int | None, typer.Option(help="in all, since the seed; default: the trace's, or 20")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="at most; default: the job's ranks, or the trace's nodes")
+    ] = None,
+    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", help="processes of a node")] = 1,
+    faults: Faults = 1,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="STEP:kill|join|warn:NODE when so many steps were taken; nodes are node0, node1, ...",
+            metavar="STEP:WHAT:NODE",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="instead of events: CSV with the columns t_s, event, node")
+    ] = None,
+    step_s: Annotated[
+        float | None, typer.Option("--step-s", help="seconds of the trace that a step stands for")
+    ] = None,
+    notice_s: Annotated[
+        float, typer.Option(help="warning in the trace's seconds before a node leaves; 0: it is killed")
+    ] = 0.0,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="folder that progress is saved in when training ends or must stop")
+    ] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="steps; also save meanwhile")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="go on from the furthest save in a --checkpoint folder")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
+    timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 30.0,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for predictions, record and plot")] = None,
+    profile: Profile = None,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Train for real on nodes that are killed, warned and join, and say before what a step will take."""
+    if checkpoint_every is not None and checkpoint is None:
+        raise ValueError("elastic: --checkpoint-every wants --checkpoint FOLDER")
+    for path in (
+        *((out / name for name in (RECORD, PREDICTIONS, PLOT)) if out else ()),
+        *_inside(checkpoint),
+    ):
+        check_writable(path)
+    happens = _parsed(trace, step_s, event, notice_s)
+    shape = Shape(
+        job=load_job(job),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        trace=None if happens is None else happens.trace,
+    )
+    cost = cost_of(shape.job, profile, execution)
+    found = elastic_templates(shape.on_nodes(), cost, num_nodes=shape.num_nodes, num_faults=faults)
+    trained = elastic_job(found, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
+    start = None if resume is None else latest_progress(trained, resume)
+    until = _steps(steps, happens, start)
+    events = _events(event or (), happens, shape, 0 if start is None else start.step, until)
+    forecast = foresee(trained, events, until)
+    predictions = predict_steps(found, trained, forecast, shape.job.cluster, cost)
+    task = Task(
+        found=found, job=trained, events=events, steps=until, forecast=forecast, predictions=predictions
+    )
+    task.check_patience()
+    saving = None if checkpoint is None else Saving(folder=checkpoint, every=checkpoint_every)
+    _foretell(task, out, quiet=as_json)
+    ran = task.run(start, saving, quiet=as_json)
+    _report(task, ran, out, as_json=as_json)
+    _end(ran)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happens:
+    """A trace, and how it is laid onto steps."""
+
+    trace: Availability
+    step_s: float
+    notice_s: float
+
+    @property
+    def num_steps(self) -> int:
+        """Until its last event has happened."""
+        return int((self.trace.end_s - self.trace.events[0].time_s) // self.step_s) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A job of this machine's ranks as nodes.
+
+    Raises:
+        ValueError: what elastic training does not do; the message names it.
+    """
+
+    job: Job
+    nodes: int | None
+    ranks_per_node: int
+    trace: Availability | None
+
+    def __post_init__(self) -> None:
+        _check_job(self.job)
+        width = self.ranks_per_node
+        if width < 1:
+            raise ValueError(f"elastic: want --ranks-per-node 1 or more, got {width}")
+        if self.num_nodes < 1:
+            raise ValueError(f"elastic: want 1 node or more, got {self.num_nodes} of {width} ranks")
+        if self.num_nodes * width > MOST_PROCESSES:
+            raise ValueError(
+                f"elastic: {self.num_nodes} nodes of {width} ranks are {self.num_nodes * width} processes of "
+                f"this machine: want at most {MOST_PROCESSES}; nearest: --nodes "
+                f"{max(1, MOST_PROCESSES // width)}"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """At most."""
+        if self.nodes is not None:
+            return self.nodes
+        if self.trace is not None:
+            return max(count for _, count in self.trace.num_nodes())
+        return self.job.cluster.num_ranks // self.ranks_per_node
+
+    @property
+    def num_cores(self) -> int:
+        return self.job.cluster.nodes[0].num_cores or 1
+
+    def on_nodes(self) -> Job:
+        """The job on a cluster of such nodes."""
+        node, link = replace(self.job.cluster.nodes[0], num_ranks=self.ranks_per_node), self.job.cluster.intra
+        cluster = uniform(self.job.name, node, num_nodes=self.num_nodes, intra=link, inter=link)
+        return replace(self.job, cluster=cluster, max_ranks=None)
+
+
+def _check_job(job: Job) -> None:
+    """Everything that the job says is done, or refused."""
+    where = f"elastic: job {job.name!r}"
+    if len(job.cluster.nodes) != 1 or job.cluster.nodes[0].num_cores is None:
+        raise ValueError(f"{where}: nodes are processes of this machine; want cluster.local: ranks and cores")
+    for layout in job.layouts:
+        if (layout.tp, layout.cp, layout.ep) != (1, 1, 1):
+            raise ValueError(
+                f"{where}: a stage has one rank, {layout.module!r} has tp {layout.tp}, cp {layout.cp}, "
+                f"ep {layout.ep}; want 1"
+            )
+    if job.settings.modules:
+        raise ValueError(
+            f"{where}: recompute, sharding, instances, key_exchange and sequence_parallel are not done in "
+            f"elastic training; {job.settings.modules[0].module!r} sets one"
+        )
+    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+        raise ValueError(f"{where}: want schedule 1f1b, got {job.schedule.kind}")
+    if job.replicas != 1:
+        raise ValueError(
+            f"{where}: templates say how many pipelines there are; want replicas 1, got {job.replicas}"
+        )
+
+
+def _inside(folder: Path | None) -> tuple[Path, ...]:
+    """A file that could be written in a folder that is to be made."""
+    return () if folder is None else (folder / "progress",)
+
+
+def _parsed(
+    trace: Path | None, step_s: float | None, event: list[str] | None, notice_s: float
+) -> Happens | None:
+    if trace is None:
+        if step_s is not None or notice_s:
+            raise ValueError("elastic: --step-s and --notice-s belong to --trace")
+        return None
+    if event:
+        raise ValueError("elastic: --trace and --event exclude each other")
+    if step_s is None:
+        raise ValueError("elastic: --trace wants --step-s, the seconds of it that a step stands for")
+    found = parse_trace(trace.name, trace.read_text(encoding="utf-8"))
+    if not found.events:
+        raise ValueError(f"{trace}: no node ever joins; those of its first instant are there at the start")
+    if not 0 < step_s < float("inf") or not 0 <= notice_s < float("inf"):
+        raise ValueError(f"elastic: want --step-s > 0 and --notice-s >= 0, got {step_s} and {notice_s}")
+    return Happens(trace=found, step_s=step_s, notice_s=notice_s)
+
+
+def _steps(steps: int | None, happens: Happens | None, start: "Progress | None") -> int:
+    until = steps if steps is not None else STEPS if happens is None else happens.num_steps
+    begun = 0 if start is None else start.step
+    if until <= begun:
+        taken = f", {begun} are taken already" if begun else ""
+        raise ValueError(f"elastic: want --steps {begun + 1} or more, got {until}{taken}")
+    return until
+
+
+def _events(
+    event: "list[str] | tuple[str, ...]", happens: Happens | None, shape: Shape, first: int, steps: int
+) -> StepEvents:
+    if happens is None:
+        return told_events(event, shape.num_nodes, first=first, steps=steps)
+    found, num_late = traced_events(happens.trace, happens.step_s, happens.notice_s, first=first, steps=steps)
+    if num_late:
+        warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and do not happen")
+    if len(found.start) > shape.num_nodes:
+        raise ValueError(f"elastic: {len(found.start)} nodes are there at the start; want --nodes of so many")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained, what will happen, and what was predicted of it."""
+
+    found: ElasticTemplates
+    job: "ElasticJob"
+    events: StepEvents
+    steps: int
+    forecast: Forecast
+    predictions: Mapping[Sizes, StepPrediction]
+
+    @property
+    def samples(self) -> int:
+        """Of a step."""
+        return len(self.found.job.batch)
+
+    def check_patience(self) -> None:
+        """Raise ValueError where a step is predicted to outlast the waits."""
+        slowest = max((found.step_s for found in self.predictions.values()), default=0.0)
+        if slowest > self.job.wait_s:
+            raise ValueError(
+                f"elastic: a step is predicted to take {slowest:.3g} s, every wait ends after "
+                f"{self.job.wait_s:g} s; want --timeout {3 * slowest:.0f}"
+            )
+
+    def run(self, start: "Progress | None", saving: Saving | None, *, quiet: bool) -> Ran:
+        """Train, with a bar that shows how it goes."""
+        first = self.events.first
+        with ticking(f"training {self.found.job.name}", self.steps, quiet=quiet) as ticker:
+            ended_s: list[float] = []
+
+            def tell(training: "ElasticTraining") -> None:
+                done = training.steps[-1]
+                ended_s.append(done.end_s)
+                rate = (
+                    f"{self.samples / (ended_s[-1] - ended_s[-2]):.3g} samples/s" if len(ended_s) > 1 else ""
+                )
+                nodes = f"{sum(done.sizes)} nodes as {sizes_text(done.sizes)}"
+                ticker.at(done.step + 1, self.steps, f"loss {done.loss:.6f}, {nodes}, {rate}")
+
+            ticker.at(first, self.steps)
+            return run_elastic(self.job, self.events, self.steps, start=start, saving=saving, tell=tell)
+
+
+def _foretell(task: Task, out: Path | None, *, quiet: bool) -> None:
+    """Show and write what is predicted, before anything runs."""
+    if out is not None:
+        text = json.dumps(forecast_record(task.forecast, task.predictions), indent=1, sort_keys=True)
+        write_text(text + "\n", out / PREDICTIONS)
+    if quiet:
+        return
+    unmeasured = sorted({cost for found in task.predictions.values() for cost in found.unmeasured})
+    name = task.found.job.name
+    refusal = () if task.forecast.refusal is None else (f"training will stop at {task.forecast.refusal}",)
+    show(
+        template_table(task.found),
+        forecast_table(name, task.forecast, task.predictions, task.samples),
+        *refusal,
+        unmeasured_text(unmeasured),
+    )
+
+
+def _report(task: Task, ran: Ran, out: Path | None, *, as_json: bool) -> None:
+    times = layout_times(ran, task.predictions)
+    specification = task.found.planned.specification
+    record: dict[str, Any] = {
+        "job": task.found.job.name,
+        "samples": task.samples,
+        "nodes": specification.num_nodes,
+        "threshold": specification.threshold,
+        "reduction": str(task.job.reduction),
+        "predicted": forecast_record(task.forecast, task.predictions),
+        **ran_record(ran, task.samples, times),
+    }
+    written: list[Path] = []
+    if out is not None:
+        write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", out / RECORD)
+        written.append(out / RECORD)
+        if ran.steps:
+            from workbench.report.elastic_plot import draw_elastic
+
+            draw_elastic(record, out / PLOT)
+            written.append(out / PLOT)
+    if as_json:
+        emit_json(record)
+        return
+    losses = [f"loss {done.loss:.6f} of step {done.step + 1}" for done in (*ran.steps[:1], *ran.steps[-1:])]
+    show(changes_table(ran), times_table(times), *((", ".join(losses),) if losses else ()))
+    show(*(f"written to {path}" for path in written))
+
+
+def _end(ran: Ran) -> None:
+    """Say where progress is; refusals and signals end the program with their code."""
+    saved = "" if ran.saved is None else f"; progress after {ran.saved.step} steps is in {ran.saved.folder}"
+    if ran.refusal is not None:
+        raise ValueError(f"{ran.refusal}{saved}")
+    if ran.signal is not None:
+        last = ran.steps[-1].step + 1 if ran.steps else 0
+        sys.stderr.write(f"workbench: interrupted after {last} steps{saved}\n")
+        raise typer.Exit(128 + ran.signal)
+    if ran.saved is not None:
+        sys.stderr.write(f"workbench: {saved.removeprefix('; ')}\n")

@@ -1,0 +1,222 @@
+"""What an elastic training will come to, said before it starts: its layouts, and seconds a step."""
+
+import pickle
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from workbench.commands.prediction import predict
+from workbench.cost.hardware import Cluster
+from workbench.cost.model import CostModel
+from workbench.plan.accept import accept
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import MemoryTable
+from workbench.plan.provenance import unmeasured_costs
+from workbench.resilience.layerwise import LastBackward, layerwise
+from workbench.resilience.layout import Layout
+from workbench.resilience.reconfigure import CannotContinueError
+from workbench.resilience.step_events import StepEvents
+from workbench.schedule.action import STEP, Action
+from workbench.strategies.elastic_templates import ElasticTemplates
+
+if TYPE_CHECKING:
+    from runtime.elastic.job import ElasticJob
+
+REHEARSALS = 3  # of planning a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Steps [first, end) that one layout takes, and what leads to it."""
+
+    first: int
+    end: int
+    why: str
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """All stretches in order; `refusal` where training will stop before its last step."""
+
+    stretches: tuple[Stretch, ...]
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrediction:
+    """Seconds of a step of a layout with these pipelines.
+
+    Args:
+        simulated_s: of the step's plan, on this machine's cores.
+        planning_s: what the supervisor takes to plan a step, as rehearsed; ranks update their weights
+            meanwhile.
+        update_s: the slowest rank's, part of `simulated_s`.
+        unmeasured: costs that nobody measured.
+    """
+
+    sizes: tuple[int, ...]
+    simulated_s: float
+    planning_s: float
+    update_s: float
+    unmeasured: tuple[str, ...]
+
+    @property
+    def step_s(self) -> float:
+        """From one vote to the next: ranks wait for the next plan where it is later than their update."""
+        return self.simulated_s + max(0.0, self.planning_s - self.update_s)
+
+
+def foresee(job: "ElasticJob", events: StepEvents, steps: int) -> Forecast:
+    """The layouts of all steps, by the rules that training itself follows.
+
+    Raises:
+        CannotContinueError: too few nodes to start.
+        ValueError: fewer microbatches than pipelines at some step.
+    """
+    from runtime.elastic.replan import start_layout
+
+    course = _Course(job, start_layout(job, events.start))
+    found: list[Stretch] = []
+    begun, why = events.first, "start"
+    changes = sorted({event.step for event in events.events})
+    for step in changes:
+        before = course.layout
+        try:
+            told = course.follow(events, step)
+        except CannotContinueError as error:
+            if step > begun:
+                found.append(Stretch(first=begun, end=step, why=why, layout=before))
+            return Forecast(stretches=tuple(found), refusal=f"step {step}: {error}")
+        if step > begun:
+            found.append(Stretch(first=begun, end=step, why=why, layout=before))
+            why = told
+        else:
+            why = f"{why}, {told}"
+        begun = step
+    found.append(Stretch(first=begun, end=steps, why=why, layout=course.layout))
+    return Forecast(stretches=tuple(found))
+
+
+class _Course:
+    """The layout as it changes; nodes beyond the number that templates were planned for wait."""
+
+    def __init__(self, job: "ElasticJob", layout: Layout) -> None:
+        self._job, self.layout = job, layout
+        self._waiting: list[str] = []
+
+    def follow(self, events: StepEvents, step: int) -> str:
+        """Everything that happens around a step, in the order in which training does it; in words.
+
+        Raises:
+            CannotContinueError: too few nodes, or no copy of a layer, are left.
+            ValueError: a warned node that only waits.
+        """
+        from runtime.elastic.replan import after_loss, after_warning
+
+        now, told = events.at(step), []
+        self._waiting += now.joins
+        if self._waiting:
+            self._take_in()
+        if now.joins:
+            told.append(f"{_names(now.joins)} {'join' if len(now.joins) > 1 else 'joins'}")
+        at_work = self._at_work()
+        for node in now.warned:
+            if node not in at_work:
+                raise ValueError(f"event '{step}:warn:{node}': node {node!r} waits for room, and has no work")
+        if now.warned:
+            self.layout = after_warning(self._job, self.layout, now.warned).layout
+            told.append(f"{_names(now.warned)} warned")
+            self._take_in()
+        if now.killed:
+            lost = [node for node in now.killed if node in self._at_work()]
+            self._waiting = [node for node in self._waiting if node not in now.killed]
+            joining = self._room(len(self._at_work()) - len(lost))
+            self.layout = after_loss(self._job, self.layout, lost, joining).layout
+            self._waiting = self._waiting[len(joining) :]
+            told.append(f"{_names(now.killed)} killed")
+        return ", ".join(told)
+
+    def _at_work(self) -> list[str]:
+        return [node for pipeline in self.layout.pipelines for node in pipeline]
+
+    def _room(self, num_nodes: int) -> list[str]:
+        return self._waiting[: max(0, self._job.templates.specification.num_nodes - num_nodes)]
+
+    def _take_in(self) -> None:
+        from runtime.elastic.replan import after_loss
+
+        joining = self._room(self.layout.num_nodes)
+        if joining:
+            self.layout = after_loss(self._job, self.layout, (), joining).layout
+            self._waiting = self._waiting[len(joining) :]
+
+
+def predict_steps(
+    found: ElasticTemplates, job: "ElasticJob", forecast: Forecast, machine: Cluster, cost: CostModel
+) -> Mapping[tuple[int, ...], StepPrediction]:
+    """A prediction for every layout of the forecast, by the sizes of its pipelines.
+
+    Args:
+        machine: one node with the cores that all ranks share.
+
+    Raises:
+        ValueError: a plan that is refused, or a profile that cannot price it.
+    """
+    predictions: dict[tuple[int, ...], StepPrediction] = {}
+    for stretch in forecast.stretches:
+        sizes = stretch.layout.sizes
+        if sizes not in predictions:
+            predictions[sizes] = _predict_step(found, job, stretch.layout, machine, cost)
+    return predictions
+
+
+def _predict_step(
+    found: ElasticTemplates, job: "ElasticJob", layout: Layout, machine: Cluster, cost: CostModel
+) -> StepPrediction:
+    from runtime.elastic.job import Reduction, plan_step
+
+    planning_s = []
+    for _ in range(REHEARSALS):
+        start_s = time.perf_counter()
+        plan = plan_step(job, layout, job.batch(0))
+        pickle.dumps(accept(plan)[0])
+        planning_s.append(time.perf_counter() - start_s)
+    memory_bytes = plan.cluster.nodes[0].memory_bytes  # the runtime's; the job's is what templates go by
+    node = replace(machine.nodes[0], num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
+    here = Cluster(name=machine.name, nodes=(node,), intra=machine.intra, inter=machine.inter)
+    lowered, memory = accept(replace(plan, cluster=here, settings=found.job.settings))
+    overlapped = _overlapped(found, lowered) if job.reduction is Reduction.LAYERWISE else {}
+    return _priced(lowered, memory, cost, overlapped, layout.sizes, statistics.median(planning_s))
+
+
+def _priced(
+    lowered: Lowered,
+    memory: MemoryTable,
+    cost: CostModel,
+    overlapped: Mapping[Action, LastBackward],
+    sizes: tuple[int, ...],
+    planning_s: float,
+) -> StepPrediction:
+    trace = predict(lowered, memory, cost, overlapped=overlapped)
+    updates = [span.end_s - span.start_s for span in trace.spans if span.action == STEP]
+    return StepPrediction(
+        sizes=sizes,
+        simulated_s=trace.iteration_s,
+        planning_s=planning_s,
+        update_s=max(updates, default=0.0),
+        unmeasured=tuple(unmeasured_costs(trace)),
+    )
+
+
+def _overlapped(found: ElasticTemplates, lowered: Lowered) -> dict[Action, LastBackward]:
+    backward_s = {
+        owner: layer.backward_s for owner, layer in zip(found.chain.owners, found.layers, strict=True)
+    }
+    return layerwise(lowered, lambda module, layer: backward_s[module, layer])
+
+
+def _names(nodes: tuple[str, ...]) -> str:
+    return " and ".join(nodes)

@@ -1,0 +1,217 @@
+"""Runs an elastic training while its nodes are killed, warned and started, and keeps what it went through."""
+
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from workbench.data.sample import Sample
+from workbench.resilience.reconfigure import CannotContinueError
+from workbench.resilience.step_events import AtStep, StepEvents
+from workbench.strategies.elastic_templates import ElasticTemplates
+
+if TYPE_CHECKING:
+    from runtime.elastic.history import Reshaped, StepDone
+    from runtime.elastic.job import ElasticJob
+    from runtime.elastic.progress import Progress
+    from runtime.elastic.training import ElasticTraining
+
+PATIENCE_S = 1.0  # that a victim of a kill is waited for until it computes
+SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What happened.
+
+    Args:
+        steps, changes: as training kept them, times on the machine's monotonic clock.
+        killed_s: when each node got its SIGKILL, on the same clock.
+        refusal: why training stopped early; None where it did not.
+        signal: that asked it to stop.
+        saved: progress, where it was asked for and could be.
+    """
+
+    steps: "tuple[StepDone, ...]"
+    changes: "tuple[Reshaped, ...]"
+    killed_s: Mapping[str, float]
+    refusal: str | None
+    signal: signal.Signals | None
+    saved: "Progress | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Where progress goes: a folder for a save, named by its step; `every` steps, and when training ends."""
+
+    folder: Path
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"elastic: want a save every 1 step or more, got {self.every}")
+
+    def place(self, step: int) -> Path:
+        """A folder that is not there yet."""
+        names = (f"step{step}", *(f"step{step}.{number}" for number in range(2, 1000)))
+        return next(path for name in names if not (path := self.folder / name).exists())
+
+
+def elastic_job(found: ElasticTemplates, *, seed: int, wait_s: float, num_cores: int) -> "ElasticJob":
+    """What the runtime trains: new data in every step, of samples as long as the job's.
+
+    Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own.
+
+    Raises:
+        ValueError: what ElasticJob refuses.
+    """
+    from runtime.batches import SyntheticSource
+    from runtime.elastic.job import ElasticJob, Reduction
+
+    samples = found.job.batch
+    step_ids = 1 + max(sample.id for sample in samples)
+
+    def batch(step: int) -> tuple[Sample, ...]:
+        return tuple(replace(sample, id=step_ids * step + sample.id) for sample in samples)
+
+    specification = found.planned.specification
+    num_ranks = specification.num_nodes * found.job.cluster.nodes[0].num_ranks
+    return ElasticJob(
+        model=found.job.model,
+        chain=found.chain,
+        templates=found.planned,
+        batch=batch,
+        source=SyntheticSource(seed),
+        samples_per_microbatch=found.job.microbatch_samples,
+        seed=seed,
+        precision=found.job.settings.precision,
+        reduction=Reduction.LAYERWISE if num_ranks <= num_cores else Reduction.AFTER_BACKWARD,
+        wait_s=wait_s,
+        step_s=max(SHORTEST_STEP_S, 2 * wait_s),
+    )
+
+
+def latest_progress(job: "ElasticJob", folder: Path) -> "Progress":
+    """The furthest whole save of a folder, or the one that the folder is.
+
+    Raises:
+        ValueError: there is none, or it is of another model.
+    """
+    from runtime.elastic.progress import STAMP, read_progress
+
+    if (folder / STAMP).is_file():
+        return read_progress(job, folder)
+    saves = sorted(path.parent for path in folder.glob(f"*/{STAMP}"))
+    if not saves:
+        raise ValueError(f"{folder}: no whole save in it; want a folder that --checkpoint wrote")
+    return max((read_progress(job, save) for save in saves), key=lambda progress: progress.step)
+
+
+def run_elastic(
+    job: "ElasticJob",
+    events: StepEvents,
+    steps: int,
+    *,
+    start: "Progress | None",
+    saving: Saving | None,
+    tell: "Callable[[ElasticTraining], None]",
+) -> Ran:
+    """Train until so many steps were taken, a refusal, or a signal; all processes have ended then.
+
+    A first SIGINT or SIGTERM lets the step end and saves; a second one raises KeyboardInterrupt.
+
+    Args:
+        tell: called after every step.
+    """
+    from runtime.elastic.history import ElasticFailed
+    from runtime.elastic.training import ElasticTraining
+
+    refusal, log = None, _Log(saving)
+    with _asked_to_stop() as asked, ElasticTraining(job, events.start, start=start) as training:
+        try:
+            while training.step < steps and not asked:
+                _take_step(training, events.at(training.step), log.killed_s)
+                tell(training)
+                if saving is not None and saving.every and training.step % saving.every == 0:
+                    log.save(training)
+        except (CannotContinueError, ElasticFailed) as error:
+            refusal = str(error)
+        if training.steps:
+            try:
+                log.save(training)
+            except ElasticFailed as error:
+                refusal = "; ".join(filter(None, (refusal, f"progress was not saved: {error}")))
+        return Ran(
+            steps=tuple(training.steps),
+            changes=tuple(training.changes),
+            killed_s=log.killed_s,
+            refusal=refusal,
+            signal=asked[0] if asked else None,
+            saved=log.saved,
+        )
+
+
+@dataclass(slots=True)
+class _Log:
+    """What is kept beside the history of a training."""
+
+    saving: Saving | None
+    killed_s: dict[str, float] = field(default_factory=dict)
+    saved: "Progress | None" = None
+
+    def save(self, training: "ElasticTraining") -> None:
+        """Progress, where it is asked for and new; then the save before it, of this run, is deleted."""
+        before = self.saved
+        if self.saving is None or (before is not None and before.step == training.step):
+            return
+        self.saved = training.save(self.saving.place(training.step))
+        if before is not None:
+            shutil.rmtree(before.folder)
+
+
+def _take_step(training: "ElasticTraining", now: AtStep, killed_s: dict[str, float]) -> None:
+    from experiments.oobleck.chaos_killer import Killer, Shot, Target
+
+    if now.joins:
+        training.join(now.joins)
+    if now.warned:
+        training.warn(now.warned)
+    if not now.killed:
+        training.train(training.step + 1)
+        return
+    shot = Shot(victims=now.killed, target=Target.FORWARD)
+    killer = Killer(training.nodes, [shot], random.Random(training.step), PATIENCE_S)
+    killer.start()
+    try:
+        training.train(training.step + 1)
+    finally:
+        killer.join()
+        killed_s.update({kill.node: kill.time_s for kill in killer.kills})
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[signal.Signals]]:
+    """Signals that came: the first is only noted, the second interrupts."""
+    asked: list[signal.Signals] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal.Signals(number))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # signals are the main thread's
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
