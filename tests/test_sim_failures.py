@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.failures import Checkpoints, Joins, Restart, Spent, System, simulate_failures
+from sim.failure_run import Spent
+from sim.failures import simulate_failures
+from sim.training_system import Checkpoints, Joins, Restart, System
 from workbench.resilience.availability import (
     Availability,
     Change,

@@ -8,7 +8,9 @@ from experiments.evidence import Evidence
 from experiments.oobleck import systems
 from experiments.paper import PaperNumber, Unstated
 from experiments.printed import printed_rows
-from sim.failures import FailureRun, Restart, Spent, System, simulate_failures
+from sim.failure_run import FailureRun, Spent
+from sim.failures import simulate_failures
+from sim.training_system import Restart, System
 from workbench.resilience.availability import warned
 
 REL_TOL = 0.03

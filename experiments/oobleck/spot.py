@@ -16,7 +16,7 @@ from experiments.evidence import Evidence
 from experiments.oobleck.runs import breakdown, on_spot, runs
 from experiments.oobleck.systems import DOLLARS_PER_NODE_H, spot_trace
 from experiments.paper import RESULTS
-from sim.failures import FailureRun
+from sim.failure_run import FailureRun
 
 TRACES = {  # trace -> notice before a node goes, as the providers promise it
     "spot_ec2_p3_scaled30": 120.0,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.printed import REFERENCE, PrintedRow, printed_rows
-from sim.failures import Checkpoints, Joins, System
+from sim.training_system import Checkpoints, Joins, System
 from workbench.resilience.availability import Availability, by_nodes, parse_trace, rescaled
 
 MODELS = ("BERT-Large", "GPT-2", "GPT-3 Medium", "GPT-3 2.7b", "GPT-3 6.7b")

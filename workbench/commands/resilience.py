@@ -17,7 +17,8 @@ from workbench.resilience.availability import Availability, Rates, parse_trace, 
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 
 if TYPE_CHECKING:
-    from sim.failures import FailureRun, System
+    from sim.failure_run import FailureRun
+    from sim.training_system import System
 
 HOUR_S = 3600.0
 
@@ -134,7 +135,7 @@ class Recovery:
 
     def systems(self, found: ElasticTemplates) -> "tuple[System, ...]":
         """Templates; and a grid of equal pipelines that goes back to its last checkpoint."""
-        from sim.failures import Checkpoints, System
+        from sim.training_system import Checkpoints, System
 
         specification, samples = found.planned.specification, float(len(found.job.batch))
         counts = range(specification.num_nodes + 1)
@@ -242,7 +243,7 @@ def _templates_record(found: ElasticTemplates, counts: range) -> dict[str, Any]:
 
 
 def _run_record(run: "FailureRun", dollars: float | None) -> Mapping[str, float]:
-    from sim.failures import Spent
+    from sim.failure_run import Spent
 
     record = {
         "samples": run.samples,
@@ -257,7 +258,7 @@ def _run_record(run: "FailureRun", dollars: float | None) -> Mapping[str, float]
 
 
 def _run_table(title: str, runs: "list[FailureRun]", dollars: float | None) -> Table:
-    from sim.failures import Spent
+    from sim.failure_run import Spent
 
     shown = (Spent.EFFECTIVE, Spent.RECOVERY, Spent.LOST, Spent.CHECKPOINT, Spent.WAITING)
     cost = () if dollars is None else ("dollars/million",)

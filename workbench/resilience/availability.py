@@ -25,6 +25,16 @@ class NodeEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """One node from its arrival until it leaves; known of from `warned_s` on. Never is infinity."""
+
+    node: str
+    join_s: float
+    warned_s: float
+    leave_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
     """Joins and leaves in the order of time; nodes that join at 0 are there from the start.
 
@@ -73,6 +83,25 @@ class Availability:
         if len(instants) < 2:
             return math.inf
         return (instants[-1] - instants[0]) / (len(instants) - 1)
+
+    def stays(self) -> tuple[Stay, ...]:
+        """Every stay that lasts, in the order of arrival; a warning comes no sooner than its node.
+
+        Complexity: O(events log events).
+        """
+        joined: dict[str, float] = {}
+        found: list[Stay] = []
+        for event in self.events:
+            if event.change is Change.JOIN:
+                joined[event.node] = event.time_s
+                continue
+            join_s, leave_s = joined.pop(event.node), event.time_s
+            warned_s = max(join_s, leave_s - event.warned_s)
+            if join_s < leave_s:
+                found.append(Stay(node=event.node, join_s=join_s, warned_s=warned_s, leave_s=leave_s))
+        for node, join_s in joined.items():
+            found.append(Stay(node=node, join_s=join_s, warned_s=math.inf, leave_s=math.inf))
+        return tuple(sorted(found, key=lambda stay: stay.join_s))
 
     def num_nodes(self) -> tuple[tuple[float, int], ...]:
         """(time, nodes from then on) at every instant of change."""

@@ -1,0 +1,132 @@
+"""How fast failures are simulated: counted between changes of nodes, beside one event per iteration.
+
+Setup:   BERT-Large on up to 30 nodes for a week; a node leaves every 10 minutes or every 6 hours on average
+         and comes back after half an hour; a warning of 30 s. Every system of the Oobleck chapter.
+Ours:    `sim.failures`, and `sim.failures_stepwise` on the same system and trace, in the same run, in turns;
+         the fastest of several repeats each, in CPU seconds of one thread. Seconds by kind, samples and
+         recoveries of both must agree to a billionth.
+Run:     python -m experiments.bench.failures [--json]
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from experiments.oobleck.runs import BUILDERS
+from experiments.oobleck.systems import MOST_NODES
+from sim.failure_run import FailureRun
+from sim.failures import simulate_failures
+from sim.failures_stepwise import play_failures
+from workbench.resilience.availability import Availability, Rates, random_trace, warned
+
+MODEL, DAYS, REPEATS, SEED = "BERT-Large", 7.0, 3, 0
+HOURS_BETWEEN_LEAVES = {"10m": 1 / 6, "6h": 6.0}
+JOINS_PER_MISSING_H, NOTICE_S = 2.0, 30.0
+REL_TOL = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One system on one trace; CPU seconds of one simulation each way."""
+
+    system: str
+    interval: str
+    num_events: int
+    num_iterations: int
+    num_stretches: int
+    counted_s: float
+    stepwise_s: float
+    simulated_h: float
+    agrees: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.stepwise_s / self.counted_s
+
+    @property
+    def simulated_h_per_s(self) -> float:
+        return self.simulated_h / self.counted_s
+
+
+def trace_of(interval: str) -> Availability:
+    """A week of leaving and joining."""
+    leaves = 1 / (HOURS_BETWEEN_LEAVES[interval] * MOST_NODES)
+    rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=JOINS_PER_MISSING_H)
+    return warned(random_trace(MOST_NODES, rates, DAYS * 86400, SEED), NOTICE_S)
+
+
+def agree(ours: FailureRun, played: FailureRun) -> bool:
+    """Whether both say the same, to a billionth of the window."""
+    seconds = zip(ours.spent_s, played.spent_s, strict=True)
+    return (
+        ours.num_recoveries == played.num_recoveries
+        and math.isclose(ours.samples, played.samples, rel_tol=REL_TOL)
+        and all(abs(mine - theirs) <= REL_TOL * ours.window_s for (_, mine), (_, theirs) in seconds)
+    )
+
+
+def measure(name: str, interval: str) -> Row:
+    """Both ways, alternating."""
+    system, trace = BUILDERS[name](MODEL), trace_of(interval)
+    seconds: dict[str, list[float]] = {"counted": [], "stepwise": []}
+    runs: dict[str, FailureRun] = {}
+    for _ in range(REPEATS):
+        for way, simulate in (("counted", simulate_failures), ("stepwise", play_failures)):
+            start_s = time.process_time()
+            runs[way] = simulate(system, trace, DAYS * 86400)
+            seconds[way].append(time.process_time() - start_s)
+    ours = runs["counted"]
+    return Row(
+        system=name,
+        interval=interval,
+        num_events=len(trace.events) - MOST_NODES,
+        num_iterations=sum(stretch.num_iterations for stretch in ours.stretches),
+        num_stretches=len(ours.stretches),
+        counted_s=min(seconds["counted"]),
+        stepwise_s=min(seconds["stepwise"]),
+        simulated_h=DAYS * 24,
+        agrees=agree(ours, runs["stepwise"]),
+    )
+
+
+def as_json(rows: list[Row]) -> dict[str, object]:
+    """Rows, the spread of the ratio, and simulated hours per second of the slowest."""
+    return {
+        "rows": [
+            asdict(row) | {"ratio": row.ratio, "simulated_h_per_s": row.simulated_h_per_s} for row in rows
+        ],
+        "least_ratio": min(row.ratio for row in rows),
+        "most_ratio": max(row.ratio for row in rows),
+        "least_simulated_h_per_s": min(row.simulated_h_per_s for row in rows),
+        "all_agree": all(row.agrees for row in rows),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    print("a node leaves every  system          events  iterations  counted  step by step  ratio  hours/s")
+    rows = []
+    for interval in HOURS_BETWEEN_LEAVES:
+        for name in BUILDERS:
+            row = measure(name, interval)
+            rows.append(row)
+            print(
+                f"{interval:>19}  {name:14} {row.num_events:7} {row.num_iterations:11} "
+                f"{row.counted_s * 1e3:5.1f} ms {row.stepwise_s * 1e3:10.1f} ms {row.ratio:6.1f} "
+                f"{row.simulated_h_per_s:8.0f}",
+                flush=True,
+            )
+    result = as_json(rows)
+    print(f"claim: both agree to a billionth everywhere: {'holds' if result['all_agree'] else 'FAILS'}")
+    if arguments.json:
+        print(json.dumps(result))
+    return 0 if result["all_agree"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

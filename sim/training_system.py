@@ -1,0 +1,86 @@
+"""How training systems behave when nodes come and go: speed by nodes, checkpoints, recoveries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+
+
+class Joins(StrEnum):
+    """When a new node is taken in."""
+
+    AT_ONCE = "at once"  # recovers at the end of the iteration
+    AT_RECOVERY = "at recovery"  # waits for the next recovery
+
+
+class Restart(StrEnum):
+    """What the old configuration does while a new one is set up after a failure."""
+
+    STOPS = "stops"
+    GOES_ON = "goes on"  # at its old speed, without the lost node: what a published simulator assumes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Training stops for `save_s` after `every` iterations, and goes back to the last one after a failure.
+
+    `first` is the number of iterations before the first checkpoint after a failure. An asynchronous
+    one stops training for `save_s` alone and counts `copy_s` later; the next save waits for it.
+    """
+
+    every: int
+    save_s: float
+    first: int | None = None
+    copy_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or min(self.save_s, self.copy_s) < 0 or (self.first is not None and self.first < 1):
+            raise ValueError(f"want a checkpoint every 1 iteration or more, saved in >= 0 s, got {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """How a training system behaves when nodes come and go.
+
+    Args:
+        samples_per_s: [n + 1] throughput by number of nodes, 0 where it cannot run; the last value
+            holds beyond the end.
+        samples_per_step: global batch; an iteration takes samples_per_step / samples_per_s.
+        recover_s: from a change of nodes to the next iteration.
+        checkpoints: None for a system that keeps its state in memory and loses the cut-off
+            iteration alone.
+        joins: when new nodes are taken in.
+        restart: whether training stops for a recovery after a failure.
+        redundant_share: of an iteration, spent on redundant computation.
+        idle_nodes: [n + 1] nodes that stand by, by number of nodes; empty for none.
+        creation_s: from a node's arrival to its being usable; nodes of time 0 are usable at once.
+    """
+
+    name: str
+    samples_per_s: Sequence[float]
+    samples_per_step: float
+    recover_s: float
+    checkpoints: Checkpoints | None = None
+    joins: Joins = Joins.AT_ONCE
+    restart: Restart = Restart.STOPS
+    redundant_share: float = 0.0
+    idle_nodes: Sequence[int] = ()
+    creation_s: float = 45.0
+
+    def __post_init__(self) -> None:
+        if not self.samples_per_s or not all(isfinite(rate) and rate >= 0 for rate in self.samples_per_s):
+            raise ValueError(f"{self.name}: throughput must be finite and >= 0 for every node count")
+        if self.samples_per_step <= 0 or self.recover_s < 0 or self.creation_s < 0:
+            raise ValueError(f"{self.name}: want a batch > 0 and times >= 0, got {self}")
+        if not 0 <= self.redundant_share < 1:
+            raise ValueError(f"{self.name}: redundant_share must be in [0, 1), got {self.redundant_share}")
+
+    def rate(self, num_nodes: int) -> float:
+        """Samples per second on that many nodes."""
+        return self.samples_per_s[min(num_nodes, len(self.samples_per_s) - 1)]
+
+    def idle_share(self, num_nodes: int) -> float:
+        """Fraction of the nodes that stands by."""
+        if not self.idle_nodes or not num_nodes:
+            return 0.0
+        return self.idle_nodes[min(num_nodes, len(self.idle_nodes) - 1)] / num_nodes
