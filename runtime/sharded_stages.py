@@ -60,7 +60,7 @@ class ShardedStages:
     ) -> None:
         self._units, self._mesh, self._wide = units, mesh, wide
         self._timeout = timedelta(seconds=timeout_s)
-        self._held: dict[int, list[ShardedWeights]] = {}
+        self._held: dict[int, dict[str, ShardedWeights]] = {}
         self._known: dict[Weights, ShardedWeights] = {}
         self._started: dict[Action, _Started] = {}
         self._waits: dict[Action, tuple[Action, ...]] = {}
@@ -85,7 +85,7 @@ class ShardedStages:
         if stage not in self._units:
             return module
         ranks = self._units[stage].ranks
-        found: list[ShardedWeights] = []
+        found: dict[str, ShardedWeights] = {}
         own: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         names: list[Weights] = []
         tied: list[tuple[Weights, list[nn.Parameter]]] = []
@@ -96,15 +96,15 @@ class ShardedStages:
                     own[parameter.requires_grad].append(parameter)
             else:
                 tied.append((weights, list(held)))
-        for is_trained in (True, False):
+        for is_trained, name in ((True, "trained"), (False, "frozen")):
             if own[is_trained]:
-                found.append(self._shared_out(own[is_trained], ranks, None))
+                found[name] = self._shared_out(own[is_trained], ranks, None)
                 if is_trained:
-                    self._known |= dict.fromkeys(names, found[-1])
+                    self._known |= dict.fromkeys(names, found[name])
             for weights, held in tied:
                 if held[0].requires_grad is is_trained:
-                    found.append(self._shared_out(held, ranks, self._known.get(weights)))
-                    self._known.setdefault(weights, found[-1])
+                    one = self._shared_out(held, ranks, self._known.get(weights))
+                    found[f"tied {weights.shared}"] = self._known.setdefault(weights, one)
         self._held[stage] = found
         return module
 
@@ -131,17 +131,17 @@ class ShardedStages:
         held, start_s = self._held[action.stage], time.perf_counter()
         ends_s: list[float] = []
         if action.kind is Pass.UNSHARD:
-            parts = [(weights, weights.gather()) for weights in held]
+            parts = [(weights, weights.gather()) for weights in held.values()]
             for _, travelling in parts:
                 future = travelling.work.get_future()
                 future.add_done_callback(lambda _: ends_s.append(time.perf_counter()))
         else:
-            parts = [(weights, weights.deal_out()) for weights in held if weights.is_trained]
+            parts = [(weights, weights.deal_out()) for weights in held.values() if weights.is_trained]
         self._started[action] = _Started(start_s, parts, ends_s)
 
     def let_go(self, stage: int) -> None:
         """RESHARD: only this rank's part stays."""
-        for weights in self._held[stage]:
+        for weights in self._held[stage].values():
             weights.let_go()
 
     def wait_for(self, action: Action) -> None:
@@ -183,6 +183,12 @@ class ShardedStages:
         """What the optimizer updates: this rank's part of everything trained, each once."""
         yield from (weights.own for weights in self._distinct())
 
+    def parts_of(self, stage: int) -> dict[str, nn.Parameter]:
+        """This rank's part of each tensor that a stage is gathered from, named by what and which part it is."""
+        ranks = self._units[stage].ranks
+        which = f"part {ranks.index(self._mesh.rank) + 1} of {len(ranks)}"
+        return {f"{name}, {which}": weights.own for name, weights in self._held[stage].items()}
+
     def gradient_of(self, weights: Weights) -> Tensor | None:
         """[S] this rank's part of the gradient of some weights; None where they are not held here."""
         held = self._known.get(weights)
@@ -190,7 +196,8 @@ class ShardedStages:
 
     def _distinct(self) -> list[ShardedWeights]:
         """Trained ones; of tied ones the first."""
-        trained = (weights for held in self._held.values() for weights in held if weights.is_trained)
+        all_held = (weights for held in self._held.values() for weights in held.values())
+        trained = (weights for weights in all_held if weights.is_trained)
         found: dict[int, ShardedWeights] = {}
         for weights in trained:
             found.setdefault(id(weights.own), weights)
@@ -204,7 +211,7 @@ class ShardedStages:
     def whole_gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """(Weight, its whole gradient) of all stages; a collective."""
         for stage in sorted(self._held, key=lambda stage: self._units[stage].stages):
-            for weights in self._held[stage]:
+            for weights in self._held[stage].values():
                 if weights.is_trained:
                     travelling = weights.start_whole_gradient()
                     self._wait(travelling, Action(stage, Pass.REDUCE_GRAD))
@@ -223,16 +230,16 @@ class ShardedStages:
 
         for module in sorted(modules, key=place):
             stage = module.stage.id
-            for weights in self._held.get(stage, ()):
+            for weights in self._held.get(stage, {}).values():
                 self._wait(weights.gather(), Action(stage, Pass.UNSHARD))
             yield module
-            for weights in self._held.get(stage, ()):
+            for weights in self._held.get(stage, {}).values():
                 weights.let_go()
 
     def parts(self) -> dict[str, Tensor]:
         """By name, what this rank keeps that no optimizer holds."""
         found: dict[str, Tensor] = {}
         for stage, held in self._held.items():
-            kept = (weights.part for weights in held if not weights.is_updated_in_place)
+            kept = (weights.part for weights in held.values() if not weights.is_updated_in_place)
             found |= {f"part/{stage}/{number}": part for number, part in enumerate(kept)}
         return found

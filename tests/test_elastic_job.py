@@ -62,6 +62,7 @@ def test_after_a_loss_every_rank_gets_what_it_misses_from_one_that_has_it(shape,
         layer = job.chain.owners.index(move.owner)
         assert layer in had[members[move.source_rank]]
         assert members[move.source_rank].node != lost
+        assert (move.source_rank - move.destination_rank) % job.ranks_per_stage == 0  # the same part
     for rank, member in enumerate(members):
         for layer in set(needs[member]) - set(had.get(member, ())):
             assert arriving.pop((rank, job.chain.owners[layer])) == 1

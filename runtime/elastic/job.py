@@ -13,7 +13,8 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample
 from workbench.graph.model_graph import ModelGraph
 from workbench.plan.build import chunked_microbatches, with_programs
-from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.plan.parameter_shards import in_units
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
 from workbench.resilience.batch_distribution import distribute
 from workbench.resilience.layout import Layout
 from workbench.resilience.model_chain import ModelChain
@@ -51,17 +52,20 @@ class ElasticJob:
     Args:
         model, chain: the model and its layers in the order in which templates cut them.
         templates: planned once; their nodes have as many GPUs as nodes here have processes. The ranks of
-            a stage all hold its layers and share out the samples of its microbatches.
+            a stage share out the samples of its microbatches.
+        sharding: what else they share out: all hold its layers whole, or each a part of every weight and
+            of its optimizer state (parameters), brought together layer by layer for use.
         batch: samples of a step, the same number each.
         samples_per_microbatch: microbatches are dealt to pipelines by the time of their templates.
-        reduction: when gradients are summed; the sums are the same.
+        reduction: when gradients are summed; the sums are the same. Those of shared-out weights are
+            always dealt out, and then added up, layer by layer.
         source: data by sample id.
         wait_s: of every wait of a rank for another; a rank that hangs is found after it.
         step_s: from the start of a step until every rank has its gradients whole.
 
     Raises:
-        ValueError: stages of different widths, microbatches that do not fill them, clipping, templates
-            of another model.
+        ValueError: stages of different widths, microbatches that do not fill them, a level of sharding
+            that there is not, clipping, templates of another model.
     """
 
     model: ModelGraph
@@ -70,6 +74,7 @@ class ElasticJob:
     batch: Callable[[int], tuple[Sample, ...]]
     source: DataSource
     samples_per_microbatch: int = 1
+    sharding: Sharding = Sharding.NONE
     seed: int = 0
     precision: Precision = Precision.FLOAT32
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -86,6 +91,7 @@ class ElasticJob:
                 f"microbatches of {self.samples_per_microbatch} samples are shared out among the {widths[0]} "
                 f"ranks of a stage: want a multiple of {widths[0]}"
             )
+        self._check_sharding()
         if self.optimizer.clip_norm is not None:
             raise ValueError(
                 "clipping sums a norm after the step was agreed on, so a death there would leave it "
@@ -98,6 +104,28 @@ class ElasticJob:
             )
         if not 0 < self.wait_s <= self.step_s:
             raise ValueError(f"want 0 < wait_s <= step_s, got {self.wait_s} and {self.step_s}")
+
+    def _check_sharding(self) -> None:
+        if self.sharding not in (Sharding.NONE, Sharding.PARAMETERS):
+            raise ValueError(
+                "sharding: the ranks of a stage share out everything or nothing, got "
+                f"{self.sharding.value!r}; want {Sharding.NONE.value!r} or {Sharding.PARAMETERS.value!r}"
+            )
+        if self.is_sharded and self.ranks_per_stage == 1:
+            raise ValueError(
+                "sharding: weights are shared out among the ranks of a stage, and stages have one rank; want "
+                f"templates of 2 or more GPUs a stage, or {Sharding.NONE.value!r}"
+            )
+        if self.is_sharded and self.reduction is not Reduction.LAYERWISE:
+            raise ValueError(
+                f"gradients of shared-out weights are summed {Reduction.LAYERWISE.value}, got reduction "
+                f"{self.reduction.value!r}"
+            )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank keeps parts of weights only."""
+        return self.sharding is Sharding.PARAMETERS
 
     @property
     def ranks_per_node(self) -> int:
@@ -158,7 +186,8 @@ def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
 
     Microbatches are consecutive samples, dealt to pipelines by Eq. 2.6 of the Oobleck chapter. Where a
     stage has several ranks, its pipeline is as many replicas beside each other, of which each takes its
-    part of the samples of every microbatch.
+    part of the samples of every microbatch. Where they share out weights too, they are an instance, which
+    holds every weight once.
 
     Raises:
         ValueError: fewer microbatches than pipelines, samples that do not fill microbatches.
@@ -191,9 +220,18 @@ def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
         stages=tuple(stages),
         microbatches=(),
         programs=(),
-        settings=Settings(precision=job.precision),
+        settings=Settings(precision=job.precision, modules=_module_settings(job, layout)),
     )
-    return with_programs(_with_microbatches(job, layout, draft))
+    return with_programs(in_units(_with_microbatches(job, layout, draft)))
+
+
+def _module_settings(job: ElasticJob, layout: Layout) -> tuple[ModuleSettings, ...]:
+    if not job.is_sharded:
+        return ()
+    return tuple(
+        ModuleSettings(module=module.name, sharding=job.sharding, instances=len(layout.pipelines))
+        for module in job.model.modules
+    )
 
 
 def _with_microbatches(job: ElasticJob, layout: Layout, draft: Plan) -> Plan:

@@ -51,6 +51,8 @@ MOMENT_OF = {
     Pass.W: Moment.BACKWARD,
     Pass.REDUCE_GRAD: Moment.REDUCING,
     Pass.STEP: Moment.REDUCING,
+    Pass.UNSHARD: Moment.GATHERING,
+    Pass.RESHARD: Moment.GATHERING,
 }
 
 
@@ -166,7 +168,7 @@ class MemberProcess:
         start_s = time.perf_counter()
         mesh = self._world.mesh
         arriving = [move.owner for move in order.moves if move.destination_rank == mesh.rank]
-        empty = empty_layers(self._job, read_lowered(order.plan).plan, arriving)
+        empty = empty_layers(self._job, read_lowered(order.plan).plan, mesh.rank, arriving)
         num_bytes = self._receive(order.moves, mesh.rank, empty)
         self._tell(Fetched(copying_s=time.perf_counter() - start_s, num_bytes=num_bytes))
 
@@ -184,7 +186,8 @@ class MemberProcess:
         lowered = read_lowered(order.plan)
         program = lowered.plan.program.get(world.mesh.rank, ())
 
-        reducing = last_backwards(program) if self._job.reduction is Reduction.LAYERWISE else {}
+        is_within = self._job.reduction is Reduction.LAYERWISE and not self._job.is_sharded
+        reducing = last_backwards(program) if is_within else {}
 
         def progress(position: int) -> None:
             kind = Pass.REDUCE_GRAD if position in reducing else program[position].kind

@@ -20,6 +20,7 @@ class Moment(IntEnum):
     BACKWARD = 4
     REDUCING = 5
     VOTED = 6
+    GATHERING = 7
 
 
 class Order(Enum):

@@ -18,10 +18,13 @@ from runtime.feed import feed_of
 from runtime.gradients import Gradients
 from runtime.mesh import Mesh
 from runtime.rank_job import count_all_targets
+from runtime.sharded_gradients import ShardedGradients
+from runtime.sharded_stages import ShardedStages
 from runtime.stage_module import StageModule, build_stage_module
 from runtime.timing import Recorder
 from runtime.transfers import Wires
 from workbench.plan.lowered import Lowered
+from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
 
 Moments = tuple[Tensor, Tensor]
@@ -35,7 +38,7 @@ class ElasticExecutor(Executor):
         if self._adamw is None:
             return
         for module in modules:
-            for owner, named in weights_of(module).items():
+            for owner, named in weights_of(module, self._sharded).items():
                 for name, parameter in named.items():
                     moments = held[owner][name].moments
                     if moments is not None:
@@ -51,8 +54,14 @@ class ElasticExecutor(Executor):
         return {int(state["step"]) for state in states}
 
 
-def weights_of(module: StageModule) -> dict[Owner, dict[str, nn.Parameter]]:
-    """Parameters of a stage by layer and Hugging Face name; a tied one under each of its layers."""
+def weights_of(module: StageModule, sharded: ShardedStages) -> dict[Owner, dict[str, nn.Parameter]]:
+    """Parameters of a stage by layer and Hugging Face name; a tied one under each of its layers.
+
+    Of a layer whose weights are shared out, this rank's parts.
+    """
+    stage = module.stage
+    if stage.id in sharded:
+        return {(stage.module, stage.layers[0]): sharded.parts_of(stage.id)}
     found = {}
     for index, layer in enumerate(module.layers, start=module.stage.layers[0]):
         assert isinstance(layer, StageLayer)
@@ -61,7 +70,7 @@ def weights_of(module: StageModule) -> dict[Owner, dict[str, nn.Parameter]]:
     return found
 
 
-def empty_state(modules: Iterable[StageModule]) -> Holdings:
+def empty_state(modules: Iterable[StageModule], sharded: ShardedStages) -> Holdings:
     """Every layer of the modules as it is held, moments at zero; one pair of them for a tied weight."""
     moments: dict[int, Moments] = {}
 
@@ -74,17 +83,25 @@ def empty_state(modules: Iterable[StageModule]) -> Holdings:
     return {
         owner: {name: kept(parameter) for name, parameter in named.items()}
         for module in modules
-        for owner, named in weights_of(module).items()
+        for owner, named in weights_of(module, sharded).items()
     }
 
 
-def empty_layers(job: ElasticJob, plan: Plan, owners: Iterable[Owner]) -> Holdings:
-    """Room for layers that no stage of this process has."""
+def empty_layers(job: ElasticJob, plan: Plan, rank: int, owners: Iterable[Owner]) -> Holdings:
+    """Room for layers that no stage of this process has; for parts of them where ranks keep parts."""
     stages = [
-        Stage(id=place, module=name, replica=0, layers=(layer, layer + 1), ranks=((0,),))
+        Stage(id=place, module=name, replica=0, layers=(layer, layer + 1), ranks=((rank,),))
         for place, (name, layer) in enumerate(owners)
     ]
-    return empty_state([build(job, plan, stage) for stage in stages])
+    width = job.ranks_per_stage
+    ranks = tuple(range(rank - rank % width, rank - rank % width + width))
+    units = {
+        stage.id: ShardUnit(stages=(stage.id,), ranks=ranks, trained=(), frozen=())
+        for stage in stages
+        if job.is_sharded
+    }
+    sharded = ShardedStages(units, Mesh(rank=rank, ranks=ranks, device=CPU))
+    return empty_state([sharded.take(build(job, plan, stage)) for stage in stages], sharded)
 
 
 def build(job: ElasticJob, plan: Plan, stage: Stage) -> StageModule:
@@ -104,13 +121,16 @@ class World:
 
     def __init__(self, job: ElasticJob, plan: Plan, mesh: Mesh) -> None:
         self.mesh, self._job = mesh, job
-        self.modules = {stage.id: build(job, plan, stage) for stage in plan.stages_on[mesh.rank]}
+        self._sharded = ShardedStages(sharded_stages(plan), mesh, timeout_s=job.wait_s)
+        self.modules = {
+            stage.id: self._sharded.take(build(job, plan, stage)) for stage in plan.stages_on[mesh.rank]
+        }
         self._executor: ElasticExecutor | None = None
         self._wires: Wires | None = None
 
     def empty(self) -> Holdings:
         """Every layer of this rank as it would be held, in the modules' own weights."""
-        return empty_state(self.modules.values())
+        return empty_state(self.modules.values(), self._sharded)
 
     def take_over(self, held: Holdings) -> Holdings:
         """Put held values into the modules' weights; what is held from now on.
@@ -182,6 +202,7 @@ class World:
             feed=feed_of(plan, mesh, job.source, job.dtype, lambda mesh, stage: None),
             wires=self._wires,
             gradients=gradients,
+            sharded=self._sharded,
             recorder=recorder,
             optimizer=job.optimizer,
             loss_scale=1.0 / count_all_targets(plan),
@@ -194,6 +215,11 @@ class World:
     ) -> tuple[Gradients, Callable[[int], None]]:
         """How they are summed, and what to do before each action."""
         modules, wait_s = list(self.modules.values()), self._job.wait_s
+        if self._job.is_sharded:
+            shared = ShardedGradients(
+                self._sharded, lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s
+            )
+            return shared, progress
         if self._job.reduction is Reduction.AFTER_BACKWARD:
             return Gradients(lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s), progress
         gradients = LayerwiseGradients(lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s)

@@ -40,25 +40,32 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
 def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tuple[int, ...]]:
     """Which groups each REDUCE_GRAD all-reduces.
 
-    A tied weight on two stages of one rank is reduced once, with the stage that comes last in
-    the rank's program. Stages whose weights are shared out reduce in rounds (see `shard_units`); behind
-    them they add up their parts over instances, and over the other stages that use a tied weight.
+    A tied weight is reduced once on a rank, with the last of its module's stages there, whether that
+    uses it or not: so all ranks come to it behind the same layers. Stages whose weights are shared out
+    reduce in rounds (see `shard_units`); behind them they add up their parts over instances, and over
+    the other stages that use a tied weight.
     """
     found: dict[Action, tuple[int, ...]] = {}
     by_weights: dict[Weights, list[GradientGroup]] = {}
     for group in groups:
         if len(group.ranks) > 1:
             by_weights.setdefault(group.weights[0], []).append(group)
+    is_last = _last_reducers(plan)
+    tied: dict[tuple[str, int, int], dict[Weights, None]] = {}  # by module, replica and first rank
     for stage in plan.stages:
-        action = Action(stage.id, Pass.REDUCE_GRAD)
+        held = tied.setdefault((stage.module, stage.replica, stage.flat_ranks[0]), {})
+        held.update((weights, None) for weights in _weights_of(plan, stage) if weights.shared is not None)
+    for stage in plan.stages:
+        own = [weights for weights in _weights_of(plan, stage) if weights.shared is None]
+        key = stage.module, stage.replica, stage.flat_ranks[0]
         mine = [
             group.index
-            for weights in _weights_of(plan, stage)
+            for weights in (*own, *(tied[key] if is_last[stage.id] else ()))
             for group in by_weights.get(weights, ())
-            if set(group.ranks) & set(stage.flat_ranks) and not _later_holder(plan, stage, weights)
+            if set(group.ranks) & set(stage.flat_ranks)
         ]
         if mine:
-            found[action] = tuple(sorted(mine))
+            found[Action(stage.id, Pass.REDUCE_GRAD)] = tuple(sorted(mine))
     return found
 
 
@@ -168,19 +175,17 @@ def _elements(plan: Plan, weights: Weights, stage: Stage) -> int:
     return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in own)
 
 
-def _later_holder(plan: Plan, stage: Stage, weights: Weights) -> bool:
-    """Whether another stage on the same ranks reduces the same tied weight later."""
-    if weights.shared is None:
-        return False
-    rank = stage.flat_ranks[0]
-    reducers = [
-        action.stage
-        for action in plan.program.get(rank, ())
-        if action.kind is Pass.REDUCE_GRAD and action.microbatch is None
-    ]
-    rivals = [
-        other.id
-        for other in plan.chain[stage.module, stage.replica]
-        if other.id in reducers and rank in other.flat_ranks and weights in _weights_of(plan, other)
-    ]
-    return bool(rivals) and max(rivals, key=reducers.index) != stage.id
+def _last_reducers(plan: Plan) -> dict[int, bool]:
+    """Stage -> whether its ranks reduce no other stage of its module and replica later."""
+    found: dict[int, bool] = {}
+    for chain in plan.chain.values():
+        latest: dict[int, int] = {}  # by rank: of the chain's stages the one that is reduced last
+        for stage in reversed(chain):
+            latest[stage.flat_ranks[0]] = stage.id
+        ids = {stage.id for stage in chain}
+        for rank in latest:
+            for action in plan.program.get(rank, ()):
+                if action.kind is Pass.REDUCE_GRAD and action.microbatch is None and action.stage in ids:
+                    latest[rank] = action.stage
+        found |= {stage.id: latest[stage.flat_ranks[0]] == stage.id for stage in chain}
+    return found

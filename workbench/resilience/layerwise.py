@@ -77,10 +77,9 @@ def _shares(stage: Stage, backward_s: Callable[[str, int], float]) -> list[float
 
 
 def _first_layer(plan: Plan, stage: Stage, weights: Weights) -> int:
-    """Of the stage, the first that holds the weights."""
+    """Of the stage, the first that holds the weights; where another stage does, it held them earlier."""
     if weights.layer is not None:
         return weights.layer
     layers = plan.model.module(stage.module).layers
-    return next(
-        layer for layer in range(*stage.layers) if weights.shared in dict(layers[layer].tied).values()
-    )
+    holders = (layer for layer in range(*stage.layers) if weights.shared in dict(layers[layer].tied).values())
+    return next(holders, stage.layers[1] - 1)
