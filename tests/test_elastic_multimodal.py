@@ -16,6 +16,7 @@ from runtime.reference import Reference
 from tests.test_cli import JOB
 from workbench.data.sample import Sample
 from workbench.job import Job, load_job
+from workbench.plan.plan import Sharding
 from workbench.resilience.model_chain import model_chain
 from workbench.resilience.node_specification import plan_templates
 
@@ -27,18 +28,20 @@ def found(tmp_path: Path) -> Job:
     return load_job(path)
 
 
-def elastic(found: Job) -> ElasticJob:
+def elastic(found: Job, width: int = 1) -> ElasticJob:
     """At most nine layers on a rank, so that every pipeline has two nodes or more."""
 
     def batch(step: int) -> tuple[Sample, ...]:
         return tuple(replace(sample, id=len(found.batch) * step + sample.id) for sample in found.batch)
 
-    chain = model_chain(found.model, (1,), lambda *_: 1.0, lambda *_: 1, 9)
+    chain = model_chain(found.model, (width,), lambda *_: 1.0, lambda *_: 1, 9)
     return ElasticJob(
         model=found.model,
         chain=chain,
-        templates=plan_templates(chain.chain, 1, 5, 1),
+        templates=plan_templates(chain.chain, width, 5, 1),
         batch=batch,
+        samples_per_microbatch=width,
+        sharding=Sharding.NONE if width == 1 else Sharding.PARAMETERS,
         source=SyntheticSource(0),
         wait_s=5.0,
         step_s=30.0,
@@ -57,8 +60,9 @@ def one_process(job: ElasticJob, steps: int) -> list[float]:
     return losses
 
 
-def test_a_node_with_layers_of_several_modules_is_lost_and_nothing_changes(found):
-    job = elastic(found)
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_node_with_layers_of_several_modules_is_lost_and_nothing_changes(found, width):
+    job = elastic(found, width)
     with ElasticTraining(job, tuple("abcde")) as training:
         training.train(1)
         victim, modules = next(

@@ -5,12 +5,14 @@ Paper:   I. Jang, dissertation, sections 2.5 and 2.6: survivors keep their state
 Setup:   8 nodes of 2 ranks, each a gloo process; f = 1 and n0 = 2, so that 4 nodes are the least. A Llama of
          6 blocks, tied embeddings, AdamW, float32, new samples in every step. Nodes get SIGKILL in a
          forward, a backward, a reduction, after their vote, or while a recovery from another kill runs;
-         one to four at once; nodes join at random, and some are warned instead of killed.
+         one to four at once; nodes join at random, and some are warned instead of killed. With `--sharding
+         parameters` the two ranks of a node are one stage, share out its weights, and are killed while they
+         gather them too.
 Ours:    executed. The same job undisturbed gives the losses to compare with. After a refusal new nodes go
          on from the progress it saved or, where the last copy of a layer was lost, from the last save.
 Times:   detection is from SIGKILL to the supervisor's first sign of it; stopping, until all survivors answer;
          planning, groups and copying (slowest rank) as the processes measure them.
-Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--json]
+Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--sharding parameters] [--json]
 """
 
 import argparse
@@ -20,7 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from runtime.elastic.history import Cause, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, held_by
 from runtime.elastic.progress import Progress, read_progress
 from runtime.elastic.training import ElasticTraining
+from workbench.plan.plan import Sharding
 from workbench.resilience.reconfigure import CannotContinueError
 
 KILLS, SEED = 50, 0
@@ -143,7 +146,8 @@ class Chaos:
 
     def _shots(self, at_work: Sequence[str]) -> list[Shot]:
         left = self._kills - len(self.ordeal.kills)
-        target, num = self._rng.choice(list(Target)), self._rng.choice(AT_ONCE)
+        there = [each for each in Target if each is not Target.GATHERING or self._job.is_sharded]
+        target, num = self._rng.choice(there), self._rng.choice(AT_ONCE)
         if target is not Target.RECOVERY:
             return [Shot(victims=tuple(self._rng.sample(at_work, min(num, left))), target=target)]
         victims = tuple(self._rng.sample(at_work, 1 + num))
@@ -250,13 +254,21 @@ def _times(ordeal: Ordeal) -> dict[str, float]:
     }
 
 
-def chaos(kills: int, seed: int) -> Outcome:
+def chaos(kills: int, seed: int, sharding: Sharding = Sharding.NONE) -> Outcome:
     """Run it, in float32."""
-    job = elastic_job(NUM_NODES, ranks_per_node=RANKS_PER_NODE, layers_per_rank=LAYERS_PER_RANK)
+    is_whole = sharding is Sharding.NONE
+    job = elastic_job(
+        NUM_NODES,
+        ranks_per_node=RANKS_PER_NODE,
+        layers_per_rank=LAYERS_PER_RANK * (1 if is_whole else RANKS_PER_NODE),
+        ranks_per_stage=1 if is_whole else RANKS_PER_NODE,
+    )
+    job = replace(job, sharding=sharding)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         ordeal = Chaos(job, kills, random.Random(seed), Path(folder)).run()
     last = max(session.first + len(session.steps) for session in ordeal.sessions)
-    return outcome_of("oobleck/chaos", [chaos_evidence(job, ordeal, undisturbed(job, last))])
+    name = "oobleck/chaos" if is_whole else "oobleck/chaos_sharded"
+    return outcome_of(name, [chaos_evidence(job, ordeal, undisturbed(job, last))])
 
 
 def main() -> int:
@@ -264,9 +276,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument(
+        "--sharding",
+        type=Sharding,
+        choices=(Sharding.NONE, Sharding.PARAMETERS),
+        default=Sharding.NONE,
+        help="what else than samples the ranks of a stage share out",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    outcome = chaos(arguments.kills, arguments.seed)
+    outcome = chaos(arguments.kills, arguments.seed, arguments.sharding)
     status = paper.report(outcome)
     if arguments.json:
         print(json.dumps(paper.as_record(outcome)))

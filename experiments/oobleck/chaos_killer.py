@@ -25,6 +25,7 @@ class Target(Enum):
     REDUCTION = (Moment.REDUCING,)
     VOTED = (Moment.VOTED,)
     RECOVERY = RECOVERY
+    GATHERING = (Moment.GATHERING,)  # where weights are shared out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
