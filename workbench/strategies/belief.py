@@ -3,20 +3,38 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from workbench.cost.model import CostModel
 from workbench.plan.critical_path import critical_path_s
 from workbench.plan.lowered import Lowered
 from workbench.plan.price import price
 from workbench.schedule.action import COMPUTE, Action, Pass
 from workbench.strategies.layer_cost import LayerCost
+from workbench.strategies.stage_seconds import Flags, Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """How long a layer takes over one microbatch, and how long a plan takes."""
+    """How long a layer takes over one microbatch, and how long a plan takes.
+
+    Args:
+        layer_s: of one layer.
+        plan_s: of a plan.
+        passes_s: of stages, forwards and backwards of those that have one, given what they take.
+    """
 
     layer_s: Callable[[LayerCost], float]
     plan_s: Callable[[Lowered, CostModel], float]
+    passes_s: Callable[[Seconds, Seconds, Flags], tuple[Seconds, Seconds]]
+
+
+def _aware_passes_s(forward_s: Seconds, backward_s: Seconds, has: Flags) -> tuple[Seconds, Seconds]:
+    return forward_s, np.where(has, backward_s, 0.0)
+
+
+def _unaware_passes_s(forward_s: Seconds, backward_s: Seconds, has: Flags) -> tuple[Seconds, Seconds]:
+    return np.where(has, forward_s, 3 * forward_s), np.where(has, 2 * forward_s, 0.0)
 
 
 def _aware_s(lowered: Lowered, cost: CostModel) -> float:
@@ -39,9 +57,9 @@ def _unaware_s(lowered: Lowered, cost: CostModel) -> float:
     return critical_path_s(lowered, believed_s)
 
 
-FROZEN_AWARE = Belief(lambda layer: layer.total_s, _aware_s)
+FROZEN_AWARE = Belief(lambda layer: layer.total_s, _aware_s, _aware_passes_s)
 """The gradients that really run. Source: Cornstarch (ICML) section 3.1."""
 
-FROZEN_UNAWARE = Belief(lambda layer: 3 * layer.forward_s, _unaware_s)
+FROZEN_UNAWARE = Belief(lambda layer: 3 * layer.forward_s, _unaware_s, _unaware_passes_s)
 """Every backward takes twice its forward, also where none runs.
 Source: Cornstarch v1 section 6.1, the baselines, which balance forward times."""

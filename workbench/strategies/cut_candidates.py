@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
@@ -16,9 +17,10 @@ from workbench.strategies.assembly import (
 )
 from workbench.strategies.belief import Belief
 from workbench.strategies.block_cuts import Cuts
+from workbench.strategies.stage_bounds import StageBounds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CutCandidates:
     """Every module cut by what a planner believes of its layers.
 
@@ -38,7 +40,12 @@ class CutCandidates:
     stages_of: Callable[[Job, Mapping[str, Cuts]], tuple[Stage, ...]]
 
     def bound_s(self, counts: Mapping[str, int]) -> float:
-        """The slowest ranks of a module over all its microbatches; modules that share ranks are not added."""
+        """The slowest ranks of a module over all its microbatches; modules that share ranks are not added.
+
+        Nothing where the cluster has several kinds of devices: where stages lie is not known yet.
+        """
+        if len({node.device for node in self.job.cluster.nodes}) > 1:
+            return 0.0
         schedule = self.job.schedule
         return max(
             bottleneck_s(self.layers_s[module], cuts, schedule, virtual_stages(self.job, module))
@@ -46,12 +53,25 @@ class CutCandidates:
             for module, cuts in self._cuts(counts).items()
         )
 
+    def closer_s(self, counts: Mapping[str, int]) -> float:
+        """By what stands ahead of and behind each stage's passes, on its own device."""
+        draft = self._draft_of(counts)
+        self.bounds.check_state(draft)
+        return self.bounds.seconds(draft)
+
     def plan(self, counts: Mapping[str, int]) -> Plan:
-        draft = replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts)))
-        return scheduled(draft, self.job.schedule, self.cost)
+        return scheduled(self._draft_of(counts), self.job.schedule, self.cost)
 
     def believed_s(self, lowered: Lowered) -> float:
         return self.belief.plan_s(lowered, self.cost)
+
+    def _draft_of(self, counts: Mapping[str, int]) -> Plan:
+        return replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts)))
+
+    @cached_property
+    def bounds(self) -> StageBounds:
+        """Of all counts' plans."""
+        return StageBounds(self.draft, self.cost, self.belief, self.job.schedule)
 
     def _cuts(self, counts: Mapping[str, int]) -> dict[str, Cuts]:
         return {

@@ -30,6 +30,7 @@ from workbench.strategies.assembly import (
 from workbench.strategies.belief import FROZEN_UNAWARE
 from workbench.strategies.block_cuts import Cuts
 from workbench.strategies.layer_cost import believed_layers_s
+from workbench.strategies.stage_bounds import StageBounds
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
 
 
@@ -39,7 +40,8 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     llm = next(module.name for module in job.model.modules if module.modality == TEXT)
     llm_s = believed_layers_s(job, draft, cost, FROZEN_UNAWARE.layer_s)[llm]
     layout = layout_of(job, llm)
-    candidates = _Candidates(job, draft, cost, llm, llm_s)
+    bounds = StageBounds(draft, cost, FROZEN_UNAWARE, job.schedule)
+    candidates = _Candidates(job, draft, cost, llm, llm_s, bounds)
     return fastest_counts(job, {llm: layout.tp * layout.cp}, candidates, progress)
 
 
@@ -50,18 +52,29 @@ class _Candidates:
     cost: CostModel
     llm: str
     llm_s: tuple[float, ...]
+    bounds: StageBounds
 
     def bound_s(self, counts: Mapping[str, int]) -> float:
-        """The slowest LLM stage over all its microbatches; encoders come on top."""
+        """The slowest LLM stage over all its microbatches where devices are alike; encoders come on top."""
+        if len({node.device for node in self.job.cluster.nodes}) > 1:
+            return 0.0
         cuts, virtual = self._cuts(counts), virtual_stages(self.job, self.llm)
         slowest_s = bottleneck_s(self.llm_s, cuts, self.job.schedule, virtual)
         return slowest_s * num_microbatches(self.draft, self.llm)
 
+    def closer_s(self, counts: Mapping[str, int]) -> float:
+        """With the encoders, on each stage's own device."""
+        draft = self._draft_of(counts)
+        self.bounds.check_state(draft)
+        return self.bounds.seconds(draft)
+
     def plan(self, counts: Mapping[str, int]) -> Plan:
+        return scheduled(self._draft_of(counts), self.job.schedule, self.cost)
+
+    def _draft_of(self, counts: Mapping[str, int]) -> Plan:
         stages = _stages(self.job, self.llm, self._cuts(counts))
         microbatches = _copied(self.draft, self.llm, counts[self.llm])
-        draft = replace(self.draft, stages=stages, microbatches=microbatches)
-        return scheduled(draft, self.job.schedule, self.cost)
+        return replace(self.draft, stages=stages, microbatches=microbatches)
 
     def _cuts(self, counts: Mapping[str, int]) -> Cuts:
         return blocks_cut(self.job, self.llm_s, counts[self.llm], self.llm)

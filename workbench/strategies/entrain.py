@@ -74,6 +74,9 @@ class _Deferring:
     def bound_s(self, counts: Mapping[str, int]) -> float:
         return self.cuts.bound_s(counts)
 
+    def closer_s(self, counts: Mapping[str, int]) -> float:
+        return self.cuts.closer_s(counts)
+
     def plan(self, counts: Mapping[str, int]) -> Plan:
         return with_adjacent_forwards(self.cuts.plan(counts), self.followers)
 

@@ -1,6 +1,7 @@
 """Finds the stage counts that a job leaves open: the fastest plan under its rank budget."""
 
 from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from itertools import product
 from typing import Protocol
 
@@ -24,6 +25,9 @@ class Candidates(Protocol):
     def bound_s(self, counts: Mapping[str, int]) -> float:
         """Seconds that no plan of these counts is believed to beat."""
 
+    def closer_s(self, counts: Mapping[str, int]) -> float:
+        """The same, closer and dearer; ValueError where no plan of these counts is sound or fits."""
+
     def plan(self, counts: Mapping[str, int]) -> Plan:
         """The plan of these counts; ValueError when there is none."""
 
@@ -41,8 +45,8 @@ def fastest_counts(
     """The plan that the planner believes fastest among all stage counts that fit.
 
     Branch and bound, exact: combinations of the open counts within the rank budget are
-    tried from the smallest bound on; the search ends where the bound reaches the best plan.
-    Plans that do not fit in memory are left out. Among equals the plan with fewer ranks
+    tried from the smallest bound on, those of the smallest cheap bound bounded more closely first; the
+    search ends where the bound reaches the best plan. Plans that do not fit in memory are left out. Among equals the plan with fewer ranks
     wins, then the lexicographically first counts.
     Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
 
@@ -58,33 +62,61 @@ def fastest_counts(
     options = {name: _options(job, name) for name in ranks_per_stage}
     if all(len(counts) == 1 for counts in options.values()):
         return candidates.plan({name: counts[0] for name, counts in options.items()})
-    bounded = sorted(
-        ((candidates.bound_s(counts), tuple(counts.values())), counts)
-        for counts in _within_budget(job, ranks_per_stage, options)
-    )
+    waiting = _Waiting(candidates, _within_budget(job, ranks_per_stage, options))
     best: tuple[float, int, tuple[int, ...]] | None = None
     best_plan: Plan | None = None
     least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
     refusal = (
         f"no stage counts fit {_budget(job)} ranks; nearest: max_ranks {least}, or smaller tp, cp and dp"
     )
-    for done, ((bound_s, chosen), counts) in enumerate(bounded):
+    for bound_s, chosen in waiting.by_bound():
         if best is not None and bound_s * ROUNDING > best[0]:
             break
         try:
-            plan = candidates.plan(counts)
+            plan = candidates.plan(dict(zip(options, chosen, strict=True)))
             lowered = lower(plan)
-            check_memory(lowered, memory_table(lowered))
+            key = (candidates.believed_s(lowered), len(plan.ranks), chosen)
+            if best is None or key < best:
+                check_memory(lowered, memory_table(lowered))
+                best, best_plan = key, plan
         except ValueError as error:
             refusal = str(error)
             continue
-        key = (candidates.believed_s(lowered), len(plan.ranks), chosen)
-        if best is None or key < best:
-            best, best_plan = key, plan
-        progress(done + 1, len(bounded), best[0])
+        progress(waiting.num_settled, waiting.num_all, best[0])
     if best_plan is None:
-        raise ValueError(f"job {job.name!r}: {refusal}")
+        raise ValueError(f"job {job.name!r}: {waiting.refusal or refusal}")
     return best_plan
+
+
+class _Waiting:
+    """Stage counts by ascending bound; only those whose cheap bound is reached get a closer one.
+
+    `num_settled` of `num_all` were handed out or refused.
+    """
+
+    def __init__(self, candidates: Candidates, all_counts: Iterator[dict[str, int]]) -> None:
+        self._candidates = candidates
+        self._counts = {tuple(counts.values()): counts for counts in all_counts}
+        self.num_all, self.num_settled = len(self._counts), 0
+        self.refusal = ""
+
+    def by_bound(self) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """Bounds in seconds with their counts; ties by the counts."""
+        waiting = [(self._candidates.bound_s(c), chosen, False) for chosen, c in self._counts.items()]
+        heapify(waiting)
+        while waiting:
+            bound_s, chosen, is_close = heappop(waiting)
+            if is_close:
+                self.num_settled += 1
+                yield bound_s, chosen
+                continue
+            try:
+                closer_s = self._candidates.closer_s(self._counts[chosen])
+            except ValueError as error:
+                self.num_settled += 1
+                self.refusal = str(error)
+                continue
+            heappush(waiting, (max(bound_s, closer_s), chosen, True))
 
 
 def _options(job: Job, name: str) -> tuple[int, ...]:

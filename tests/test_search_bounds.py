@@ -1,0 +1,153 @@
+"""Bounds on stages hold for every plan built on them; searches that trust them find the brute-force best."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+
+from tests.test_disttrain_pools import machines, mixed_cluster
+from tests.test_strategies import CLUSTER, cost, counts_of_items, job
+from tests.tiny_valm import tiny_batch
+from workbench.cost.model import CostModel
+from workbench.graph.trainable import Trainable
+from workbench.job import Job, ModuleLayout
+from workbench.plan.lower import lower
+from workbench.plan.memory import check_memory, memory_table, peak_bytes
+from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.strategies import (
+    cornstarch,
+    encoders_colocated,
+    encoders_replicated,
+    entrain,
+    megatron_heterogeneous,
+)
+from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.strategies.stage_bounds import StageBounds
+
+BELIEFS = {
+    cornstarch.plan: FROZEN_AWARE,
+    cornstarch.plan_frozen_unaware: FROZEN_UNAWARE,
+    encoders_colocated.plan: FROZEN_UNAWARE,
+    encoders_colocated.plan_frozen_aware: FROZEN_AWARE,
+    encoders_replicated.plan: FROZEN_UNAWARE,
+    megatron_heterogeneous.plan: FROZEN_AWARE,
+    entrain.plan: FROZEN_AWARE,
+}
+SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE, ScheduleKind.INTERLEAVED, ScheduleKind.ZB_H1)
+SETTINGS = (
+    ModuleSettings(module="llm"),
+    ModuleSettings(module="llm", recompute=Recompute.FULL, sharding=Sharding.OPTIMIZER),
+    ModuleSettings(module="llm", sequence_parallel=True),
+)
+
+
+def drafted(plan: Plan) -> Plan:
+    """What the bound is asked about: stages and microbatches, nothing else."""
+    return replace(plan, programs=(), token_shards=())
+
+
+def bounds_of(plan: Plan, machine: CostModel, belief: Belief, schedule: Schedule) -> StageBounds:
+    return StageBounds(replace(drafted(plan), stages=()), machine, belief, schedule)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    images=counts_of_items,
+    clips=counts_of_items,
+    replicas=st.sampled_from([1, 2]),
+    stages=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    frozen=st.tuples(
+        st.sampled_from(Trainable), st.sampled_from(Trainable), st.sampled_from(["all", "none"])
+    ),
+    grid=st.sampled_from([(1, 1), (2, 1), (1, 2)]),
+    setting=st.sampled_from(SETTINGS),
+    kind=st.sampled_from(SCHEDULES),
+    strategy=st.sampled_from(list(BELIEFS)),
+)
+def test_no_plan_is_believed_faster_or_holds_less(
+    *, images, clips, replicas, stages, frozen, grid, setting, kind, strategy
+):
+    vision, audio, llm = frozen
+    encoder_pp, llm_pp = stages
+    tp, cp = (1, 1) if strategy is entrain.plan else grid
+    tiny = job(
+        *(encoder_pp, encoder_pp, 2 if kind is ScheduleKind.INTERLEAVED else llm_pp),
+        batch=tiny_batch(images, clips),
+        replicas=replicas,
+        vision=vision,
+        audio=audio,
+        llm=Trainable(llm),
+    )
+    layouts = (*tiny.layouts[:2], replace(tiny.layouts[2], tp=tp, cp=cp))
+    schedule = usual(kind)
+    tiny = replace(
+        tiny, layouts=layouts, schedule=schedule, settings=replace(tiny.settings, modules=(setting,))
+    )
+    try:
+        built = strategy(tiny, cost())
+    except ValueError:
+        assume(kind is not ScheduleKind.ONE_F_ONE_B)  # others refuse some batches
+        reject()
+    belief, plan = BELIEFS[strategy], drafted(built)
+    bounds = bounds_of(plan, cost(), belief, schedule)
+    lowered = lower(
+        replace(built, token_shards=())
+    )  # dealt out after the search, which believes in equal shares
+    assert bounds.seconds(plan) <= belief.plan_s(lowered, cost()) * (1 + 1e-9)
+    peaks = peak_bytes(lowered, memory_table(lowered))
+    for rank in plan.ranks:
+        assert bounds.state_bytes(plan, rank) <= peaks[rank]
+
+
+@pytest.mark.parametrize("belief", [FROZEN_AWARE, FROZEN_UNAWARE])
+def test_equal_stages_of_a_chain_are_bounded_by_what_1f1b_takes(belief):
+    """A chain of equal microbatches without messages: (m + p - 1) (f + b) where stages are equal."""
+    tiny = job(1, 1, 4, batch=tiny_batch([0] * 4, [0] * 4), llm=Trainable.ALL)
+    plan = cornstarch.plan(tiny, cost())
+    found = bounds_of(plan, cost(), belief, tiny.schedule).seconds(drafted(plan))
+    assert found == pytest.approx(belief.plan_s(lower(plan), cost()), rel=0.1)
+
+
+def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, names: tuple[str, ...]):
+    """The best key over all counts within the ranks, every plan built."""
+    best = None
+    ranges = [range(1, min(len(open_job.model.module(n).layers), open_job.max_ranks) + 1) for n in names]
+    for counts in product(*ranges):
+        layouts = tuple(ModuleLayout(module=n, pp=count) for n, count in zip(names, counts, strict=True))
+        try:
+            plan = strategy(replace(open_job, layouts=layouts), machine)
+            lowered = lower(plan)
+            if len(plan.ranks) > open_job.max_ranks:
+                continue
+            check_memory(lowered, memory_table(lowered))
+            key = (belief.plan_s(lowered, machine), len(plan.ranks), counts)
+        except ValueError:
+            continue
+        best = key if best is None or key < best else best
+    return best
+
+
+@pytest.mark.parametrize("strategy", [cornstarch.plan, cornstarch.plan_frozen_unaware, entrain.plan])
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize("room", [1.0, 0.6])
+def test_the_counts_found_are_those_of_brute_force(strategy, is_mixed, room):
+    """On one kind of device and on two, with memory for all plans and for some."""
+    belief, names = BELIEFS[strategy], ("vision", "audio", "llm")
+    machine = machines() if is_mixed else cost()
+    cluster = mixed_cluster(cheap=2, fast=4) if is_mixed else CLUSTER
+    open_job = replace(job(), layouts=(), max_ranks=6, cluster=cluster)
+    lowered = lower(strategy(open_job, machine))
+    most = max(peak_bytes(lowered, memory_table(lowered)).values())
+    nodes = tuple(replace(node, memory_bytes=round(most * room) + 1) for node in cluster.nodes)
+    open_job = replace(open_job, cluster=replace(cluster, nodes=nodes))
+    wanted = exhaustive(strategy, open_job, machine, belief, names)
+    if wanted is None:
+        with pytest.raises(ValueError, match="does not fit"):
+            strategy(open_job, machine)
+        return
+    found = strategy(open_job, machine)
+    counts = tuple(len(found.chain[name, 0]) for name in names)
+    assert (belief.plan_s(lower(found), machine), len(found.ranks), counts) == wanted
