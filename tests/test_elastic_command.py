@@ -189,10 +189,18 @@ class TestTables:
             signal=None,
             saved=None,
         )
-        predicted = StepPrediction(sizes=(1, 1), simulated_s=0.9, planning_s=0.3, update_s=0.2, unmeasured=())
+        predicted = StepPrediction(
+            sizes=(1, 1),
+            simulated_s=0.9,
+            planning_s=0.3,
+            feeding_s=0.05,
+            update_s=0.2,
+            core_s=2.0,
+            unmeasured=(),
+        )
         both, one = layout_times(ran, {(1, 1): predicted})
         assert both.measured_s == (1.0, 1.5)
-        assert both.error == pytest.approx(1.0 / 1.25 - 1)
+        assert both.error == pytest.approx(1.05 / 1.25 - 1)
         assert (one.predicted_s, one.measured_s, one.error) == (None, (2.0,), None)
         assert detection_s(ran, loss) == pytest.approx(0.5)
 

@@ -14,6 +14,7 @@ from workbench.commands.elastic_run import Ran, Saving, elastic_job, latest_prog
 from workbench.commands.elastic_tables import (
     Sizes,
     changes_table,
+    cores_text,
     forecast_record,
     forecast_table,
     layout_times,
@@ -336,7 +337,7 @@ def _report(task: Task, ran: Ran, out: Path | None, *, as_json: bool) -> None:
         emit_json(record)
         return
     losses = [f"loss {done.loss:.6f} of step {done.step + 1}" for done in (*ran.steps[:1], *ran.steps[-1:])]
-    show(changes_table(ran), times_table(times), *((", ".join(losses),) if losses else ()))
+    show(changes_table(ran), times_table(times), *cores_text(ran), *((", ".join(losses),) if losses else ()))
     show(*(f"written to {path}" for path in written))
 
 

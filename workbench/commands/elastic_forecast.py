@@ -1,8 +1,5 @@
 """What an elastic training will come to, said before it starts: its layouts, and seconds a step."""
 
-import pickle
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,8 +20,6 @@ from workbench.strategies.elastic_templates import ElasticTemplates
 
 if TYPE_CHECKING:
     from runtime.elastic.job import ElasticJob
-
-REHEARSALS = 3  # of planning a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +48,24 @@ class StepPrediction:
         simulated_s: of the step's plan, on this machine's cores.
         planning_s: what the supervisor takes to plan a step, as rehearsed; ranks update their weights
             meanwhile.
+        feeding_s: until a rank has plan and data, as rehearsed.
         update_s: the slowest rank's, part of `simulated_s`.
+        core_s: core seconds of all ranks and the supervisor.
         unmeasured: costs that nobody measured.
     """
 
     sizes: tuple[int, ...]
     simulated_s: float
     planning_s: float
+    feeding_s: float
     update_s: float
+    core_s: float
     unmeasured: tuple[str, ...]
 
     @property
     def step_s(self) -> float:
         """From one vote to the next: ranks wait for the next plan where it is later than their update."""
-        return self.simulated_s + max(0.0, self.planning_s - self.update_s)
+        return self.simulated_s + self.feeding_s + max(0.0, self.planning_s - self.update_s)
 
 
 def foresee(job: "ElasticJob", events: StepEvents, steps: int) -> Forecast:
@@ -176,39 +175,37 @@ def predict_steps(
 def _predict_step(
     found: ElasticTemplates, job: "ElasticJob", layout: Layout, machine: Cluster, cost: CostModel
 ) -> StepPrediction:
-    from runtime.elastic.job import Reduction, plan_step
+    from runtime.elastic.job import Reduction
+    from runtime.elastic.rehearsal import rehearse
 
-    planning_s = []
-    for _ in range(REHEARSALS):
-        start_s = time.perf_counter()
-        plan = plan_step(job, layout, job.batch(0))
-        pickle.dumps(accept(plan)[0])
-        planning_s.append(time.perf_counter() - start_s)
+    rehearsal = rehearse(job, layout)
+    plan = rehearsal.plan
     memory_bytes = plan.cluster.nodes[0].memory_bytes  # the runtime's; the job's is what templates go by
     node = replace(machine.nodes[0], num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
     here = Cluster(name=machine.name, nodes=(node,), intra=machine.intra, inter=machine.inter)
     lowered, memory = accept(replace(plan, cluster=here, settings=found.job.settings))
     overlapped = _overlapped(found, lowered) if job.reduction is Reduction.LAYERWISE else {}
-    return _priced(lowered, memory, cost, overlapped, layout.sizes, statistics.median(planning_s))
-
-
-def _priced(
-    lowered: Lowered,
-    memory: MemoryTable,
-    cost: CostModel,
-    overlapped: Mapping[Action, LastBackward],
-    sizes: tuple[int, ...],
-    planning_s: float,
-) -> StepPrediction:
     trace = predict(lowered, memory, cost, overlapped=overlapped)
+    working_s = _working_s(lowered, memory, cost)
     updates = [span.end_s - span.start_s for span in trace.spans if span.action == STEP]
     return StepPrediction(
-        sizes=sizes,
+        sizes=layout.sizes,
         simulated_s=trace.iteration_s,
-        planning_s=planning_s,
+        planning_s=rehearsal.planning_s,
+        feeding_s=rehearsal.feeding_s,
         update_s=max(updates, default=0.0),
+        core_s=working_s + rehearsal.feeding_core_s + rehearsal.planning_s,
         unmeasured=tuple(unmeasured_costs(trace)),
     )
+
+
+def _working_s(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> float:
+    """Core seconds of a step's actions: their times where no rank waits for a core."""
+    cluster = lowered.plan.cluster
+    alone = replace(cluster.nodes[0], num_cores=None)
+    wide = Cluster(name=cluster.name, nodes=(alone,), intra=cluster.intra, inter=cluster.inter)
+    trace = predict(replace(lowered, plan=replace(lowered.plan, cluster=wide)), memory, cost)
+    return sum(span.end_s - span.start_s for span in trace.spans)
 
 
 def _overlapped(found: ElasticTemplates, lowered: Lowered) -> dict[Action, LastBackward]:

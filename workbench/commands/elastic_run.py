@@ -1,5 +1,6 @@
 """Runs an elastic training while its nodes are killed, warned and started, and keeps what it went through."""
 
+import os
 import random
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from workbench.commands.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.data.sample import Sample
 from workbench.resilience.reconfigure import CannotContinueError
 from workbench.resilience.step_events import AtStep, StepEvents
@@ -36,6 +38,9 @@ class Ran:
         refusal: why training stopped early; None where it did not.
         signal: that asked it to stop.
         saved: progress, where it was asked for and could be.
+        core_s: core seconds of all ranks and this process, by step, from the vote before to its own; of
+            steps in which the ranks stayed the same.
+        cores: that were busy meanwhile; None where the system does not say.
     """
 
     steps: "tuple[StepDone, ...]"
@@ -44,6 +49,8 @@ class Ran:
     refusal: str | None
     signal: signal.Signals | None
     saved: "Progress | None"
+    core_s: Mapping[int, float] = field(default_factory=dict)
+    cores: BusyCores | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +139,12 @@ def run_elastic(
     from runtime.elastic.history import ElasticFailed
     from runtime.elastic.training import ElasticTraining
 
-    refusal, log = None, _Log(saving)
+    refusal, log, watch = None, _Log(saving), CoreWatch()
     with _asked_to_stop() as asked, ElasticTraining(job, events.start, start=start) as training:
         try:
             while training.step < steps and not asked:
                 _take_step(training, events.at(training.step), log.killed_s)
+                log.note(training)
                 tell(training)
                 if saving is not None and saving.every and training.step % saving.every == 0:
                     log.save(training)
@@ -147,14 +155,16 @@ def run_elastic(
                 log.save(training)
             except ElasticFailed as error:
                 refusal = "; ".join(filter(None, (refusal, f"progress was not saved: {error}")))
-        return Ran(
-            steps=tuple(training.steps),
-            changes=tuple(training.changes),
-            killed_s=log.killed_s,
-            refusal=refusal,
-            signal=asked[0] if asked else None,
-            saved=log.saved,
-        )
+    return Ran(
+        steps=tuple(training.steps),
+        changes=tuple(training.changes),
+        killed_s=log.killed_s,
+        refusal=refusal,
+        signal=asked[0] if asked else None,
+        saved=log.saved,
+        core_s=log.core_s,
+        cores=watch.busy(),
+    )
 
 
 @dataclass(slots=True)
@@ -164,6 +174,17 @@ class _Log:
     saving: Saving | None
     killed_s: dict[str, float] = field(default_factory=dict)
     saved: "Progress | None" = None
+    core_s: dict[int, float] = field(default_factory=dict)
+    _used_s: dict[int, float] = field(default_factory=dict)
+
+    def note(self, training: "ElasticTraining") -> None:
+        """After a step: what it took of the cores."""
+        nodes = [node for pipeline in training.layout.pipelines for node in pipeline]
+        ranks = [process for node in nodes for process in training.nodes.process_ids(node)]
+        now_s = process_seconds((os.getpid(), *ranks))
+        if now_s and now_s.keys() == self._used_s.keys():
+            self.core_s[training.step - 1] = sum(now_s.values()) - sum(self._used_s.values())
+        self._used_s = now_s
 
     def save(self, training: "ElasticTraining") -> None:
         """Progress, where it is asked for and new; then the save before it, of this run, is deleted."""

@@ -24,11 +24,15 @@ class LayoutTimes:
 
     Args:
         measured_s: from vote to vote, without steps that a change came before or into.
+        predicted_core_s, measured_core_s: core seconds of all ranks and the supervisor; the mean over the
+            same steps.
     """
 
     sizes: Sizes
     predicted_s: float | None
     measured_s: tuple[float, ...]
+    predicted_core_s: float | None = None
+    measured_core_s: float | None = None
 
     @property
     def median_s(self) -> float | None:
@@ -40,6 +44,13 @@ class LayoutTimes:
         if self.predicted_s is None or self.median_s is None:
             return None
         return self.predicted_s / self.median_s - 1
+
+    @property
+    def core_error(self) -> float | None:
+        """Of the core seconds: what others do on the machine changes them little."""
+        if self.predicted_core_s is None or not self.measured_core_s:
+            return None
+        return self.predicted_core_s / self.measured_core_s - 1
 
     @property
     def spread(self) -> float | None:
@@ -64,21 +75,38 @@ def layout_times(ran: Ran, predictions: Mapping[Sizes, StepPrediction]) -> tuple
     """Of every layout that was foreseen or taken, in that order."""
     seconds = step_seconds(ran)
     order = dict.fromkeys((*predictions, *(step.sizes for step in ran.steps)))
-    return tuple(
-        LayoutTimes(
-            sizes=sizes,
-            predicted_s=predictions[sizes].step_s if sizes in predictions else None,
-            measured_s=tuple(seconds[s.step] for s in ran.steps if s.sizes == sizes and s.step in seconds),
+    found = []
+    for sizes in order:
+        steps = [done.step for done in ran.steps if done.sizes == sizes and done.step in seconds]
+        core_s = [ran.core_s[step] for step in steps if step in ran.core_s]
+        foreseen = predictions.get(sizes)
+        found.append(
+            LayoutTimes(
+                sizes=sizes,
+                predicted_s=None if foreseen is None else foreseen.step_s,
+                measured_s=tuple(seconds[step] for step in steps),
+                predicted_core_s=None if foreseen is None else foreseen.core_s,
+                measured_core_s=statistics.mean(core_s) if core_s else None,
+            )
         )
-        for sizes in order
-    )
+    return tuple(found)
 
 
 def forecast_table(
     name: str, forecast: Forecast, predictions: Mapping[Sizes, StepPrediction], samples: int
 ) -> Table:
     """One line per stretch of steps."""
-    headers = ("steps taken", "", "nodes", "pipelines of", "simulated", "planning", "step", "samples/s")
+    headers = (
+        "steps taken",
+        "",
+        "nodes",
+        "pipelines of",
+        "simulated",
+        "planning",
+        "feeding",
+        "step",
+        "samples/s",
+    )
     table = titled(f"{name}, predicted before it runs", headers)
     for stretch in forecast.stretches:
         found = predictions[stretch.layout.sizes]
@@ -89,6 +117,7 @@ def forecast_table(
             sizes_text(stretch.layout.sizes),
             milliseconds(found.simulated_s),
             milliseconds(found.planning_s),
+            milliseconds(found.feeding_s),
             milliseconds(found.step_s),
             f"{samples / found.step_s:.4g}",
         )
@@ -103,7 +132,6 @@ def changes_table(ran: Ran) -> Table:
         "nodes",
         "pipelines of",
         "detection",
-        "stopping",
         "planning",
         "groups",
         "copying",
@@ -120,8 +148,7 @@ def changes_table(ran: Ran) -> Table:
             str(change.cause) + (f", {change.attempts} attempts" if change.attempts > 1 else ""),
             " ".join((*(f"-{node}" for node in change.lost), *(f"+{node}" for node in change.joined))),
             after if before is None else f"{sizes_text(before)} > {after}",
-            "-" if detection is None else milliseconds(detection),
-            milliseconds(change.stopped_s - change.noticed_s),
+            _milliseconds(detection),
             milliseconds(change.planning_s),
             milliseconds(change.groups_s),
             milliseconds(change.copying_s),
@@ -136,18 +163,41 @@ def times_table(times: Sequence[LayoutTimes]) -> Table:
     """One line per layout."""
     table = titled(
         "seconds of a step, from vote to vote",
-        ("pipelines of", "predicted", "measured (median)", "error", "quartiles apart", "steps"),
+        (
+            "pipelines of",
+            "predicted",
+            "measured (median)",
+            "error",
+            "quartiles apart",
+            "core time",
+            "measured",
+            "error",
+            "steps",
+        ),
     )
     for found in times:
         table.add_row(
             sizes_text(found.sizes),
-            "-" if found.predicted_s is None else milliseconds(found.predicted_s),
-            "-" if found.median_s is None else milliseconds(found.median_s),
-            "-" if found.error is None else percent(found.error, signed=True),
-            "-" if found.spread is None else percent(found.spread, signed=False),
+            _milliseconds(found.predicted_s),
+            _milliseconds(found.median_s),
+            percent(found.error, signed=True),
+            percent(found.spread, signed=False),
+            _milliseconds(found.predicted_core_s),
+            _milliseconds(found.measured_core_s),
+            percent(found.core_error, signed=True),
             str(len(found.measured_s)),
         )
     return table
+
+
+def cores_text(ran: Ran) -> tuple[str, ...]:
+    """How much of the machine was others': what no prediction knows."""
+    if ran.cores is None:
+        return ()
+    return (
+        f"of this machine's {ran.cores.num_cores} cores {ran.cores.own:.2f} were busy with this training, "
+        f"{ran.cores.others:.2f} with something else",
+    )
 
 
 def detection_s(ran: Ran, change: "Reshaped") -> float | None:
@@ -200,10 +250,14 @@ def ran_record(ran: Ran, samples: int, times: Sequence[LayoutTimes]) -> dict[str
                 "measured_s": found.median_s,
                 "error": found.error,
                 "quartiles_apart": found.spread,
+                "predicted_core_s": found.predicted_core_s,
+                "measured_core_s": found.measured_core_s,
+                "core_error": found.core_error,
                 "num_steps": len(found.measured_s),
             }
             for found in times
         ],
+        "cores": None if ran.cores is None else {"own": ran.cores.own, "others": ran.cores.others},
         "stopped": ran.refusal,
         "signal": None if ran.signal is None else ran.signal.name,
         "saved": None if ran.saved is None else str(ran.saved.folder),
@@ -228,11 +282,17 @@ def forecast_record(forecast: Forecast, predictions: Mapping[Sizes, StepPredicti
                 "pipelines": list(found.sizes),
                 "simulated_s": found.simulated_s,
                 "planning_s": found.planning_s,
+                "feeding_s": found.feeding_s,
+                "core_s": found.core_s,
                 "step_s": found.step_s,
             }
             for found in predictions.values()
         ],
     }
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else milliseconds(seconds)
 
 
 def sizes_text(sizes: Sizes) -> str:

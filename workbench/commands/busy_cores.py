@@ -1,0 +1,62 @@
+"""How many of this machine's cores were busy with this program, and how many with others."""
+
+import os
+import resource
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROCESSES = Path("/proc")
+STAT = PROCESSES / "stat"
+BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyCores:
+    """On average over a time; together at most the cores there are, but for rounding."""
+
+    num_cores: int
+    own: float
+    others: float
+
+
+class CoreWatch:
+    """Begins with its making; processes count once they have ended and were waited for."""
+
+    def __init__(self) -> None:
+        self._start_s, self._own_s, self._all_s = time.monotonic(), _own_s(), _all_s()
+
+    def busy(self) -> BusyCores | None:
+        """Since the start; None where the system does not say, or lets this program use some cores alone."""
+        all_s, elapsed_s = _all_s(), time.monotonic() - self._start_s
+        if all_s is None or self._all_s is None or elapsed_s <= 0:
+            return None
+        own = (_own_s() - self._own_s) / elapsed_s
+        busy = (all_s - self._all_s) / elapsed_s
+        return BusyCores(num_cores=os.cpu_count() or 1, own=own, others=max(0.0, busy - own))
+
+
+def _own_s() -> float:
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(each)[:2]) for each in who)
+
+
+def _all_s() -> float | None:
+    """Busy seconds of all cores since the machine's start."""
+    if not STAT.is_file() or len(os.sched_getaffinity(0)) != os.cpu_count():
+        return None
+    fields = STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
+    return sum(float(fields[place]) for place in BUSY) / os.sysconf("SC_CLK_TCK")
+
+
+def process_seconds(processes: Iterable[int]) -> dict[int, float]:
+    """Core seconds of each process so far, by its id; without those that are gone, or cannot be asked."""
+    found = {}
+    for process in processes:
+        with suppress(OSError):
+            text = (PROCESSES / str(process) / "stat").read_text(encoding="ascii", errors="replace")
+            user, system = text.rpartition(")")[2].split()[11:13]
+            found[process] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return found
