@@ -44,10 +44,10 @@ def fastest_counts(
 ) -> Plan:
     """The plan that the planner believes fastest among all stage counts that fit.
 
-    Branch and bound, exact: combinations of the open counts within the rank budget are
-    tried from the smallest bound on, those of the smallest cheap bound bounded more closely first; the
-    search ends where the bound reaches the best plan. Plans that do not fit in memory are left out. Among equals the plan with fewer ranks
-    wins, then the lexicographically first counts.
+    Branch and bound, exact: combinations of the open counts within the rank budget are tried from the
+    smallest bound on, and bounded more closely first; the search ends where the bound reaches the best
+    plan. Plans that do not fit in memory are left out. Among equals the plan with fewer ranks wins,
+    then the lexicographically first counts.
     Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
 
     Args:
