@@ -104,7 +104,8 @@ class ShardedStages:
             for weights, held in tied:
                 if held[0].requires_grad is is_trained:
                     one = self._shared_out(held, ranks, self._known.get(weights))
-                    found[f"tied {weights.shared}"] = self._known.setdefault(weights, one)
+                    found[f"tied {weights.shared}"] = one  # each stage's own, of one part
+                    self._known.setdefault(weights, one)
         self._held[stage] = found
         return module
 
