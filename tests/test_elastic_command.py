@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from experiments.oobleck.chaos_job import elastic_job
 from runtime.elastic.history import Cause, Reshaped, StepDone
 from runtime.elastic.training import ElasticTraining
+from runtime.scenes import make
 from tests.test_cli import JOB, accept, refuse, workbench
+from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import StepPrediction, foresee
 from workbench.commands.elastic_run import Ran, Saving, run_elastic
 from workbench.commands.elastic_tables import detection_s, layout_times
+from workbench.job import load_job
 from workbench.report.elastic_plot import draw_elastic
 from workbench.resilience.availability import Rates, parse_trace, random_trace
 from workbench.resilience.reconfigure import CannotContinueError
@@ -107,6 +111,23 @@ class TestEvents:
         assert [str(event) for event in warned.events] == ["0:warn:a", "8:join:a.2"]
         at_once, _ = traced_events(trace, 10.0, 100.0, first=0, steps=20)
         assert (at_once.start, len(at_once.events)) == (("b",), 1)
+
+
+def test_a_folder_is_read_over_and_over_and_drawn_samples_are_new_in_every_step(job: Path):
+    folder = job.with_name("data")
+    make(folder, num_samples=6, seed=0)
+    found = load_job(job)
+    read = read_folder(found, folder)
+    assert [[sample.id for sample in read.batch(step)] for step in range(3)] == [
+        [0, 1, 2, 3],
+        [4, 5, 0, 1],
+        [2, 3, 4, 5],
+    ]
+    assert read.job.batch == read.batch(0)
+    new = drawn(found, 0)
+    ids = [sample.id for step in range(5) for sample in new.batch(step)]
+    assert len(set(ids)) == len(ids)
+    assert [replace(sample, id=0) for sample in new.batch(4)] == [replace(s, id=0) for s in found.batch]
 
 
 class TestForecast:

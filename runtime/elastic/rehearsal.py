@@ -21,7 +21,7 @@ class Rehearsal:
     """Medians over a few times.
 
     Args:
-        plan: of the layout's first step.
+        plan: of the step.
         planning_s: to plan, check and pickle it; the supervisor's part.
         feeding_s: until the rank with the most data has the plan and its data; the ranks' part.
         feeding_core_s: the same of all ranks together.
@@ -33,7 +33,7 @@ class Rehearsal:
     feeding_core_s: float
 
 
-def rehearse(job: ElasticJob, layout: Layout) -> Rehearsal:
+def rehearse(job: ElasticJob, layout: Layout, step: int) -> Rehearsal:
     """Do it in this process, before any other is forked from it.
 
     Raises:
@@ -43,7 +43,7 @@ def rehearse(job: ElasticJob, layout: Layout) -> Rehearsal:
     planning_s, feeding_s, feeding_core_s = [], [], []
     for _ in range(TIMES):
         start_s = time.perf_counter()
-        plan = plan_step(job, layout, job.batch(0))
+        plan = plan_step(job, layout, job.batch(step))
         pickled = pickle.dumps(accept(plan)[0])
         planned_s = time.perf_counter()
         pickle.loads(pickled)

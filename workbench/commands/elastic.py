@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import Forecast, StepPrediction, foresee, predict_steps
 from workbench.commands.elastic_run import Ran, Saving, elastic_job, latest_progress, run_elastic
 from workbench.commands.elastic_tables import (
@@ -78,7 +79,10 @@ def elastic_command(
     resume: Annotated[
         Path | None, typer.Option(help="go on from the furthest save in a --checkpoint folder")
     ] = None,
-    seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
+    data: Annotated[
+        Path | None, typer.Option(help="data folder, read over and over; default: random data")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of weights and random data")] = 0,
     timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 30.0,
     out: Annotated[Path | None, typer.Option("--out", help="folder for predictions, record and plot")] = None,
     profile: Profile = None,
@@ -101,13 +105,15 @@ def elastic_command(
         trace=None if happens is None else happens.trace,
     )
     cost = cost_of(shape.job, profile, execution)
-    found = elastic_templates(shape.on_nodes(), cost, num_nodes=shape.num_nodes, num_faults=faults)
-    trained = elastic_job(found, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
+    whole = shape.on_nodes()
+    reads = drawn(whole, seed) if data is None else read_folder(whole, data)
+    found = elastic_templates(reads.job, cost, num_nodes=shape.num_nodes, num_faults=faults)
+    trained = elastic_job(found, reads, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
     start = None if resume is None else latest_progress(trained, resume)
     until = _steps(steps, happens, start)
     events = _events(event or (), happens, shape, 0 if start is None else start.step, until)
     forecast = foresee(trained, events, until)
-    predictions = predict_steps(found, trained, forecast, shape.job.cluster, cost)
+    predictions = predict_steps(found, trained, forecast, shape.job.cluster, cost, reads.looks)
     task = Task(
         found=found, job=trained, events=events, steps=until, forecast=forecast, predictions=predictions
     )

@@ -1,7 +1,8 @@
 """What an elastic training will come to, said before it starts: its layouts, and seconds a step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from workbench.commands.prediction import predict
@@ -154,12 +155,18 @@ class _Course:
 
 
 def predict_steps(
-    found: ElasticTemplates, job: "ElasticJob", forecast: Forecast, machine: Cluster, cost: CostModel
+    found: ElasticTemplates,
+    job: "ElasticJob",
+    forecast: Forecast,
+    machine: Cluster,
+    cost: CostModel,
+    looks: int,
 ) -> Mapping[tuple[int, ...], StepPrediction]:
     """A prediction for every layout of the forecast, by the sizes of its pipelines.
 
     Args:
         machine: one node with the cores that all ranks share.
+        looks: steps of a layout's first stretch to look at, evenly spread; the mean is taken.
 
     Raises:
         ValueError: a plan that is refused, or a profile that cannot price it.
@@ -168,17 +175,26 @@ def predict_steps(
     for stretch in forecast.stretches:
         sizes = stretch.layout.sizes
         if sizes not in predictions:
-            predictions[sizes] = _predict_step(found, job, stretch.layout, machine, cost)
+            length = stretch.end - stretch.first
+            steps = {stretch.first + place * length // looks for place in range(looks)}
+            predictions[sizes] = _mean(
+                [_predict_step(found, job, stretch.layout, step, machine, cost) for step in sorted(steps)]
+            )
     return predictions
 
 
 def _predict_step(
-    found: ElasticTemplates, job: "ElasticJob", layout: Layout, machine: Cluster, cost: CostModel
+    found: ElasticTemplates,
+    job: "ElasticJob",
+    layout: Layout,
+    step: int,
+    machine: Cluster,
+    cost: CostModel,
 ) -> StepPrediction:
     from runtime.elastic.job import Reduction
     from runtime.elastic.rehearsal import rehearse
 
-    rehearsal = rehearse(job, layout)
+    rehearsal = rehearse(job, layout, step)
     plan = rehearsal.plan
     memory_bytes = plan.cluster.nodes[0].memory_bytes  # the runtime's; the job's is what templates go by
     node = replace(machine.nodes[0], num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
@@ -196,6 +212,19 @@ def _predict_step(
         update_s=max(updates, default=0.0),
         core_s=working_s + rehearsal.feeding_core_s + rehearsal.planning_s,
         unmeasured=tuple(unmeasured_costs(trace)),
+    )
+
+
+def _mean(found: Sequence[StepPrediction]) -> StepPrediction:
+    """Of several steps of one layout."""
+    return StepPrediction(
+        sizes=found[0].sizes,
+        simulated_s=fmean(each.simulated_s for each in found),
+        planning_s=fmean(each.planning_s for each in found),
+        feeding_s=fmean(each.feeding_s for each in found),
+        update_s=fmean(each.update_s for each in found),
+        core_s=fmean(each.core_s for each in found),
+        unmeasured=tuple(dict.fromkeys(cost for each in found for cost in each.unmeasured)),
     )
 
 

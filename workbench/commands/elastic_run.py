@@ -7,13 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from workbench.commands.busy_cores import BusyCores, CoreWatch, process_seconds
-from workbench.data.sample import Sample
+from workbench.commands.elastic_data import StepData
 from workbench.resilience.reconfigure import CannotContinueError
 from workbench.resilience.step_events import AtStep, StepEvents
 from workbench.strategies.elastic_templates import ElasticTemplates
@@ -70,22 +70,17 @@ class Saving:
         return next(path for name in names if not (path := self.folder / name).exists())
 
 
-def elastic_job(found: ElasticTemplates, *, seed: int, wait_s: float, num_cores: int) -> "ElasticJob":
-    """What the runtime trains: new data in every step, of samples as long as the job's.
+def elastic_job(
+    found: ElasticTemplates, data: StepData, *, seed: int, wait_s: float, num_cores: int
+) -> "ElasticJob":
+    """What the runtime trains.
 
     Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own.
 
     Raises:
         ValueError: what ElasticJob refuses.
     """
-    from runtime.batches import SyntheticSource
     from runtime.elastic.job import ElasticJob, Reduction
-
-    samples = found.job.batch
-    step_ids = 1 + max(sample.id for sample in samples)
-
-    def batch(step: int) -> tuple[Sample, ...]:
-        return tuple(replace(sample, id=step_ids * step + sample.id) for sample in samples)
 
     specification = found.planned.specification
     num_ranks = specification.num_nodes * found.job.cluster.nodes[0].num_ranks
@@ -93,8 +88,8 @@ def elastic_job(found: ElasticTemplates, *, seed: int, wait_s: float, num_cores:
         model=found.job.model,
         chain=found.chain,
         templates=found.planned,
-        batch=batch,
-        source=SyntheticSource(seed),
+        batch=data.batch,
+        source=data.source,
         samples_per_microbatch=found.job.microbatch_samples,
         seed=seed,
         precision=found.job.settings.precision,
