@@ -1,14 +1,22 @@
 """Throughput by number of nodes from our own planner and cost model: A40, one GPU a node."""
 
 from functools import cache
+from itertools import pairwise
 
 from experiments.modelled import A40, Setting, layer_times
 from experiments.oobleck.systems import MOST_NODES
+from experiments.printed_pipeline import StageTimes
+from workbench.cost.execution import AttentionKernel, Execution
+from workbench.cost.memory import Kernels, layer_bytes
+from workbench.cost.memory_setting import Setting as MemorySetting
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.cost.roofline import Grid, RowWork, Work
+from workbench.graph.frozen import gradient_needs
 from workbench.graph.model_graph import ModelGraph
 from workbench.graph.zoo import from_shape
-from workbench.resilience.instantiate import fastest
+from workbench.plan.plan import Recompute
+from workbench.resilience.instantiate import Instantiation, fastest
 from workbench.resilience.model_chain import ModelChain, model_chain
 from workbench.resilience.node_specification import TemplateSet, plan_templates
 
@@ -21,6 +29,7 @@ SHAPES = {
 }
 TOKENS = {"BERT-Large": 512, "GPT-2": 1024, "GPT-3 Medium": 2048, "GPT-3 2.7b": 2048, "GPT-3 6.7b": 2048}
 MICROBATCH = {"BERT-Large": 32, "GPT-2": 32, "GPT-3 Medium": 16, "GPT-3 2.7b": 2, "GPT-3 6.7b": 2}
+BAMBOO_MICROBATCH = {"BERT-Large": 4, "GPT-2": 1}
 GLOBAL_BATCH = {
     "BERT-Large": 8192,
     "GPT-2": 8192,
@@ -33,6 +42,14 @@ STATE_BYTES = 16  # float32 weight, gradient and two Adam moments
 ELEMENT_BYTES = 4
 MEMORY_BYTES = 40e9  # what section 2.7.1 prints; the card has 48
 FAULTS = 1
+BAMBOO_DEPTH = 6  # its published throughput changes at 30, 24 and 18 nodes only
+
+# Attention of Hugging Face transformers, on which the chapter builds (section 2.6), as it was in 2023:
+# scores are written, scaled, masked (GPT: causally, and for padding), soft-maxed, dropped and read.
+SCORES_PASSES = {"BERT-Large": 10.0} | dict.fromkeys(
+    ("GPT-2", "GPT-3 Medium", "GPT-3 2.7b", "GPT-3 6.7b"), 12.0
+)
+FUSED = Execution()
 
 
 @cache
@@ -41,23 +58,64 @@ def graph(model: str) -> ModelGraph:
     return ModelGraph(name=model, modules=(from_shape(SHAPES[model]),))
 
 
+def stored(model: str) -> Execution:
+    """Attention whose scores pass through memory."""
+    return Execution(attention=AttentionKernel.STORED, scores_passes=SCORES_PASSES[model])
+
+
+@cache
+def layer_s(
+    model: str, microbatch: int, recompute: Recompute, execution: Execution, precision: str = "tf32"
+) -> tuple[StageTimes, ...]:
+    """[layers] forward and backward seconds of a microbatch in "tf32" or "float32"."""
+    priced, factor = ("bfloat16", TF32_OVER_BFLOAT16) if precision == "tf32" else (precision, 1.0)
+    setting = Setting(
+        text_tokens=TOKENS[model],
+        items=(),
+        microbatch_samples=microbatch,
+        recompute=recompute,
+        precision=priced,
+    )
+    (times,) = layer_times(graph(model), setting, CostModel(load_profile(A40), execution)).values()
+    return tuple(StageTimes(factor * time.forward_s, factor * time.backward_s) for time in times)
+
+
+def forward_share(model: str) -> float:
+    """Of a layer's forward, recomputation and backward together."""
+    times = layer_s(model, MICROBATCH[model], Recompute.FULL, stored(model))
+    return sum(time.forward_s for time in times) / sum(time.total_s for time in times)
+
+
+@cache
+def kept_bytes(model: str, microbatch: int) -> tuple[int, ...]:
+    """[layers] what each keeps of one microbatch without recomputation."""
+    tokens, module = TOKENS[model], graph(model).modules[0]
+    work = Work((RowWork(tokens, tokens, tokens * (tokens + 1) // 2),) * microbatch)
+    setting = MemorySetting(work, Grid(), ELEMENT_BYTES, False)  # noqa: FBT003  (items of one length)
+    needs = gradient_needs(graph(model))[module.name]
+    return tuple(
+        layer_bytes(layer, need, setting, Kernels.MEGATRON_SCORES).kept.num_bytes
+        for layer, need in zip(module.layers, needs, strict=True)
+    )
+
+
 @cache
 def chain(model: str) -> ModelChain:
     """Layers with times and bytes.
 
     With recomputation a stage keeps one boundary tensor per layer and microbatch in flight; (layers of a
-    stage) x (stages) is about the model's layers, so that many tensors are set aside on every GPU.
+    stage) x (stages) is about the model's layers, so that many tensors are set aside on every GPU, and
+    the layer that is recomputed.
     """
     found, samples = graph(model), MICROBATCH[model]
-    setting = Setting(text_tokens=TOKENS[model], items=(), microbatch_samples=samples)
-    times = layer_times(found, setting, CostModel(load_profile(A40)))
+    times = layer_s(model, samples, Recompute.FULL, stored(model))
     layers = found.modules[0].layers
     width = max(layer.out_width for layer in layers[:-1])
-    aside = len(layers) * samples * TOKENS[model] * width * ELEMENT_BYTES
+    aside = len(layers) * samples * TOKENS[model] * width * ELEMENT_BYTES + max(kept_bytes(model, samples))
     return model_chain(
         found,
         (1,),
-        lambda module, layer, _: TF32_OVER_BFLOAT16 * times[module][layer].total_s,
+        lambda _, layer, __: times[layer].total_s,
         lambda _, layer, __: layers[layer].num_parameters * STATE_BYTES,
         MEMORY_BYTES - aside,
     )
@@ -70,27 +128,58 @@ def planned(model: str) -> TemplateSet:
 
 
 @cache
+def oobleck_layout(model: str, nodes: int) -> Instantiation:
+    """The fastest instantiation."""
+    return fastest(planned(model), nodes, GLOBAL_BATCH[model] // MICROBATCH[model])
+
+
+@cache
+def varuna_grid(model: str, nodes: int) -> tuple[int, int]:
+    """(depth, microbatches of each pipeline) of the best grid of equal pipelines; the rest stands by."""
+    templates, count = planned(model), GLOBAL_BATCH[model] // MICROBATCH[model]
+    grids = [
+        (depth, -(-count // (nodes // depth))) for depth in templates.specification.sizes if depth <= nodes
+    ]
+    return min(grids, key=lambda grid: templates.of_size(grid[0]).iteration_s(grid[1]))
+
+
+@cache
 def oobleck_rates(model: str) -> dict[int, float]:
-    """Samples per second of the fastest instantiation of 15 to 30 nodes."""
-    templates, microbatch = planned(model), MICROBATCH[model]
-    count = GLOBAL_BATCH[model] // microbatch
+    """Samples per second of the fastest instantiation of 15 to 30 nodes, by the planning formula."""
     return {
-        nodes: fastest(templates, nodes, count).samples_per_s(microbatch)
+        nodes: oobleck_layout(model, nodes).samples_per_s(MICROBATCH[model])
         for nodes in range(MOST_NODES // 2, MOST_NODES + 1)
     }
 
 
 @cache
 def varuna_rates(model: str) -> dict[int, float]:
-    """Samples per second of the best grid of equal pipelines on 15 to 30 nodes; the rest stands by."""
-    templates, microbatch = planned(model), MICROBATCH[model]
-    count = GLOBAL_BATCH[model] // microbatch
+    """Samples per second of the best grid on 15 to 30 nodes, by the planning formula."""
     rates = {}
     for nodes in range(MOST_NODES // 2, MOST_NODES + 1):
-        shortest_s = min(
-            templates.of_size(depth).iteration_s(-(-count // (nodes // depth)))
-            for depth in templates.specification.sizes
-            if depth <= nodes
-        )
-        rates[nodes] = GLOBAL_BATCH[model] / shortest_s
+        depth, count = varuna_grid(model, nodes)
+        rates[nodes] = GLOBAL_BATCH[model] / planned(model).of_size(depth).iteration_s(count)
     return rates
+
+
+def bamboo_stages(model: str) -> tuple[StageTimes, ...]:
+    """[6] stages of an even cut: each also runs its successor's forward; nothing is recomputed."""
+    times = layer_s(model, BAMBOO_MICROBATCH[model], Recompute.NONE, stored(model))
+    bounds = [round(stage * len(times) / BAMBOO_DEPTH) for stage in range(BAMBOO_DEPTH + 1)]
+    forward_s = [sum(time.forward_s for time in times[a:b]) for a, b in pairwise(bounds)]
+    backward_s = [sum(time.backward_s for time in times[a:b]) for a, b in pairwise(bounds)]
+    return tuple(
+        StageTimes(forward_s[stage] + forward_s[(stage + 1) % BAMBOO_DEPTH], backward_s[stage])
+        for stage in range(BAMBOO_DEPTH)
+    )
+
+
+@cache
+def bamboo_rates(model: str) -> dict[int, float]:
+    """Samples per second of pipelines of six nodes on 15 to 30 nodes: all stages once, then the slowest."""
+    stages = [stage.total_s for stage in bamboo_stages(model)]
+    count = GLOBAL_BATCH[model] // BAMBOO_MICROBATCH[model]
+    return {
+        nodes: GLOBAL_BATCH[model] / (sum(stages) + (-(-count // (nodes // BAMBOO_DEPTH)) - 1) * max(stages))
+        for nodes in range(MOST_NODES // 2, MOST_NODES + 1)
+    }

@@ -17,8 +17,14 @@ from workbench.schedule.action import Action, Pass
 FORWARD_SHARE = 1 / 3
 
 
-def pipeline_s(model: ModelGraph, chain: ModelChain, template: Template, num_microbatches: int) -> float:
-    """Seconds of one iteration of a template's pipeline, without links; a third of a stage is forward.
+def pipeline_s(
+    model: ModelGraph,
+    chain: ModelChain,
+    template: Template,
+    num_microbatches: int,
+    forward_share: float = FORWARD_SHARE,
+) -> float:
+    """Seconds of one iteration of a template's pipeline, without links; so much of a stage is forward.
 
     A stage that crosses modules is one plan stage per module on the same rank, which shares its time
     by layers.
@@ -37,13 +43,19 @@ def pipeline_s(model: ModelGraph, chain: ModelChain, template: Template, num_mic
     def duration_s(action: Action) -> float:
         if action.stage is None or action.kind not in (Pass.F, Pass.B):
             return 0.0
-        share = FORWARD_SHARE if action.kind is Pass.F else 1 - FORWARD_SHARE
+        share = forward_share if action.kind is Pass.F else 1 - forward_share
         return share * seconds[action.stage]
 
     return Sweep(lower(plan)).iteration_s(duration_s)
 
 
-def simulated_s(model: ModelGraph, chain: ModelChain, planned: TemplateSet, chosen: Instantiation) -> float:
+def simulated_s(
+    model: ModelGraph,
+    chain: ModelChain,
+    planned: TemplateSet,
+    chosen: Instantiation,
+    forward_share: float = FORWARD_SHARE,
+) -> float:
     """Seconds of the slowest pipeline of an instantiation."""
     pairs: Sequence[tuple[int, int]] = sorted(set(zip(chosen.sizes, chosen.microbatches, strict=True)))
-    return max(pipeline_s(model, chain, planned.of_size(size), count) for size, count in pairs)
+    return max(pipeline_s(model, chain, planned.of_size(size), count, forward_share) for size, count in pairs)

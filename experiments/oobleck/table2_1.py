@@ -14,17 +14,21 @@ Run:     python -m experiments.oobleck.table2_1
 
 from experiments import paper
 from experiments.evidence import Evidence, outcome_of
-from experiments.oobleck.modelled import ELEMENT_BYTES, GLOBAL_BATCH, MEMORY_BYTES, STATE_BYTES, TOKENS, graph
+from experiments.oobleck.modelled import (
+    BAMBOO_DEPTH,
+    ELEMENT_BYTES,
+    GLOBAL_BATCH,
+    MEMORY_BYTES,
+    STATE_BYTES,
+    TOKENS,
+    graph,
+    kept_bytes,
+)
 from experiments.oobleck.systems import MOST_NODES
 from experiments.paper import Outcome
 from experiments.printed import PrintedRow, is_true, printed_rows
-from workbench.cost.memory import Kernels, layer_bytes
-from workbench.cost.memory_setting import Setting
-from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.graph.frozen import gradient_needs
 
 COPIES = {"bamboo": 2, "varuna": 1, "oobleck": 1}
-BAMBOO_DEPTH = 6  # its published throughput changes at 30, 24 and 18 nodes only
 
 
 def least_peak_bytes(model: str, system: str, microbatch: int) -> int:
@@ -37,7 +41,7 @@ def _peak_bytes(model: str, system: str, microbatch: int, depth: int) -> int:
     """The first stage of an even cut: it has `depth` microbatches in flight (1F1B)."""
     layers = graph(model).modules[0].layers
     recomputes = system != "bamboo"
-    held = _layer_bytes(model, microbatch)
+    held = kept_bytes(model, microbatch)
     each = -(-len(layers) // min(depth, len(layers)))
     stages = [range(first, min(first + each, len(layers))) for first in range(0, len(layers), each)]
     peak = 0
@@ -52,19 +56,6 @@ def _peak_bytes(model: str, system: str, microbatch: int, depth: int) -> int:
             activations = in_flight * whole
         peak = max(peak, COPIES[system] * (states + activations))
     return peak
-
-
-def _layer_bytes(model: str, microbatch: int) -> list[int]:
-    """What each layer keeps of one microbatch without recomputation."""
-    found, tokens = graph(model), TOKENS[model]
-    module = found.modules[0]
-    work = Work((RowWork(tokens, tokens, tokens * (tokens + 1) // 2),) * microbatch)
-    setting = Setting(work, Grid(), ELEMENT_BYTES, False)  # noqa: FBT003  (items of one length)
-    needs = gradient_needs(found)[module.name]
-    return [
-        layer_bytes(layer, need, setting, Kernels.MEGATRON_SCORES).kept.num_bytes
-        for layer, need in zip(module.layers, needs, strict=True)
-    ]
 
 
 def cell(row: PrintedRow) -> tuple[str, bool, float]:
