@@ -33,6 +33,8 @@ class Mesh:
         timeout_s: of every wait in a group.
         reduction: ranks that sum gradients or collect weights -> their process group, where this rank is
             in it: gradient groups, and the instances and peers of a sharded optimizer.
+        units: ranks that share out weights -> the process group of their rounds. Sums come at any place
+            among these, another one on each rank, so the two have groups of their own.
         pair: (route, source, destination) -> process group of these rows; empty on gloo, where
             rows match by tag and need no order.
         context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
@@ -45,6 +47,7 @@ class Mesh:
     device: torch.device
     timeout_s: float = 60.0
     reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    units: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     pair: dict[PairKey, dist.ProcessGroup] = field(default_factory=dict)
     context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     tensor: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
@@ -83,6 +86,14 @@ class Mesh:
     def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         """Start `whole` <- everybody's `part`, in the order of the ranks of an instance."""
         return GATHER(whole, part.clone(), group=self.reduction[ranks], async_op=True)
+
+    def start_dealing(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As `start_scatter`, over the ranks of a unit of shared-out weights."""
+        return SCATTER(part, whole, group=self.units[ranks], async_op=True)
+
+    def start_collecting(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As `start_gather`, over the ranks of a unit of shared-out weights."""
+        return GATHER(whole, part.clone(), group=self.units[ranks], async_op=True)
 
     def sum_over_all(self, total: Tensor) -> None:
         """Sum in place over all ranks; RuntimeError when one is gone."""
@@ -123,6 +134,7 @@ def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh
         raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
     mesh = Mesh(rank=ranks[dist.get_rank()], ranks=ranks, device=device, timeout_s=timeout_s)
     _open_groups(mesh, _reducing(lowered), mesh.reduction)
+    _open_groups(mesh, (unit.ranks for unit in shard_units(lowered.plan)), mesh.units)
     stages = lowered.plan.stages
     columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
     _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
@@ -134,12 +146,11 @@ def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh
 
 
 def _reducing(lowered: Lowered) -> Iterator[tuple[int, ...]]:
-    """Ranks that sum gradients or collect weights, in plan order."""
+    """Ranks that sum gradients or collect updated weights, in plan order."""
     for group in lowered.groups:
         shards = optimizer_shards(lowered.plan, group)
         peers = tuple(zip(*shards.instances, strict=True))
         yield from (ranks for ranks in (group.ranks, *shards.instances, *peers) if len(ranks) > 1)
-    yield from (unit.ranks for unit in shard_units(lowered.plan))
 
 
 def _open_groups(

@@ -86,7 +86,7 @@ class ShardedWeights:
         """Start making the weights whole."""
         self._whole_N.untyped_storage().resize_(self._num_bytes)
         self._resized(self._num_bytes)
-        return Travelling(self._mesh.start_gather(self._whole_N, self.part, self._ranks))
+        return Travelling(self._mesh.start_collecting(self._whole_N, self.part, self._ranks))
 
     def let_go(self) -> None:
         """Keep this rank's part alone."""
@@ -101,7 +101,7 @@ class ShardedWeights:
                 place_N.view_as(weight).copy_(weight.grad)
                 weight.grad = None
         part_S = torch.empty_like(self.own, requires_grad=False)
-        return Travelling(self._mesh.start_scatter(part_S, flat_N, self._ranks), flat_N, part_S)
+        return Travelling(self._mesh.start_dealing(part_S, flat_N, self._ranks), flat_N, part_S)
 
     def add(self, part_S: Tensor) -> None:
         """Add a part of a gradient to those of earlier rounds."""
@@ -122,7 +122,7 @@ class ShardedWeights:
         """Start collecting the gradient of all parts."""
         assert self.own.grad is not None, "gradients are dealt out first"
         flat_N = self.own.new_empty(self._size * len(self._ranks), requires_grad=False)
-        return Travelling(self._mesh.start_gather(flat_N, self.own.grad, self._ranks), flat_N)
+        return Travelling(self._mesh.start_collecting(flat_N, self.own.grad, self._ranks), flat_N)
 
     def pieces(self, flat_N: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """(Weight, what stands at its place)."""

@@ -31,6 +31,7 @@ from workbench.plan.lower import lower
 from workbench.plan.memory import memory_table, peak_bytes
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
+from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
 from workbench.strategies import megatron_heterogeneous
 
@@ -131,6 +132,15 @@ def test_a_tied_weight_and_whole_encoders_beside_it(pool: Pool) -> None:
     assert_trains_as_one(plan, pool)
 
 
+def test_whole_encoders_whose_items_one_replica_has_alone(pool: Pool) -> None:
+    """The other sums their gradients before its first round, this one after its last."""
+    plan = shared_out(mixed("everything"), tiny_batch((1, 0), (1, 0)), replicas=2, modules=("llm",))
+    kinds = [[action.kind for action in plan.program[rank]] for rank in (0, 1)]
+    assert kinds[0][0] is Pass.UNSHARD
+    assert kinds[1][0] is Pass.REDUCE_GRAD
+    assert_trains_as_one(plan, pool)
+
+
 def test_a_wide_optimizer_of_parts_equals_that_of_the_whole(pool: Pool) -> None:
     """bfloat16 weights, float32 optimizer: three steps."""
     plan = shared_out(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
@@ -207,11 +217,11 @@ def test_an_emulation_is_refused() -> None:
 class _Alone(Mesh):
     """A rank whose peers hold zeros: gathers and sums are its own part and gradient."""
 
-    def start_gather(self, whole, part, ranks):  # type: ignore[no-untyped-def]
+    def start_collecting(self, whole, part, ranks):  # type: ignore[no-untyped-def]
         size = part.numel()
         whole.narrow(0, ranks.index(self.rank) * size, size).copy_(part)
 
-    def start_scatter(self, part, whole, ranks):  # type: ignore[no-untyped-def]
+    def start_dealing(self, part, whole, ranks):  # type: ignore[no-untyped-def]
         size = part.numel()
         part.copy_(whole.narrow(0, ranks.index(self.rank) * size, size))
 
