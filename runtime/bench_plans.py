@@ -17,6 +17,7 @@ from runtime.pool import Place, Pool
 from runtime.rank_job import TORCH_TYPE
 from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row
 from workbench.plan.lower import lower
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE
 
@@ -171,6 +172,7 @@ def _key_of(row: LayerRow) -> Key:
 
 
 def _group_sizes(plans: Sequence[Plan]) -> list[int]:
-    """Two, for messages, and the numbers of ranks that sum a gradient in any of the plans."""
+    """Two, for messages, and the numbers of ranks that sum a gradient, or share out weights, in any plan."""
     sizes = {2, *(len(group.ranks) for plan in plans for group in lower(plan).groups)}
+    sizes |= {len(unit.ranks) for plan in plans for unit in shard_units(plan)}
     return sorted(size for size in sizes if size > 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from experiments.demo_job import demo_model
-from experiments.fidelity import many_ranks
+from experiments.fidelity import divided, many_ranks
 from experiments.fidelity.work import (
     LLM,
     Cuts,
@@ -40,6 +40,7 @@ class Part(StrEnum):
 
     CLEAN = "clean"  # two ranks, each pinned to a core of its own
     CONTEXT = "context"  # two ranks that share the tokens of the language model
+    DIVIDED = "divided"  # two ranks that divide each layer's weights
     CROWDED = "crowded"  # more ranks than cores
     EMULATED = "emulated"  # more ranks than this machine has, each on a core of its own
     REHEARSAL = "rehearsal"  # run while calibrating, never judged
@@ -77,6 +78,9 @@ def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, .
         (Part.CLEAN, mixed_lengths_work(), _length_plans),
         *((Part.CLEAN, long_work(length), _long_plans) for length in LONG_TOKENS),
         *((Part.CONTEXT, shared_text_work(mask), _shared_text_plans) for mask in ("causal", "prefix_lm")),
+        (Part.DIVIDED, text_work(), divided.text_plans),
+        (Part.DIVIDED, image_work("everything"), divided.image_plans),
+        (Part.DIVIDED, divided.experts_work(), divided.expert_plans),
         *((Part.CROWDED, masked_work(mask), _masked_plans) for mask in MASKED),
         (Part.CROWDED, crowded_work(), _crowded_plans),
         (Part.EMULATED, text_work(), many_ranks.text_plans),

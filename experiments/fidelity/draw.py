@@ -20,7 +20,13 @@ from experiments.paper import RESULTS
 from experiments.plots import PLOTS
 
 RESULT = RESULTS / "fidelity.json"
-COLORS = {"clean": "#2166ac", "context": "#1b7837", "crowded": "#b2182b", "emulated": "#762a83"}
+COLORS = {
+    "clean": "#2166ac",
+    "context": "#1b7837",
+    "divided": "#bf812d",
+    "crowded": "#b2182b",
+    "emulated": "#762a83",
+}
 BAND = 0.03
 
 

@@ -6,7 +6,7 @@ Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a 
 Ours:    one calibration, with nine plans that run for it and are not judged; all predictions are
          written, with the plans' hashes, before the first judged plan runs; then all run round by
          round, so that drift of the machine meets all alike.
-Run:     python -m experiments.fidelity.run [--json] [--plans N] [--quick] [--resume] [--out FOLDER]
+Run:     python -m experiments.fidelity.run [--json] [--plans N] [--part PART] [--quick] [--resume]
 """
 
 import argparse
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.fidelity.cases import CROWD, Case, LeftOut, cases, quick
+from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick
 from experiments.fidelity.draw import RESULT, draw
 from experiments.fidelity.gauge import CALIBRATING, RUNNING, gauge_of
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, rehearse, write_predictions
@@ -43,9 +43,10 @@ READINGS = 12  # tasks of the calibration between two readings of the gauge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is run: plans (None: all), rounds over them, timed steps in a round; and measured before."""
+    """How much is run: plans (None: all) of one part or all, rounds, timed steps in a round; and measured."""
 
     plans: int | None = None
+    part: Part | None = None
     rounds: int = 3
     steps: int = 2
     budget_s: float = 0.2  # of each kind of pass of each group of layers
@@ -98,7 +99,8 @@ def rows_of(predicted: Sequence[Predicted], runs: Runs) -> tuple[PlanRow, ...]:
 
 
 def _chosen(every: Sequence[Case], extent: Extent) -> tuple[Case, ...]:
-    return tuple(every) if extent.plans is None else quick(every, extent.plans)
+    mine = [case for case in every if extent.part in (None, case.part)]
+    return tuple(mine) if extent.plans is None else quick(mine, extent.plans)
 
 
 def _provenance(profile: Profile) -> dict[str, Any]:
@@ -127,9 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
     if options.plans is not None and options.plans < 1:
         raise ValueError(f"--plans: want at least one plan, got {options.plans}")
-    extent = Extent(plans=options.plans)
+    extent = Extent(plans=options.plans, part=options.part)
     if options.quick:
-        extent = Extent(plans=options.plans or QUICK_PLANS, rounds=1, budget_s=0.1)
+        extent = Extent(plans=options.plans or QUICK_PLANS, part=options.part, rounds=1, budget_s=0.1)
     if not options.resume:
         _clear(options.out)
     result = run(options.out, extent, is_quiet=False)
@@ -163,6 +165,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--plans", type=int, help="so many plans, evenly out of all; default: all")
+    parser.add_argument(
+        "--part", type=Part, choices=[part for part in Part if part is not Part.REHEARSAL], help="these alone"
+    )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PLANS} plans, one round")
     parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for predictions and steps")

@@ -149,6 +149,7 @@ def plan_of(
     samples: Sequence[int] | Mapping[str, Sequence[int]],
     schedule: Schedule | None = None,
     recompute: Recompute = Recompute.NONE,
+    divided: Callable[[Plan], Plan] = lambda draft: draft,
 ) -> Plan:
     """A checked plan.
 
@@ -160,6 +161,7 @@ def plan_of(
             module by module; dealt to the replicas in turn.
         schedule: None: 1F1B.
         recompute: of every module.
+        divided: what the ranks of a stage, or of replicas, make of it before it gets its programs.
 
     Raises:
         ValueError: what the schedule or the plan's check refuses.
@@ -181,7 +183,7 @@ def plan_of(
         settings=settings,
     )
     drafted = replace(draft, microbatches=_microbatches(draft, samples, len(replicas)))
-    return with_programs(drafted, schedule or Schedule())
+    return with_programs(divided(drafted), schedule or Schedule())
 
 
 def _stages(replicas: Sequence[Cuts]) -> tuple[Stage, ...]:

@@ -1,0 +1,86 @@
+"""Plans whose two ranks divide a layer's weights between them: to compute with, or only to keep."""
+
+from dataclasses import replace
+
+from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of, text_only, text_samples
+from workbench.cost.hardware import Cluster
+from workbench.graph.hf_config import module_from_config
+from workbench.plan.parameter_shards import in_units
+from workbench.plan.plan import Plan, Sharding
+
+BOTH = (0, 1)
+
+
+def experts_work() -> Work:
+    """A Mixtral of three blocks of four experts, two a token, on six texts."""
+    config = {
+        "model_type": "mixtral",
+        "hidden_size": 256,
+        "intermediate_size": 448,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    }
+    model = text_only(module_from_config(config, name=LLM, modality="text"))
+    return Work(name="experts", model=model, batch=text_samples([128] * 6))
+
+
+def text_plans(work: Work, cluster: Cluster) -> Plans:
+    """Eight layers on both ranks: cut as tensors, tokens dealt out between them too, weights shared out."""
+    cuts: Cuts = {LLM: ((8, BOTH),)}
+    yield "tensor parallel", lambda: plan_of(work, cluster, cuts, samples=(1,) * 8, divided=as_tensors)
+    yield (
+        "tensor and sequence parallel",
+        lambda: plan_of(work, cluster, cuts, samples=(1,) * 8, divided=as_sequences),
+    )
+    whole: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in BOTH]
+    for count in (8, 4, 2):
+
+        def make(count: int = count) -> Plan:
+            return plan_of(work, cluster, whole, samples=(8 // count,) * count, divided=as_shared_weights)
+
+        yield f"weights shared out, {count} microbatches", make
+
+
+def image_plans(work: Work, cluster: Cluster) -> Plans:
+    """Encoder and language model on each rank, the weights of both shared out; ranks have unequal images."""
+    whole: list[Cuts] = [{"vision": ((6, (rank,)),), LLM: ((6, (rank,)),)} for rank in BOTH]
+    yield (
+        "weights shared out",
+        lambda: plan_of(work, cluster, whole, samples=(1,) * 6, divided=as_shared_weights),
+    )
+
+
+def expert_plans(work: Work, cluster: Cluster) -> Plans:
+    """Every expert cut in two, or two experts on each rank."""
+    cuts: Cuts = {LLM: ((5, BOTH),)}
+    yield "experts cut", lambda: plan_of(work, cluster, cuts, samples=(1,) * 6, divided=as_tensors)
+    yield "experts dealt out", lambda: plan_of(work, cluster, cuts, samples=(1,) * 6, divided=as_experts)
+
+
+def as_tensors(draft: Plan) -> Plan:
+    """All ranks of a stage as tensor-parallel ones."""
+    stages = tuple(replace(stage, ranks=(stage.flat_ranks,)) for stage in draft.stages)
+    return replace(draft, stages=stages)
+
+
+def as_sequences(draft: Plan) -> Plan:
+    """As tensors, with the tokens between them dealt out."""
+    modules = tuple(replace(module, sequence_parallel=True) for module in draft.settings.modules)
+    return replace(as_tensors(draft), settings=replace(draft.settings, modules=modules))
+
+
+def as_experts(draft: Plan) -> Plan:
+    """As tensors, but for experts, which each rank has some of."""
+    tensors = as_tensors(draft)
+    return replace(tensors, stages=tuple(replace(stage, ep=len(BOTH)) for stage in tensors.stages))
+
+
+def as_shared_weights(draft: Plan) -> Plan:
+    """Replicas that keep a part of every layer's weights each."""
+    modules = tuple(replace(module, sharding=Sharding.PARAMETERS) for module in draft.settings.modules)
+    return in_units(replace(draft, settings=replace(draft.settings, modules=modules)))
