@@ -61,7 +61,11 @@ def test_spot_traces_are_those_of_the_text():
 
 def test_bins_hold_all_samples():
     run = runs.on_spot("oobleck", "BERT-Large", "spot_gcp_scaled30", 30.0)
-    assert sum(spot.in_bins(run)) * spot.BIN_S == pytest.approx(run.samples)
+    lengths_s = spot.bin_lengths_s(run.window_s)
+    samples = [rate * lasts_s for rate, lasts_s in zip(spot.in_bins(run), lengths_s, strict=True)]
+    assert sum(samples) == pytest.approx(run.samples)
+    assert sum(lengths_s) == pytest.approx(run.window_s)
+    assert 0 < lengths_s[-1] < spot.BIN_S
 
 
 def test_plots_are_drawn_from_the_series_alone(tmp_path, monkeypatch):

@@ -4,21 +4,24 @@ Paper:   I. Jang, dissertation, section 2.7.3, Figure 2.10; the figure's numbers
 Setup:   30 nodes at most, 15 at least, one A40 each, nodes leave and join by spot traces with a warning.
 Given:   throughput by number of nodes, batch, time to recover and to save, as in the published simulator.
 Differs: as Table 2.2. New nodes are taken in at the end of the running iteration, by a recovery. The
-         text says that Varuna hung on GPT-3 6.7b; in ours it gets through the traces' quiet hours. Two
-         systems more than the figure's: Varuna without cost of saving, and a plain job on 24 nodes
-         with the others as spares.
+         text says that Varuna hung on GPT-3 6.7b; in ours, as in every reading of what is unstated, it gets
+         through the traces' quiet hours. Two systems more than the figure's: Varuna without cost of saving,
+         and a plain job on 24 nodes with the others as spares.
 Ours:    the failure simulator, about 5 s on one CPU core; the plot reads the series it writes.
 Run:     python -m experiments.oobleck.figure2_10
 """
 
 from experiments import paper
 from experiments.evidence import Evidence, outcome_of
-from experiments.oobleck.runs import on_spot
-from experiments.oobleck.spot import TRACES, draw, spot_evidence, write_series
+from experiments.oobleck.runs import on_spot, plausible
+from experiments.oobleck.spot import TITLES, TRACES, draw, spot_evidence, write_series
 from experiments.oobleck.systems import spot_trace
 from experiments.paper import Outcome, PaperNumber
+from sim.failures import simulate_failures
+from workbench.resilience.availability import warned
 
-MODELS = ("BERT-Large", "GPT-3 2.7b", "GPT-3 6.7b")
+LARGEST = "GPT-3 6.7b"
+MODELS = ("BERT-Large", "GPT-3 2.7b", LARGEST)
 
 
 def claims_evidence() -> Evidence:
@@ -28,15 +31,18 @@ def claims_evidence() -> Evidence:
         key = f"itself/{trace}/min_between_losses"
         number = PaperNumber(key, minutes, "min", "section 2.7.3", rel_tol=0.01)
         evidence.add(number, spot_trace(trace).mean_between_leaves_s / 60)
-    rates = {
-        (system, trace): on_spot(system, "GPT-3 6.7b", trace, notice_s).samples_per_s
-        for system in ("oobleck", "varuna")
-        for trace, notice_s in TRACES.items()
-    }
     for trace in ("spot_ec2_p3_scaled30", "spot_gcp_scaled30"):
-        oobleck, varuna = rates["oobleck", trace], rates["varuna", trace]
+        oobleck, varuna = (
+            on_spot(system, LARGEST, trace, TRACES[trace]).samples_per_s for system in ("oobleck", "varuna")
+        )
+        happens = warned(spot_trace(trace), TRACES[trace])
+        others = [
+            simulate_failures(each, happens, happens.end_s).samples_per_s
+            for each in plausible("varuna", LARGEST)
+        ]
         evidence.claim(
-            f"GPT-3 6.7b, {trace}: Varuna makes next to no progress ({varuna:.2g} against {oobleck:.3g});",
+            f"{LARGEST}, {TITLES[trace]}: Varuna makes next to no progress ({varuna:.2g} against "
+            f"{oobleck:.3g}, over what is unstated {min(others):.2g} .. {max(others):.2g});",
             varuna < 0.05 * oobleck,
         )
     return evidence

@@ -78,14 +78,14 @@ def average_rows(table: str, where: str) -> Evidence:
             continue
         others = [
             simulate_failures(each, systems.trace(f"failures_{interval}")).samples_per_s
-            for each in _plausible(system, model)
+            for each in plausible(system, model)
         ]
         unstated = Unstated(UNSTATED[system], min(ours, *others), max(ours, *others)) if others else None
         evidence.add(number, ours, unstated)
     return evidence
 
 
-def _plausible(system: str, model: str) -> Iterator[System]:
+def plausible(system: str, model: str) -> Iterator[System]:
     """The readings of what is unstated."""
     built = BUILDERS[system](model)
     if built.checkpoints is not None:

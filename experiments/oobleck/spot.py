@@ -1,6 +1,7 @@
 """Spot traces: averages, fractions of time and throughput over time of every system, and their plots."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,23 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from experiments.evidence import Evidence
 from experiments.oobleck.runs import breakdown, on_spot, runs
-from experiments.oobleck.systems import DOLLARS_PER_NODE_H, spot_trace
+from experiments.oobleck.systems import DOLLARS_PER_NODE_H, MOST_NODES, spot_trace
 from experiments.paper import RESULTS
-from sim.failure_run import FailureRun
+from sim.failure_run import FailureRun, Spent
 
 TRACES = {  # trace -> notice before a node goes, as the providers promise it
     "spot_ec2_p3_scaled30": 120.0,
     "spot_gcp_scaled30": 30.0,
     "spot_gcp_a100_scaled30": 30.0,
+}
+TITLES = {
+    "spot_ec2_p3_scaled30": "EC2 P3",
+    "spot_gcp_scaled30": "GCP as published",
+    "spot_gcp_a100_scaled30": "GCP A100 log",
 }
 SYSTEMS = ("bamboo", "restart_24", "varuna", "varuna_no_ckpt", "oobleck")
 DRAWN = {"bamboo": "#7570b3", "varuna": "#d95f02", "oobleck": "#1b9e77"}  # as in the figure
@@ -39,11 +46,15 @@ def spot_evidence(models: Sequence[str]) -> Evidence:
     evidence = Evidence(notes=list(NOTES))
     for model in models:
         for trace, notice_s in TRACES.items():
-            rates = {}
+            rates, told = {}, []
             for system in (name for name in SYSTEMS if runs(name, model)):
                 run = on_spot(system, model, trace, notice_s)
                 rates[system] = run.samples_per_s
+                told.append(f"{system} {run.samples_per_s:.3g} ({run.fraction(Spent.EFFECTIVE):.0%})")
                 evidence.ours.update(_values(f"published/{model.replace(' ', '-')}/{trace}/{system}", run))
+            evidence.notes.append(
+                f"{model}, {TITLES[trace]}, samples/s (time that was effective): {', '.join(told)}"
+            )
             others = max(rate for name, rate in rates.items() if name in DRAWN and name != "oobleck")
             evidence.claim(
                 f"{model}, {trace}: Oobleck is ahead of or within 2 % of the others "
@@ -62,16 +73,24 @@ def _values(key: str, run: FailureRun) -> dict[str, float]:
 
 
 def in_bins(run: FailureRun) -> list[float]:
-    """[bins] average samples per second in bins of 10 minutes; iterations count evenly over their time."""
-    rates = [0.0] * (int(run.window_s // BIN_S) + 1)
+    """[bins] average samples per second in bins of 10 minutes, the last one as long as what is left.
+
+    Iterations count evenly over their time.
+    """
+    samples = [0.0] * math.ceil(run.window_s / BIN_S)
     for each in run.iterations:
         if not each.samples:
             continue
         rate = each.samples / (each.end_s - each.start_s)
-        for place in range(int(each.start_s // BIN_S), int(each.end_s // BIN_S) + 1):
+        for place in range(int(each.start_s // BIN_S), math.ceil(each.end_s / BIN_S)):
             start_s, end_s = place * BIN_S, (place + 1) * BIN_S
-            rates[place] += rate * max(0.0, min(each.end_s, end_s) - max(each.start_s, start_s)) / BIN_S
-    return rates
+            samples[place] += rate * max(0.0, min(each.end_s, end_s) - max(each.start_s, start_s))
+    return [count / lasts_s for count, lasts_s in zip(samples, bin_lengths_s(run.window_s), strict=True)]
+
+
+def bin_lengths_s(window_s: float) -> list[float]:
+    """[bins] seconds of each."""
+    return [min(BIN_S, window_s - place * BIN_S) for place in range(math.ceil(window_s / BIN_S))]
 
 
 def write_series(script: str, models: Sequence[str]) -> Path:
@@ -102,21 +121,24 @@ def write_series(script: str, models: Sequence[str]) -> Path:
 
 
 def draw(path: Path) -> Path:
-    """One panel per model and trace from a file of series."""
+    """One panel per model and trace from a file of series: throughput, and the nodes in a strip below."""
     kept = json.loads(path.read_text())
     series: Mapping[str, Any] = kept["series"]
-    figure, axes = plt.subplots(
-        len(TRACES),
-        len(series),
-        figsize=(5 * len(series), 3 * len(TRACES)),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = plt.figure(figsize=(4.6 * len(series), 3.4 * len(TRACES)), layout="constrained")
+    grid = figure.add_gridspec(2 * len(TRACES), len(series), height_ratios=[4, 1] * len(TRACES))
     for column, (model, by_trace) in enumerate(series.items()):
         for row, (trace, found) in enumerate(by_trace.items()):
-            _panel(axes[row][column], found, kept["bin_s"])
-            axes[row][column].set_title(f"{model}, {trace}", fontsize=9)
-    axes[0][0].legend(fontsize=8)
+            axes = figure.add_subplot(grid[2 * row, column])
+            strip = figure.add_subplot(grid[2 * row + 1, column], sharex=axes)
+            axes.set_title(f"{model}, {TITLES[trace]}", fontsize=10)
+            _throughput(axes, found, kept["bin_s"])
+            _nodes(strip, found["nodes"])
+            if column == 0:
+                axes.set_ylabel("samples/s")
+                strip.set_ylabel("nodes")
+    lines = [Line2D([], [], color=color, label=system) for system, color in DRAWN.items()]
+    average = Line2D([], [], color="black", linestyle=":", label="average")
+    figure.legend(handles=[*lines, average], loc="outside upper center", ncols=len(DRAWN) + 1)
     target = path.parent / "plots" / f"{path.stem.removesuffix('_series')}.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=90, metadata={"Software": None})
@@ -124,22 +146,24 @@ def draw(path: Path) -> Path:
     return target
 
 
-def _panel(axes: Axes, found: Mapping[str, Any], bin_s: float) -> None:
-    """Throughput in bins, averages dotted, nodes in grey behind."""
+def _throughput(axes: Axes, found: Mapping[str, Any], bin_s: float) -> None:
+    """In bins, averages dotted."""
     for name, rates in found["samples_per_s"].items():
         hours = [(place + 0.5) * bin_s / 3600 for place in range(len(rates))]
-        axes.plot(hours, rates, color=DRAWN[name], linewidth=1, label=name)
+        axes.plot(hours, rates, color=DRAWN[name], linewidth=1)
         axes.axhline(found["mean"][name], color=DRAWN[name], linestyle=":", linewidth=1)
-    behind = axes.twinx()
-    behind.step(
-        [time / 3600 for time, _ in found["nodes"]],
-        [count for _, count in found["nodes"]],
-        where="post",
-        color="#bbbbbb",
-        linewidth=0.7,
-    )
-    behind.set_ylim(0, 62)
-    behind.set_ylabel("nodes", fontsize=8)
-    axes.set_xlabel("hours", fontsize=8)
-    axes.set_ylabel("samples/s", fontsize=8)
     axes.set_ylim(bottom=0)
+    axes.tick_params(axis="x", labelbottom=False)
+
+
+def _nodes(axes: Axes, nodes: Sequence[Sequence[float]]) -> None:
+    axes.step(
+        [time_s / 3600 for time_s, _ in nodes],
+        [count for _, count in nodes],
+        where="post",
+        color="#555555",
+        linewidth=0.8,
+    )
+    axes.set_ylim(0, MOST_NODES + 2)
+    axes.set_yticks([0, MOST_NODES // 2, MOST_NODES])
+    axes.set_xlabel("hours")
