@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.template_oracle import random_chain
+from experiments.bench.small_templates import random_chain
 from workbench.resilience.batch_distribution import distribute, nearest_batch, num_microbatches
 from workbench.resilience.chain import LayerChain
 from workbench.resilience.instantiate import fastest, instantiate, multisets

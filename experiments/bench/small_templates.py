@@ -1,0 +1,61 @@
+"""The exact template search against brute force on small random chains, with memory and without."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workbench.resilience.chain import LayerChain
+from workbench.resilience.exact_mapping import exact_templates
+from workbench.resilience.exhaustive_mapping import least_planned_s
+
+NUM_CHAINS, SEED, REL_TOL = 400, 0, 1e-10
+MOST_LAYERS, MOST_GPUS, MOST_NODES = 6, 4, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallCases:
+    """Templates of one chain and node count each; `num_unfit` of them fit in neither search."""
+
+    num_compared: int
+    num_unfit: int
+    num_equal: int
+
+    @property
+    def all_equal(self) -> bool:
+        return self.num_equal == self.num_compared + self.num_unfit
+
+
+def random_chain(rng: random.Random, num_layers: int, max_width: int) -> LayerChain:
+    """A chain of uneven layers that gain more or less from several GPUs; sometimes short of memory."""
+    widths = tuple(w for w in range(1, max_width + 1) if w == 1 or rng.random() < 0.8)
+    speedup = rng.choice((0.3, 0.7, 1.0))
+    work = [rng.choice((1.0, 1.0, 2.0, rng.uniform(0.1, 5.0))) for _ in range(num_layers)]
+    time_s = tuple(tuple(w / width**speedup for width in widths) for w in work)
+    held = tuple(tuple(rng.randint(1, 9) * 12 // width for width in widths) for _ in work)
+    capacity = rng.choice((math.inf, sum(row[0] for row in held) / rng.uniform(1.0, 3.0)))
+    return LayerChain(widths=widths, time_s=time_s, held_bytes=held, capacity_bytes=capacity)
+
+
+def small_chains(seed: int, num: int) -> Iterator[tuple[LayerChain, int, int]]:
+    """(chain, GPUs per node, nodes at most)."""
+    rng = random.Random(seed)
+    for _ in range(num):
+        gpus = rng.randint(1, MOST_GPUS)
+        yield random_chain(rng, rng.randint(1, MOST_LAYERS), gpus), gpus, rng.randint(1, MOST_NODES)
+
+
+def compare(num_chains: int = NUM_CHAINS) -> SmallCases:
+    """Every node count of every chain: the same objective, or no template in both."""
+    compared = unfit = equal = 0
+    for chain, gpus, most_nodes in small_chains(SEED, num_chains):
+        found = exact_templates(chain, gpus, range(1, most_nodes + 1))
+        for nodes in range(1, most_nodes + 1):
+            best_s = least_planned_s(chain, gpus, nodes)
+            if best_s is None:
+                unfit += 1
+                equal += nodes not in found
+            else:
+                compared += 1
+                equal += nodes in found and math.isclose(found[nodes].planned_s, best_s, rel_tol=REL_TOL)
+    return SmallCases(num_compared=compared, num_unfit=unfit, num_equal=equal)
