@@ -43,7 +43,7 @@ class TestEvents:
         )
         assert found.start == ("node0", "node1", "node2")
         assert found.at(1) == AtStep(killed=("node1",))
-        assert found.at(2) == AtStep(joins=("node1.2", "node1.3"), warned=("node1.2",))
+        assert found.at(2) == AtStep(joins=("node1.3",))
         assert found.most_nodes == 3
 
     @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ class TestForecast:
             step = ends[-1] if ends else 0
             assert found.refusal.startswith(f"step {step}: ")
 
-    def test_a_warned_node_that_only_waits_is_refused_and_one_that_waits_takes_the_room(self):
+    def test_a_node_that_waits_takes_the_room_of_a_killed_one_or_leaves_when_it_is_warned(self):
         job = elastic_job(3)
         full = told_events(["1:join:new", "2:kill:node0"], 3, first=0, steps=4)
         layouts = [stretch.layout for stretch in foresee(job, full, 4).stretches]
@@ -171,9 +171,9 @@ class TestForecast:
             ["node0", "node1", "node2"],
             ["new", "node1", "node2"],
         ]
-        waits = told_events(["1:join:new", "2:warn:new"], 3, first=0, steps=4)
-        with pytest.raises(ValueError, match="event '2:warn:new': node 'new' waits for room"):
-            foresee(job, waits, 4)
+        waits = told_events(["1:join:new", "2:warn:new", "3:kill:node0"], 3, first=0, steps=4)
+        last = foresee(job, waits, 4).stretches[-1].layout
+        assert sorted(sum(last.pipelines, ())) == ["node1", "node2"]
 
 
 class TestTables:

@@ -112,7 +112,6 @@ class _Course:
 
         Raises:
             CannotContinueError: too few nodes, or no copy of a layer, are left.
-            ValueError: a warned node that only waits.
         """
         from runtime.elastic.replan import after_loss, after_warning
 
@@ -122,12 +121,10 @@ class _Course:
             self._take_in()
         if now.joins:
             told.append(f"{_names(now.joins)} {'join' if len(now.joins) > 1 else 'joins'}")
-        at_work = self._at_work()
-        for node in now.warned:
-            if node not in at_work:
-                raise ValueError(f"event '{step}:warn:{node}': node {node!r} waits for room, and has no work")
         if now.warned:
-            self.layout = after_warning(self._job, self.layout, now.warned).layout
+            self._waiting = [node for node in self._waiting if node not in now.warned]
+            leaving = [node for node in now.warned if node in self._at_work()]
+            self.layout = after_warning(self._job, self.layout, leaving).layout
             told.append(f"{_names(now.warned)} warned")
             self._take_in()
         if now.killed:

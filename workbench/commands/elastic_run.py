@@ -194,14 +194,15 @@ class _Log:
 def _take_step(training: "ElasticTraining", now: AtStep, killed_s: dict[str, float]) -> None:
     from experiments.oobleck.chaos_killer import Killer, Shot, Target
 
-    if now.joins:
-        training.join(now.joins)
-    if now.warned:
-        training.warn(now.warned)
+    at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
+    training.join(now.joins)
+    training.nodes.end([node for node in now.warned if node not in at_work])  # they only waited for room
+    training.warn([node for node in now.warned if node in at_work])
     if not now.killed:
         training.train(training.step + 1)
         return
-    shot = Shot(victims=now.killed, target=Target.FORWARD)
+    victims = sorted(now.killed, key=lambda node: node not in at_work)  # the first is watched
+    shot = Shot(victims=tuple(victims), target=Target.FORWARD)
     killer = Killer(training.nodes, [shot], random.Random(training.step), PATIENCE_S)
     killer.start()
     try:

@@ -69,10 +69,15 @@ class StepEvents:
     events: tuple[StepEvent, ...]
 
     def at(self, step: int) -> AtStep:
-        """What happens when so many steps have been taken."""
+        """What happens after so many steps; who is warned before having worked does not count."""
         now = [event for event in self.events if event.step == step]
         of = {what: tuple(event.node for event in now if event.what is what) for what in Happening}
-        return AtStep(joins=of[Happening.JOIN], warned=of[Happening.WARN], killed=of[Happening.KILL])
+        joins, warned = of[Happening.JOIN], of[Happening.WARN]
+        return AtStep(
+            joins=tuple(node for node in joins if node not in warned),
+            warned=tuple(node for node in warned if node not in joins),
+            killed=of[Happening.KILL],
+        )
 
     @property
     def most_nodes(self) -> int:
