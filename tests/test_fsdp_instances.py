@@ -1,16 +1,25 @@
 """Several instances of shared-out weights: where they add up their parts, and what that costs."""
 
+from dataclasses import replace
+
 import pytest
 
+from sim.engine import simulate
 from tests.plans import LINK
-from tests.test_fsdp_plan import assert_equal_times, of_layers
+from tests.test_fsdp_plan import A40, assert_equal_times, fsdp_job, of_layers
+from workbench.commands.strategies import PLANNERS, Strategy
 from workbench.cost.collectives import all_reduce_s, reduce_scatter_s
+from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
+from workbench.job import Job
+from workbench.plan.accept import accept
 from workbench.plan.lower import lower
 from workbench.plan.price import price
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.sharded import waits_of
+from workbench.strategies.layout_choice import Mode
+from workbench.strategies.layout_search import fastest_layout
 
 
 def test_sums_over_instances_stand_behind_the_next_layer_s_reduction() -> None:
@@ -47,3 +56,32 @@ def test_sums_over_instances_are_all_reduces_of_parts() -> None:
     stage = plan.chain["llm", 0][0].id
     assert prices.duration_s(Action(stage, Pass.REDUCE_GRAD)) == all_reduce_s(32 * 4, 2, LINK)
     assert prices.duration_s(Action(stage, Pass.REDUCE_GRAD, 1)) == reduce_scatter_s(64 * 4, 2, LINK)
+
+
+def two_nodes(uplink_bytes_per_s: float) -> Job:
+    """Eight samples on two nodes of two ranks."""
+    node = Node(device="A40", num_ranks=2, memory_bytes=2**34)
+    near = Link(name="near", bytes_per_s=50e9, latency_s=1e-6)
+    far = Link(name="far", bytes_per_s=uplink_bytes_per_s, latency_s=1e-5)
+    return replace(fsdp_job(1), cluster=Cluster(name="two", nodes=(node, node), intra=near, inter=far))
+
+
+def test_instances_stay_in_a_node_where_the_link_between_is_slow() -> None:
+    """The formula says what is simulated, and which of the two is faster."""
+    job = two_nodes(1e8)
+    simulated = {}
+    for strategy, mode in ((Strategy.FSDP, Mode.SHARDED), (Strategy.HSDP, Mode.HYBRID)):
+        plan = PLANNERS[strategy](job, A40)
+        lowered, _ = accept(plan)
+        prices = price(lowered, A40)
+        simulated[mode] = simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
+        samples = len(plan.microbatches[0].items)
+        formula = fastest_layout(replace(job, microbatch_samples=samples), A40, mode).step.step_s
+        assert simulated[mode] == pytest.approx(formula, rel=0.05)
+        assert {module.instances for module in plan.settings.modules} == {1 if mode is Mode.SHARDED else 2}
+    assert simulated[Mode.HYBRID] < simulated[Mode.SHARDED]
+
+
+def test_two_ranks_are_no_two_instances() -> None:
+    with pytest.raises(ValueError, match="no hybrid layout"):
+        PLANNERS[Strategy.HSDP](fsdp_job(1, num_ranks=2), A40)

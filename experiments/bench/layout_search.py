@@ -25,6 +25,7 @@ NAMES = {
     Mode.COLOCATED: "megatron-colocated",
     Mode.APART: "megatron-islands",
     Mode.SHARDED: "fsdp",
+    Mode.HYBRID: "hsdp",
 }
 CLUSTERS = {72: ("1B", "14B", 288), 256: ("3B", "70B", 256), 512: ("3B", "120B", 512)}
 SMALL = (16, "1B", "7B", 16)

@@ -44,6 +44,7 @@ class Strategy(StrEnum):
     MEGATRON_COLOCATED = "megatron-colocated"
     MEGATRON_ISLANDS = "megatron-islands"
     FSDP = "fsdp"
+    HSDP = "hsdp"
 
 
 PLANNERS: dict[str, Planner] = {
@@ -65,6 +66,7 @@ PLANNERS: dict[str, Planner] = {
     Strategy.MEGATRON_COLOCATED: colocated.plan,
     Strategy.MEGATRON_ISLANDS: auto_islands.plan,
     Strategy.FSDP: fsdp.plan,
+    Strategy.HSDP: fsdp.plan_hybrid,
 }
 
 PRICED: dict[str, Planner] = {Strategy.DISTTRAIN_CHEAPEST: disttrain.plan_cheapest}

@@ -1,7 +1,8 @@
-"""FSDP, searched: every module on every rank, each a replica, weights shared out among all of them.
+"""FSDP and HSDP, searched: every module on every rank, each a replica, weights shared out among them.
 
 Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 16(12);
 Liang et al. 2025, "TorchTitan", section 2.1 (FSDP2).
+Hybrid sharding, HSDP, is of section 3.2.2: several instances of all weights, each among ranks that are near.
 Differs: a unit is a layer of the model's graph, so embedding and head are units of their own.
 """
 
@@ -18,10 +19,20 @@ from workbench.strategies.layout_search import usable_ranks
 from workbench.strategies.layout_step import LayoutSteps
 from workbench.strategies.stage_counts import Progress, silent
 
-NAME = "fsdp"
+NAME, HYBRID_NAME = "fsdp", "hsdp"
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The fastest plan that fits with weights shared out among all ranks; see `_fastest`."""
+    return _fastest(job, cost, Mode.SHARDED, progress)
+
+
+def plan_hybrid(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The fastest with several instances of all weights, of two ranks or more each; see `_fastest`."""
+    return _fastest(job, cost, Mode.HYBRID, progress)
+
+
+def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress) -> Plan:
     """The fastest plan that fits, over recomputation of every module and samples of a microbatch.
 
     A rank's samples of a step are cut into equal microbatches, whatever size the job gives to those of
@@ -31,18 +42,19 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: none fits, another schedule than 1F1B, or a layout that cuts a module.
     """
+    name = _name(mode)
     if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
         raise ValueError(
-            f"{NAME}: a rank does all layers of a microbatch one after the other, got schedule "
+            f"{name}: a rank does all layers of a microbatch one after the other, got schedule "
             f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
         )
-    _check_layouts(job)
+    _check_layouts(job, name)
     best: tuple[float, Plan] | None = None
     refusal: ValueError | None = None
     for samples in _microbatch_sizes(job):
         sized = replace(job, microbatch_samples=samples)
         try:
-            step_s, found = fastest_of_size(sized, cost, progress)
+            step_s, found = fastest_of_size(sized, cost, mode, progress)
         except ValueError as error:
             refusal = error
             continue
@@ -54,12 +66,16 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     return best[1]
 
 
-def _check_layouts(job: Job) -> None:
+def _name(mode: Mode) -> str:
+    return HYBRID_NAME if mode is Mode.HYBRID else NAME
+
+
+def _check_layouts(job: Job, strategy: str) -> None:
     for layout in job.layouts:
         for name, degree in (("pp", layout.pp), ("tp", layout.tp)):
             if (degree or 1) > 1:
                 raise ValueError(
-                    f"{NAME}: every rank does all layers of {layout.module!r} whole, but its layout has "
+                    f"{strategy}: every rank does all layers of {layout.module!r} whole, but its layout has "
                     f"{name} {degree}; nearest: {name} 1"
                 )
 
@@ -70,31 +86,36 @@ def _microbatch_sizes(job: Job) -> list[int]:
     return [size for size in range(share, 0, -1) if share % size == 0]
 
 
-def fastest_of_size(job: Job, cost: CostModel, progress: Progress = silent) -> tuple[float, Plan]:
+def fastest_of_size(
+    job: Job, cost: CostModel, mode: Mode = Mode.SHARDED, progress: Progress = silent
+) -> tuple[float, Plan]:
     """The best plan of the job's microbatch size, and the seconds of its step; errors as `plan`."""
     built: list[tuple[Plan, LayoutChoice]] = []
 
     def build(found: Job, choice: LayoutChoice) -> Plan:
-        built.append((sharded_plan(found, cost), choice))
+        built.append((sharded_plan(found, cost, choice.llm.instances), choice))
         return built[-1][0]
 
-    best = searched_plan(job, cost, Mode.SHARDED, build, progress)
+    best = searched_plan(job, cost, mode, build, progress)
     choice = next(choice for made, choice in built if made is best)
     return LayoutSteps(job, cost).step(choice).step_s, best
 
 
-def sharded_plan(job: Job, cost: CostModel) -> Plan:
+def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
     """The plan of a job whose layouts give all modules the same replicas of one stage.
+
+    Args:
+        instances: of all weights.
 
     Raises:
         ValueError: more ranks than there are, or a batch that does not divide.
     """
     modules = tuple(
-        replace(job.settings.of(module.name), sharding=Sharding.PARAMETERS, instances=1)
+        replace(job.settings.of(module.name), sharding=Sharding.PARAMETERS, instances=instances)
         for module in job.model.modules
     )
     sharing = replace(job, settings=replace(job.settings, modules=modules))
-    draft = shared_draft(sharing, NAME)
+    draft = shared_draft(sharing, NAME if instances == 1 else HYBRID_NAME)
     stages: list[Stage] = []
     for replica in range(job.layouts[0].dp or 1):
         for module in job.model.modules:

@@ -13,12 +13,14 @@ class Mode(StrEnum):
     COLOCATED: every module spreads over all ranks under a grid of its own.
     APART: every module on ranks of its own.
     SHARDED: one replica a rank, or a group of context-parallel ones, parameters sharded among all.
+    HYBRID: as SHARDED, with several instances of all parameters, each among consecutive ranks.
     """
 
     HOMOGENEOUS = "homogeneous"
     COLOCATED = "colocated"
     APART = "apart"
     SHARDED = "sharded"
+    HYBRID = "hybrid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class ModuleChoice:
         tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism.
         ep: ranks that deal out experts: none (1), or all tensor-parallel ones instead of cutting experts.
         recompute: whether its layers are computed again.
-        instances: copies of the sharded optimizer state among its data-parallel ranks.
+        instances: copies of the sharded state among its data-parallel ranks.
     """
 
     module: str

@@ -83,6 +83,7 @@ class LayoutSpace:
             Mode.COLOCATED: self._colocated,
             Mode.APART: self._apart,
             Mode.SHARDED: self._sharded,
+            Mode.HYBRID: self._hybrid,
         }[mode]()
 
     def layouts(self, mode: Mode) -> Iterator[Bounded]:
@@ -223,15 +224,30 @@ class LayoutSpace:
             yield self._beside_s(llm, max(seconds for seconds, _ in found)), choice
 
     def _sharded(self) -> Iterator[Family]:
+        for llm, parts in self._alike():
+            yield Family(
+                0.0, prod(map(len, parts)), lambda: 0.0, partial(self._flat, Mode.SHARDED, llm, parts)
+            )
+
+    def _hybrid(self) -> Iterator[Family]:
+        """Instances of two ranks or more each."""
+        for llm, parts in self._alike():
+            for count in _divisors(llm.dp):
+                if 1 < count < llm.num_holders:
+                    several = [[replace(c, instances=count) for c in part] for part in parts]
+                    flat = partial(self._flat, Mode.HYBRID, replace(llm, instances=count), several)
+                    yield Family(0.0, prod(map(len, parts)), lambda: 0.0, flat)
+
+    def _alike(self) -> Iterator[tuple[ModuleChoice, list[list[ModuleChoice]]]]:
+        """Every module as replicas of all its layers on the same ranks: the LLM, each encoder's choices."""
         for llm in self._divided(self._all(self._llm, self._num_ranks)):
             grids = self._like(llm)
             if llm.tp == llm.pp == llm.instances == 1 and grids:
-                parts = [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
-                yield Family(0.0, prod(map(len, parts)), lambda: 0.0, partial(self._flat, llm, parts))
+                yield llm, [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
 
-    def _flat(self, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+    def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
         for encoders in product(*parts):
-            choice = LayoutChoice(mode=Mode.SHARDED, encoders=encoders, llm=llm)
+            choice = LayoutChoice(mode=mode, encoders=encoders, llm=llm)
             yield self._steps.step(choice).step_s, choice
 
     def _like(self, llm: ModuleChoice) -> list[ModuleChoice]:

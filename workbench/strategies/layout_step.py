@@ -78,7 +78,7 @@ class LayoutSteps:
 
         Complexity: O(layers + stages x microbatches), but for layers priced for the first time.
         """
-        if choice.mode is Mode.SHARDED:
+        if choice.mode in (Mode.SHARDED, Mode.HYBRID):
             return sharded_step(self.prices, choice)
         return {
             Mode.HOMOGENEOUS: self._homogeneous,

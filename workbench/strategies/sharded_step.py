@@ -1,11 +1,13 @@
-"""Seconds and bytes of a step where every rank holds a part of every layer's parameters (FSDP)."""
+"""Seconds and bytes of a step where every rank holds a part of every layer's parameters (FSDP, HSDP)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
 from workbench.cost.group_link import group_link
+from workbench.cost.hardware import Link
 from workbench.cost.memory import state_bytes
 from workbench.plan.price import step_bytes
 from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
@@ -16,21 +18,34 @@ PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds who
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A layer while it is whole: seconds of its passes, of its gather and of its gradients' reduction."""
+    """A layer while it is whole: seconds of its passes, of its gather and of its gradients' reduction.
+
+    `sum_s` is of adding up parts of gradients over instances, behind the last reduction of a step.
+    """
 
     layer: int
     busy_s: float
     gather_s: float
     scatter_s: float
+    sum_s: float
+
+
+class _Exchange(NamedTuple):
+    """Seconds to gather a layer's parameters, to scatter its gradients, and to add them up over instances."""
+
+    gather_s: float
+    scatter_s: float
+    sum_s: float
 
 
 def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     """All modules on all ranks, parameters gathered layer by layer, each a layer ahead of its use.
 
     A forward gathers, a backward gathers again and scatters gradients; each hides behind the layer
-    that computes meanwhile. A layer without a backward is gathered once.
+    that computes meanwhile. A layer without a backward is gathered once. Several instances of all
+    parameters add up their parts of gradients layer by layer, in the last microbatch's backward.
 
-    Source: Zhao et al. 2023, "PyTorch FSDP", sections 3.3 and 4.
+    Source: Zhao et al. 2023, "PyTorch FSDP", sections 3.2.2, 3.3 and 4.
 
     Complexity: O(layers).
     """
@@ -43,10 +58,11 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     one = list(_rounds([layer for _, layer in layers], moved))
     once_s = _lanes_s(one)
     more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
+    last_s = max(once_s, _summed_s(one))
     update_s = held = 0.0
     size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
     for part, layer in layers:
-        shards = part.num_holders
+        shards = part.num_holders // part.instances
         per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
         held += per_weight / shards + layer.kept_bytes
         update_s += layer.trained / shards
@@ -54,7 +70,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
         passes_s=once_s + (num_rounds - 1) * more_s,
-        exchange_s=0.0,
+        exchange_s=last_s - once_s,
         hidden_s=0.0,
         update_s=prices.cost.update_s(update_s * step_bytes(job.settings.precision)),
         boundary_s=0.0,
@@ -65,23 +81,45 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     )
 
 
-def _rounds(layers: Sequence[LayerPrice], moved: Sequence[tuple[float, float]]) -> Iterator[_Round]:
+def _rounds(layers: Sequence[LayerPrice], moved: Sequence[_Exchange]) -> Iterator[_Round]:
     """Forwards, then the backwards that there are; the last layer does both at once."""
     for place, layer in enumerate(layers):
-        yield _Round(place, layer.forward_s, moved[place][0], 0.0)
+        yield _Round(place, layer.forward_s, moved[place].gather_s, 0.0, 0.0)
     for place in reversed(range(len(layers))):
         if layers[place].backward_s > 0:
             yield _Round(place, layers[place].backward_s, *moved[place])
 
 
-def _lanes_s(rounds: Sequence[_Round]) -> float:
-    """A round computes while the next one is gathered, and behind that the gradients of the one before."""
+def _joined(rounds: Sequence[_Round]) -> list[_Round]:
+    """Neighbours of one layer are one round."""
     joined: list[_Round] = []
     for found in rounds:
         if joined and joined[-1].layer == found.layer:
             joined[-1] = replace(found, busy_s=joined[-1].busy_s + found.busy_s, gather_s=joined[-1].gather_s)
         else:
             joined.append(found)
+    return joined
+
+
+def _summed_s(rounds: Sequence[_Round]) -> float:
+    """When the last sum over instances ends; each starts behind the next round's passes and its scatter."""
+    joined = _joined(rounds)
+    total_s = joined[0].gather_s
+    waiting = _Round(-1, 0.0, 0.0, 0.0, 0.0)
+    summed_s = 0.0
+    for place, found in enumerate(joined):
+        ready_s = total_s + max(found.busy_s, waiting.scatter_s)
+        if waiting.sum_s:
+            summed_s = max(summed_s, ready_s) + waiting.sum_s
+        gather_s = joined[place + 1].gather_s if place + 1 < len(joined) else 0.0
+        total_s += max(found.busy_s, waiting.scatter_s + gather_s)
+        waiting = found
+    return max(summed_s, total_s + waiting.scatter_s) + waiting.sum_s
+
+
+def _lanes_s(rounds: Sequence[_Round]) -> float:
+    """A round computes while the next one is gathered, and behind that the gradients of the one before."""
+    joined = _joined(rounds)
     total_s, scattering_s = joined[0].gather_s, 0.0
     for found, following in pairwise(joined):
         total_s += max(found.busy_s, scattering_s + following.gather_s)
@@ -89,17 +127,18 @@ def _lanes_s(rounds: Sequence[_Round]) -> float:
     return total_s + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
 
 
-def _exchange_s(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> tuple[float, float]:
-    """Seconds to gather a layer's parameters, and to scatter its gradients."""
-    job, num_ranks = prices.job, part.num_holders
+def _exchange_s(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> _Exchange:
+    job, num_ranks = prices.job, part.num_holders // part.instances
     size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
-    link = group_link(job.cluster, num_ranks=num_ranks, stride=1)
-    if num_ranks == 1:
-        return 0.0, 0.0
-    seconds = prices.cost.between_ranks_s
-    return (
-        seconds(Collective.ALL_GATHER, layer.weights * size.weight, num_ranks, link),
-        seconds(Collective.REDUCE_SCATTER, layer.trained * size.gradient, num_ranks, link)
-        if layer.trained
-        else 0.0,
+    near = group_link(job.cluster, num_ranks=num_ranks, stride=1)
+    far = group_link(job.cluster, num_ranks=part.instances, stride=num_ranks)
+    gradient_bytes = layer.trained * size.gradient
+
+    def seconds(kind: Collective, num_bytes: float, count: int, link: Link) -> float:
+        return prices.cost.between_ranks_s(kind, num_bytes, count, link) if num_bytes and count > 1 else 0.0
+
+    return _Exchange(
+        seconds(Collective.ALL_GATHER, layer.weights * size.weight, num_ranks, near),
+        seconds(Collective.REDUCE_SCATTER, gradient_bytes, num_ranks, near),
+        seconds(Collective.ALL_REDUCE, gradient_bytes / num_ranks, part.instances, far),
     )
