@@ -16,6 +16,7 @@ from workbench.job import Job, ModuleLayout
 from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table, peak_bytes
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+from workbench.plan.routing import Routing
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.strategies import (
     cornstarch,
@@ -99,7 +100,7 @@ def test_no_plan_is_believed_faster_or_holds_less(
     assert bounds.seconds(plan) <= belief.plan_s(lowered, cost()) * (1 + 1e-9)
     peaks = peak_bytes(lowered, memory_table(lowered))
     for rank in plan.ranks:
-        assert bounds.state_bytes(plan, rank) <= peaks[rank]
+        assert bounds.held_bytes(Routing(plan), rank) <= peaks[rank]
 
 
 @pytest.mark.parametrize("belief", [FROZEN_AWARE, FROZEN_UNAWARE])

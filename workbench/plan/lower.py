@@ -72,9 +72,14 @@ def _boundaries(routing: Routing) -> Iterator[_Boundary]:
     for (module, replica), chain in plan.chain.items():
         for microbatch in plan.microbatches_of.get((module, replica), ()):
             carries = routing.flow(microbatch).carries[module]
+            layers = plan.model.module(module).layers
+            held: dict[TokenCount, tuple[tuple[Slice, ...], ...]] = {}  # the same between all stages
             for producer, consumer in pairwise(chain):
                 after_layer = producer.layers[1] - 1
-                parts = _inside(routing, microbatch, after_layer)
+                count = layers[after_layer].emits
+                if count not in held:
+                    held[count] = _inside(routing, microbatch, count)
+                parts = held[count]
                 gradient = carries[after_layer] and routing.has_backward(consumer, microbatch)
                 yield _Boundary(
                     module,
@@ -123,9 +128,8 @@ def _into_microbatch(
         )
 
 
-def _inside(routing: Routing, microbatch: Microbatch, after_layer: int) -> tuple[tuple[Slice, ...], ...]:
+def _inside(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Slice, ...], ...]:
     """By context-parallel place, what a rank holds of every item: at the same place on both sides."""
-    count = routing.plan.model.module(microbatch.module).layers[after_layer].emits
     parts = []
     for runs in held_runs(routing, microbatch, count):
         held: dict[Item, Slice] = {}

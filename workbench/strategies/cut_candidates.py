@@ -56,7 +56,7 @@ class CutCandidates:
     def closer_s(self, counts: Mapping[str, int]) -> float:
         """By what stands ahead of and behind each stage's passes, on its own device."""
         draft = self._draft_of(counts)
-        self.bounds.check_state(draft)
+        self.bounds.check_memory(draft)
         return self.bounds.seconds(draft)
 
     def plan(self, counts: Mapping[str, int]) -> Plan:

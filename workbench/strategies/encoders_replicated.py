@@ -65,7 +65,7 @@ class _Candidates:
     def closer_s(self, counts: Mapping[str, int]) -> float:
         """With the encoders, on each stage's own device."""
         draft = self._draft_of(counts)
-        self.bounds.check_state(draft)
+        self.bounds.check_memory(draft)
         return self.bounds.seconds(draft)
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
