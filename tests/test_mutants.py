@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 
 from experiments.fidelity.mutant_judge import judge
-from experiments.fidelity.mutant_meaning import Meaning, meaning_of
-from experiments.fidelity.mutant_operators import OPERATORS
+from experiments.fidelity.mutant_lanes import Kind, Lanes, What
+from experiments.fidelity.mutant_meaning import Key, Meaning, meaning_of
 from experiments.fidelity.mutant_pool import pool
 from experiments.fidelity.mutant_rows import ROW_OPERATORS
-from experiments.fidelity.mutant_verdict import Stalled, Verdict, check_lanes
-from experiments.fidelity.mutants import Gate, Tally, count_one, mutants
+from experiments.fidelity.mutant_verdict import Stalled, Verdict
+from experiments.fidelity.mutants import PLAN_OPERATORS, Gate, Tally, count_one, mutants
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
-from workbench.plan.lowered import GradientGroup, Lowered, Route, Weights
-from workbench.plan.plan import Plan
-from workbench.schedule.action import Pass
+from workbench.plan.lowered import Lowered, Route
+from workbench.plan.plan import Plan, Sharding
+from workbench.schedule.action import Action, Pass
 
 SEED = 11
-NUM_MUTANTS = 200
+NUM_MUTANTS = 120
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,14 @@ def test_the_pool_is_valid_and_as_diverse_as_it_says(plans, meanings):
         check_deadlock(lowered)
         assert judge(lowered, meanings[name]).verdict is Verdict.SAME, name
     kinds = {action.kind for plan in plans.values() for action in plan.program_actions}
-    assert {Pass.F, Pass.B, Pass.I, Pass.W, Pass.REDUCE_GRAD, Pass.STEP} <= kinds
-    assert any(stage.cp > 1 for plan in plans.values() for stage in plan.stages)
+    assert kinds == set(Pass)
+    stages = [stage for plan in plans.values() for stage in plan.stages]
+    assert {1, 2} <= {stage.cp for stage in stages} & {stage.tp for stage in stages}
+    assert {1, 2, 4} <= {stage.ep for stage in stages}
+    modules = [settings for plan in plans.values() for settings in plan.settings.modules]
+    assert {1, 2} <= {each.instances for each in modules if each.sharding is Sharding.PARAMETERS}
+    assert any(each.sequence_parallel for each in modules)
+    assert any(edge.also_before for plan in plans.values() for edge in plan.model.edges)
     assert any(len(plan.replicas("llm")) > 1 for plan in plans.values())
     assert any(len(on) > 1 for plan in plans.values() for on in plan.stages_on.values())
     assert any(row.route is Route.BROADCAST for plan in plans.values() for row in lower(plan).transfers)
@@ -51,7 +57,7 @@ def test_mutants_are_a_function_of_the_seed(plans):
     assert drawn(SEED) == drawn(SEED)
     assert drawn(SEED) != drawn(SEED + 1)
     operators = {m.operator for m in mutants(list(plans.items()), 400, SEED)}
-    assert operators == {operator.__name__ for operator in (*OPERATORS, *ROW_OPERATORS)}
+    assert operators == {operator.__name__ for operator in (*PLAN_OPERATORS, *ROW_OPERATORS)}
 
 
 def test_nothing_false_is_accepted(plans, meanings):
@@ -138,13 +144,118 @@ def test_a_sum_that_misses_a_replica_is_another_meaning(plans, meanings):
     assert judge(replace(lowered, groups=groups), meanings[name]).verdict is Verdict.OTHER
 
 
-def test_reductions_in_opposite_orders_stall():
-    groups = [
-        GradientGroup(index=i, ranks=(0, 1), weights=(Weights("llm", i),), num_elements=1) for i in range(2)
-    ]
-    check_lanes({0: [(0, 1.0), (1, 1.0)], 1: [(0, 1.0), (1, 1.0)]}, groups)
-    with pytest.raises(Stalled, match="gradient groups wait for each other"):
-        check_lanes({0: [(0, 1.0), (1, 1.0)], 1: [(1, 1.0), (0, 1.0)]}, groups)
+def test_collectives_in_opposite_orders_stall():
+    key = Key("llm", 0)
+    for order in ((0, 1), (1, 0)):
+        lanes = Lanes()
+        for rank, first in ((0, 0), (1, order[0])):
+            for index in (first, 1 - first):
+                lanes.begin(rank, What(Kind.SUM, index), (0, 1), {key: 1.0})
+        lanes.begin(0, What(Kind.GATHER, ("llm", 0, 1)), (0, 1), {})  # on a lane of its own
+        if order == (0, 1):
+            assert [ended.what.of for ended in lanes.advance()] == [0, 1]
+            assert lanes.stuck() == "rank 0 in gather ('llm', 0, 1) of (0, 1)"
+        else:
+            with pytest.raises(Stalled, match=r"ranks \(0, 1\) meet at 0 and at 1"):
+                lanes.advance()
+
+
+def without(*gone: Action):
+    return lambda actions: (action for action in actions if action not in gone)
+
+
+def earlier(moved: Action, mark: Action):
+    """`moved` stands just in front of `mark`."""
+
+    def edit(actions):
+        left = [action for action in actions if action != moved]
+        at = left.index(mark)
+        return [*left[:at], moved, *left[at:]]
+
+    return edit
+
+
+def first_of(plan: Plan, kind: Pass) -> Action:
+    """A numbered exchange of a stage of the first rank, in the midst of its program."""
+    found = [a for a in plan.program[0] if a.kind is kind and a.microbatch is not None]
+    return found[len(found) // 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        pytest.param(Pass.UNSHARD, Verdict.DEADLOCK, id="gathered-by-one"),
+        pytest.param(Pass.REDUCE_GRAD, Verdict.DEADLOCK, id="dealt-out-by-one"),
+        pytest.param(Pass.RESHARD, Verdict.SAME, id="kept"),
+    ],
+)
+def test_rounds_that_a_replica_misses(plans, meanings, kind: Pass, verdict: Verdict):
+    """Weights that stay whole cost memory alone; `check` refuses them."""
+    name = "all, shared out"
+    damaged = with_program(plans[name], 0, without(first_of(plans[name], kind)))
+    assert judge(damaged, meanings[name]).verdict is verdict
+
+
+def test_weights_that_go_before_their_last_use(plans, meanings):
+    name = "all, shared out"
+    plan = plans[name]
+    away = first_of(plan, Pass.RESHARD)
+    program = plan.program[0]
+    use = next(a for a in reversed(program[: program.index(away)]) if a.stage == away.stage)
+    found = judge(with_program(plan, 0, earlier(away, use)), meanings[name])
+    assert found.verdict is Verdict.OTHER
+    assert f"rank 0 has no weights of stage {away.stage}" in found.reason
+
+
+def test_exchanges_in_another_order_on_one_rank(plans, meanings):
+    name = "all, shared out"
+    plan = plans[name]
+    one, other = [a for a in plan.program[0] if a.kind is Pass.UNSHARD][:2]
+    assert judge(with_program(plan, 0, earlier(other, one)), meanings[name]).verdict is Verdict.DEADLOCK
+
+
+def test_gradients_that_instances_do_not_add_up(plans, meanings):
+    name = "shared out, 2 instances of 2"
+    lowered = lower(plans[name])
+    none = replace(lowered, reductions={})
+    assert judge(none, meanings[name]).verdict is Verdict.OTHER
+
+
+def test_a_stage_that_is_on_the_host(plans, meanings):
+    name = "all, offload"
+    plan = plans[name]
+    away = next(action for action in plan.program[0] if action.kind is Pass.RESHARD)
+    back = away._replace(kind=Pass.UNSHARD)
+
+    def verdict_of(damage) -> Verdict:
+        return judge(with_program(plan, 0, damage), meanings[name]).verdict
+
+    assert verdict_of(without(away, back)) is Verdict.SAME
+    for damage in (without(back), without(away), earlier(back, away)):
+        assert verdict_of(damage) is Verdict.OTHER
+
+
+def test_experts_that_miss_a_holder_or_a_token(plans, meanings):
+    name = "experts, tp 2, cp 2, ep 2"
+    lowered = lower(plans[name])
+    group = next(g for g in lowered.groups if g.weights[0].experts and len(g.ranks) > 1)
+    groups = tuple(replace(g, ranks=g.ranks[:1]) if g is group else g for g in lowered.groups)
+    assert judge(replace(lowered, groups=groups), meanings[name]).verdict is Verdict.OTHER
+    keys = [key for key in meanings[name].gradients if key.expert is not None]
+    assert len({key.expert for key in keys}) == 8
+
+
+def test_a_stage_that_reads_aside_waits_for_its_own_copy(plans, meanings):
+    name = "cross-attention, 3 stages"
+    lowered = lower(plans[name])
+    rows = [row for row in lowered.transfers if row.edge == "vision>llm" and row.producer.kind is Pass.F]
+    assert len({row.consumer.stage for row in rows}) == 3
+    outputs = lowered.outputs | {
+        rows[-1].producer: tuple(n for n in lowered.outputs[rows[-1].producer] if n != rows[-1].row)
+    }
+    found = judge(replace(lowered, outputs=outputs), meanings[name])
+    assert found.verdict is Verdict.DEADLOCK
+    assert f"before {rows[-1].consumer}" in found.reason
 
 
 @pytest.mark.parametrize("kind", [Pass.REDUCE_GRAD, Pass.W])

@@ -1,26 +1,40 @@
 """What a job computes, item by item and without any plan, under a surrogate for its model.
 
-A layer of the surrogate multiplies every token by a number of its own, features replace the tokens
-of their segments, and the loss is a sum of tokens, each with its own weight. So every item's way
-through every layer leaves a trace in the layers' gradients that nothing else can cancel.
+A layer of the surrogate multiplies every token by a number of its own and, where it has experts, by
+that of the expert to which the token is routed. Features replace the tokens of their segments;
+those that are read by cross-attention are added up and given to every token of their sample. The
+loss is a sum of tokens, each with its own weight. So every item's way through every layer leaves a
+trace in the layers' gradients that nothing else can cancel.
 
-Differs: from training, attention does not mix tokens, so that a rank needs nobody's keys.
+Differs: from training, attention does not mix tokens, so that a rank needs nobody's keys; a token
+has one expert; no weights are tied.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.data.sample import Item, Sample
+from workbench.graph.experts import num_experts
 from workbench.graph.layer import TokenCount
 from workbench.graph.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan
 
 Tokens = NDArray[np.float64]
-Key = tuple[str, int]  # module, layer
+Experts = tuple[int, ...]  # of every token, the expert to which it is routed
+
+
+class Key(NamedTuple):
+    """A layer's own weights, or those of one of its experts."""
+
+    module: str
+    layer: int
+    expert: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +64,108 @@ def meaning_of(plan: Plan) -> Meaning:
     loss = 0.0
     for sample in plan.batch:
         hidden = embedded(plan, sample)
-        inputs: dict[Key, Tokens] = {}
+        inputs: list[Tokens] = []
         for index in range(len(language.layers)):
-            for edge in plan.model.edges_into(language.name):
-                if edge.before_layer == index:
-                    for item, start, stop in places(plan, edge, sample):
-                        features = through(plan, edge.source, item, sample)[-1]
-                        hidden[start:stop] = features if index == 0 else hidden[start:stop] + features
-            inputs[language.name, index] = hidden.copy()
-            hidden = hidden * coefficient(language.name, index)
+            for edge in _entering(plan, language, index):
+                hidden = _entered(plan, edge, index, sample, hidden)
+            inputs.append(hidden.copy())
+            hidden = hidden * coefficient(language.name, index) * _routed(language, index, sample, hidden)
         weights = loss_weights(sample)
         loss += float(weights @ hidden)
         gradient = weights
         for index in reversed(range(len(language.layers))):
-            _add(gradients, language, index, float(gradient @ inputs[language.name, index]))
+            _add_language(gradients, language, index, sample, inputs[index] * gradient)
             gradient = gradient * coefficient(language.name, index)
-            for edge in plan.model.edges_into(language.name):
-                if edge.before_layer == index:
-                    for item, start, stop in places(plan, edge, sample):
-                        _backward_encoder(plan, edge, item, sample, gradient[start:stop], gradients)
+            gradient = gradient * _routed(language, index, sample, gradient)
+            for edge in _entering(plan, language, index):
+                for item, start, stop in places(plan, edge, sample):
+                    count = len(through(plan, edge.source, item, sample)[-1])
+                    returned = (
+                        readings(edge, index, item, count) * gradient.sum()
+                        if plan.model.is_context(edge)
+                        else gradient[start:stop]
+                    )
+                    _backward_encoder(plan, edge, item, sample, returned, gradients)
     return Meaning(loss, gradients)
+
+
+def _entering(plan: Plan, module: Module, layer: int) -> list[Edge]:
+    return [edge for edge in plan.model.edges_into(module.name) if layer in edge.entered]
+
+
+def _entered(plan: Plan, edge: Edge, index: int, sample: Sample, hidden: Tokens) -> Tokens:
+    """A sample's tokens in front of a layer that reads an edge."""
+    hidden = hidden.copy()
+    for item, start, stop in places(plan, edge, sample):
+        features = through(plan, edge.source, item, sample)[-1]
+        if plan.model.is_context(edge):
+            hidden += float(readings(edge, index, item, len(features)) @ features)
+        else:
+            hidden[start:stop] += features
+    return hidden
+
+
+def _routed(module: Module, index: int, sample: Sample, tokens: Tokens) -> Tokens:
+    return expert_factors(module, index, experts_of(module, index, Item(sample.id, 0), len(tokens)))
+
+
+def _add_language(
+    gradients: dict[Key, float], module: Module, index: int, sample: Sample, terms: Tokens
+) -> None:
+    """Derivatives of what a layer does to one sample, by its own weights and by its experts'."""
+    if not module.layers[index].trainable:
+        return
+    chosen = experts_of(module, index, Item(sample.id, 0), len(terms))
+    for key, value in layer_terms(module, index, chosen, terms).items():
+        gradients[key] = gradients.get(key, 0.0) + value
+
+
+def layer_terms(module: Module, index: int, chosen: Experts, terms: Tokens) -> dict[Key, float]:
+    """Derivatives by key: `terms` are input times gradient of the output, token by token.
+
+    Args:
+        chosen: [tokens] each one's expert.
+    """
+    found = {Key(module.name, index): float(terms @ expert_factors(module, index, chosen))}
+    for key in keys_of(module, index)[1:]:
+        mine = terms[np.asarray(chosen) == key.expert]
+        found[key] = float(mine.sum()) * coefficient(module.name, index)
+    return found
+
+
+def keys_of(module: Module, index: int) -> list[Key]:
+    """A layer's own weights, then its experts'."""
+    experts = range(num_experts(module.layers[index]))
+    return [Key(module.name, index), *(Key(module.name, index, expert) for expert in experts)]
+
+
+def experts_of(module: Module, index: int, item: Item, num_tokens: int) -> Experts:
+    """[tokens] The expert to which a layer routes each token of an item; 0 in a layer without."""
+    return _chosen(module.name, index, num_experts(module.layers[index]), item, num_tokens)
+
+
+@cache
+def _chosen(module: str, layer: int, count: int, item: Item, num_tokens: int) -> Experts:
+    if not count:
+        return (0,) * num_tokens
+    return tuple((numbers(num_tokens, "route", module, layer, *item) * 1e6).astype(int) % count)
+
+
+def expert_factors(module: Module, index: int, chosen: Experts) -> Tokens:
+    """What their experts multiply tokens by; ones in a layer without."""
+    if not num_experts(module.layers[index]):
+        return np.ones(len(chosen))
+    return np.array([_expert_coefficient(module.name, index, expert) for expert in chosen])
+
+
+@cache
+def _expert_coefficient(module: str, layer: int, expert: int) -> float:
+    return number("expert", module, layer, expert)
+
+
+def readings(edge: Edge, layer: int, item: Item, num_tokens: int) -> Tokens:
+    """How much of every feature of an item a cross-attention layer takes in."""
+    return numbers(num_tokens, "reading", edge.name, layer, *item)
 
 
 def _backward_encoder(
@@ -87,7 +183,7 @@ def _backward_encoder(
 
 def _add(gradients: dict[Key, float], module: Module, index: int, value: float) -> None:
     if module.layers[index].trainable:
-        key = (module.name, index)
+        key = Key(module.name, index)
         gradients[key] = gradients.get(key, 0.0) + value
 
 
@@ -96,12 +192,13 @@ def coefficient(module: str, layer: int) -> float:
 
 
 def embedded(plan: Plan, sample: Sample) -> Tokens:
-    """Inputs of the LLM's layer 0 before features: text has its own, other places zero."""
+    """Inputs of the LLM's layer 0 before features: zero where those will stand, else their own."""
+    model = plan.model
+    placed = {model.module(edge.source).modality for edge in model.edges if not model.is_context(edge)}
     parts = [
-        numbers(s.tokens_out, "text", sample.id, s.k) if s.modality == TEXT else np.zeros(s.tokens_out)
+        np.zeros(s.tokens_out) if s.modality in placed else numbers(s.tokens_out, s.modality, sample.id, s.k)
         for s in sample.segments
     ]
-    del plan
     return np.concatenate(parts)
 
 

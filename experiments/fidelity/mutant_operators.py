@@ -15,11 +15,11 @@ def _program(plan: Plan, rng: random.Random) -> tuple[int, list[Action]]:
     return index, list(plan.programs[index].actions)
 
 
-def _with_program(plan: Plan, index: int, actions: Sequence[Action], rng: random.Random) -> Plan:
-    """On all ranks of the program, or, one time in three, on one of them alone."""
+def with_program(plan: Plan, index: int, actions: Sequence[Action], rng: random.Random | None = None) -> Plan:
+    """On all ranks of the program, or, with an `rng`, one time in three, on one of them alone."""
     program = plan.programs[index]
     made = [Program(ranks=program.ranks, actions=tuple(actions))]
-    if len(program.ranks) > 1 and rng.random() < 1 / 3:
+    if rng is not None and len(program.ranks) > 1 and rng.random() < 1 / 3:
         alone = rng.choice(program.ranks)
         rest = tuple(rank for rank in program.ranks if rank != alone)
         made = [
@@ -32,13 +32,13 @@ def _with_program(plan: Plan, index: int, actions: Sequence[Action], rng: random
 def drop_action(plan: Plan, rng: random.Random) -> Plan:
     index, actions = _program(plan, rng)
     actions.pop(rng.randrange(len(actions)))
-    return _with_program(plan, index, actions, rng)
+    return with_program(plan, index, actions, rng)
 
 
 def duplicate_action(plan: Plan, rng: random.Random) -> Plan:
     index, actions = _program(plan, rng)
     actions.insert(rng.randrange(len(actions) + 1), rng.choice(actions))
-    return _with_program(plan, index, actions, rng)
+    return with_program(plan, index, actions, rng)
 
 
 def swap_neighbours(plan: Plan, rng: random.Random) -> Plan | None:
@@ -47,7 +47,7 @@ def swap_neighbours(plan: Plan, rng: random.Random) -> Plan | None:
         return None
     at = rng.randrange(len(actions) - 1)
     actions[at], actions[at + 1] = actions[at + 1], actions[at]
-    return _with_program(plan, index, actions, rng)
+    return with_program(plan, index, actions, rng)
 
 
 def swap_actions(plan: Plan, rng: random.Random) -> Plan | None:
@@ -56,14 +56,14 @@ def swap_actions(plan: Plan, rng: random.Random) -> Plan | None:
         return None
     one, other = rng.sample(range(len(actions)), 2)
     actions[one], actions[other] = actions[other], actions[one]
-    return _with_program(plan, index, actions, rng)
+    return with_program(plan, index, actions, rng)
 
 
 def move_action(plan: Plan, rng: random.Random) -> Plan:
     index, actions = _program(plan, rng)
     action = actions.pop(rng.randrange(len(actions)))
     actions.insert(rng.randrange(len(actions) + 1), action)
-    return _with_program(plan, index, actions, rng)
+    return with_program(plan, index, actions, rng)
 
 
 def retype_action(plan: Plan, rng: random.Random) -> Plan:
@@ -79,7 +79,7 @@ def retype_action(plan: Plan, rng: random.Random) -> Plan:
             STEP,
         )
     )
-    return _with_program(plan, index, actions, rng)
+    return with_program(plan, index, actions, rng)
 
 
 def give_action_away(plan: Plan, rng: random.Random) -> Plan | None:
@@ -89,7 +89,7 @@ def give_action_away(plan: Plan, rng: random.Random) -> Plan | None:
     one, other = rng.sample(range(len(plan.programs)), 2)
     actions, taker = list(plan.programs[one].actions), list(plan.programs[other].actions)
     taker.insert(rng.randrange(len(taker) + 1), actions.pop(rng.randrange(len(actions))))
-    first = _with_program(plan, one, actions, random.Random(0))
+    first = with_program(plan, one, actions)
     return replace(
         plan,
         programs=tuple(
@@ -110,7 +110,7 @@ def split_backward(plan: Plan, rng: random.Random) -> Plan | None:
     actions[at] = found._replace(kind=Pass.I)
     if rng.random() < 0.8:
         actions.insert(rng.randrange(at + 1, len(actions) + 1), found._replace(kind=Pass.W))
-    return _with_program(plan, index, actions, rng)
+    return with_program(plan, index, actions, rng)
 
 
 def _stage(plan: Plan, rng: random.Random) -> tuple[int, Stage]:

@@ -3,17 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from experiments.fidelity.memory import STRATEGIES, TINY_MIXES, tiny_job
-from workbench.cost.hardware import Cluster
+from experiments.fidelity.memory import STRATEGIES, TINY_MIXES
+from experiments.fidelity.mutant_kinds import newer_plans, small, with_layouts
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job import Job, ModuleLayout
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 
-NUM_SAMPLES = 4
-NUM_RANKS = 8
 SCHEDULES = (
     Schedule(kind=ScheduleKind.GPIPE),
     Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=2),
@@ -32,7 +29,7 @@ def pool(mixes: Sequence[str] = tuple(TINY_MIXES)) -> tuple[tuple[str, Plan], ..
     seen: list[tuple[object, ...]] = []
     found = []
     for name, plan in _all(mixes):
-        what = (plan.model, plan.stages, plan.programs, plan.microbatches, plan.token_shards)
+        what = (plan.model, plan.stages, plan.programs, plan.microbatches, plan.token_shards, plan.settings)
         if what not in seen:
             seen.append(what)
             found.append((name, plan))
@@ -58,18 +55,4 @@ def _all(mixes: Sequence[str]) -> Iterator[tuple[str, Plan]]:
         for schedule in SCHEDULES:
             scheduled = replace(with_layouts(small(mix), encoders=1, llm=2), schedule=schedule)
             yield f"{mix}, {schedule.kind}", cornstarch.plan(scheduled, cost)
-
-
-def small(mix: str) -> Job:
-    """Few samples on a node of more ranks."""
-    job = tiny_job(mix)
-    node = replace(job.cluster.nodes[0], num_ranks=NUM_RANKS)
-    cluster = Cluster(name="pool", nodes=(node,), intra=job.cluster.intra, inter=job.cluster.inter)
-    return replace(job, batch=job.batch[:NUM_SAMPLES], cluster=cluster, layouts=(), max_ranks=None)
-
-
-def with_layouts(job: Job, *, encoders: int, llm: int, cp: int = 1) -> Job:
-    """Stages of every encoder and of the LLM, and context-parallel ranks of the latter."""
-    *names, last = [module.name for module in job.model.modules]
-    layouts = tuple(ModuleLayout(module=name, pp=encoders) for name in names)
-    return replace(job, layouts=(*layouts, ModuleLayout(module=last, pp=llm, cp=cp)))
+    yield from newer_plans(cost)

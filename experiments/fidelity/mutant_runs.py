@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from experiments.fidelity.mutant_pool import NUM_RANKS
+from experiments.fidelity.mutant_kinds import NUM_RANKS
 from runtime.batches import SyntheticSource
 from runtime.failure import WorldFailed
 from runtime.launch import RunResult, run_lowered
@@ -57,9 +57,8 @@ def outcome(sample: Sample, pool: Pool) -> str:
         timeout_s=RUN_TIMEOUT_S if sample.is_accepted else TIMEOUT_S,
     )
     torch.set_num_threads(1)
-    plan = replace(sample.plan, settings=sample.parent.settings)
     try:
-        result = run_lowered(lower(plan), settings, pool=pool)
+        result = run_lowered(lower(sample.plan), settings, pool=pool)
     except (WorldFailed, ValueError) as error:
         return f"failed: {' '.join(str(error).split())[:200]}"
     reference = reference_step(

@@ -1,7 +1,8 @@
 """Does the validator let through a plan that deadlocks or computes something else?
 
 Setup:   valid plans of many kinds (`mutant_pool`), each mutant one edit away from one of them
-         (`mutant_operators`); the validator is `plan.accept`: check, lower, deadlock, memory.
+         (`mutant_operators`, `mutant_exchanges`); the validator is `plan.accept`: check, lower,
+         deadlock, memory.
 Judge:   `mutant_judge`, which shares no code with the validator's checks, on every accepted mutant;
          on the refused ones too, as far as it can execute them, to find what was refused for nothing.
          A sample of accepted and of deadlock-refused mutants is run on gloo with a short timeout.
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from experiments.fidelity.mutant_exchanges import EXCHANGE_OPERATORS
 from experiments.fidelity.mutant_judge import judge
 from experiments.fidelity.mutant_meaning import Meaning, meaning_of
 from experiments.fidelity.mutant_operators import OPERATORS
@@ -37,6 +39,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 
 RESULT = Path(__file__).parents[1] / "results" / "fidelity_mutants.json"
+PLAN_OPERATORS = (*OPERATORS, *EXCHANGE_OPERATORS)
 ROW_SHARE = 0.25  # of the mutants that are of rows
 MOST_NAMED = 20
 
@@ -120,7 +123,7 @@ def mutants(plans: Sequence[tuple[str, Plan]], count: int, seed: int) -> Iterato
                 continue
             yield Mutant(number=made, parent=name, operator=edit.__name__, plan=None, lowered=rows)
         else:
-            operator = OPERATORS[made % len(OPERATORS)]
+            operator = PLAN_OPERATORS[made % len(PLAN_OPERATORS)]
             mutated = operator(plan, rng)
             if mutated is None or mutated == plan:
                 continue

@@ -1,0 +1,161 @@
+"""Valid plans of stages that do more than pass: share out weights, deal out experts, leave, read aside."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.fidelity.memory import tiny_job
+from workbench.cost.hardware import Cluster
+from workbench.cost.model import CostModel
+from workbench.graph.model_graph import TEXT
+from workbench.job import Job, ModuleLayout, load_job
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.parameter_shards import in_units
+from workbench.plan.plan import ModuleSettings, Plan, Settings, Sharding, Stage
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+
+NUM_SAMPLES = 4
+NUM_RANKS = 8
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OFFLOADED = Schedule(kind=ScheduleKind.THREE_PHASE, offload=True)
+
+
+def small(mix: str) -> Job:
+    """The tour's job with few samples, on a node of more ranks."""
+    return roomy(tiny_job(mix))
+
+
+def roomy(job: Job) -> Job:
+    """Few samples on a node of `NUM_RANKS` ranks, with layouts yet to choose."""
+    node = replace(job.cluster.nodes[0], num_ranks=NUM_RANKS)
+    cluster = Cluster(name="pool", nodes=(node,), intra=job.cluster.intra, inter=job.cluster.inter)
+    return replace(job, batch=job.batch[:NUM_SAMPLES], cluster=cluster, layouts=(), max_ranks=None)
+
+
+def with_layouts(job: Job, *, encoders: int, llm: int, **degrees: int) -> Job:
+    """Stages of every encoder and of the LLM, and the latter's other degrees."""
+    layouts = [
+        ModuleLayout(module=module.name, pp=llm, **degrees)
+        if module.modality == TEXT
+        else ModuleLayout(module=module.name, pp=encoders)
+        for module in job.model.modules
+    ]
+    return replace(job, layouts=tuple(layouts))
+
+
+def newer_plans(cost: CostModel) -> Iterator[tuple[str, Plan]]:
+    """Names and plans."""
+    yield from _shared_out()
+    yield from _dealt_out(cost)
+    yield from _offloaded(cost)
+    yield from _read_aside(cost)
+    job = with_layouts(small("all"), encoders=1, llm=2, tp=2)
+    divided = (ModuleSettings(module=job.model.modules[-1].name, sequence_parallel=True),)
+    yield "tp 2", cornstarch.plan(job, cost)
+    yield (
+        "sequence parallel",
+        cornstarch.plan(replace(job, settings=replace(job.settings, modules=divided)), cost),
+    )
+
+
+def _shared_out() -> Iterator[tuple[str, Plan]]:
+    for mix in ("projectors", "all"):
+        yield f"{mix}, shared out", shared_out(small(mix), replicas=2)
+    job = small("all")
+    yield "LLM shared out, encoders whole", shared_out(job, replicas=2, modules=("llm",))
+    yield "shared out, 2 instances of 2", shared_out(job, replicas=4, instances=2)
+    yield "shared out, 2 stages", shared_out(job, replicas=2, stages=2)
+    yield "shared out, cp 2", shared_out(job, replicas=1, cp=2)
+    yield "shared out, cp 2, 2 replicas", shared_out(job, replicas=2, cp=2, modules=("llm",))
+
+
+def shared_out(
+    job: Job,
+    *,
+    replicas: int,
+    modules: Sequence[str] | None = None,
+    instances: int = 1,
+    stages: int = 1,
+    cp: int = 1,
+) -> Plan:
+    """Every module on every rank of a replica, those of `modules` layer by layer in parts.
+
+    Args:
+        stages: of the LLM; the encoders stand beside the first.
+        cp: of the LLM; then the encoders' first ranks are the same.
+    """
+    names = [module.name for module in job.model.modules]
+    chosen = names if modules is None else modules
+    found: list[Stage] = []
+    for replica in range(replicas):
+        first = replica * stages * cp
+        for module in job.model.modules:
+            num = stages if module.modality == TEXT else 1
+            bounds = [len(module.layers) * place // num for place in range(num + 1)]
+            for place in range(num):
+                start = first + place * cp
+                ranks = tuple((start + shard,) for shard in range(cp))
+                layers = (bounds[place], bounds[place + 1])
+                found.append(
+                    Stage(id=len(found), module=module.name, replica=replica, layers=layers, ranks=ranks)
+                )
+    settings = [
+        ModuleSettings(module=name, sharding=Sharding.PARAMETERS, instances=instances) for name in chosen
+    ]
+    draft = _draft(job, found, Settings(precision=job.settings.precision, modules=tuple(settings)))
+    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(replicas))
+    return with_programs(in_units(replace(draft, microbatches=microbatches)))
+
+
+def _draft(job: Job, stages: Sequence[Stage], settings: Settings) -> Plan:
+    return Plan(
+        strategy="shared out",
+        model=job.model,
+        cluster=job.cluster,
+        batch=job.batch,
+        stages=tuple(stages),
+        microbatches=(),
+        programs=(),
+        settings=settings,
+    )
+
+
+def _dealt_out(cost: CostModel) -> Iterator[tuple[str, Plan]]:
+    job = roomy(load_job(EXAMPLES / "experts.yaml"))
+    yield (
+        "experts, tp 2, cp 2, ep 4",
+        cornstarch.plan(with_layouts(job, encoders=1, llm=1, tp=2, cp=2, ep=4), cost),
+    )
+    yield (
+        "experts, cp 2, ep 2, 2 stages",
+        cornstarch.plan(with_layouts(job, encoders=1, llm=2, cp=2, ep=2), cost),
+    )
+    shared = replace(with_layouts(job, encoders=1, llm=1, tp=2, ep=2), replicas=2)
+    yield "experts, tp 2, ep 2, 2 replicas", cornstarch.plan(shared, cost)
+    yield (
+        "experts, tp 2, cp 2, ep 2",
+        cornstarch.plan(with_layouts(job, encoders=1, llm=1, tp=2, cp=2, ep=2), cost),
+    )
+
+
+def _offloaded(cost: CostModel) -> Iterator[tuple[str, Plan]]:
+    for mix in ("projectors", "all"):
+        job = with_layouts(small(mix), encoders=2, llm=2)
+        colocated = encoders_colocated.plan(job, cost)
+        yield f"{mix}, offload", with_programs(replace(colocated, programs=()), OFFLOADED)
+    job = with_layouts(small("all"), encoders=1, llm=2)
+    replicated = encoders_replicated.plan(job, cost)
+    yield "offload, encoders replicated", with_programs(replace(replicated, programs=()), OFFLOADED)
+
+
+def _read_aside(cost: CostModel) -> Iterator[tuple[str, Plan]]:
+    job = roomy(load_job(EXAMPLES / "cross_attention.yaml"))
+    yield "cross-attention, 3 stages", cornstarch.plan(with_layouts(job, encoders=1, llm=3), cost)
+    yield "cross-attention, cp 2", cornstarch.plan(with_layouts(job, encoders=2, llm=2, cp=2), cost)
+    beside = with_layouts(job, encoders=1, llm=2)
+    yield "cross-attention, 2 replicas", cornstarch.plan(replace(beside, replicas=2), cost)
+    yield "cross-attention, encoders replicated", encoders_replicated.plan(beside, cost)
+    split = replace(beside, schedule=Schedule(kind=ScheduleKind.ZB_H1))
+    yield "cross-attention, zb-h1", cornstarch.plan(split, cost)
+    yield "cross-attention, shared out", shared_out(job, replicas=2)

@@ -1,0 +1,213 @@
+"""Where weights and gradients are on every rank of a step: whole, in parts or away; dealt out, summed."""
+
+import math
+from collections import Counter
+
+from experiments.fidelity.mutant_lanes import Ended, Kind, Lanes, What
+from experiments.fidelity.mutant_meaning import Key, keys_of
+from experiments.fidelity.mutant_verdict import Stalled, Wrong
+from workbench.graph.experts import num_experts
+from workbench.plan.lowered import Lowered, Weights
+from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.schedule.action import Action, Pass
+
+TOLERANCE = 1e-9  # relative, of sums in another order
+
+
+class HeldWeights:
+    """Weights and gradients of all ranks.
+
+    A stage whose weights are shared out is empty until its ranks have gathered them, and after a RESHARD;
+    its gradients are those of this rank's microbatches until its ranks have dealt them out. Any other
+    stage is there until a RESHARD takes it to the host.
+    """
+
+    def __init__(self, lowered: Lowered) -> None:
+        self._lowered, self._plan = lowered, lowered.plan
+        self._unit = units_of(self._plan)
+        self._ready: set[tuple[int, int]] = set()  # (rank, stage), of shared-out weights
+        self._away: set[tuple[int, int]] = set()
+        self._added: dict[tuple[int, Key], float] = {}
+        self._parts: dict[tuple[int, Key], float] = {}
+        self._sums: dict[tuple[int, Key], float] = {}
+        self._lanes = Lanes()
+        self._travelling: Counter[tuple[int, What]] = Counter()
+
+    def add(self, rank: int, key: Key, value: float) -> None:
+        """A backward's term of a gradient."""
+        self._added[rank, key] = self._added.get((rank, key), 0.0) + value
+
+    def use(self, rank: int, stage: Stage) -> None:
+        """Raises Wrong where the weights of a pass are not there."""
+        here = (rank, stage.id)
+        if here in self._away or (stage.id in self._unit and here not in self._ready):
+            raise Wrong(f"rank {rank} has no weights of stage {stage.id}")
+
+    def is_free(self, rank: int, action: Action) -> bool:
+        """Whether all that an action waits for has ended; what begins an exchange waits for nothing.
+
+        A rank with two dealings under way waits for the first before it does anything else, so that no
+        more whole gradients pile up.
+        """
+        if action.stage is None or self._begins_exchange(action):
+            return True
+        dealings = (n for (r, what), n in self._travelling.items() if r == rank and what.kind is Kind.DEAL)
+        if action.kind is Pass.REDUCE_GRAD:
+            return not (action.stage in self._unit and self._travelling[rank, self._what(Kind.DEAL, action)])
+        is_gathered = (
+            action.stage not in self._unit or not self._travelling[rank, self._what(Kind.GATHER, action)]
+        )
+        return is_gathered and sum(dealings) < 2
+
+    def do(self, rank: int, action: Action) -> None:
+        """UNSHARD, RESHARD or REDUCE_GRAD."""
+        stage = self._plan.stage.get(action.stage if action.stage is not None else -1)
+        if stage is None or (action.kind is not Pass.REDUCE_GRAD and rank not in stage.flat_ranks):
+            raise Wrong(f"{action} of nothing on rank {rank}")
+        if self._begins_exchange(action):
+            self._exchange(rank, stage, action)
+        elif action.kind is Pass.REDUCE_GRAD:
+            self._sum(rank, action)
+        elif stage.id in self._unit:
+            if action.kind is Pass.UNSHARD:
+                raise Wrong(f"{action} of shared-out weights has no number")
+            self._ready.discard((rank, stage.id))
+        elif (action.kind is Pass.RESHARD) == ((rank, stage.id) in self._away):
+            raise Wrong(f"{action} of a stage that is there already, on rank {rank}")
+        else:
+            self._away ^= {(rank, stage.id)}
+
+    def advance(self) -> bool:
+        """End collectives that all their ranks have come to; whether there were any."""
+        found = self._lanes.advance()
+        for ended in found:
+            self._end(ended)
+        return bool(found)
+
+    def gradients(self) -> dict[Key, float]:
+        """What all ranks step with.
+
+        Raises:
+            Stalled: a collective that somebody never came to.
+            Wrong: weights away, gradients that nobody dealt out, or ranks that disagree.
+        """
+        if stuck := self._lanes.stuck():
+            raise Stalled(stuck)
+        if self._away:
+            rank, stage = min(self._away)
+            raise Wrong(f"rank {rank} steps without stage {stage}")
+        found: dict[Key, float] = {}
+        for stage in self._plan.stages:
+            for rank in stage.flat_ranks:
+                for key in held_keys(self._plan, stage, rank):
+                    value = self._value(rank, key, stage)
+                    if not math.isclose(value, found.setdefault(key, value), rel_tol=TOLERANCE):
+                        raise Wrong(f"ranks step with different gradients of {key}, rank {rank} is one")
+        return found
+
+    def _begins_exchange(self, action: Action) -> bool:
+        """Whether ranks that share out weights do it together; without a number, REDUCE_GRAD is a sum."""
+        is_exchange = action.kind in (Pass.UNSHARD, Pass.REDUCE_GRAD) and action.microbatch is not None
+        return is_exchange and action.stage in self._unit
+
+    def _what(self, kind: Kind, action: Action) -> What:
+        stage = self._plan.stage[action.stage or 0]
+        return What(kind, (stage.module, *stage.layers))
+
+    def _exchange(self, rank: int, stage: Stage, action: Action) -> None:
+        what = self._what(Kind.GATHER if action.kind is Pass.UNSHARD else Kind.DEAL, action)
+        brought: dict[Key, float] = {}
+        if what.kind is Kind.DEAL:
+            brought = {k: self._added.pop((rank, k), 0.0) for k in held_keys(self._plan, stage, rank)}
+            if not brought:  # nothing of it trains
+                return
+        self._travelling[rank, what] += 1
+        self._lanes.begin(rank, what, self._unit[stage.id], brought)
+
+    def _sum(self, rank: int, action: Action) -> None:
+        for index in self._lowered.reductions.get(action, ()):
+            group = self._lowered.groups[index]
+            if rank in group.ranks and len(group.ranks) > 1:
+                keys = [key for weights in group.weights for key in self._keys(weights, rank)]
+                brought = {key: self._own(rank, key) for key in keys}
+                self._lanes.begin(rank, What(Kind.SUM, index), group.ranks, brought)
+
+    def _own(self, rank: int, key: Key) -> float:
+        """Of a gradient, before sums."""
+        return self._parts.get((rank, key), 0.0) + self._added.get((rank, key), 0.0)
+
+    def _keys(self, weights: Weights, rank: int) -> list[Key]:
+        """Those of a group's weights that a rank holds."""
+        if weights.layer is None:
+            raise Wrong("tied weights, of which the surrogate has none")
+        stages = [
+            stage
+            for stage in self._plan.stages_on.get(rank, ())
+            if stage.module == weights.module and stage.layers[0] <= weights.layer < stage.layers[1]
+        ]
+        keys = {key: stage.ep for stage in stages for key in held_keys(self._plan, stage, rank)}
+        return [
+            key
+            for key, ep in keys.items()
+            if key.layer == weights.layer and weights.experts == (key.expert is not None and ep > 1)
+        ]
+
+    def _end(self, ended: Ended) -> None:
+        keys = {key for brought in ended.brought.values() for key in brought}
+        if any(keys != set(brought) for brought in ended.brought.values()):
+            raise Wrong(f"{ended.what} adds up gradients of different weights")
+        total = {key: sum(brought[key] for brought in ended.brought.values()) for key in keys}
+        for rank in ended.brought:
+            if ended.what.kind is Kind.SUM:
+                self._sums.update({(rank, key): value for key, value in total.items()})
+                continue
+            self._travelling[rank, ended.what] -= 1
+            if ended.what.kind is Kind.GATHER:
+                mine = (s.id for s in self._plan.stages_on[rank] if self._is_of(s, ended.what))
+                self._ready.update((rank, stage) for stage in mine)
+            for key, value in total.items():
+                self._parts[rank, key] = self._parts.get((rank, key), 0.0) + value
+
+    def _is_of(self, stage: Stage, what: What) -> bool:
+        return stage.id in self._unit and (stage.module, *stage.layers) == what.of
+
+    def _value(self, rank: int, key: Key, stage: Stage) -> float:
+        if stage.id in self._unit and (rank, key) in self._added:
+            raise Wrong(f"rank {rank} steps without having dealt out its gradient of {key}")
+        return self._sums.get((rank, key), self._own(rank, key))
+
+
+def units_of(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Stage whose weights are shared out -> the ranks that hold its layers in the same instance, ascending.
+
+    Instances are equally many replicas each, neighbours together.
+    """
+    ranks: dict[tuple[str, int, tuple[int, int]], set[int]] = {}
+    keys = {}
+    for stage in plan.stages:
+        settings = plan.settings.of(stage.module)
+        if settings.sharding is Sharding.PARAMETERS:
+            replicas = sorted({s.replica for s in plan.stages if s.module == stage.module})
+            instance = replicas.index(stage.replica) // max(1, len(replicas) // settings.instances)
+            keys[stage.id] = stage.module, instance, stage.layers
+            ranks.setdefault(keys[stage.id], set()).update(stage.flat_ranks)
+    return {stage: tuple(sorted(ranks[key])) for stage, key in keys.items()}
+
+
+def held_keys(plan: Plan, stage: Stage, rank: int) -> list[Key]:
+    """Trained weights of a stage that one of its ranks holds: of dealt-out experts its own alone."""
+    found = []
+    layers = plan.model.module(stage.module).layers
+    for layer in range(*stage.layers):
+        if layers[layer].trainable:
+            mine = own_experts(stage, rank, num_experts(layers[layer]))
+            found += [key for key in keys_of(plan.model.module(stage.module), layer) if key.expert in mine]
+    return found
+
+
+def own_experts(stage: Stage, rank: int, count: int) -> frozenset[int | None]:
+    """Experts of a layer that a rank of the stage holds, and None for its other weights."""
+    if stage.ep < 1 or len(stage.flat_ranks) % stage.ep or count % stage.ep:
+        raise Wrong(f"stage {stage.id} cannot deal out {count} experts among {stage.ep} ranks")
+    place, each = stage.flat_ranks.index(rank) % stage.ep, count // stage.ep
+    return frozenset((None, *range(place * each, (place + 1) * each)))
