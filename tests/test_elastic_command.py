@@ -11,20 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.oobleck.chaos_job import elastic_job
+from experiments.oobleck import chaos_job
 from runtime.elastic.history import Cause, Reshaped, StepDone
 from runtime.elastic.training import ElasticTraining
 from runtime.scenes import make
 from tests.test_cli import JOB, accept, refuse, workbench
+from workbench.commands.elastic import Shape
 from workbench.commands.elastic_data import drawn, read_folder
-from workbench.commands.elastic_forecast import StepPrediction, foresee
-from workbench.commands.elastic_run import Ran, Saving, run_elastic
+from workbench.commands.elastic_forecast import StepPrediction, foresee, predict_steps
+from workbench.commands.elastic_run import Ran, Saving, elastic_job, run_elastic
 from workbench.commands.elastic_tables import detection_s, layout_times
+from workbench.commands.machines import cost_of
 from workbench.job import load_job
 from workbench.report.elastic_plot import draw_elastic
-from workbench.resilience.availability import Rates, parse_trace, random_trace
+from workbench.resilience.availability import Rates, random_trace
 from workbench.resilience.reconfigure import CannotContinueError
-from workbench.resilience.step_events import AtStep, Happening, StepEvents, told_events, traced_events
+from workbench.resilience.step_events import StepEvents, told_events, traced_events
+from workbench.strategies.elastic_templates import elastic_templates
 
 REL_TOL = 2e-6  # of a loss in float32
 
@@ -34,83 +37,6 @@ def job(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     return path
-
-
-class TestEvents:
-    def test_a_node_that_comes_back_has_a_name_of_its_own(self):
-        found = told_events(
-            ["1:kill:node1", "2:join:node1", "2:warn:node1", "2:join:node1"], 3, first=0, steps=4
-        )
-        assert found.start == ("node0", "node1", "node2")
-        assert found.at(1) == AtStep(killed=("node1",))
-        assert found.at(2) == AtStep(joins=("node1.3",))
-        assert found.most_nodes == 3
-
-    @pytest.mark.parametrize(
-        ("texts", "message"),
-        [
-            (["x:kill:node1"], "want STEP:kill|warn|join:NODE"),
-            (["1:kil:node1"], "did you mean 'kill'?"),
-            (["1:kill:node7"], "no node 'node7'; did you mean 'node"),
-            (["1:kill:db"], "no node 'db'; there are node0, node1, node2"),
-            (
-                ["1:kill:node1", "2:warn:node1"],
-                "node 'node1' is gone since '1:kill:node1'; there are node0, node2",
-            ),
-            (["1:join:node1"], "node 'node1' is there already"),
-            (["1:join:new", "2:join:new"], "event '2:join:new': node 'new' is there already"),
-            (["9:kill:node1"], "training ends after 4 steps; nearest: 3:kill:node1"),
-        ],
-    )
-    def test_a_wrong_event_is_named(self, texts: list[str], message: str):
-        with pytest.raises(ValueError, match="event") as caught:
-            told_events(texts, 3, first=0, steps=4)
-        assert message in str(caught.value)
-
-    def test_a_resumed_training_has_no_events_of_its_past(self):
-        with pytest.raises(ValueError, match="and 2 are taken already; nearest: 2:kill:node1"):
-            told_events(["1:kill:node1"], 3, first=2, steps=4)
-
-    @given(
-        st.integers(0, 10**6),
-        st.integers(1, 6),
-        st.integers(1, 40),
-        st.integers(0, 10),
-        st.sampled_from((0.0, 30.0)),
-    )
-    def test_a_trace_on_steps_keeps_who_is_there(
-        self, seed: int, nodes: int, steps: int, first: int, notice_s: float
-    ):
-        rates = Rates(leaves_per_node_h=30.0, joins_per_missing_h=60.0)
-        trace = random_trace(nodes, rates, 900.0, seed)
-        found, num_late = traced_events(trace, 25.0, notice_s, first=first, steps=first + steps)
-        present = set(found.start)
-        assert len(present) == len(found.start)
-        for event in found.events:
-            assert first <= event.step < first + steps
-            if event.what is Happening.JOIN:
-                assert event.node not in present
-                present.add(event.node)
-            else:
-                assert event.what is (Happening.WARN if notice_s else Happening.KILL)
-                present.remove(event.node)
-        if not notice_s:  # as many as the trace has then
-            end_s = (first + steps) * 25.0
-            counts = [count for time_s, count in trace.num_nodes() if time_s < end_s]
-            assert len(present) == counts[-1]
-            assert num_late == sum(event.time_s >= end_s for event in trace.events)
-
-    def test_time_counts_from_the_first_event_and_folds_what_was_before(self):
-        trace = parse_trace("t", "t_s,event,node\n480,add,a\n480,add,b\n500,remove,a\n560,add,a\n")
-        found, late = traced_events(trace, 10.0, 0.0, first=0, steps=20)
-        assert (found.start, late) == (("a", "b"), 0)
-        assert [str(event) for event in found.events] == ["2:kill:a", "8:join:a.2"]
-        later, late = traced_events(trace, 10.0, 0.0, first=5, steps=7)
-        assert (later.start, later.events, late) == (("b",), (), 1)
-        warned, _ = traced_events(trace, 10.0, 15.0, first=0, steps=20)
-        assert [str(event) for event in warned.events] == ["0:warn:a", "8:join:a.2"]
-        at_once, _ = traced_events(trace, 10.0, 100.0, first=0, steps=20)
-        assert (at_once.start, len(at_once.events)) == (("b",), 1)
 
 
 def test_a_folder_is_read_over_and_over_and_drawn_samples_are_new_in_every_step(job: Path):
@@ -136,7 +62,7 @@ class TestForecast:
     def test_every_step_has_one_layout_of_the_nodes_there_are_until_training_must_stop(
         self, seed: int, faults: int, nodes: int
     ):
-        job = elastic_job(6, num_faults=faults, layers_per_rank=4)
+        job = chaos_job.elastic_job(6, num_faults=faults, layers_per_rank=4)
         threshold = job.templates.specification.threshold
         trace = random_trace(nodes, Rates(leaves_per_node_h=60.0, joins_per_missing_h=90.0), 600.0, seed)
         events, _ = traced_events(trace, 20.0, 0.0, first=0, steps=30)
@@ -163,7 +89,7 @@ class TestForecast:
             assert found.refusal.startswith(f"step {step}: ")
 
     def test_a_node_that_waits_takes_the_room_of_a_killed_one_or_leaves_when_it_is_warned(self):
-        job = elastic_job(3)
+        job = chaos_job.elastic_job(3)
         full = told_events(["1:join:new", "2:kill:node0"], 3, first=0, steps=4)
         layouts = [stretch.layout for stretch in foresee(job, full, 4).stretches]
         assert [sorted(sum(layout.pipelines, ())) for layout in layouts] == [
@@ -227,7 +153,7 @@ class TestTables:
 
 
 def test_a_signal_lets_the_step_end_and_saves(tmp_path: Path):
-    job = elastic_job(2)
+    job = chaos_job.elastic_job(2)
     events = StepEvents(first=0, start=("a", "b"), events=())
 
     def tell(training: ElasticTraining) -> None:
@@ -309,6 +235,23 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
 )  # fmt: skip
 def test_bad_input_is_one_line_before_any_process(job: Path, arguments: tuple[object, ...], words: str):
     refuse("elastic", job, *arguments, words=words, folder=job.parent)
+
+
+def test_templates_fit_the_memory_that_plans_are_checked_against(job: Path):
+    """Ranks of one machine share its memory: a part for each, which holds what the plans need."""
+    text = job.read_text()
+    smallest = {}
+    for gib in (0.003, 0.004, 0.006):
+        job.write_text(text.replace("memory_gib: 1", f"memory_gib: {gib}"))
+        found = load_job(job)
+        shape = Shape(job=found, nodes=6, ranks_per_node=1, trace=None)
+        cost, whole = cost_of(found, None, None), shape.on_nodes()
+        templates = elastic_templates(whole, cost, num_nodes=6, num_faults=1)
+        trained = elastic_job(templates, drawn(whole, 0), seed=0, wait_s=5.0, num_cores=2)
+        forecast = foresee(trained, told_events((), 6, first=0, steps=1), 1)
+        predict_steps(templates, trained, forecast, found.cluster, cost, 1)
+        smallest[gib] = templates.planned.specification.smallest
+    assert smallest[0.003] > smallest[0.006]
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,10 @@ class Shape:
         return self.job.cluster.nodes[0].num_cores or 1
 
     def on_nodes(self) -> Job:
-        """The job on a cluster of such nodes."""
-        node, link = replace(self.job.cluster.nodes[0], num_ranks=self.ranks_per_node), self.job.cluster.intra
+        """The job on a cluster of such nodes; each has its ranks' part of the machine's memory."""
+        machine, link = self.job.cluster.nodes[0], self.job.cluster.intra
+        part_bytes = machine.memory_bytes // machine.num_ranks * self.ranks_per_node
+        node = replace(machine, num_ranks=self.ranks_per_node, memory_bytes=part_bytes)
         cluster = uniform(self.job.name, node, num_nodes=self.num_nodes, intra=link, inter=link)
         return replace(self.job, cluster=cluster, max_ranks=None)
 
@@ -246,13 +248,22 @@ def _steps(steps: int | None, happens: Happens | None, start: "Progress | None")
 def _events(
     event: "list[str] | tuple[str, ...]", happens: Happens | None, shape: Shape, first: int, steps: int
 ) -> StepEvents:
+    most = shape.num_nodes
     if happens is None:
-        return told_events(event, shape.num_nodes, first=first, steps=steps)
-    found, num_late = traced_events(happens.trace, happens.step_s, happens.notice_s, first=first, steps=steps)
-    if num_late:
-        warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and do not happen")
-    if len(found.start) > shape.num_nodes:
-        raise ValueError(f"elastic: {len(found.start)} nodes are there at the start; want --nodes of so many")
+        found = told_events(event, most, first=first, steps=steps)
+    else:
+        found, num_late = traced_events(
+            happens.trace, happens.step_s, happens.notice_s, first=first, steps=steps
+        )
+        if num_late:
+            warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and do not happen")
+    if len(found.start) > most:
+        raise ValueError(
+            f"elastic: {len(found.start)} nodes are there at the start, templates are planned for {most}: "
+            f"want --nodes {len(found.start)}"
+        )
+    if found.most_nodes > most:
+        warn(f"up to {found.most_nodes} nodes are there; those beyond {most} wait for room, see --nodes")
     return found
 
 

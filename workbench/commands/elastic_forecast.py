@@ -162,7 +162,7 @@ def predict_steps(
     """A prediction for every layout of the forecast, by the sizes of its pipelines.
 
     Args:
-        machine: one node with the cores that all ranks share.
+        machine: one node with the cores and the memory that all ranks share.
         looks: steps of a layout's first stretch to look at, evenly spread; the mean is taken.
 
     Raises:
@@ -193,8 +193,9 @@ def _predict_step(
 
     rehearsal = rehearse(job, layout, step)
     plan = rehearsal.plan
-    memory_bytes = plan.cluster.nodes[0].memory_bytes  # the runtime's; the job's is what templates go by
-    node = replace(machine.nodes[0], num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
+    whole = machine.nodes[0]
+    memory_bytes = whole.memory_bytes // whole.num_ranks * len(plan.ranks)
+    node = replace(whole, num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
     here = Cluster(name=machine.name, nodes=(node,), intra=machine.intra, inter=machine.inter)
     lowered, memory = accept(replace(plan, cluster=here, settings=found.job.settings))
     overlapped = _overlapped(found, lowered) if job.reduction is Reduction.LAYERWISE else {}

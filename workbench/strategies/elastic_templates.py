@@ -161,10 +161,15 @@ def elastic_templates(job: Job, cost: CostModel, *, num_nodes: int, num_faults: 
         (max(degrees.values(), default=1),),
         lambda module, layer, _: found[module][layer].forward_s + found[module][layer].backward_s,
         held_bytes,
-        max(0, node.memory_bytes - aside),
+        max(0, _rank_bytes(node) - aside),
     )
     planned = plan_templates(chain.chain, node.num_ranks, num_nodes, num_faults)
     return ElasticTemplates(job=job, chain=chain, planned=planned, prices=prices, layers=layers)
+
+
+def _rank_bytes(node: Node) -> int:
+    """Memory of a rank: ranks that share a node's cores share its memory too."""
+    return node.memory_bytes if node.num_cores is None else node.memory_bytes // node.num_ranks
 
 
 def _check(job: Job, num_nodes: int) -> Node:
