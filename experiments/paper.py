@@ -28,6 +28,7 @@ RESULTS = FOLDER / "results"
 EVIDENCE = {
     "printed": "the paper's printed stage times through the simulator",
     "published": "throughputs and recovery times of the authors' published simulator through ours",
+    "restated": "the rules of the authors' published simulator, restated, with its constants",
     "modelled": "our own models and cost model, nothing of the paper put in",
     "rule": "closed forms of the frozen rule",
     "itself": "the paper recomputed from its own cells",

@@ -9,6 +9,7 @@ from experiments.cornstarch_models import icml_model
 from experiments.oobleck import figure2_11, runs, spot, systems, table2_1, table2_2
 from experiments.oobleck.breakdown_plot import COLORS, FIGURES, bars_by_model
 from experiments.oobleck.breakdown_plot import draw as draw_breakdown
+from experiments.oobleck.published_rules import restated_average
 from experiments.oobleck.simulated import pipeline_s
 from experiments.paper import RESULTS, Verdict
 from experiments.printed import is_true, printed_rows
@@ -31,7 +32,17 @@ def test_oobleck_averages_lie_within_three_percent(averages):
 def test_no_average_lies_outside_what_is_unstated(averages):
     assert averages.count(Verdict.OFF) == 0
     assert averages.count(Verdict.MISSING) == 0
-    assert sum(row.verdict is Verdict.OK for row in averages.rows if row.number.key.endswith("/varuna")) >= 9
+    ours = [row for row in averages.rows if row.number.key.startswith("published/")]
+    assert sum(row.verdict is Verdict.OK for row in ours if row.number.key.endswith("/varuna")) >= 9
+
+
+def test_the_published_rules_give_the_printed_averages(averages):
+    rows = [row for row in averages.rows if row.number.key.startswith("restated/")]
+    assert len(rows) == 21
+    assert all(row.verdict is Verdict.OK for row in rows)
+    assert restated_average("varuna", "GPT-3 6.7b", systems.spot_trace("spot_ec2_p3_scaled30")) == 0
+    with pytest.raises(ValueError, match="no restated rules for 'oobleck'"):
+        restated_average("oobleck", "GPT-2", systems.trace("failures_6h"))
 
 
 def test_claims_of_the_text_hold(averages):

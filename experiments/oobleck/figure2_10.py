@@ -5,14 +5,16 @@ Setup:   30 nodes at most, 15 at least, one A40 each, nodes leave and join by sp
 Given:   throughput by number of nodes, batch, time to recover and to save, as in the published simulator.
 Differs: as Table 2.2. New nodes are taken in at the end of the running iteration, by a recovery. The
          text says that Varuna hung on GPT-3 6.7b; in ours, as in every reading of what is unstated, it gets
-         through the traces' quiet hours. Two systems more than the figure's: Varuna without cost of saving,
-         and a plain job on 24 nodes with the others as spares.
+         through the traces' quiet hours. By the published rules it does hang: of two restarts at once the
+         second ends without nodes. Two systems more than the figure's: Varuna without cost of saving, and a
+         plain job on 24 nodes with the others as spares.
 Ours:    the failure simulator, about 5 s on one CPU core; the plot reads the series it writes.
 Run:     python -m experiments.oobleck.figure2_10
 """
 
 from experiments import paper
 from experiments.evidence import Evidence, outcome_of
+from experiments.oobleck.published_rules import restated_average
 from experiments.oobleck.runs import on_spot, plausible
 from experiments.oobleck.spot import TITLES, TRACES, draw, spot_evidence, write_series
 from experiments.oobleck.systems import spot_trace
@@ -44,6 +46,13 @@ def claims_evidence() -> Evidence:
             f"{LARGEST}, {TITLES[trace]}: Varuna makes next to no progress ({varuna:.2g} against "
             f"{oobleck:.3g}, over what is unstated {min(others):.2g} .. {max(others):.2g});",
             varuna < 0.05 * oobleck,
+        )
+        restated = restated_average("varuna", LARGEST, spot_trace(trace))
+        evidence.ours[f"restated/{LARGEST.replace(' ', '-')}/{trace}/varuna/samples_per_s"] = restated
+        evidence.claim(
+            f"{LARGEST}, {TITLES[trace]}: by the published rules, restated, Varuna makes next to no progress "
+            f"({restated:.2g});",
+            restated < 0.05 * oobleck,
         )
     return evidence
 

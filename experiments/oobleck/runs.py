@@ -6,6 +6,7 @@ from functools import cache
 
 from experiments.evidence import Evidence
 from experiments.oobleck import systems
+from experiments.oobleck.published_rules import restated_average
 from experiments.paper import PaperNumber, Unstated
 from experiments.printed import printed_rows
 from sim.failure_run import FailureRun, Spent
@@ -82,6 +83,19 @@ def average_rows(table: str, where: str) -> Evidence:
         ]
         unstated = Unstated(UNSTATED[system], min(ours, *others), max(ours, *others)) if others else None
         evidence.add(number, ours, unstated)
+    return evidence
+
+
+def restated_rows(table: str, where: str) -> Evidence:
+    """The cells of Varuna and Bamboo by the published simulator's rules, from which they come."""
+    evidence = Evidence()
+    for row in printed_rows(table):
+        system, model, interval = row["system"], row["model"], row["failure_interval"]
+        if system == "oobleck" or not row["tput_samples_per_s"]:
+            continue
+        key = f"restated/{model.replace(' ', '-')}/{interval}/{system}"
+        number = PaperNumber(key, float(row["tput_samples_per_s"]), "samples/s", where, REL_TOL)
+        evidence.add(number, restated_average(system, model, systems.trace(f"failures_{interval}")))
     return evidence
 
 

@@ -30,7 +30,7 @@ def published_rates(system: str, model: str) -> Table:
 
 def oobleck(model: str, rates: Table | None = None) -> System:
     """Keeps its state in memory and reconfigures."""
-    found = _recovery("oobleck", model)
+    found = recovery("oobleck", model)
     return System(
         name="oobleck",
         samples_per_s=by_nodes(rates or published_rates("oobleck", model), MOST_NODES),
@@ -45,7 +45,7 @@ def varuna(model: str, rates: Table | None = None) -> System:
     Differs: the published restart time includes saving a checkpoint (the published simulator
     takes it off after a failure), so it is taken off here.
     """
-    found = _recovery("varuna", model)
+    found = recovery("varuna", model)
     idle = {int(row["n_nodes"]): float(row["idle_gpus"] or 0) for row in _rows("varuna", model)}
     save_s = float(found["checkpoint_s"])
     return System(
@@ -76,7 +76,7 @@ def bamboo(model: str, rates: Table | None = None) -> System:
     table = rates or published_rates("bamboo", model)
     if not table:
         raise ValueError(f"bamboo cannot run {model}: its copies of the model states do not fit")
-    found = _recovery("bamboo", model)
+    found = recovery("bamboo", model)
     return System(
         name="bamboo",
         samples_per_s=by_nodes(table, MOST_NODES),
@@ -113,7 +113,7 @@ def spot_trace(name: str) -> Availability:
 
 
 @cache
-def _recovery(system: str, model: str) -> PrintedRow:
+def recovery(system: str, model: str) -> PrintedRow:
     return next(
         row for row in printed_rows("oobleck_recovery") if (row["system"], row["model"]) == (system, model)
     )
