@@ -13,6 +13,7 @@ from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.graph.trainable import Trainable
 from workbench.job import Job, ModuleLayout
+from workbench.job_pools import Aim, Pool, dollars_per_hour
 from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table, peak_bytes
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
@@ -112,6 +113,40 @@ def test_equal_stages_of_a_chain_are_bounded_by_what_1f1b_takes(belief):
     assert found == pytest.approx(belief.plan_s(lower(plan), cost()), rel=0.1)
 
 
+def worth(job_: Job, seconds: float, plan: Plan) -> float:
+    return seconds if job_.aim is Aim.SECONDS else seconds * dollars_per_hour(job_.pools, plan.ranks)
+
+
+def priced(open_job: Job) -> Job:
+    """Three slow ranks at a dollar, three quick ones at three, which take no audio; cheapest first."""
+    modules = ("vision", "llm")
+    pools = (
+        Pool(name="slow", first_rank=0, num_ranks=3, profile="slow", device="slow", dollars_per_hour=1.0),
+        Pool(name="quick", first_rank=3, num_ranks=3, profile="quick", device="quick", dollars_per_hour=3.0,
+             modules=modules),
+    )  # fmt: skip
+    cluster = mixed_cluster(cheap=3, fast=3)
+    return replace(open_job, cluster=cluster, pools=pools, aim=Aim.DOLLARS)
+
+
+@pytest.mark.parametrize("strategy", [cornstarch.plan, entrain.plan, megatron_heterogeneous.plan])
+def test_the_cheapest_counts_are_those_of_brute_force(strategy):
+    open_job = priced(replace(job(), layouts=(), max_ranks=6))
+    wanted = exhaustive(strategy, open_job, machines(), FROZEN_AWARE, ("vision", "audio", "llm"))
+    found = strategy(open_job, machines())
+    assert worth(open_job, FROZEN_AWARE.plan_s(lower(found), machines()), found) == wanted[0]
+    fastest = strategy(replace(open_job, aim=Aim.SECONDS), machines())
+    assert FROZEN_AWARE.plan_s(lower(fastest), machines()) < FROZEN_AWARE.plan_s(lower(found), machines())
+
+
+def test_modules_stay_off_pools_that_do_not_take_them():
+    audio_last = (ModuleLayout(module="vision", pp=3), ModuleLayout(module="audio", pp=1))
+    with pytest.raises(
+        ValueError, match=r"module 'audio' lies on pool 'quick', which takes vision, llm alone"
+    ):
+        cornstarch.plan(priced(replace(job(), layouts=audio_last, max_ranks=6)), machines())
+
+
 def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, names: tuple[str, ...]):
     """The best key over all counts within the ranks, every plan built."""
     best = None
@@ -124,7 +159,7 @@ def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, name
             if len(plan.ranks) > open_job.max_ranks:
                 continue
             check_memory(lowered, memory_table(lowered))
-            key = (belief.plan_s(lowered, machine), len(plan.ranks), counts)
+            key = (worth(open_job, belief.plan_s(lowered, machine), plan), len(plan.ranks), counts)
         except ValueError:
             continue
         best = key if best is None or key < best else best

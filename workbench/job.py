@@ -11,7 +11,7 @@ from workbench.data.sample import Sample
 from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.job_parts import batch_of, cluster_of, model_of
-from workbench.job_pools import Pool, check_pools, pools_of
+from workbench.job_pools import Aim, Pool, check_pools, pools_of
 from workbench.job_schema import JobSpec, LayoutSpec, read_spec
 from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
@@ -76,6 +76,7 @@ class Job:
         settings: precision and per-module settings.
         profile: name or path of the machine's profile.
         pools: kinds of devices, where there are several or they have a price.
+        aim: what searches for stage counts make small; dollars want a price for every pool.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Job:
     settings: Settings = field(default_factory=Settings)
     profile: str = ""
     pools: tuple[Pool, ...] = ()
+    aim: Aim = Aim.SECONDS
 
     def __post_init__(self) -> None:
         _check_model(self)

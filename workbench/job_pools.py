@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +11,13 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
 from workbench.job_schema import LinkSpec, PoolSpec
 from workbench.units import GB, GIB, US_PER_S
+
+
+class Aim(StrEnum):
+    """What planners make small where a job leaves stage counts open: a step's seconds, or its dollars."""
+
+    SECONDS = "seconds"
+    DOLLARS = "dollars"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +120,17 @@ def check_pools(job: str, pools: Sequence[Pool], modules: Sequence[str], num_ran
         if pools and not any(pool.takes(module) for pool in pools):
             raise ValueError(
                 f"job {job!r}: no pool takes module {module!r}; want it under some pool's modules"
+            )
+
+
+def check_taken(pools: Sequence[Pool], module: str, ranks: Sequence[int]) -> None:
+    """Raise ValueError where a module lies on a rank of a pool that does not take it."""
+    for pool in pools:
+        if not pool.takes(module) and any(pool.first_rank <= rank < pool.end_rank for rank in ranks):
+            takers = ", ".join(other.name for other in pools if other.takes(module))
+            raise ValueError(
+                f"module {module!r} lies on pool {pool.name!r}, which takes {', '.join(pool.modules)} alone; "
+                f"nearest: {takers}"
             )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from workbench.cost.model import CostModel
 from workbench.job import Job
-from workbench.job_pools import dollars_per_hour
+from workbench.job_pools import Aim, check_taken, dollars_per_hour
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
@@ -71,25 +71,48 @@ def search(
 ) -> tuple[Candidate, ...]:
     """Every strategy's plan, best first; strategies without a plan stand last, with the reason.
 
-    Each strategy searches the stage counts that the job leaves open by its own belief; the
-    plans are then judged by one simulator. Ties keep the order of `planners`.
+    Each strategy searches the stage counts that the job leaves open by its own belief, for dollars where
+    these are the objective; the plans are then judged by one simulator. Ties keep the order of `planners`.
 
     Args:
         predict: simulates a plan after every check; ValueError where it is refused.
-        progress: called with (strategies done, strategies, what is best so far).
+        progress: called with (strategies done, strategies, what is best so far and how far the next one is).
 
     Raises:
         ValueError: money is the objective and the job does not say what every rank costs.
     """
     if objective is Objective.DOLLARS and dollars_per_hour(job.pools, range(job.cluster.num_ranks)) is None:
         raise ValueError(f"job {job.name!r}: {objective} wants cluster.pools, each with dollars_per_hour")
+    if objective is Objective.DOLLARS:
+        job = replace(job, aim=Aim.DOLLARS)
     found: list[Candidate] = []
     for name, planner in planners.items():
         best = min((c for c in found if c.trace is not None), key=_key(objective), default=None)
-        note = "" if best is None else f"best so far {best.strategy}, {best.metrics.iteration_s:.3f} s"
+        note = "" if best is None else _best_so_far(best, objective)
         progress(len(found), len(planners), note)
-        found.append(_candidate(name, job, cost, planner, predict))
+        inside = partial(_inside, progress, len(found), len(planners), ", ".join(filter(None, (note, name))))
+        found.append(_candidate(name, job, cost, planner, predict, inside))
     return tuple(sorted(found, key=_key(objective)))
+
+
+def _best_so_far(best: Candidate, objective: Objective) -> str:
+    if objective is Objective.DOLLARS and best.dollars_per_sample is not None:
+        return f"best so far {best.strategy}, {best.dollars_per_sample:.3g} dollars a sample"
+    return f"best so far {best.strategy}, {best.metrics.iteration_s:.3f} s"
+
+
+def _inside(
+    progress: Callable[[int, int, str], None],
+    strategies: int,
+    all_strategies: int,
+    note: str,
+    done: int,
+    total: int,
+    best_s: float,
+) -> None:
+    """Tell how far one strategy is with its own candidates."""
+    best = f" at {best_s:.3f} s" if best_s < float("inf") else ""
+    progress(strategies, all_strategies, f"{note}: {done} of {total}{best}")
 
 
 def with_schedules(planners: Mapping[str, Planner], schedules: Sequence[Schedule]) -> dict[str, Planner]:
@@ -108,10 +131,17 @@ def _plan_with(planner: Planner, schedule: Schedule, job: Job, cost: CostModel, 
 
 
 def _candidate(
-    name: str, job: Job, cost: CostModel, planner: Planner, predict: Callable[[Plan], Trace]
+    name: str,
+    job: Job,
+    cost: CostModel,
+    planner: Planner,
+    predict: Callable[[Plan], Trace],
+    progress: Progress,
 ) -> Candidate:
     try:
-        plan = planner(job, cost, lambda done, total, best_s: None)
+        plan = planner(job, cost, progress)
+        for stage in plan.stages:
+            check_taken(job.pools, stage.module, stage.flat_ranks)
         rate = dollars_per_hour(job.pools, plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:

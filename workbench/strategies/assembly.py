@@ -9,6 +9,7 @@ from workbench.balance.partition import partition
 from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job, ModuleLayout
+from workbench.job_pools import check_taken
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
 from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table
@@ -159,6 +160,9 @@ def module_stages(
     """The stages of one replica on blocks of ranks; of the LLM as its schedule lays them out.
 
     The blocks of consecutive stages lie side by side, or `blocks_apart` blocks from start to start.
+
+    Raises:
+        ValueError: a block in a pool that does not take the module.
     """
     layout = layout_of(job, module)
     size = layout.tp * layout.cp * blocks_apart
@@ -167,6 +171,7 @@ def module_stages(
     for place, layers in enumerate(cuts):
         block = rank_block(job.schedule, place, len(cuts)) if is_virtual else place
         ranks = grid(first_rank + block * size, layout)
+        check_taken(job.pools, module, [rank for row in ranks for rank in row])
         place_id = first_id + place
         stage = Stage(id=place_id, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep)
         stages.append(stage)

@@ -53,11 +53,13 @@ class CutCandidates:
             for module, cuts in self._cuts(counts).items()
         )
 
-    def closer_s(self, counts: Mapping[str, int]) -> float:
+    def closer_s(self, counts: Mapping[str, int]) -> tuple[float, Plan]:
         """By what stands ahead of and behind each stage's passes, on its own device."""
         draft = self._draft_of(counts)
-        self.bounds.check_memory(draft)
-        return self.bounds.seconds(draft)
+        return self.bounds.seconds(draft), draft
+
+    def check_memory(self, counts: Mapping[str, int]) -> None:
+        self.bounds.check_memory(self._draft_of(counts))
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
         return scheduled(self._draft_of(counts), self.job.schedule, self.cost)

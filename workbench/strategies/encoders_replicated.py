@@ -62,11 +62,13 @@ class _Candidates:
         slowest_s = bottleneck_s(self.llm_s, cuts, self.job.schedule, virtual)
         return slowest_s * num_microbatches(self.draft, self.llm)
 
-    def closer_s(self, counts: Mapping[str, int]) -> float:
+    def closer_s(self, counts: Mapping[str, int]) -> tuple[float, Plan]:
         """With the encoders, on each stage's own device."""
         draft = self._draft_of(counts)
-        self.bounds.check_memory(draft)
-        return self.bounds.seconds(draft)
+        return self.bounds.seconds(draft), draft
+
+    def check_memory(self, counts: Mapping[str, int]) -> None:
+        self.bounds.check_memory(self._draft_of(counts))
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
         return scheduled(self._draft_of(counts), self.job.schedule, self.cost)

@@ -74,8 +74,11 @@ class _Deferring:
     def bound_s(self, counts: Mapping[str, int]) -> float:
         return self.cuts.bound_s(counts)
 
-    def closer_s(self, counts: Mapping[str, int]) -> float:
+    def closer_s(self, counts: Mapping[str, int]) -> tuple[float, Plan]:
         return self.cuts.closer_s(counts)
+
+    def check_memory(self, counts: Mapping[str, int]) -> None:
+        self.cuts.check_memory(counts)
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
         return with_adjacent_forwards(self.cuts.plan(counts), self.followers)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
+from workbench.job_pools import Aim, dollars_per_hour
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.memory import check_memory, memory_table
@@ -25,8 +26,11 @@ class Candidates(Protocol):
     def bound_s(self, counts: Mapping[str, int]) -> float:
         """Seconds that no plan of these counts is believed to beat."""
 
-    def closer_s(self, counts: Mapping[str, int]) -> float:
-        """The same, closer and dearer; ValueError where no plan of these counts is sound or fits."""
+    def closer_s(self, counts: Mapping[str, int]) -> tuple[float, Plan]:
+        """The same, closer and dearer, with the stages; ValueError where no plan of these counts is sound."""
+
+    def check_memory(self, counts: Mapping[str, int]) -> None:
+        """ValueError where no plan of these counts fits, as far as that is told without one."""
 
     def plan(self, counts: Mapping[str, int]) -> Plan:
         """The plan of these counts; ValueError when there is none."""
@@ -42,7 +46,7 @@ def silent(done: int, total: int, best_s: float) -> None:
 def fastest_counts(
     job: Job, ranks_per_stage: Mapping[str, int], candidates: Candidates, progress: Progress = silent
 ) -> Plan:
-    """The plan that the planner believes fastest among all stage counts that fit.
+    """The plan that the planner believes fastest, or cheapest, among all stage counts that fit.
 
     Branch and bound, exact: combinations of the open counts within the rank budget are tried from the
     smallest bound on, and bounded more closely first; the search ends where the bound reaches the best
@@ -62,30 +66,62 @@ def fastest_counts(
     options = {name: _options(job, name) for name in ranks_per_stage}
     if all(len(counts) == 1 for counts in options.values()):
         return candidates.plan({name: counts[0] for name, counts in options.items()})
-    waiting = _Waiting(candidates, _within_budget(job, ranks_per_stage, options))
+    worth = _Worth(job, ranks_per_stage, tuple(options))
+    waiting = _Waiting(candidates, worth, _within_budget(job, ranks_per_stage, options))
     best: tuple[float, int, tuple[int, ...]] | None = None
     best_plan: Plan | None = None
+    best_s = float("inf")
     least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
-    refusal = (
-        f"no stage counts fit {_budget(job)} ranks; nearest: max_ranks {least}, or smaller tp, cp and dp"
-    )
-    for bound_s, chosen in waiting.by_bound():
-        if best is not None and bound_s * ROUNDING > best[0]:
+    refusal = ""
+    for bound, chosen in waiting.by_bound():
+        if best is not None and bound * ROUNDING > best[0]:
             break
+        counts = dict(zip(options, chosen, strict=True))
         try:
-            plan = candidates.plan(dict(zip(options, chosen, strict=True)))
+            candidates.check_memory(counts)
+            plan = candidates.plan(counts)
             lowered = lower(plan)
-            key = (candidates.believed_s(lowered), len(plan.ranks), chosen)
+            seconds = candidates.believed_s(lowered)
+            key = (worth.of_plan(seconds, plan), len(plan.ranks), chosen)
             if best is None or key < best:
                 check_memory(lowered, memory_table(lowered))
-                best, best_plan = key, plan
+                best, best_plan, best_s = key, plan, seconds
         except ValueError as error:
             refusal = str(error)
             continue
-        progress(waiting.num_settled, waiting.num_all, best[0])
+        progress(waiting.num_settled, waiting.num_all, best_s)
     if best_plan is None:
-        raise ValueError(f"job {job.name!r}: {waiting.refusal or refusal}")
+        nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
+        none = f"no stage counts fit {_budget(job)} ranks; {nearest}"
+        raise ValueError(f"job {job.name!r}: {refusal or waiting.refusal or none}")
     return best_plan
+
+
+class _Worth:
+    """What the job's aim makes small: seconds, or these times the dollars an hour of a plan's ranks."""
+
+    def __init__(self, job: Job, ranks_per_stage: Mapping[str, int], names: tuple[str, ...]) -> None:
+        self._job = job
+        self._ranks_each = [dp_of(job, name) * ranks_per_stage[name] for name in names]
+        self._lowest = min((pool.dollars_per_hour or 0.0 for pool in job.pools), default=0.0)
+
+    def of_plan(self, seconds: float, plan: Plan) -> float:
+        """Of a plan, or of its draft with stages; ValueError where one of its ranks has no price."""
+        if self._job.aim is Aim.SECONDS:
+            return seconds
+        rate = dollars_per_hour(self._job.pools, plan.ranks)
+        if rate is None:
+            raise ValueError(
+                f"job {self._job.name!r}: aim {Aim.DOLLARS} wants dollars_per_hour for every pool"
+            )
+        return seconds * rate
+
+    def at_least(self, seconds: float, chosen: tuple[int, ...]) -> float:
+        """Of stage counts whose ranks are not known yet."""
+        if self._job.aim is Aim.SECONDS:
+            return seconds
+        ranks = sum(each * count for each, count in zip(self._ranks_each, chosen, strict=True))
+        return seconds * ranks * self._lowest
 
 
 class _Waiting:
@@ -94,29 +130,31 @@ class _Waiting:
     `num_settled` of `num_all` were handed out or refused.
     """
 
-    def __init__(self, candidates: Candidates, all_counts: Iterator[dict[str, int]]) -> None:
-        self._candidates = candidates
+    def __init__(self, candidates: Candidates, worth: _Worth, all_counts: Iterator[dict[str, int]]) -> None:
+        self._candidates, self._worth = candidates, worth
         self._counts = {tuple(counts.values()): counts for counts in all_counts}
         self.num_all, self.num_settled = len(self._counts), 0
         self.refusal = ""
 
     def by_bound(self) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Bounds in seconds with their counts; ties by the counts."""
-        waiting = [(self._candidates.bound_s(c), chosen, False) for chosen, c in self._counts.items()]
+        """Bounds on what the aim makes small, with their counts; ties by the counts."""
+        cheap = ((self._candidates.bound_s(c), chosen) for chosen, c in self._counts.items())
+        waiting = [(self._worth.at_least(seconds, chosen), chosen, False) for seconds, chosen in cheap]
         heapify(waiting)
         while waiting:
-            bound_s, chosen, is_close = heappop(waiting)
+            bound, chosen, is_close = heappop(waiting)
             if is_close:
                 self.num_settled += 1
-                yield bound_s, chosen
+                yield bound, chosen
                 continue
             try:
-                closer_s = self._candidates.closer_s(self._counts[chosen])
+                closer_s, draft = self._candidates.closer_s(self._counts[chosen])
+                closer = self._worth.of_plan(closer_s, draft)
             except ValueError as error:
                 self.num_settled += 1
                 self.refusal = str(error)
                 continue
-            heappush(waiting, (max(bound_s, closer_s), chosen, True))
+            heappush(waiting, (max(bound, closer), chosen, True))
 
 
 def _options(job: Job, name: str) -> tuple[int, ...]:
