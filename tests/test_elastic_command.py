@@ -143,11 +143,13 @@ class TestTables:
             feeding_s=0.05,
             update_s=0.2,
             core_s=2.0,
+            num_cores=2,
             unmeasured=(),
         )
         both, one = layout_times(ran, {(1, 1): predicted})
         assert both.measured_s == (1.0, 1.5)
         assert both.error == pytest.approx(1.05 / 1.25 - 1)
+        assert replace(predicted, core_s=3.0).step_s == 1.5  # both cores at work all the time
         assert (one.predicted_s, one.measured_s, one.error) == (None, (2.0,), None)
         assert detection_s(ran, loss) == pytest.approx(0.5)
 

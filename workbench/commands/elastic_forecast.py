@@ -51,7 +51,9 @@ class StepPrediction:
             meanwhile.
         feeding_s: until a rank has plan and data, as rehearsed.
         update_s: the slowest rank's, part of `simulated_s`.
-        core_s: core seconds of all ranks and the supervisor.
+        core_s: core seconds of all ranks and the supervisor; sums of gradients, which the simulator keeps
+            off the cores, are in it.
+        num_cores: that all of them share.
         unmeasured: costs that nobody measured.
     """
 
@@ -61,12 +63,17 @@ class StepPrediction:
     feeding_s: float
     update_s: float
     core_s: float
+    num_cores: int
     unmeasured: tuple[str, ...]
 
     @property
     def step_s(self) -> float:
-        """From one vote to the next: ranks wait for the next plan where it is later than their update."""
-        return self.simulated_s + self.feeding_s + max(0.0, self.planning_s - self.update_s)
+        """From one vote to the next: ranks wait for the next plan where it is later than their update.
+
+        No shorter than all cores need for what there is to do.
+        """
+        planning_s = max(0.0, self.planning_s - self.update_s)
+        return max(self.simulated_s + self.feeding_s + planning_s, self.core_s / self.num_cores)
 
 
 def foresee(job: "ElasticJob", events: StepEvents, steps: int) -> Forecast:
@@ -209,6 +216,7 @@ def _predict_step(
         feeding_s=rehearsal.feeding_s,
         update_s=max(updates, default=0.0),
         core_s=working_s + rehearsal.feeding_core_s + rehearsal.planning_s,
+        num_cores=node.num_cores or len(plan.ranks),
         unmeasured=tuple(unmeasured_costs(trace)),
     )
 
@@ -222,6 +230,7 @@ def _mean(found: Sequence[StepPrediction]) -> StepPrediction:
         feeding_s=fmean(each.feeding_s for each in found),
         update_s=fmean(each.update_s for each in found),
         core_s=fmean(each.core_s for each in found),
+        num_cores=found[0].num_cores,
         unmeasured=tuple(dict.fromkeys(cost for each in found for cost in each.unmeasured)),
     )
 
