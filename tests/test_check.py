@@ -96,6 +96,16 @@ def swapped(first, second):
         pytest.param(replaced("3B0", "3I0"), "rank 3: action 3W0 is missing", id="weights-missing"),
         pytest.param(replaced("3B0", "3W0 3I0"), "3W0 stands before 3I0", id="weights-first"),
         pytest.param(replaced("3B0", "3W0"), "3W0 stands before 3I0", id="weights-alone"),
+        pytest.param(
+            replaced("3B0", "3UNSHARD 3B0"), "3UNSHARD stands before 3RESHARD: its stage has not", id="back"
+        ),
+        pytest.param(
+            replaced("3B0", "3UNSHARD 3RESHARD 3B0"), "3UNSHARD stands before 3RESHARD", id="back-first"
+        ),
+        pytest.param(replaced("3B1", "3RESHARD 3B1"), "3B1 stands after 3RESHARD, before", id="used-away"),
+        pytest.param(
+            replaced("3B1", "3B1 3RESHARD"), "rank 3: action 3UNSHARD is missing", id="left-for-good"
+        ),
     ],
 )
 def test_broken_program_is_named(plan, edit, message):

@@ -199,6 +199,9 @@ def _check_program(plan: Plan, rank: int, wanted: dict[int, _Wanted]) -> None:
         _check_work(rank, action, wanted[action.stage])
         _check_place(rank, action, done)
         done.add(action)
+    for action in program[:-1]:
+        if _is_leaving(action) and (back := action._replace(kind=Pass.UNSHARD)) not in done:
+            raise ValueError(f"rank {rank}: action {back} is missing from the program")
     for stage in wanted.values():
         missing = [action for action in stage.actions - done if action.kind is not Pass.B]
         for whole in stage.actions - done - set(missing):
@@ -232,9 +235,16 @@ _COMES_AFTER = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
 _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
+def _is_leaving(action: Action) -> bool:
+    """Whether it takes a stage to the host; with a number it is the end of a round."""
+    return action.kind is Pass.RESHARD and action.microbatch is None
+
+
 def _check_place(rank: int, action: Action, done: set[Action]) -> None:
     """F before B or I, I before W, a backward whole or split, reduction after all; weights are there."""
     away = action._replace(kind=Pass.RESHARD, microbatch=None)
+    if action == away._replace(kind=Pass.UNSHARD) and away not in done:
+        raise ValueError(f"rank {rank}: action {action} stands before {away}: its stage has not left")
     if action.kind in COMPUTE and away in done and away._replace(kind=Pass.UNSHARD) not in done:
         raise ValueError(f"rank {rank}: action {action} stands after {away}, before its stage's UNSHARD")
     for rival in _RIVALS.get(action.kind, ()):
