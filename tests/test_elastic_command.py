@@ -20,7 +20,7 @@ from workbench.commands.elastic import Shape
 from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import StepPrediction, foresee, predict_steps
 from workbench.commands.elastic_run import Ran, Saving, elastic_job, run_elastic
-from workbench.commands.elastic_tables import detection_s, layout_times
+from workbench.commands.elastic_tables import detection_s, layout_times, next_step_s
 from workbench.commands.machines import cost_of
 from workbench.job import load_job
 from workbench.report.elastic_plot import draw_elastic
@@ -152,6 +152,7 @@ class TestTables:
         assert replace(predicted, core_s=3.0).step_s == 1.5  # both cores at work all the time
         assert (one.predicted_s, one.measured_s, one.error) == (None, (2.0,), None)
         assert detection_s(ran, loss) == pytest.approx(0.5)
+        assert next_step_s(ran, loss) == pytest.approx(4.0)
 
 
 def test_a_signal_lets_the_step_end_and_saves(tmp_path: Path):

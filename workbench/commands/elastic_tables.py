@@ -125,9 +125,9 @@ def forecast_table(
 
 
 def changes_table(ran: Ran) -> Table:
-    """One line per change of the layout."""
+    """One line per change of the layout, with the step that came after it."""
     headers = (
-        "steps taken",
+        "taken",
         "cause",
         "nodes",
         "pipelines of",
@@ -136,6 +136,7 @@ def changes_table(ran: Ran) -> Table:
         "groups",
         "copying",
         "in all",
+        "next step",
         "copied",
     )
     table = titled("changes of the nodes", headers)
@@ -153,6 +154,7 @@ def changes_table(ran: Ran) -> Table:
             milliseconds(change.groups_s),
             milliseconds(change.copying_s),
             milliseconds(change.recovery_s + (detection or 0.0)),
+            _milliseconds(next_step_s(ran, change)),
             mebibytes(change.num_bytes),
         )
         before = change.sizes
@@ -206,6 +208,15 @@ def detection_s(ran: Ran, change: "Reshaped") -> float | None:
     return max(0.0, change.noticed_s - min(killed_s)) if killed_s else None
 
 
+def next_step_s(ran: Ran, change: "Reshaped") -> float | None:
+    """From readiness to the vote of the step after it; None where training ended or changed before."""
+    ends_s = {done.step: done.end_s for done in ran.steps}
+    last = {each.step: each for each in ran.changes}
+    if change.step not in ends_s or last[change.step] is not change:
+        return None
+    return ends_s[change.step] - change.ready_s
+
+
 def ran_record(ran: Ran, samples: int, times: Sequence[LayoutTimes]) -> dict[str, Any]:
     """All of it as JSON; times in seconds since the first sign of the start."""
     origin_s = ran.changes[0].noticed_s if ran.changes else 0.0
@@ -239,6 +250,7 @@ def ran_record(ran: Ran, samples: int, times: Sequence[LayoutTimes]) -> dict[str
                 "groups_s": change.groups_s,
                 "copying_s": change.copying_s,
                 "recovery_s": change.recovery_s,
+                "next_step_s": next_step_s(ran, change),
                 "num_bytes": change.num_bytes,
             }
             for change in ran.changes
