@@ -10,6 +10,7 @@ from workbench.graph.layer import Layer, Pointwise
 from workbench.graph.mllama import TEXT_MODEL, text_layers
 from workbench.graph.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.graph.transformer import Block, Mlp, Norm, Placement
+from workbench.graph.windows import capped, normed, windowed
 
 
 def _llama_like(
@@ -71,13 +72,13 @@ def _llama(config: Config) -> tuple[Layer, ...]:
 
 def _qwen2(config: Config) -> tuple[Layer, ...]:
     defaults = _defaults(151936, 4096, 22016, 32, 32, num_key_value_heads=32)
-    return _llama_like(config, defaults=defaults, heads={"bias": "qkv"}, mlp={})
+    return windowed(config, _llama_like(config, defaults=defaults, heads={"bias": "qkv"}, mlp={}))
 
 
 def _mistral(config: Config) -> tuple[Layer, ...]:
     """Work beyond a sliding window is counted; rows are rarely longer than one."""
     defaults = _defaults(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
-    return _llama_like(config, defaults=defaults, heads={}, mlp={})
+    return windowed(config, _llama_like(config, defaults=defaults, heads={}, mlp={}))
 
 
 def _gemma(config: Config) -> tuple[Layer, ...]:
@@ -90,7 +91,7 @@ def _gemma(config: Config) -> tuple[Layer, ...]:
 
 def _gemma2(config: Config) -> tuple[Layer, ...]:
     """Norms around attention and MLP. Work beyond the sliding window of every other layer is counted."""
-    return _llama_like(
+    layers = _llama_like(
         config,
         defaults=_defaults(256000, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256),
         activation="gelu_pytorch_tanh",
@@ -99,11 +100,13 @@ def _gemma2(config: Config) -> tuple[Layer, ...]:
         mlp={},
         placement=Placement.SANDWICH,
     )
+    return capped(config, windowed(config, layers))
 
 
 def _phi3(config: Config) -> tuple[Layer, ...]:
     defaults = _defaults(32064, 3072, 8192, 32, 32)
-    return _llama_like(config, defaults=defaults, heads={"fused": True}, mlp={"fused": True})
+    layers = _llama_like(config, defaults=defaults, heads={"fused": True}, mlp={"fused": True})
+    return windowed(config, layers)
 
 
 def _phi(config: Config) -> tuple[Layer, ...]:
@@ -132,13 +135,14 @@ def _phi(config: Config) -> tuple[Layer, ...]:
 def _qwen3(config: Config) -> tuple[Layer, ...]:
     defaults = _defaults(151936, 4096, 22016, 32, 32, num_key_value_heads=32, head_dim=128)
     bias = "qkvo" if config.get("attention_bias") else ""
-    return _llama_like(config, defaults=defaults, heads={"bias": bias, "qk_norm": Norm.RMS}, mlp={})
+    layers = _llama_like(config, defaults=defaults, heads={"bias": bias, "qk_norm": Norm.RMS}, mlp={})
+    return windowed(config, layers)
 
 
 def _gemma3(config: Config) -> tuple[Layer, ...]:
     """Gemma 2's outline, with norms of heads in place of soft caps."""
     bias = "qkvo" if config.get("attention_bias") else ""
-    return _llama_like(
+    layers = _llama_like(
         config,
         defaults=_defaults(262208, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256),
         activation="gelu_pytorch_tanh",
@@ -147,12 +151,14 @@ def _gemma3(config: Config) -> tuple[Layer, ...]:
         mlp={},
         placement=Placement.SANDWICH,
     )
+    return capped(config, windowed(config, layers))
 
 
 def _mixtral(config: Config) -> tuple[Layer, ...]:
     """Every block's MLP becomes a router and experts, of which a token runs a few."""
     defaults = _defaults(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
-    embed, *blocks, head = _llama_like(config, defaults=defaults, heads={}, mlp={})
+    plain = _llama_like(config, defaults=defaults, heads={}, mlp={})
+    embed, *blocks, head = windowed(config, plain)
     experts = Experts(
         num=whole(config, "num_local_experts", 8),
         num_chosen=whole(config, "num_experts_per_tok", 2),
@@ -169,14 +175,13 @@ def _mixtral(config: Config) -> tuple[Layer, ...]:
 def _llama4(config: Config) -> tuple[Layer, ...]:
     """Every block's MLP, or every n-th one's, is an expert for all tokens beside chosen ones.
 
-    The norm of queries and keys has no weights. Work beyond an attention chunk is counted.
+    Work beyond an attention chunk is counted.
     """
     defaults = _defaults(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
     heads = {"bias": "qkvo" if config.get("attention_bias") else ""}
     dense = whole(config, "intermediate_size_mlp", 16384)
-    embed, *blocks, head = _llama_like(
-        {**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={}
-    )
+    plain = _llama_like({**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={})
+    embed, *blocks, head = normed(config, plain)
     activation = text(config, "hidden_act", "silu")
     width = whole(config, "intermediate_size", 8192)
     experts = Experts(

@@ -77,7 +77,9 @@ class Attention:
     `num_keys` is the number of keys of every query where it does not depend on the row
     (cross-attention to a prompt of fixed length, a level of a fixed-size UNet); None: the
     row's own attention area counts. `tokens_scale` is queries per token counted.
-    `keys` CONTEXT: keys are what another module brings, item by item.
+    `keys` CONTEXT: keys are what another module brings, item by item. `window` is how many
+    tokens back a query sees, where that has an end, and `is_capped` says whether scores are bent
+    to a greatest value (Gemma 2); neither changes the work that is counted.
     """
 
     name: str
@@ -89,6 +91,8 @@ class Attention:
     tokens_scale: float = 1.0
     num_keys: int | None = None
     keys: TokenCount | None = field(default=None, metadata={WHERE_SET: True})
+    window: int | None = field(default=None, metadata={WHERE_SET: True})
+    is_capped: bool = field(default=False, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
         return ()
@@ -100,7 +104,8 @@ class Pointwise:
 
     `num_passes` counts tensors of that shape read or written in the forward pass.
     `weights` are (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
-    `tokens_scale` is rows of the tensor per token counted.
+    `tokens_scale` is rows of the tensor per token counted. `is_capped`: what it reads is bent to
+    a greatest value first (logits of Gemma 2), which is not counted as work.
     """
 
     name: str
@@ -110,6 +115,7 @@ class Pointwise:
     shard: Shard = Shard.REPLICATED
     tokens: TokenCount = TokenCount.IN
     tokens_scale: float = 1.0
+    is_capped: bool = field(default=False, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(Parameter(f"{self.name}.{name}", (numel,)) for name, numel in self.weights)
