@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 from workbench.cost.eager_memory import (
     Kept,
+    eager_kept,
+    eager_kept_by_operator,
+    shared_bytes,
+)
+from workbench.cost.eager_working import (
     eager_accumulating_working,
     eager_backward_working,
     eager_forward_working,
     eager_input_working,
-    eager_kept,
-    eager_kept_by_operator,
-    shared_bytes,
 )
 from workbench.cost.expert_parallel import on_rank
 from workbench.cost.megatron_memory import GRADIENT_BYTES, megatron_saved
@@ -59,8 +61,10 @@ class LayerBytes(NamedTuple):
         kept: from its forward to its backward.
         shared: kept once for all layers of a stage.
         forward: alive inside its forward, besides what is kept.
-        backward: alive inside its backward, besides what is kept and what it was given.
+        backward: alive inside its backward, besides what is kept, what it was given and the
+            gradients of its weights, all of them: below zero where it never holds so much at once.
         accumulating: the same where gradients of an earlier microbatch are there to be added to.
+        has_backward: whether it has one.
     """
 
     kept: Kept
@@ -68,6 +72,7 @@ class LayerBytes(NamedTuple):
     forward: int
     backward: int
     accumulating: int
+    has_backward: bool
 
 
 def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> LayerBytes:
@@ -83,6 +88,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
             eager_forward_working(layer, needs, setting),
             eager_backward_working(layer, needs, setting),
             eager_accumulating_working(layer, needs, setting),
+            needs.any,
         )
     work, grid, size = setting.work, setting.grid, setting.element_bytes
     saved = round(sum(_saved_by_operator(layer, needs, setting)))
@@ -91,7 +97,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
     if kernels.is_megatron:
         kept = Kept(round(sum(_megatron_saved(layer, needs, setting, kernels))), kept.input_bytes)
-    return LayerBytes(kept, 0, working, backward, backward)
+    return LayerBytes(kept, 0, working, backward, backward, needs.any)
 
 
 def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> SplitBytes:

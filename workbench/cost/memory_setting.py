@@ -18,6 +18,7 @@ class Setting(NamedTuple):
         looked_up: tokens on one rank that a layer of embeddings reads from its table, the others
             being features of another module; None: all.
         divides_tokens: tensor-parallel ranks deal out tokens where the layer is not cut.
+        lengths: tokens inside the blocks of every item, ascending.
     """
 
     work: Work
@@ -26,6 +27,7 @@ class Setting(NamedTuple):
     is_gathered: bool
     looked_up: float | None = None
     divides_tokens: bool = False
+    lengths: tuple[int, ...] = ()
 
     @property
     def wide_bytes(self) -> int:

@@ -194,11 +194,18 @@ class Sizes:
 
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         module = self._plan.model.module(stage.module)
-        lengths = {self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items}
+        lengths = sorted(self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
         grid = Grid(stage.tp, stage.cp, stage.ep)
         size = self._plan.settings.precision.num_bytes
         work = self._most_held(stage, microbatch)
-        return Setting(work, grid, size, len(lengths) > 1, self._looked_up(stage, microbatch))
+        return Setting(
+            work,
+            grid,
+            size,
+            is_gathered=lengths[0] != lengths[-1],
+            looked_up=self._looked_up(stage, microbatch),
+            lengths=tuple(lengths),
+        )
 
     def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
         """The microbatch's work, with tokens as if every rank held as many as the one that holds most."""
@@ -304,7 +311,7 @@ def _stage_bytes(
     for layer, kept, again, gradient in zip(each, *lists, strict=True):
         until += kept
         forward = max(forward, until + layer.forward)
-        if layer.backward:
+        if layer.has_backward:
             accumulating = max(accumulating, until + again + layer.accumulating)
             first = max(first, until + again + layer.backward + behind)
         behind -= gradient
