@@ -27,6 +27,7 @@ from runtime.adapters.llama4 import RoutedExperts
 from runtime.adapters.norm import WideRMSNorm
 from runtime.adapters.projector import MLPProjector, ProjectorLayer
 from runtime.adapters.router import WideRouter
+from runtime.adapters.vision_rotary import QwenMerger
 
 
 class Kind(Enum):
@@ -163,12 +164,14 @@ def _outside_blocks(layer: StageLayer, own_name: str) -> Kind:
         return Kind.COLUMN if own_name in ("embed_tokens", "lm_head") else Kind.WHOLE
     if isinstance(layer, ProjectorLayer) and isinstance(layer.projector, MLPProjector):
         return {"linear_1": Kind.COLUMN, "linear_2": Kind.ROW}.get(own_name, Kind.WHOLE)
+    if isinstance(layer, QwenMerger):
+        return {"0": Kind.COLUMN, "2": Kind.ROW}.get(own_name, Kind.WHOLE)  # places in a sequence
     return Kind.WHOLE
 
 
 def in_region(name: str) -> bool:
     """Whether members hold apart what a module of that name reads or writes."""
-    return any(part in REGIONS for part in name.split(".")[:-1])
+    return name.startswith("block.") and any(part in REGIONS for part in name.split(".")[:-1])
 
 
 def _module_cuts(layer: StageLayer, name: str, module: Any, kind: Kind) -> Iterator[tuple[str, Cut]]:
