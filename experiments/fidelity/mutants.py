@@ -211,10 +211,13 @@ def _drawn(mutant: Mutant, parent: Plan, gate: Gate) -> Sample | None:
 
 
 def _is_wanted(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
-    """So many of each kind, no two by the same operator on the same plan."""
+    """So many of each kind, all of different plans, and no two by one operator while others are to come."""
     kin = [sample for sample in samples if sample.is_accepted == drawn.is_accepted]
-    return len(kin) < most and all(
-        sample.operator != drawn.operator or sample.parent is not drawn.parent for sample in kin
+    rivals = kin[-len(PLAN_OPERATORS) // 4 :]
+    return (
+        len(kin) < most
+        and all(sample.parent is not drawn.parent for sample in kin)
+        and all(sample.operator != drawn.operator for sample in rivals)
     )
 
 
@@ -222,7 +225,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--executed", type=int, default=12, help="mutants of each kind to run on gloo")
+    parser.add_argument("--executed", type=int, default=20, help="mutants of each kind to run on gloo")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
     plans = pool()
