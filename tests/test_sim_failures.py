@@ -139,6 +139,47 @@ def test_a_warning_too_short_to_save_a_checkpoint_does_not_help():
     assert spent(run) == {Spent.CHECKPOINT: 10.0, Spent.LOST: 40.0, Spent.RECOVERY: 3.0}
 
 
+def events(*rows) -> Availability:
+    """Three nodes from the start, and what happens then: (time, change, node, warning)."""
+    first = [NodeEvent(time_s=0.0, change=Change.JOIN, node=f"node{k}") for k in range(3)]
+    then = [NodeEvent(time_s=t, change=change, node=node, warned_s=w) for t, change, node, w in rows]
+    return Availability(name="events", events=(*first, *then))
+
+
+def test_a_node_that_comes_and_goes_at_one_instant_leaves_nothing():
+    found = events((10.0, Change.JOIN, "x", 0.0), (10.0, Change.LEAVE, "x", 0.0))
+    run = simulate_failures(in_memory(), found, until_s=60.0)
+    assert spent(run) == {Spent.EFFECTIVE: 60.0}
+    assert run.node_s == 180.0
+
+
+def test_creation_starts_anew_for_a_node_that_comes_back():
+    """Created from 10 s on, gone at 12, back at 14: usable at 19, not at 15; taken in at 20."""
+    found = events(
+        (10.0, Change.JOIN, "x", 0.0), (12.0, Change.LEAVE, "x", 0.0), (14.0, Change.JOIN, "x", 0.0)
+    )
+    run = simulate_failures(in_memory(samples_per_step=12.0, creation_s=5.0), found, until_s=26.0)
+    assert spent(run) == {Spent.EFFECTIVE: 23.0, Spent.RECOVERY: 3.0}
+    assert [each.start_s for each in run.iterations] == [0.0, 4.0, 8.0, 12.0, 16.0, 23.0]
+
+
+def test_a_node_warned_of_before_it_is_usable_is_not_taken_in():
+    found = events((10.0, Change.JOIN, "x", 0.0), (30.0, Change.LEAVE, "x", 15.0))
+    run = simulate_failures(in_memory(), found, until_s=60.0)
+    assert spent(run) == {Spent.EFFECTIVE: 60.0}
+
+
+def test_a_month_of_iterations_is_a_handful_of_stretches():
+    run = simulate_failures(
+        in_memory(checkpoints=Checkpoints(every=10, save_s=4.0)),
+        trace((0.0, 3), (15 * 86400.0, 2)),
+        until_s=30 * 86400.0,
+    )
+    assert sum(stretch.num_iterations for stretch in run.stretches) > 90_000
+    assert len(run.stretches) < 12
+    assert sum(seconds for _, seconds in run.spent_s) == pytest.approx(30 * 86400.0)
+
+
 def test_redundancy_and_idle_nodes_are_split_off():
     system = in_memory(redundant_share=0.25, idle_nodes=(0, 0, 0, 1, 0))
     run = simulate_failures(system, trace((0.0, 3)), until_s=60.0)

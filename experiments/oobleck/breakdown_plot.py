@@ -14,6 +14,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from experiments.oobleck.systems import MODELS
 from experiments.paper import RESULTS
 
 COLORS = {
@@ -25,6 +26,7 @@ COLORS = {
     "lost": "#b2182b",
     "waiting": "#555555",
 }
+TITLES = {model.replace(" ", "-"): model for model in MODELS}
 FIGURES = {"figure2_1": ("bamboo", "varuna"), "figure2_11": ("bamboo", "varuna", "oobleck")}
 
 Bars = Mapping[str, Mapping[str, float]]  # "interval, system" -> part -> fraction
@@ -70,7 +72,7 @@ def _panel(axes: Axes, model: str, bars: Bars) -> None:
         heights = [parts.get(part, 0.0) for parts in bars.values()]
         axes.bar(list(bars), heights, bottom=bottoms, color=color, label=part.replace("_", " "), width=0.7)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    axes.set_title(model)
+    axes.set_title(TITLES[model])
     axes.set_ylim(0, 1)
     axes.tick_params(axis="x", labelsize=8)
 

@@ -193,9 +193,11 @@ class _Varuna(_Played):
 
 
 class _Bamboo(_Played):
-    def __init__(self, rates: Mapping[int, float], samples_per_step: float, rebalance_ms: int) -> None:
+    def __init__(
+        self, rates: Mapping[int, float], samples_per_step: float, rebalance_ms: int, slowdown: float
+    ) -> None:
         super().__init__(rates, samples_per_step)
-        self._rebalance_ms = rebalance_ms
+        self._rebalance_ms, self._slowdown = rebalance_ms, slowdown
         self._lost_at: tuple[int, int] | None = None  # iterations by then, time
         self._is_prolonged = False
 
@@ -213,7 +215,7 @@ class _Bamboo(_Played):
             self._meet(now_ms, _Kind.MET_GLOBALLY)
         elif self._meeting is None and self._num_pipelines and self._lost_at is None:
             self._lost_at, self._is_prolonged = (len(self._iterations), now_ms), False
-            self._iteration_ms = int(self._iteration_ms * SLOWDOWN)
+            self._iteration_ms = int(self._iteration_ms * self._slowdown)
 
     def _is_taken_over(self, node: _Node) -> bool:
         if len(node.places) > 1:
@@ -230,7 +232,7 @@ class _Bamboo(_Played):
 
     def _end_iteration(self, now_ms: int) -> None:
         if self._lost_at is not None and not self._is_prolonged and self._lost_at[0] == len(self._iterations):
-            more_ms = int((now_ms - self._lost_at[1]) * (SLOWDOWN - 1))
+            more_ms = int((now_ms - self._lost_at[1]) * (self._slowdown - 1))
             self._push(now_ms + more_ms, _Kind.ITERATION_ENDS)
             self._is_prolonged = True
             return
@@ -249,8 +251,10 @@ class _Bamboo(_Played):
         return (doubled > 0 and (self._num_waiting >= doubled or risky)) or more
 
 
-def restated_average(system: str, model: str, trace: Availability) -> float:
+def restated_average(system: str, model: str, trace: Availability, slowdown: float = SLOWDOWN) -> float:
     """Samples per second of "varuna", "varuna_no_ckpt" or "bamboo" by the published rules and constants.
+
+    `slowdown` is how much longer Bamboo's iterations last after a loss.
 
     Raises:
         ValueError: a system of another name.
@@ -263,7 +267,7 @@ def restated_average(system: str, model: str, trace: Availability) -> float:
     rates, found = published_rates(name, model), recovery(name, model)
     samples, recover_ms = float(found["samples_per_step"]), round(1000 * float(found["recover_s"]))
     if system == "bamboo":
-        return _Bamboo(rates, samples, recover_ms).average(trace)
+        return _Bamboo(rates, samples, recover_ms, slowdown).average(trace)
     save_ms = round(1000 * float(found["checkpoint_s"]))
     every = CHECKPOINT_EVERY if system == "varuna" else CHECKPOINT_EVERY_FREE
     return _Varuna(rates, samples, recover_ms, save_ms, every).average(trace)

@@ -50,10 +50,12 @@ def spot_evidence(models: Sequence[str]) -> Evidence:
             for system in (name for name in SYSTEMS if runs(name, model)):
                 run = on_spot(system, model, trace, notice_s)
                 rates[system] = run.samples_per_s
-                told.append(f"{system} {run.samples_per_s:.3g} ({run.fraction(Spent.EFFECTIVE):.0%})")
+                dollars = 1e6 * run.dollars_per_sample(DOLLARS_PER_NODE_H)
+                effective = run.fraction(Spent.EFFECTIVE)
+                told.append(f"{system} {run.samples_per_s:.3g} ({effective:.0%}, ${dollars:,.0f})")
                 evidence.ours.update(_values(f"published/{model.replace(' ', '-')}/{trace}/{system}", run))
             evidence.notes.append(
-                f"{model}, {TITLES[trace]}, samples/s (time that was effective): {', '.join(told)}"
+                f"{model}, {TITLES[trace]}, samples/s (effective time, dollars a million): {', '.join(told)}"
             )
             others = max(rate for name, rate in rates.items() if name in DRAWN and name != "oobleck")
             evidence.claim(
