@@ -16,6 +16,7 @@ from runtime.elastic.history import Cause, Reshaped, StepDone
 from runtime.elastic.training import ElasticTraining
 from runtime.scenes import make
 from tests.test_cli import JOB, accept, refuse, workbench
+from workbench.commands.busy_cores import process_seconds
 from workbench.commands.elastic import Shape
 from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import StepPrediction, foresee, predict_steps
@@ -24,11 +25,12 @@ from workbench.commands.elastic_tables import detection_s, layout_times, next_st
 from workbench.commands.machines import cost_of
 from workbench.job import load_job
 from workbench.report.elastic_plot import draw_elastic
-from workbench.resilience.availability import Rates, random_trace
+from workbench.resilience.availability import Rates, parse_trace, random_trace
 from workbench.resilience.reconfigure import CannotContinueError
 from workbench.resilience.step_events import StepEvents, told_events, traced_events
 from workbench.strategies.elastic_templates import elastic_templates
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 REL_TOL = 2e-6  # of a loss in float32
 
 
@@ -155,21 +157,47 @@ class TestTables:
         assert next_step_s(ran, loss) == pytest.approx(4.0)
 
 
-def test_a_signal_lets_the_step_end_and_saves(tmp_path: Path):
+def test_a_signal_lets_the_step_end_and_saves_and_a_second_one_ends_everything(tmp_path: Path):
     job = chaos_job.elastic_job(2)
     events = StepEvents(first=0, start=("a", "b"), events=())
+    ranks: list[int] = []
 
     def tell(training: ElasticTraining) -> None:
+        ranks[:] = [rank for node in ("a", "b") for rank in training.nodes.process_ids(node)]
         if len(training.steps) == 2:
             os.kill(os.getpid(), signal.SIGINT)
+
+    def tell_twice(training: ElasticTraining) -> None:
+        tell(training)
+        tell(training)
 
     before = signal.getsignal(signal.SIGINT)
     saving = Saving(folder=tmp_path, every=1)
     ran = run_elastic(job, events, 9, start=None, saving=saving, tell=tell)
     assert (ran.signal, ran.refusal, len(ran.steps)) == (signal.SIGINT, None, 2)
-    assert signal.getsignal(signal.SIGINT) is before
     assert ran.saved is not None
     assert [path.name for path in tmp_path.iterdir()] == ["step2"]
+    assert process_seconds(ranks) == {}
+    with pytest.raises(KeyboardInterrupt):
+        run_elastic(job, events, 9, start=None, saving=None, tell=tell_twice)
+    assert process_seconds(ranks) == {}
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_example_can_be_trained_on_its_trace():
+    found = load_job(EXAMPLES / "elastic.yaml")
+    trace = parse_trace("spot", (EXAMPLES / "elastic-spot.csv").read_text())
+    shape = Shape(job=found, nodes=None, ranks_per_node=1, trace=trace)
+    whole, cost = shape.on_nodes(), cost_of(found, None, None)
+    templates = elastic_templates(whole, cost, num_nodes=shape.num_nodes, num_faults=1)
+    assert templates.planned.specification.smallest == 2
+    job = elastic_job(templates, drawn(whole, 0), seed=0, wait_s=5.0, num_cores=shape.num_cores)
+    events, num_late = traced_events(trace, 50.0, 0.0, first=0, steps=40)
+    forecast = foresee(job, events, 40)
+    assert (num_late, forecast.refusal) == (0, None)
+    assert [stretch.layout.num_nodes for stretch in forecast.stretches] == [6, 5, 4, 5, 6, 5, 4, 5]
+    predictions = predict_steps(templates, job, forecast, shape.job.cluster, cost, 1)
+    assert {costs for each in predictions.values() for costs in each.unmeasured} == set()
 
 
 def test_a_node_is_killed_one_joins_and_predictions_stand_beside_what_was_measured(job: Path):
