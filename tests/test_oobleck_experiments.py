@@ -9,11 +9,15 @@ from experiments.cornstarch_models import icml_model
 from experiments.oobleck import figure2_11, runs, spot, systems, table2_1, table2_2
 from experiments.oobleck.breakdown_plot import COLORS, FIGURES, bars_by_model
 from experiments.oobleck.breakdown_plot import draw as draw_breakdown
+from experiments.oobleck.by_nodes import PLANNED, simulated_rate
+from experiments.oobleck.modelled import bamboo_stages, bamboo_useful_share, layer_s, oobleck_rates, stored
 from experiments.oobleck.published_rules import restated_average
+from experiments.oobleck.seconds import seconds_of
 from experiments.oobleck.simulated import pipeline_s
 from experiments.paper import RESULTS, Verdict
 from experiments.printed import is_true, printed_rows
 from sim.failures import simulate_failures
+from workbench.plan.plan import Recompute
 from workbench.resilience.exact_mapping import exact_templates
 from workbench.resilience.model_chain import chain_order, model_chain
 
@@ -142,3 +146,31 @@ def test_the_breakdown_is_drawn_from_its_result_and_every_bar_is_whole(tmp_path)
         "10m\nvaruna",
     }
     assert [path.name for path in draw_breakdown(kept)] == ["oobleck_figure2_1.png", "oobleck_figure2_11.png"]
+
+
+def test_seconds_of_a_sample_are_split_without_rest():
+    found = seconds_of("GPT-2", oobleck_rates("GPT-2")[30])
+    parts = found.parts()
+    names = ("layers_with_fused_attention", "stored_scores", "idle", "unexplained")
+    assert sum(parts[name] for name in names) == pytest.approx(parts["published"])
+    assert 0 < parts["products_at_tf32_peak"] < parts["layers_with_fused_attention"]
+    assert parts["stored_scores"] > parts["layers_with_fused_attention"]  # what the gap was
+    assert abs(parts["unexplained"]) < 0.25 * parts["published"]
+    assert "12.1 TFLOP/s a GPU" in found.told("GPT-2")
+
+
+def test_simulated_throughput_is_that_of_the_formula_for_every_system():
+    for system, rates in PLANNED.items():
+        assert simulated_rate(system, "GPT-2", 16) == pytest.approx(rates("GPT-2")[16], rel=0.01)
+    with pytest.raises(ValueError, match="want one of oobleck, varuna, bamboo"):
+        simulated_rate("restart", "GPT-2", 16)
+
+
+def test_a_bamboo_stage_runs_its_own_passes_and_its_successors_forward():
+    stages = bamboo_stages("GPT-2")
+    times = layer_s("GPT-2", 1, Recompute.NONE, stored("GPT-2"))
+    forward_s = sum(time.forward_s for time in times)
+    assert sum(stage.forward_s for stage in stages) == pytest.approx(2 * forward_s)
+    assert sum(stage.backward_s for stage in stages) == pytest.approx(sum(t.backward_s for t in times))
+    whole_s = sum(time.total_s for time in times)
+    assert bamboo_useful_share("GPT-2") == pytest.approx(whole_s / (whole_s + forward_s))

@@ -174,6 +174,12 @@ def bamboo_stages(model: str) -> tuple[StageTimes, ...]:
     )
 
 
+def bamboo_useful_share(model: str) -> float:
+    """Of an iteration's passes, those that are not a neighbour's."""
+    times = layer_s(model, BAMBOO_MICROBATCH[model], Recompute.NONE, stored(model))
+    return sum(time.total_s for time in times) / sum(stage.total_s for stage in bamboo_stages(model))
+
+
 @cache
 def bamboo_rates(model: str) -> dict[int, float]:
     """Samples per second of pipelines of six nodes on 15 to 30 nodes: all stages once, then the slowest."""
