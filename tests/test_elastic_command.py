@@ -17,9 +17,9 @@ from runtime.elastic.training import ElasticTraining
 from runtime.scenes import make
 from tests.test_cli import JOB, accept, refuse, workbench
 from workbench.commands.busy_cores import process_seconds
-from workbench.commands.elastic import Shape
 from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import StepPrediction, foresee, predict_steps
+from workbench.commands.elastic_nodes import Shape
 from workbench.commands.elastic_run import Ran, Saving, elastic_job, run_elastic
 from workbench.commands.elastic_tables import detection_s, layout_times, next_step_s
 from workbench.commands.machines import cost_of
@@ -256,11 +256,14 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
         (("--nodes", 3, "--faults", 3), "f = 3 needs 4: want at most f = 2, or 4 nodes"),
         (("--nodes", 6, "--faults", 4), "4 microbatches cannot be distributed to 5 pipelines"),
         (("--nodes", 65,), "65 processes of this machine: want at most 64; nearest: --nodes 64"),
+        (("--faults", -1), "failures to tolerate must be >= 0, got -1"),
         (("--ranks-per-node", 0), "want --ranks-per-node 1 or more, got 0"),
         (("--ranks-per-node", 9), "want 1 node or more, got 0 of 9 ranks"),
         (("--step-s", 4), "--step-s and --notice-s belong to --trace"),
         (("--checkpoint-every", 4), "--checkpoint-every wants --checkpoint FOLDER"),
-        (("--timeout", 1e-4), "want --timeout"),
+        (("--timeout", 1e-4), "every wait ends after 0.0001 s; want --timeout"),
+        (("--timeout", "inf"), "want --timeout > 0 and at most 86400 s, got inf"),
+        (("--checkpoint", "x", "--checkpoint-every", 0), "want a save every 1 step or more, got 0"),
         (("--resume", "nowhere"), "no whole save in it"),
     ],
 )  # fmt: skip
@@ -292,6 +295,7 @@ def test_templates_fit_the_memory_that_plans_are_checked_against(job: Path):
         (("audio: {pp: 1}", "audio: {pp: 1, cp: 2}"), "'audio' has tp 1, cp 2, ep 1; want 1"),
         (("memory_gib: 1", "memory_gib: 0.0001"), "the model fits no template"),
         (("local: {ranks: 4, cores: 2}", "device: H100\n  nodes: 2\n  ranks_per_node: 2"), "cluster.local"),
+        (("precision: float32", "optimizer_precision: float64"), "as precision, got 'float64'"),
         (("precision: float32", "schedule: {kind: gpipe}"), "want schedule 1f1b, got gpipe"),
         (("  samples: 4\n", "  samples: 4\n  replicas: 2\n"), "want replicas 1, got 2"),
     ],

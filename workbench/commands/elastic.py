@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import Forecast, StepPrediction, foresee, predict_steps
+from workbench.commands.elastic_nodes import Shape, events_of, last_step, parsed_trace
 from workbench.commands.elastic_run import Ran, Saving, elastic_job, latest_progress, run_elastic
 from workbench.commands.elastic_tables import (
     Sizes,
@@ -26,14 +27,12 @@ from workbench.commands.elastic_tables import (
 from workbench.commands.machines import cost_of
 from workbench.commands.options import ExecutionFile, Json
 from workbench.commands.resilience import Faults, JobFile, Profile, template_table
-from workbench.console import emit_json, show, ticking, warn
-from workbench.cost.hardware import uniform
-from workbench.job import Job, load_job
+from workbench.console import emit_json, show, ticking
+from workbench.job import load_job
 from workbench.report.tables import unmeasured_text
-from workbench.resilience.availability import Availability, parse_trace
-from workbench.resilience.step_events import StepEvents, told_events, traced_events
-from workbench.schedule.choice import ScheduleKind
+from workbench.resilience.step_events import StepEvents
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
+from workbench.units import S_PER_DAY
 from workbench.whole_file import check_writable, write_text
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from runtime.elastic.progress import Progress
     from runtime.elastic.training import ElasticTraining
 
-STEPS = 20
-MOST_PROCESSES = 64
 RECORD, PREDICTIONS, PLOT = "elastic.json", "predictions.json", "elastic.png"
 
 
@@ -92,12 +89,14 @@ def elastic_command(
     """Train for real on nodes that are killed, warned and join, and say before what a step will take."""
     if checkpoint_every is not None and checkpoint is None:
         raise ValueError("elastic: --checkpoint-every wants --checkpoint FOLDER")
+    if not 0 < timeout <= S_PER_DAY:
+        raise ValueError(f"elastic: want --timeout > 0 and at most {S_PER_DAY:g} s, got {timeout}")
     for path in (
         *((out / name for name in (RECORD, PREDICTIONS, PLOT)) if out else ()),
         *_inside(checkpoint),
     ):
         check_writable(path)
-    happens = _parsed(trace, step_s, event, notice_s)
+    happens = parsed_trace(trace, step_s, event, notice_s)
     shape = Shape(
         job=load_job(job),
         nodes=nodes,
@@ -110,8 +109,8 @@ def elastic_command(
     found = elastic_templates(reads.job, cost, num_nodes=shape.num_nodes, num_faults=faults)
     trained = elastic_job(found, reads, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
     start = None if resume is None else latest_progress(trained, resume)
-    until = _steps(steps, happens, start)
-    events = _events(event or (), happens, shape, 0 if start is None else start.step, until)
+    until = last_step(steps, happens, start)
+    events = events_of(event or (), happens, shape, 0 if start is None else start.step, until)
     forecast = foresee(trained, events, until)
     predictions = predict_steps(found, trained, forecast, shape.job.cluster, cost, reads.looks)
     task = Task(
@@ -123,148 +122,6 @@ def elastic_command(
     ran = task.run(start, saving, quiet=as_json)
     _report(task, ran, out, as_json=as_json)
     _end(ran)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Happens:
-    """A trace, and how it is laid onto steps."""
-
-    trace: Availability
-    step_s: float
-    notice_s: float
-
-    @property
-    def num_steps(self) -> int:
-        """Until its last event has happened."""
-        return int((self.trace.end_s - self.trace.events[0].time_s) // self.step_s) + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A job of this machine's ranks as nodes.
-
-    Raises:
-        ValueError: what elastic training does not do; the message names it.
-    """
-
-    job: Job
-    nodes: int | None
-    ranks_per_node: int
-    trace: Availability | None
-
-    def __post_init__(self) -> None:
-        _check_job(self.job)
-        width = self.ranks_per_node
-        if width < 1:
-            raise ValueError(f"elastic: want --ranks-per-node 1 or more, got {width}")
-        if self.num_nodes < 1:
-            raise ValueError(f"elastic: want 1 node or more, got {self.num_nodes} of {width} ranks")
-        if self.num_nodes * width > MOST_PROCESSES:
-            raise ValueError(
-                f"elastic: {self.num_nodes} nodes of {width} ranks are {self.num_nodes * width} processes of "
-                f"this machine: want at most {MOST_PROCESSES}; nearest: --nodes "
-                f"{max(1, MOST_PROCESSES // width)}"
-            )
-
-    @property
-    def num_nodes(self) -> int:
-        """At most."""
-        if self.nodes is not None:
-            return self.nodes
-        if self.trace is not None:
-            return max(count for _, count in self.trace.num_nodes())
-        return self.job.cluster.num_ranks // self.ranks_per_node
-
-    @property
-    def num_cores(self) -> int:
-        return self.job.cluster.nodes[0].num_cores or 1
-
-    def on_nodes(self) -> Job:
-        """The job on a cluster of such nodes; each has its ranks' part of the machine's memory."""
-        machine, link = self.job.cluster.nodes[0], self.job.cluster.intra
-        part_bytes = machine.memory_bytes // machine.num_ranks * self.ranks_per_node
-        node = replace(machine, num_ranks=self.ranks_per_node, memory_bytes=part_bytes)
-        cluster = uniform(self.job.name, node, num_nodes=self.num_nodes, intra=link, inter=link)
-        return replace(self.job, cluster=cluster, max_ranks=None)
-
-
-def _check_job(job: Job) -> None:
-    """Everything that the job says is done, or refused."""
-    where = f"elastic: job {job.name!r}"
-    if len(job.cluster.nodes) != 1 or job.cluster.nodes[0].num_cores is None:
-        raise ValueError(f"{where}: nodes are processes of this machine; want cluster.local: ranks and cores")
-    for layout in job.layouts:
-        if (layout.tp, layout.cp, layout.ep) != (1, 1, 1):
-            raise ValueError(
-                f"{where}: a stage has one rank, {layout.module!r} has tp {layout.tp}, cp {layout.cp}, "
-                f"ep {layout.ep}; want 1"
-            )
-    if job.settings.modules:
-        raise ValueError(
-            f"{where}: recompute, sharding, instances, key_exchange and sequence_parallel are not done in "
-            f"elastic training; {job.settings.modules[0].module!r} sets one"
-        )
-    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
-        raise ValueError(f"{where}: want schedule 1f1b, got {job.schedule.kind}")
-    if job.replicas != 1:
-        raise ValueError(
-            f"{where}: templates say how many pipelines there are; want replicas 1, got {job.replicas}"
-        )
-
-
-def _inside(folder: Path | None) -> tuple[Path, ...]:
-    """A file that could be written in a folder that is to be made."""
-    return () if folder is None else (folder / "progress",)
-
-
-def _parsed(
-    trace: Path | None, step_s: float | None, event: list[str] | None, notice_s: float
-) -> Happens | None:
-    if trace is None:
-        if step_s is not None or notice_s:
-            raise ValueError("elastic: --step-s and --notice-s belong to --trace")
-        return None
-    if event:
-        raise ValueError("elastic: --trace and --event exclude each other")
-    if step_s is None:
-        raise ValueError("elastic: --trace wants --step-s, the seconds of it that a step stands for")
-    found = parse_trace(trace.name, trace.read_text(encoding="utf-8"))
-    if not found.events:
-        raise ValueError(f"{trace}: no node ever joins; those of its first instant are there at the start")
-    if not 0 < step_s < float("inf") or not 0 <= notice_s < float("inf"):
-        raise ValueError(f"elastic: want --step-s > 0 and --notice-s >= 0, got {step_s} and {notice_s}")
-    return Happens(trace=found, step_s=step_s, notice_s=notice_s)
-
-
-def _steps(steps: int | None, happens: Happens | None, start: "Progress | None") -> int:
-    until = steps if steps is not None else STEPS if happens is None else happens.num_steps
-    begun = 0 if start is None else start.step
-    if until <= begun:
-        taken = f", {begun} are taken already" if begun else ""
-        raise ValueError(f"elastic: want --steps {begun + 1} or more, got {until}{taken}")
-    return until
-
-
-def _events(
-    event: "list[str] | tuple[str, ...]", happens: Happens | None, shape: Shape, first: int, steps: int
-) -> StepEvents:
-    most = shape.num_nodes
-    if happens is None:
-        found = told_events(event, most, first=first, steps=steps)
-    else:
-        found, num_late = traced_events(
-            happens.trace, happens.step_s, happens.notice_s, first=first, steps=steps
-        )
-        if num_late:
-            warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and do not happen")
-    if len(found.start) > most:
-        raise ValueError(
-            f"elastic: {len(found.start)} nodes are there at the start, templates are planned for {most}: "
-            f"want --nodes {len(found.start)}"
-        )
-    if found.most_nodes > most:
-        warn(f"up to {found.most_nodes} nodes are there; those beyond {most} wait for room, see --nodes")
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,3 +226,8 @@ def _end(ran: Ran) -> None:
         raise typer.Exit(128 + ran.signal)
     if ran.saved is not None:
         sys.stderr.write(f"workbench: {saved.removeprefix('; ')}\n")
+
+
+def _inside(folder: Path | None) -> tuple[Path, ...]:
+    """A file that could be written in a folder that is to be made."""
+    return () if folder is None else (folder / "progress",)
