@@ -1,12 +1,18 @@
 """Search: all strategies, judged by one simulator, best first, refusals with their reasons."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sim.engine import simulate
 from tests.test_strategies import CLUSTER, cost, job
+from workbench.commands.machines import cost_of
+from workbench.commands.prediction import predict as predicted
+from workbench.commands.strategies import PLANNERS as STRATEGIES
+from workbench.commands.strategies import PRICED
 from workbench.graph.trainable import Trainable
+from workbench.job import load_job
 from workbench.plan.accept import accept
 from workbench.plan.flop import model_flop
 from workbench.plan.price import price
@@ -73,3 +79,29 @@ def test_model_flop_of_a_trained_text_model_is_three_forwards():
     tokens = sum(sample.num_tokens for sample in plan.batch)
     assert model_flop(text_only) > 6 * matmul * tokens
     assert model_flop(text_only) < 6 * matmul * tokens * 1.5
+
+
+def test_the_example_with_pools_is_searched_for_dollars():
+    """What its header says, on a quarter of its batch and with three of the strategies."""
+    example = load_job(Path(__file__).parents[1] / "examples" / "pools.yaml")
+    example = replace(example, batch=example.batch[:8])
+    machine = cost_of(example, None, None)
+    names = ("cornstarch", "disttrain", "disttrain-cheapest", "megatron-colocated")
+    notes: list[tuple[int, int, str]] = []
+    found = search(
+        example,
+        machine,
+        {name: (PRICED | STRATEGIES)[name] for name in names},
+        lambda plan: predicted(*accept(plan), machine),
+        lambda *note: notes.append(note),
+        Objective.DOLLARS,
+    )
+    assert found[0].strategy == "disttrain-cheapest"
+    dollars = [candidate.dollars_per_sample for candidate in found[:-1]]
+    assert dollars == sorted(dollars)
+    assert "module 'llm' lies on pool 'slower', which takes vision alone" in found[-1].refusal
+    assert any(note.startswith("cornstarch: ") and " of " in note for _, _, note in notes)
+    assert any(note.endswith("dollars a sample") for _, _, note in notes)
+    for candidate in found[:-1]:
+        stages = [stage for stage in candidate.plan.stages if stage.module == "llm"]
+        assert min(rank for stage in stages for rank in stage.flat_ranks) >= 16

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
+from workbench.graph.model_graph import TEXT
 from workbench.job import Job, ModuleLayout
+from workbench.job_pools import check_taken
 from workbench.plan.lower import lower
 from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan, Sharding
@@ -21,9 +23,13 @@ def searched_plan(job: Job, cost: CostModel, mode: Mode, build: Build, progress:
     Takes all ranks that the job may use, or the next smaller number for which there is a layout.
 
     Raises:
-        ValueError: none fits; the reason is that of the last one tried.
+        ValueError: none fits; the reason is that of the last one tried. Or the LLM, which takes all ranks
+            unless modules lie apart, may not use one of their pools.
     """
     usable = usable_ranks(job)
+    if mode is not Mode.APART:
+        llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+        check_taken(job.pools, llm, range(usable))
     num_ranks = next((n for n in range(usable, 0, -1) if has_layouts(job, cost, mode, n)), usable)
     plans = _Plans(job, cost, build)
     try:
