@@ -106,8 +106,8 @@ class Layers:
         kept.output = hidden
         self._note_places(kept, stage, microbatch, owned)
         if module.modality == TEXT and last == len(module.layers):
-            weights = [loss_weights(self._samples[item.sample])[token] for item, token in owned]
-            kept.loss_weights = np.array(weights)
+            every = {item: loss_weights(self._samples[item.sample]) for item in microbatch.items}
+            kept.loss_weights = np.array([every[item][token] for item, token in owned])
         return kept
 
     def _note_places(self, kept: Kept, stage: Stage, microbatch: Microbatch, owned: Sequence[Token]) -> None:
@@ -173,8 +173,11 @@ class Layers:
         return values
 
     def _chosen(self, module: Module, index: int, tokens: Sequence[Token]) -> Experts:
-        counts = {item: self._owners.counts(module, item)[0] for item, _ in tokens}
-        return tuple(experts_of(module, index, item, counts[item])[token] for item, token in tokens)
+        if not num_experts(module.layers[index]):
+            return (0,) * len(tokens)
+        counts = {item: self._owners.counts(module, item)[0] for item in {item for item, _ in tokens}}
+        every = {item: experts_of(module, index, item, count) for item, count in counts.items()}
+        return tuple(every[item][token] for item, token in tokens)
 
     def _read(
         self,
@@ -212,7 +215,7 @@ class Layers:
 
     def _mapped(self, module: Module, owned: Sequence[Token], following: Sequence[Token]) -> Places:
         """Which of the tokens before a layer every token behind it comes from."""
-        if list(owned) == list(following):
+        if owned is following or list(owned) == list(following):
             return np.arange(len(owned))
         where = {token: place for place, token in enumerate(owned)}
         found = []

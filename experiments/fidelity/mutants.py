@@ -211,7 +211,7 @@ def _drawn(mutant: Mutant, parent: Plan, gate: Gate) -> Sample | None:
 
 
 def _is_wanted(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
-    """So many of each kind, all of different plans, and no two by one operator while others are to come."""
+    """So many of each kind, all of different plans, none by an operator of one of the last few."""
     kin = [sample for sample in samples if sample.is_accepted == drawn.is_accepted]
     rivals = kin[-len(PLAN_OPERATORS) // 4 :]
     return (
