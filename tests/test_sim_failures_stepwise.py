@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.bench import failures
 from experiments.oobleck.runs import BUILDERS
 from sim.failure_run import FailureRun, Iteration
 from sim.failures import simulate_failures
@@ -110,3 +111,14 @@ def test_counting_is_playing_for_every_system_on_random_traces(
     ours, played = (run(built, trace, 4 * 3600.0) for run in (simulate_failures, play_failures))
     assert_same(ours, played)
     assert len(ours.stretches) <= 4 + 8 * len(trace.events)
+
+
+def test_the_bench_compares_both_and_counts_what_it_spares(monkeypatch):
+    monkeypatch.setattr(failures, "DAYS", 1.0)
+    rows = [failures.measure(name, "6h") for name in ("oobleck", "varuna")]
+    result = failures.as_json(rows)
+    assert result["all_agree"] is True
+    assert result["rows"][0]["ratio"] > 0
+    for row in rows:
+        assert 10 * row.num_stretches < row.num_iterations
+        assert row.simulated_h == 24

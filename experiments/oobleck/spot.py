@@ -59,7 +59,7 @@ def spot_evidence(models: Sequence[str]) -> Evidence:
             )
             others = max(rate for name, rate in rates.items() if name in DRAWN and name != "oobleck")
             evidence.claim(
-                f"{model}, {trace}: Oobleck is ahead of or within 2 % of the others "
+                f"{model}, {TITLES[trace]}: Oobleck is ahead of or within 2 % of the others "
                 f"({rates['oobleck']:.3g} against {others:.3g} samples/s);",
                 rates["oobleck"] >= 0.98 * others,
             )
