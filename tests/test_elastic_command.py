@@ -223,6 +223,8 @@ def test_a_node_is_killed_one_joins_and_predictions_stand_beside_what_was_measur
         for step in range(stretch["first"], stretch["end"])
     }
     assert {step["step"]: step["pipelines"] for step in record["steps"]} == foreseen
+    copied = [change["num_bytes"] for change in record["changes"]]
+    assert copied == [stretch["copied_bytes"] for stretch in record["predicted"]["stretches"]]
     assert all(found["predicted_s"] > 0 for found in record["layouts"])
     assert record["stopped"] is None
 

@@ -21,16 +21,20 @@ from workbench.strategies.elastic_templates import ElasticTemplates
 
 if TYPE_CHECKING:
     from runtime.elastic.job import ElasticJob
+    from runtime.elastic.replan import Replanned
+
+MOMENTS = 2  # of AdamW, for every weight that is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Steps [first, end) that one layout takes, and what leads to it."""
+    """Steps [first, end) that one layout takes, what leads to it, and the bytes to copy for it."""
 
     first: int
     end: int
     why: str
     layout: Layout
+    copied_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +90,19 @@ def foresee(job: "ElasticJob", events: StepEvents, steps: int) -> Forecast:
     from runtime.elastic.replan import start_layout
 
     course = _Course(job, start_layout(job, events.start))
+    now = Stretch(first=events.first, end=steps, why="start", layout=course.layout, copied_bytes=0)
     found: list[Stretch] = []
-    begun, why = events.first, "start"
-    changes = sorted({event.step for event in events.events})
-    for step in changes:
-        before = course.layout
+    for step in sorted({event.step for event in events.events}):
+        if step > now.first:
+            found.append(replace(now, end=step))
         try:
-            told = course.follow(events, step)
+            told, copied_bytes = course.follow(events, step)
         except CannotContinueError as error:
-            if step > begun:
-                found.append(Stretch(first=begun, end=step, why=why, layout=before))
             return Forecast(stretches=tuple(found), refusal=f"step {step}: {error}")
-        if step > begun:
-            found.append(Stretch(first=begun, end=step, why=why, layout=before))
-            why = told
-        else:
-            why = f"{why}, {told}"
-        begun = step
-    found.append(Stretch(first=begun, end=steps, why=why, layout=course.layout))
-    return Forecast(stretches=tuple(found))
+        if step == now.first:
+            told, copied_bytes = f"{now.why}, {told}", now.copied_bytes + copied_bytes
+        now = Stretch(first=step, end=steps, why=told, layout=course.layout, copied_bytes=copied_bytes)
+    return Forecast(stretches=(*found, now))
 
 
 class _Course:
@@ -113,16 +111,21 @@ class _Course:
     def __init__(self, job: "ElasticJob", layout: Layout) -> None:
         self._job, self.layout = job, layout
         self._waiting: list[str] = []
+        self._copied_bytes = 0
 
-    def follow(self, events: StepEvents, step: int) -> str:
-        """Everything that happens around a step, in the order in which training does it; in words.
+    def follow(self, events: StepEvents, step: int) -> tuple[str, int]:
+        """Everything that happens around a step, in the order in which training does it.
+
+        Returns:
+            What happens in words, and the bytes that are copied for it.
 
         Raises:
             CannotContinueError: too few nodes, or no copy of a layer, are left.
         """
         from runtime.elastic.replan import after_loss, after_warning
 
-        now, told = events.at(step), []
+        now, told = events.at(step), list[str]()
+        self._copied_bytes = 0
         self._waiting += now.joins
         if self._waiting:
             self._take_in()
@@ -131,17 +134,21 @@ class _Course:
         if now.warned:
             self._waiting = [node for node in self._waiting if node not in now.warned]
             leaving = [node for node in now.warned if node in self._at_work()]
-            self.layout = after_warning(self._job, self.layout, leaving).layout
+            self._go(after_warning(self._job, self.layout, leaving))
             told.append(f"{_names(now.warned)} warned")
             self._take_in()
         if now.killed:
             lost = [node for node in now.killed if node in self._at_work()]
             self._waiting = [node for node in self._waiting if node not in now.killed]
             joining = self._room(len(self._at_work()) - len(lost))
-            self.layout = after_loss(self._job, self.layout, lost, joining).layout
+            self._go(after_loss(self._job, self.layout, lost, joining))
             self._waiting = self._waiting[len(joining) :]
             told.append(f"{_names(now.killed)} killed")
-        return ", ".join(told)
+        return ", ".join(told), self._copied_bytes
+
+    def _go(self, replanned: "Replanned") -> None:
+        self.layout = replanned.layout
+        self._copied_bytes += sum(_state_bytes(self._job, move.owner) for move in replanned.moves)
 
     def _at_work(self) -> list[str]:
         return [node for pipeline in self.layout.pipelines for node in pipeline]
@@ -154,8 +161,16 @@ class _Course:
 
         joining = self._room(self.layout.num_nodes)
         if joining:
-            self.layout = after_loss(self._job, self.layout, (), joining).layout
+            self._go(after_loss(self._job, self.layout, (), joining))
             self._waiting = self._waiting[len(joining) :]
+
+
+def _state_bytes(job: "ElasticJob", owner: tuple[str, int]) -> int:
+    """Of a layer: its weights, and two moments of each where it is trained."""
+    name, index = owner
+    layer = job.model.module(name).layers[index]
+    tensors = MOMENTS + 1 if layer.trainable else 1
+    return tensors * job.precision.num_bytes * sum(each.num_elements for each in layer.parameters())
 
 
 def predict_steps(

@@ -101,6 +101,7 @@ def forecast_table(
         "",
         "nodes",
         "pipelines of",
+        "to copy",
         "simulated",
         "planning",
         "feeding",
@@ -115,6 +116,7 @@ def forecast_table(
             stretch.why,
             str(stretch.layout.num_nodes),
             sizes_text(stretch.layout.sizes),
+            mebibytes(stretch.copied_bytes),
             milliseconds(found.simulated_s),
             milliseconds(found.planning_s),
             milliseconds(found.feeding_s),
@@ -284,6 +286,7 @@ def forecast_record(forecast: Forecast, predictions: Mapping[Sizes, StepPredicti
                 "first": stretch.first,
                 "end": stretch.end,
                 "why": stretch.why,
+                "copied_bytes": stretch.copied_bytes,
                 "pipelines": [list(pipeline) for pipeline in stretch.layout.pipelines],
             }
             for stretch in forecast.stretches
