@@ -4,8 +4,9 @@ Paper:   I. Jang, dissertation, section 2.4.1.2: the iteration time that templat
          chosen by.
 Setup:   every template of GPT-3 2.7b on up to 30 nodes, 4 microbatches per stage, and the three fastest
          ways to split 18 nodes; A40 times of our own cost model.
-Differs: the formula follows the slowest stage alone. Where the embedding makes the first of several equal
-         stages a little slower, it says too little: 5.3 % at 15 stages, beyond the 5 % set beforehand.
+Differs: the formula follows the slowest stage alone. Seven stages that are almost as slow as the first one
+         and stand behind six short ones fill and drain up to four stage times later than it says: 5.3 % of
+         four microbatches per stage, beyond the 5 % set beforehand, and a few tenths with eight times as many.
 Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without links: about 10 s.
 Run:     python -m experiments.oobleck.formula
 """
@@ -19,7 +20,7 @@ from experiments.paper import Outcome
 from workbench.resilience.instantiate import instantiate, multisets
 from workbench.resilience.template import PLANNED_PER_STAGE
 
-MODEL, NUM_NODES, NUM_COMPARED = "GPT-3 2.7b", 18, 3
+MODEL, NUM_NODES, NUM_COMPARED, MORE = "GPT-3 2.7b", 18, 3, 8
 
 
 def formula_evidence() -> Evidence:
@@ -36,6 +37,14 @@ def formula_evidence() -> Evidence:
         f"the formula is within 5 % of the simulated pipeline for all {len(errors)} templates "
         f"(ours {min(errors):+.1%} .. {max(errors):+.1%});",
         max(map(abs, errors)) <= 0.05,
+    )
+    worst = templates.templates[errors.index(min(errors))]
+    count = MORE * PLANNED_PER_STAGE * len(worst.stages)
+    later = worst.iteration_s(count) / pipeline_s(model, found, worst, count, share) - 1
+    evidence.claim(
+        f"on the worst template, {len(worst.stages)} stages, the error falls below 1 % with {MORE} times as "
+        f"many microbatches (ours {later:+.1%});",
+        abs(later) <= 0.01,
     )
     total, fewest = GLOBAL_BATCH[MODEL] // MICROBATCH[MODEL], templates.specification.num_faults + 1
     ways = multisets(templates.specification.sizes, NUM_NODES, fewest)
