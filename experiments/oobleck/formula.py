@@ -6,7 +6,7 @@ Setup:   every template of GPT-3 2.7b on up to 30 nodes, 4 microbatches per stag
          ways to split 18 nodes; A40 times of our own cost model.
 Differs: the formula follows the slowest stage alone. Seven stages that are almost as slow as the first one
          and stand behind six short ones fill and drain up to four stage times later than it says: 5.3 % of
-         four microbatches per stage, beyond the 5 % set beforehand, and a few tenths with eight times as many.
+         four microbatches per stage, beyond the 5 % set beforehand, and 0.2 % with eight times as many.
 Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without links: about 10 s.
 Run:     python -m experiments.oobleck.formula
 """
