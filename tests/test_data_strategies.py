@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from sim.engine import simulate
 from tests.plans import cluster
 from tests.test_parity import assert_same, mixed
 from tests.tiny_valm import tiny_batch
+from workbench.balance.reorder_interleaved import reorder_in_programs
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.cost.quadratic import Quadratic, fit_quadratic
@@ -19,10 +21,11 @@ from workbench.job import Job, ModuleLayout
 from workbench.plan.lower import lower
 from workbench.plan.plan import Precision, Settings
 from workbench.plan.price import price
-from workbench.schedule.action import Pass
+from workbench.schedule.action import COMPUTE, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.strategies import entrain, reordered
 from workbench.strategies.sample_work import sample_work
+from workbench.strategies.stage_times import stage_times
 
 COST = CostModel(ideal_profile())
 IMAGES = (3, 0, 1, 2, 0, 3, 1, 0, 2, 1, 0, 3)
@@ -127,6 +130,49 @@ def test_reordered_microbatches_train_the_same_under_an_interleaved_schedule(rep
     plan = reordered.plan(skewed_job(replicas=replicas, schedule=usual(ScheduleKind.INTERLEAVED)), COST)
     assert all(len(plan.chain["llm", replica]) == 4 for replica in range(replicas))
     assert_same(plan, pool)
+
+
+def test_an_interleaved_schedule_is_reordered_in_its_own_programs():
+    """The chain's programs are the plan's, and the order is what they make of its times, not plain 1F1B's."""
+    job = skewed_job(schedule=usual(ScheduleKind.INTERLEAVED))
+    plan = reordered.plan(job, COST)
+    encoders = max(len(plan.chain[name, 0]) for name in ("vision", "audio"))
+    num = len(plan.microbatches_of["llm", 0])
+    has = [True] * (encoders + len(plan.chain["llm", 0]))
+    programs = reordered.chain_programs(job.schedule, encoders, has, num)
+    for block, program in enumerate(programs[encoders:]):
+        stages = [stage.id for stage in plan.chain["llm", 0][block :: len(programs) - encoders]]
+        rank = plan.stage[stages[0]].flat_ranks[0]
+        own = [(a.kind, a.microbatch) for a in plan.program[rank] if a.stage in stages and a.kind in COMPUTE]
+        assert own == [(a.kind, a.microbatch) for a in program]
+    places = {item.sample: m.index for m in plan.microbatches_of["llm", 0] for item in m.items}
+    times = stage_times(plan, COST, 0, produced=places, consumed=places)
+    order = reorder_in_programs(times.forward_s, times.backward_s, programs)
+    shortest = [int(index) for index in np.argsort(times.forward_s[:, 0], kind="stable")]
+    assert sorted(order) == list(range(num))
+    assert (
+        order[0] == shortest[0] == 0
+    )  # the plan has the order already: its first microbatch is the smallest
+    ending = range(num - len(programs) + 1, num)
+    assert {times.forward_s[place, 0] for place in ending} == {
+        times.forward_s[place, 0] for place in shortest[1 : len(programs)]
+    }
+
+
+def test_without_backwards_of_the_encoders_the_llms_first_rank_is_filled():
+    """Frozen encoders run on; the first rank whose passes wait for each other is the LLM's, of two stages."""
+    num, has = 6, [False, True, True, True, True]
+    programs = reordered.chain_programs(usual(ScheduleKind.INTERLEAVED), 1, has, num)
+    assert [len(program) for program in programs] == [num, 4 * num, 4 * num]
+    rng = np.random.default_rng(0)
+    forward = rng.lognormal(0, 0.5, (num, 5))
+    backward = 2 * forward * np.array(has)
+    order = reorder_in_programs(forward, backward, programs, 1)
+    own = forward[:, [1, 3]].sum(axis=1)
+    smallest = [int(index) for index in np.argsort(own, kind="stable")]
+    assert sorted(order) == list(range(num))
+    assert order[0] == smallest[0]
+    assert order[-1] == smallest[1]  # p - 1 = 1 of the LLM's two ranks
 
 
 def test_exchanges_are_never_slower_than_the_printed_order():

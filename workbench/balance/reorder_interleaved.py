@@ -38,16 +38,33 @@ def reorder_interleaved(forward_s: ArrayLike, backward_s: ArrayLike, num_ranks: 
     """
     forward, backward = time_matrices(forward_s, backward_s)
     num, stages = forward.shape
-    programs = interleaved_1f1b(range(stages), num_ranks, num)
-    first_rank_s = forward[:, ::num_ranks].sum(axis=1)
-    smallest_first = [int(index) for index in np.argsort(first_rank_s, kind="stable")]
-    order, rear = smallest_first[:1], smallest_first[1:num_ranks]
-    rest = smallest_first[num_ranks:]
+    return reorder_in_programs(forward, backward, interleaved_1f1b(range(stages), num_ranks, num))
+
+
+def reorder_in_programs(
+    forward_s: ArrayLike, backward_s: ArrayLike, programs: Programs, rank: int = 0
+) -> tuple[int, ...]:
+    """The same for any programs of a chain's ranks, some of which may hold one stage and others several.
+
+    Args:
+        forward_s, backward_s: [l, stages] seconds of every microbatch on every stage along the chain.
+        programs: of the chain's ranks in its order; microbatches are places, stages are columns.
+        rank: whose intervals are filled; p counts the ranks from this one on.
+
+    Returns:
+        [l] microbatches in execution order.
+
+    Complexity: O(l^2 stages).
+    """
+    forward, backward = time_matrices(forward_s, backward_s)
+    held = sorted({action.stage or 0 for action in programs[rank]})
+    p = len(programs) - rank
+    smallest_first = [int(index) for index in np.argsort(forward[:, held].sum(axis=1), kind="stable")]
+    order, rear, rest = smallest_first[:1], smallest_first[1:p], smallest_first[p:]
     while rest:
-        gaps_s = intervals(*_with_mean(forward, backward, order, rest, rear), programs, len(order))
-        chosen = min(
-            rest, key=lambda index: (float(np.abs(forward[index, ::num_ranks] - gaps_s).sum()), index)
-        )
+        placed = _with_mean(forward, backward, order, rest, rear)
+        gaps_s = intervals(*placed, programs, len(order), rank)
+        chosen = min(rest, key=lambda index: (float(np.abs(forward[index, held] - gaps_s).sum()), index))
         rest.remove(chosen)
         order.append(chosen)
     return (*order, *rear)
@@ -64,18 +81,18 @@ def _with_mean(
     return found[0], found[1]
 
 
-def intervals(forward: Seconds, backward: Seconds, programs: Programs, place: int) -> Seconds:
-    """[v] seconds on the first rank between the actions around each forward of a place, were it to take none.
+def intervals(forward: Seconds, backward: Seconds, programs: Programs, place: int, rank: int = 0) -> Seconds:
+    """[v] seconds on a rank between the actions around each forward of a place, were it to take none.
 
     Args:
-        forward, backward: [l, p v] seconds by place and stage.
+        forward, backward: [l, stages] seconds by place and stage.
     """
     without = forward.copy()
-    mine = [action for action in programs[0] if action.kind is Pass.F and action.microbatch == place]
+    mine = [action for action in programs[rank] if action.kind is Pass.F and action.microbatch == place]
     for action in mine:
         without[place, action.stage or 0] = 0.0
     starts = play(without, backward, programs)
-    line = list(programs[0])
+    line = list(programs[rank])
     found = []
     for action in sorted(mine, key=lambda each: each.stage or 0):
         at = line.index(action)

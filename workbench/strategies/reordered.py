@@ -6,38 +6,106 @@ Source: DistTrain, section 5. Its orchestration of the modules is not part of th
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from workbench.balance.reorder import reorder_by_exchanges, reorder_microbatches, reorder_samples
+from workbench.balance.reorder_interleaved import reorder_in_programs
 from workbench.balance.tokens import longest_first_equal_counts
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job import Job
 from workbench.plan.build import chunked_microbatches
 from workbench.plan.plan import Plan
+from workbench.schedule.action import Action, Pass
+from workbench.schedule.choice import Schedule, ScheduleKind, rank_block
+from workbench.schedule.graph_aware import Consumer, ScheduleNode
+from workbench.schedule.programs import programs_of
 from workbench.strategies import cornstarch
 from workbench.strategies.assembly import scheduled
 from workbench.strategies.sample_work import sample_work
 from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.stage_times import Seconds, stage_times
+from workbench.strategies.stage_times import StageTimes, stage_times
 
-Reorder = Callable[[Seconds, Seconds], tuple[int, ...]]
+Reorder = Callable[[StageTimes], tuple[int, ...]]
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """Samples by encoder work over replicas (Algorithm 1), then each replica's microbatches (Algorithm 2).
 
+    Under the interleaved schedule Algorithm 2 fills as many intervals as its rank has stages, in the
+    programs of that schedule; the rank is the first one that has backwards, since no gap opens ahead of it.
     Differs: replicas get equal numbers of samples, which a fixed microbatch size needs; several
     encoders side by side count as one that takes as long as the slowest.
 
     Raises:
         ValueError: as `cornstarch.plan`.
     """
-    return _plan(job, cost, "disttrain-reordered", reorder_microbatches, progress)
+    interleaves = job.schedule.kind is ScheduleKind.INTERLEAVED
+    reorder = partial(_reorder_interleaved, job.schedule) if interleaves else _reorder_plain
+    return _plan(job, cost, "disttrain-reordered", reorder, progress)
 
 
 def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The same with microbatches ordered by exchanges judged by the whole pipeline."""
-    return _plan(job, cost, "reordered-by-exchanges", reorder_by_exchanges, progress)
+    """The same with microbatches ordered by exchanges judged by the whole pipeline.
+
+    Differs: that is plain 1F1B's pipeline, whatever the job's schedule.
+    """
+    return _plan(job, cost, "reordered-by-exchanges", _reorder_by_exchanges, progress)
+
+
+def _reorder_plain(times: StageTimes) -> tuple[int, ...]:
+    return reorder_microbatches(times.forward_s, times.backward_s)
+
+
+def _reorder_by_exchanges(times: StageTimes) -> tuple[int, ...]:
+    return reorder_by_exchanges(times.forward_s, times.backward_s)
+
+
+def _reorder_interleaved(schedule: Schedule, times: StageTimes) -> tuple[int, ...]:
+    num = len(times.forward_s)
+    programs = chain_programs(
+        schedule, times.num_encoder_stages, [bool(column.any()) for column in times.backward_s.T], num
+    )
+    busy = (rank for rank, program in enumerate(programs) if any(a.kind is Pass.B for a in program))
+    rank = next(busy, None)
+    if rank is None:  # nothing comes back, so nothing waits
+        return tuple(range(num))
+    return reorder_in_programs(times.forward_s, times.backward_s, programs, rank)
+
+
+def chain_programs(
+    schedule: Schedule, num_encoder_stages: int, has_backward: Sequence[bool], num_microbatches: int
+) -> tuple[tuple[Action, ...], ...]:
+    """Programs of a chain whose encoder stages have a rank each and whose LLM stages share theirs.
+
+    Args:
+        schedule: of the LLM's stages.
+        num_encoder_stages: stages ahead of them.
+        has_backward: by stage.
+        num_microbatches: l, which all stages have.
+
+    Returns:
+        By rank along the chain; microbatches are places, stages are columns.
+    """
+    columns = range(len(has_backward))
+    needs = tuple((place,) for place in range(num_microbatches))
+    nodes = [
+        ScheduleNode(
+            stage=column,
+            num_microbatches=num_microbatches,
+            backward=(has_backward[column],) * num_microbatches,
+            consumers=tuple(Consumer(later, needs) for later in columns[column + 1 : column + 2]),
+        )
+        for column in columns
+    ]
+    encoders, llm = tuple(columns[:num_encoder_stages]), tuple(columns[num_encoder_stages:])
+    blocks: dict[int, tuple[int, ...]] = {}
+    for place, column in enumerate(llm):
+        block = rank_block(schedule, place, len(llm))
+        blocks[block] = (*blocks.get(block, ()), column)
+    groups = [*((column,) for column in encoders), *(blocks[block] for block in sorted(blocks))]
+    found = programs_of(nodes, groups, schedule, [chain for chain in (encoders, llm) if chain])
+    return tuple(found[group] for group in groups)
 
 
 def _plan(job: Job, cost: CostModel, name: str, reorder: Reorder, progress: Progress) -> Plan:
@@ -45,7 +113,7 @@ def _plan(job: Job, cost: CostModel, name: str, reorder: Reorder, progress: Prog
     chunks = _chunks(job, cost)
     even = _scheduled(job, cost, first, chunks)
     ordered = {
-        replica: [of_replica[index] for index in reorder(*_stage_times(even, cost, replica, of_replica))]
+        replica: [of_replica[index] for index in reorder(_stage_times(even, cost, replica, of_replica))]
         for replica, of_replica in chunks.items()
     }
     return replace(_scheduled(job, cost, first, ordered), strategy=name)
@@ -71,10 +139,7 @@ def _scheduled(job: Job, cost: CostModel, first: Plan, chunks: dict[int, list[tu
     return cornstarch.with_balanced_tokens(scheduled(draft, job.schedule, cost))
 
 
-def _stage_times(
-    plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Sequence[Sample]]
-) -> tuple[Seconds, Seconds]:
-    """[microbatches, stages] seconds of both passes along one chain."""
+def _stage_times(plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Sequence[Sample]]) -> StageTimes:
+    """Seconds of both passes along one chain."""
     places = {sample.id: number for number, chunk in enumerate(chunks) for sample in chunk}
-    times = stage_times(plan, cost, replica, produced=places, consumed=places)
-    return times.forward_s, times.backward_s
+    return stage_times(plan, cost, replica, produced=places, consumed=places)
