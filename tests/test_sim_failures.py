@@ -1,5 +1,7 @@
 """Training on nodes that come and go, against closed forms; traces and their mistakes."""
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,6 +153,23 @@ def test_a_node_that_comes_and_goes_at_one_instant_leaves_nothing():
     run = simulate_failures(in_memory(), found, until_s=60.0)
     assert spent(run) == {Spent.EFFECTIVE: 60.0}
     assert run.node_s == 180.0
+
+
+def test_stays_last_and_are_known_of_no_sooner_than_they_begin():
+    found = events(
+        (10.0, Change.JOIN, "x", 0.0),
+        (10.0, Change.LEAVE, "x", 0.0),
+        (20.0, Change.LEAVE, "node1", 5.0),
+        (30.0, Change.JOIN, "node1", 0.0),
+        (40.0, Change.LEAVE, "node1", 120.0),
+    )
+    spans = [(stay.node, stay.join_s, stay.warned_s, stay.leave_s) for stay in found.stays()]
+    assert spans == [
+        ("node1", 0.0, 15.0, 20.0),
+        ("node0", 0.0, inf, inf),
+        ("node2", 0.0, inf, inf),
+        ("node1", 30.0, 30.0, 40.0),
+    ]
 
 
 def test_creation_starts_anew_for_a_node_that_comes_back():
