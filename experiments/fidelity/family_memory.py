@@ -21,7 +21,7 @@ from runtime.pool import Pool
 from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample, Segment
 from workbench.graph.hf_config import modality_of, module_from_config
-from workbench.graph.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.graph.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
 from workbench.graph.trainable import Trainable
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
@@ -198,12 +198,35 @@ ENCODERS: Mapping[str, Encoder] = {
 }
 
 
+GENERATOR = "dit"
+CONDITION, LATENT_SIDE, LATENT_PATCH = 8, 16, 2
+DRAWING: Config = {
+    "model_type": GENERATOR,
+    "hidden_size": WIDTH,
+    "intermediate_size": FFN,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": HEADS,
+    "latent_channels": 4,
+    "latent_side": LATENT_SIDE,
+    "patch_size": LATENT_PATCH,
+    "condition_tokens": CONDITION,
+}
+
+
+FAMILIES = (*DECODERS, *ENCODERS, GENERATOR)
+
+
 def cases() -> Iterator[tuple[str, Plan]]:
     """Name and plan, all on at most `NUM_RANKS` ranks."""
-    for name, config in DECODERS.items():
-        yield from _decoder_cases(name, config)
-    for name, encoder in ENCODERS.items():
-        yield from _encoder_cases(name, encoder)
+    for family in FAMILIES:
+        yield from cases_of(family)
+
+
+def cases_of(family: str) -> Iterator[tuple[str, Plan]]:
+    """Those of one of `FAMILIES`; their names begin with it."""
+    if family in DECODERS:
+        return _decoder_cases(family, DECODERS[family])
+    return _encoder_cases(family, ENCODERS[family]) if family in ENCODERS else _generator_cases()
 
 
 def _decoder_cases(name: str, config: Config) -> Iterator[tuple[str, Plan]]:
@@ -252,6 +275,20 @@ def _encoder_cases(name: str, encoder: Encoder) -> Iterator[tuple[str, Plan]]:
             yield f"{name}, recompute", plan_of(model, batch, apart, recompute=Recompute.FULL)
             if name not in UNCUT:
                 yield f"{name}, tp 2", plan_of(model, batch, shared)
+
+
+def _generator_cases() -> Iterator[tuple[str, Plan]]:
+    """A diffusion transformer behind the language model."""
+    llm = module_from_config(LLAMA, name=LLM, modality=TEXT)
+    drawing = module_from_config(DRAWING, name=GENERATED, modality=GENERATED, llm_width=WIDTH)
+    model = connect(GENERATOR, (llm, drawing))
+    tokens = 1 + CONDITION + (LATENT_SIDE // LATENT_PATCH) ** 2
+    texts = Segment(TEXT, 0, SHORT, SHORT), Segment(TEXT, 1, SHORT // 2, SHORT // 2)
+    drawn = Segment(GENERATED, 0, tokens, CONDITION)
+    batch = tuple(Sample(i, (texts[0], drawn, texts[1])) for i in range(NUM_SAMPLES))
+    parts = ((llm, (0, len(llm.layers)), (0,)), (drawing, (0, len(drawing.layers)), (1,)))
+    yield f"{GENERATOR}, pp 2", plan_of(model, batch, parts)
+    yield f"{GENERATOR}, recompute", plan_of(model, batch, parts, recompute=Recompute.FULL)
 
 
 def _pictured(encoder: Encoder, modality: str) -> tuple[Sample, ...]:
@@ -309,7 +346,7 @@ def worst_by_family(rows: Sequence[Row]) -> dict[str, Row]:
 
 def family_of(plan: str) -> str:
     """The longest name of a family that the plan's name begins with."""
-    return max((name for name in (*DECODERS, *ENCODERS) if plan.startswith(f"{name}, ")), key=len)
+    return max((name for name in FAMILIES if plan.startswith(f"{name}, ")), key=len)
 
 
 def run(only: str, pool: Pool) -> list[Row]:

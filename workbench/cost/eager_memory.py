@@ -226,7 +226,10 @@ class _Walk:
             return operator.width * (wide + (size if operator.is_capped else 0)) + 2 * INDEX_BYTES
         if operator.name in (JOIN, COMBINE):
             num_chosen = operator.num_passes - 1
-            return num_chosen * (2 * operator.width * size + 2 * INDEX_BYTES)
+            chosen = (
+                3 * INDEX_BYTES + 2 * wide
+            )  # which expert, its rows' tokens and places, scores and shares
+            return num_chosen * (2 * operator.width * size + chosen) + wide
         tensors = activation_tensors(operator)
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size
 
