@@ -1,7 +1,6 @@
 """Runs an elastic training while its nodes are killed, warned and started, and keeps what it went through."""
 
 import os
-import random
 import shutil
 import signal
 import threading
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from workbench.commands.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.commands.elastic_data import StepData
+from workbench.commands.node_killer import NodeKiller
 from workbench.resilience.reconfigure import CannotContinueError
 from workbench.resilience.step_events import AtStep, StepEvents
 from workbench.strategies.elastic_templates import ElasticTemplates
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from runtime.elastic.progress import Progress
     from runtime.elastic.training import ElasticTraining
 
-PATIENCE_S = 1.0  # that a victim of a kill is waited for until it computes
 SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
 
 
@@ -192,8 +191,6 @@ class _Log:
 
 
 def _take_step(training: "ElasticTraining", now: AtStep, killed_s: dict[str, float]) -> None:
-    from experiments.oobleck.chaos_killer import Killer, Shot, Target
-
     at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
     training.join(now.joins)
     training.nodes.end([node for node in now.warned if node not in at_work])  # they only waited for room
@@ -202,14 +199,14 @@ def _take_step(training: "ElasticTraining", now: AtStep, killed_s: dict[str, flo
         training.train(training.step + 1)
         return
     victims = sorted(now.killed, key=lambda node: node not in at_work)  # the first is watched
-    shot = Shot(victims=tuple(victims), target=Target.FORWARD)
-    killer = Killer(training.nodes, [shot], random.Random(training.step), PATIENCE_S)
+    killer = NodeKiller(training.nodes, victims)
     killer.start()
     try:
         training.train(training.step + 1)
+        killer.end()
     finally:
-        killer.join()
-        killed_s.update({kill.node: kill.time_s for kill in killer.kills})
+        killer.give_up()  # where training stopped, others may still have something to save
+        killed_s.update(killer.killed_s)
 
 
 @contextmanager
