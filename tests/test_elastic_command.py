@@ -23,6 +23,7 @@ from workbench.commands.elastic_nodes import Shape
 from workbench.commands.elastic_run import Ran, Saving, elastic_job, run_elastic
 from workbench.commands.elastic_tables import detection_s, layout_times, next_step_s
 from workbench.commands.machines import cost_of
+from workbench.commands.node_killer import NodeKiller
 from workbench.job import load_job
 from workbench.report.elastic_plot import draw_elastic
 from workbench.resilience.availability import Rates, parse_trace, random_trace
@@ -258,6 +259,11 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
         (("--nodes", 3, "--faults", 3), "f = 3 needs 4: want at most f = 2, or 4 nodes"),
         (("--nodes", 6, "--faults", 4), "4 microbatches cannot be distributed to 5 pipelines"),
         (("--nodes", 65,), "65 processes of this machine: want at most 64; nearest: --nodes 64"),
+        (("--ranks-per-node", 3, "--ranks-per-stage", 2), "3 ranks cannot be dealt to stages of 2"),
+        (
+            ("--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2),
+            "2 ranks of a stage cannot share out microbatches of 1 samples; nearest: microbatch_samples 2",
+        ),
         (("--faults", -1), "failures to tolerate must be >= 0, got -1"),
         (("--ranks-per-node", 0), "want --ranks-per-node 1 or more, got 0"),
         (("--ranks-per-node", 9), "want 1 node or more, got 0 of 9 ranks"),
@@ -309,6 +315,25 @@ def test_what_elastic_training_does_not_do_is_refused(job: Path, change: tuple[s
     refuse("elastic", job, "--nodes", 3, words=words, folder=job.parent)
 
 
+def test_ranks_of_a_stage_share_out_samples(job: Path):
+    job.write_text(job.read_text().replace("  samples: 4\n", "  samples: 4\n  microbatch_samples: 2\n"))
+    one = accept("elastic", job, "--nodes", 2, "--steps", 3, "--json")
+    two = accept(
+        "elastic", job, "--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2, "--steps", 3,
+        "--event", "1:kill:node0", "--json",
+    )  # fmt: skip
+    narrow, wide = (json.loads(told.stdout.splitlines()[-1]) for told in (one, two))
+    assert [step["loss"] for step in wide["steps"]] == pytest.approx(
+        [step["loss"] for step in narrow["steps"]], rel=REL_TOL
+    )
+    assert [change["cause"] for change in wide["changes"]] == ["start", "loss"]
+    assert [stretch["copied_bytes"] for stretch in wide["predicted"]["stretches"]] == [
+        change["num_bytes"] for change in wide["changes"]
+    ]
+    shared = [record["layouts"][0]["predicted_core_s"] for record in (narrow, wide)]
+    assert shared[1] > shared[0]  # sums of gradients have twice the holders
+
+
 def test_a_trace_says_who_is_there(job: Path):
     trace = job.with_name("trace.csv")
     trace.write_text("t_s,event,node\n60,add,a\n60,add,b\n60,add,c\n75,remove,a\n")
@@ -342,3 +367,16 @@ def test_the_plot_is_of_any_record_with_steps(tmp_path: Path):
     }  # fmt: skip
     draw_elastic(record, tmp_path / "one.png")
     assert (tmp_path / "one.png").stat().st_size > 1000
+
+
+def test_nodes_that_never_compute_are_killed_at_the_end_of_the_step_or_spared():
+    job = chaos_job.elastic_job(2)
+    with ElasticTraining(job, ("a", "b")) as training:
+        spared = NodeKiller(training.nodes, ["b"])
+        spared.start()
+        spared.give_up()
+        assert (spared.killed_s, training.nodes.dead(["b"])) == ({}, ())
+        killer = NodeKiller(training.nodes, ["b", "gone"])
+        killer.start()
+        killer.end()
+        assert list(killer.killed_s) == ["b"]

@@ -52,6 +52,9 @@ def elastic_command(
         int | None, typer.Option("--nodes", help="at most; default: the job's ranks, or the trace's nodes")
     ] = None,
     ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", help="processes of a node")] = 1,
+    ranks_per_stage: Annotated[
+        int, typer.Option("--ranks-per-stage", help="that share out the samples of every microbatch")
+    ] = 1,
     faults: Faults = 1,
     event: Annotated[
         list[str] | None,
@@ -101,12 +104,15 @@ def elastic_command(
         job=load_job(job),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
+        ranks_per_stage=ranks_per_stage,
         trace=None if happens is None else happens.trace,
     )
     cost = cost_of(shape.job, profile, execution)
     whole = shape.on_nodes()
     reads = drawn(whole, seed) if data is None else read_folder(whole, data)
-    found = elastic_templates(reads.job, cost, num_nodes=shape.num_nodes, num_faults=faults)
+    found = elastic_templates(
+        reads.job, cost, num_nodes=shape.num_nodes, num_faults=faults, sharing=ranks_per_stage
+    )
     trained = elastic_job(found, reads, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
     start = None if resume is None else latest_progress(trained, resume)
     until = last_step(steps, happens, start)

@@ -44,12 +44,18 @@ class Shape:
     nodes: int | None
     ranks_per_node: int
     trace: Availability | None
+    ranks_per_stage: int = 1
 
     def __post_init__(self) -> None:
         _check_job(self.job)
         width = self.ranks_per_node
         if width < 1:
             raise ValueError(f"elastic: want --ranks-per-node 1 or more, got {width}")
+        if self.ranks_per_stage < 1 or width % self.ranks_per_stage:
+            raise ValueError(
+                f"elastic: a stage lies in one node, whose {width} ranks cannot be dealt to stages of "
+                f"{self.ranks_per_stage}; want --ranks-per-node a multiple of --ranks-per-stage"
+            )
         if self.num_nodes < 1:
             raise ValueError(f"elastic: want 1 node or more, got {self.num_nodes} of {width} ranks")
         if self.num_nodes * width > MOST_PROCESSES:

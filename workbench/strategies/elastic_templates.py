@@ -26,6 +26,7 @@ class ElasticTemplates:
         planned: the templates.
         prices: of its modules.
         layers: [L] price of each layer of the chain.
+        sharing: GPUs of a stage that hold all its layers and share out the samples of a microbatch.
     """
 
     job: Job
@@ -33,6 +34,7 @@ class ElasticTemplates:
     planned: TemplateSet
     prices: ModulePrices
     layers: tuple[LayerPrice, ...]
+    sharing: int = 1
 
     @property
     def num_microbatches(self) -> int:
@@ -50,18 +52,23 @@ class ElasticTemplates:
     @property
     def loaded_bytes(self) -> float:
         """What a job that restarts reads: all weights, and the state of those that are trained."""
-        return sum(self.layer_bytes) * self._width
+        return sum(self.layer_bytes) * self._tp
 
     @property
     def saved_bytes(self) -> float:
         """What a checkpoint holds: weights that are trained, and their state; frozen ones do not change."""
         pairs = zip(self.layer_bytes, self.layers, strict=True)
-        return sum(held for held, layer in pairs if layer.trained) * self._width
+        return sum(held for held, layer in pairs if layer.trained) * self._tp
 
     @property
     def _width(self) -> int:
         """GPUs of a stage."""
         return self.planned.templates[0].stages[0].num_gpus
+
+    @property
+    def _tp(self) -> int:
+        """GPUs of a stage that cut its layers among each other."""
+        return self._width // self.sharing
 
     def at(self, num_nodes: int) -> Instantiation:
         """The fastest pipelines on that many nodes.
@@ -103,30 +110,35 @@ class ElasticTemplates:
 
     def _reduce_s(self, stages: Sequence[TemplateStage], num_replicas: int) -> float:
         trained = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
-        if num_replicas == 1 or not trained:
+        holders = num_replicas * self.sharing
+        if holders == 1 or not trained:
             return 0.0
         name, _ = self.chain.owners[0]
-        choice = ModuleChoice(module=name, tp=self._width, dp=num_replicas, instances=num_replicas)
+        choice = ModuleChoice(module=name, tp=self._tp, dp=holders, instances=holders)
         return self.prices.exchange(choice, trained).reduce_s
 
 
-def elastic_templates(job: Job, cost: CostModel, *, num_nodes: int, num_faults: int) -> ElasticTemplates:
+def elastic_templates(
+    job: Job, cost: CostModel, *, num_nodes: int, num_faults: int, sharing: int = 1
+) -> ElasticTemplates:
     """Templates of all node counts for a job on `num_nodes` nodes like its cluster's.
 
     A stage has as many GPUs as the widest tp of the job's layouts; a module of smaller tp uses some of
-    them. A layer adds its weights, gradients and optimizer state to a GPU. Of activations, (layers of
-    a stage) x (microbatches in flight) is about the layers of the model in every stage of 1F1B: those of
-    one microbatch in all layers, and the largest working memory, are set aside on every GPU.
+    them. Or, without tp, `sharing` GPUs, each of which computes its part of a microbatch's samples. A layer
+    adds its weights, gradients and optimizer state to a GPU. Of activations, (layers of a stage) x
+    (microbatches in flight) is about the layers of the model in every stage of 1F1B: those of one
+    microbatch in all layers, and the largest working memory, are set aside on every GPU.
 
     Source: Oobleck chapter, section 2.4.
 
     Args:
         cost: the machine.
         num_faults: f, nodes that may fail at the same moment.
+        sharing: GPUs of a stage that share out samples.
 
     Raises:
-        ValueError: nodes of several kinds, a batch that does not fill its microbatches, context or expert
-            parallelism, what templates refuse.
+        ValueError: nodes of several kinds, a batch that does not fill its microbatches, samples that cannot
+            be shared out, context or expert parallelism, what templates refuse.
 
     Complexity: that of `exact_templates`.
     """
@@ -137,6 +149,8 @@ def elastic_templates(job: Job, cost: CostModel, *, num_nodes: int, num_faults: 
     job = replace(job, cluster=cluster, max_ranks=None)
     prices = ModulePrices(job, cost)
     degrees = {layout.module: layout.tp for layout in job.layouts}
+    widest = max(degrees.values(), default=1)
+    _check_sharing(job, sharing, widest)
     found = {
         module.name: prices.layers(
             ModuleChoice(
@@ -144,7 +158,7 @@ def elastic_templates(job: Job, cost: CostModel, *, num_nodes: int, num_faults: 
                 tp=degrees.get(module.name, 1),
                 recompute=job.settings.of(module.name).recompute,
             ),
-            job.microbatch_samples,
+            job.microbatch_samples // sharing,
         )
         for module in job.model.modules
     }
@@ -158,13 +172,31 @@ def elastic_templates(job: Job, cost: CostModel, *, num_nodes: int, num_faults: 
     aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
     chain = model_chain(
         job.model,
-        (max(degrees.values(), default=1),),
+        (widest * sharing,),
         lambda module, layer, _: found[module][layer].forward_s + found[module][layer].backward_s,
         held_bytes,
         max(0, _rank_bytes(node) - aside),
     )
     planned = plan_templates(chain.chain, node.num_ranks, num_nodes, num_faults)
-    return ElasticTemplates(job=job, chain=chain, planned=planned, prices=prices, layers=layers)
+    return ElasticTemplates(
+        job=job, chain=chain, planned=planned, prices=prices, layers=layers, sharing=sharing
+    )
+
+
+def _check_sharing(job: Job, sharing: int, tp: int) -> None:
+    if sharing < 1:
+        raise ValueError(f"{job.name}: want 1 or more ranks that share out samples, got {sharing}")
+    size = job.microbatch_samples
+    if size % sharing:
+        raise ValueError(
+            f"{job.name}: {sharing} ranks of a stage cannot share out microbatches of {size} samples; "
+            f"nearest: microbatch_samples {-(-size // sharing) * sharing}"
+        )
+    if sharing > 1 and tp > 1:
+        raise ValueError(
+            f"{job.name}: ranks of a stage cut layers or share out samples, not both; got tp {tp} and "
+            f"{sharing} that share"
+        )
 
 
 def _rank_bytes(node: Node) -> int:
