@@ -19,6 +19,7 @@ from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
 from workbench.strategies import entrain
 from workbench.strategies.assembly import draft_plan, layout_of
+from workbench.strategies.boundary_price import crossing_bytes, num_readers
 from workbench.strategies.layer_cost import layer_costs
 from workbench.strategies.stage_counts import Progress, silent
 
@@ -163,20 +164,20 @@ class _Search:
     def _reshard_s(self, layouts: tuple[ModuleLayout, ...]) -> Iterator[float]:
         """Per microbatch and edge whose ends differ in tp x cp: features there, gradients back.
 
-        The source does not print the formula; a microbatch's features cross one link in either direction.
+        The source does not print the formula; a microbatch's features cross one link in either direction,
+        once for every stage that reads them.
         """
         job = self._job
         degrees = {layout.module: layout.tp * layout.cp for layout in layouts}
         for edge in job.model.edges:
             if degrees[edge.source] == degrees[edge.target]:
                 continue
-            source = job.model.module(edge.source)
-            tokens = sum(s.tokens_out for sample in job.batch for s in sample.of(source.modality))
-            per_microbatch = tokens * job.microbatch_samples / len(job.batch)
-            width = source.layers[edge.after_layer].out_width
-            num_bytes = per_microbatch * width * job.settings.precision.num_bytes
+            target = next(each for each in layouts if each.module == edge.target)
+            cuts = partition(self._layers(job.model.module(edge.target), target.tp), target.pp or 1)
+            readers = num_readers(edge, [last - first for first, last in cuts])
+            num_bytes = crossing_bytes(job, edge, job.microbatch_samples)
             link = job.cluster.inter
-            yield 2 * (num_bytes / link.bytes_per_s + link.latency_s)
+            yield 2 * readers * (num_bytes / link.bytes_per_s + link.latency_s)
 
     def _layers(self, module: Module, tp: int) -> tuple[float, ...]:
         key = (module.name, tp)

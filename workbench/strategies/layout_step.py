@@ -14,7 +14,7 @@ from workbench.cost.model import CostModel
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job
 from workbench.plan.price import HOST_BYTES_PER_S
-from workbench.strategies.boundary_price import regrouped, sent
+from workbench.strategies.boundary_price import crossing_bytes, num_readers, regrouped, sent
 from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.strategies.module_price import ModulePrices, Totals, total_of
 from workbench.strategies.sharded_step import sharded_step
@@ -142,7 +142,17 @@ class LayoutSteps:
             parts += [part._replace(in_flight=held) for part in encoded if place == 0]
             ranks.append(parts)
         passes_s = pipeline_s(chain.forward_s, chain.backward_s, rounds)
-        return self._step(ranks, passes_s, 0.0, 0.0, _counts(chain))
+        num_bytes = self._read_behind_bytes(choice, _counts(chain))
+        return self._step(ranks, passes_s, 0.0, num_bytes, _counts(chain))
+
+    def _read_behind_bytes(self, choice: LayoutChoice, llm_layers: tuple[int, ...]) -> float:
+        """Features that stages of the LLM behind the encoders' ranks read: they come before the LLM's own."""
+        samples = len(self.job.batch) / choice.llm.dp
+        return sum(
+            crossing_bytes(self.job, edge, samples)
+            * (num_readers(edge, llm_layers) - bool(edge.entered_in((0, llm_layers[0]))))
+            for edge in self.job.model.edges
+        )
 
     def _colocated(self, choice: LayoutChoice) -> LayoutStep:
         chain = self._chain(choice.llm)
@@ -151,7 +161,9 @@ class LayoutSteps:
             Held(encoder, self.prices.total(encoder, self._local_samples(encoder)), 1)
             for encoder in choice.encoders
         ]
-        crossings = [regrouped(self.prices, encoder, choice.llm) for encoder in choice.encoders]
+        crossings = [
+            regrouped(self.prices, encoder, choice.llm, _counts(chain)) for encoder in choice.encoders
+        ]
         boundary_s = sum(crossing.before_s + crossing.after_s for crossing in crossings)
         num_bytes = sum(crossing.num_bytes for crossing in crossings)
         phases_s = sum(part.layers.forward_s + part.layers.backward_s for part in encoded)
@@ -180,7 +192,7 @@ class LayoutSteps:
             samples = max(1, per_round // encoder.dp)
             chain = self._chain(encoder, samples=samples)
             calls = per_round / (encoder.dp * samples)  # a replica may sit out rounds
-            crossing = sent(self.prices, encoder, choice.llm, per_round)
+            crossing = sent(self.prices, encoder, choice.llm, per_round, _counts(llm))
             for place, stage in enumerate(chain.stages):
                 at = depth - encoder.pp + place
                 is_last = place == encoder.pp - 1
@@ -267,8 +279,8 @@ class LayoutSteps:
 
     def _hop_s(self, choice: ModuleChoice) -> float:
         """A message of activations from one stage to the next."""
-        tokens = self.prices.sample_tokens(choice.module) * self.job.microbatch_samples
         layers = self.job.model.module(choice.module).layers
+        tokens = self.prices.sample_tokens(choice.module, layers[0].emits) * self.job.microbatch_samples
         width = layers[0].out_width
         cut = choice.cp * (choice.tp if "sequence" in self.job.settings.kernels else 1)
         num_bytes = tokens / cut * width * self.job.settings.precision.num_bytes

@@ -15,7 +15,7 @@ from workbench.cost.model import CostModel, Work
 from workbench.cost.roofline import Grid
 from workbench.graph.experts import is_of_expert
 from workbench.graph.frozen import Needs, gradient_needs
-from workbench.graph.layer import Layer, Parameter, Shard
+from workbench.graph.layer import Layer, Parameter, Shard, TokenCount
 from workbench.job import Job
 from workbench.plan.plan import Recompute
 from workbench.plan.price import step_bytes
@@ -101,7 +101,11 @@ class ModulePrices:
         self._exchanges: dict[tuple[ModuleChoice, float], Exchange] = {}
         self._totals: dict[tuple[object, ...], Totals] = {}
         self._shapes = cache(self._find_shapes)
-        self._tokens = {name: self._mean_tokens(works) for name, works in self._alone.items()}
+        self._tokens = {
+            (name, count): sum(work.tokens(count) for work in works) / len(job.batch)
+            for name, works in self._alone.items()
+            for count in (TokenCount.IN, TokenCount.OUT)
+        }
 
     def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[LayerPrice, ...]:
         """Every layer of the module over a microbatch of so many samples.
@@ -172,9 +176,9 @@ class ModulePrices:
         layers = self.total(choice, 1)
         return self.state_bytes(choice, layers.weights, layers.trained) - layers.trained * size.gradient
 
-    def sample_tokens(self, module: str) -> float:
-        """Mean tokens of a sample that leave the module."""
-        return self._tokens[module]
+    def sample_tokens(self, module: str, count: TokenCount) -> float:
+        """Mean tokens of a sample inside the module (IN) or behind it (OUT)."""
+        return self._tokens[module, count]
 
     def send_s(self, num_bytes: float, link: Link) -> float:
         """One message."""
@@ -191,9 +195,6 @@ class ModulePrices:
         for microbatch in draft.microbatches:
             alone[microbatch.module].append(work_of(draft, microbatch))
         return {name: tuple(works) for name, works in alone.items()}
-
-    def _mean_tokens(self, works: Sequence[Work]) -> float:
-        return sum(row.tokens_out for work in works for row in work.rows) / len(self.job.batch)
 
     def _find_shapes(self, module: str, num_samples: int) -> tuple[tuple[Work, float], ...]:
         """Distinct works of consecutive samples, with their shares of all microbatches."""
