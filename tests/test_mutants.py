@@ -44,6 +44,8 @@ def test_the_pool_is_valid_and_as_diverse_as_it_says(plans, meanings):
     modules = [settings for plan in plans.values() for settings in plan.settings.modules]
     assert {1, 2} <= {each.instances for each in modules if each.sharding is Sharding.PARAMETERS}
     assert any(each.sequence_parallel for each in modules)
+    layers = [layer for plan in plans.values() for m in plan.model.modules for layer in m.layers]
+    assert any(layer.tied for layer in layers)
     assert any(edge.also_before for plan in plans.values() for edge in plan.model.edges)
     assert any(len(plan.replicas("llm")) > 1 for plan in plans.values())
     assert any(len(on) > 1 for plan in plans.values() for on in plan.stages_on.values())
@@ -233,6 +235,19 @@ def test_a_stage_that_is_on_the_host(plans, meanings):
     assert verdict_of(without(away, back)) is Verdict.SAME
     for damage in (without(back), without(away), earlier(back, away)):
         assert verdict_of(damage) is Verdict.OTHER
+
+
+def test_tied_weights_that_are_summed_apart(plans, meanings):
+    """The head's stage brings its own copy's gradient alone."""
+    name = "tied, interleaved"
+    lowered = lower(plans[name])
+    tied = next(group for group in lowered.groups if group.weights[0].shared is not None)
+    assert len(tied.ranks) == 2
+    left = {
+        action: tuple(index for index in found if index != tied.index)
+        for action, found in lowered.reductions.items()
+    }
+    assert judge(replace(lowered, reductions=left), meanings[name]).verdict is Verdict.OTHER
 
 
 def test_experts_that_miss_a_holder_or_a_token(plans, meanings):

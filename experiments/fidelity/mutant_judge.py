@@ -136,11 +136,11 @@ class _Execution:
         elif key not in self._kept:
             raise Wrong(f"{action} without its forward")
         elif action.kind is Pass.W:
-            self._add_weights(self._kept[key])
+            self._add_weights(stage, self._kept[key])
         else:
             self._backward(rank, stage, action, self._kept[key], taken)
             if action.kind is Pass.B:
-                self._add_weights(self._kept[key])
+                self._add_weights(stage, self._kept[key])
 
     def _taken(self, ranks: Sequence[int], action: Action) -> dict[int, list[tuple[Transfer, Tokens]]]:
         """What every rank gets; what their leaders pass on comes before what others wait for."""
@@ -236,9 +236,9 @@ class _Execution:
                 raise Wrong(f"row {row.row} has no gradient to send")
             self._give(rank, row, tensor)
 
-    def _add_weights(self, kept: Kept) -> None:
+    def _add_weights(self, stage: Stage, kept: Kept) -> None:
         for (rank, key), value in kept.terms.items():
-            self._weights.add(rank, key, value)
+            self._weights.add(rank, stage, key, value)
         kept.terms = {}
 
     def _check_order(self) -> None:

@@ -1,5 +1,6 @@
 """Valid plans of stages that do more than pass: share out weights, deal out experts, leave, read aside."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from experiments.fidelity.memory import tiny_job
 from workbench.cost.hardware import Cluster
 from workbench.cost.model import CostModel
+from workbench.graph.hf_config import module_from_config
 from workbench.graph.model_graph import TEXT
 from workbench.job import Job, ModuleLayout, load_job
 from workbench.plan.build import batched_microbatches, with_programs
@@ -50,6 +52,7 @@ def newer_plans(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     yield from _dealt_out(cost)
     yield from _offloaded(cost)
     yield from _read_aside(cost)
+    yield from _tied(cost)
     job = with_layouts(small("all"), encoders=1, llm=2, tp=2)
     divided = (ModuleSettings(module=job.model.modules[-1].name, sequence_parallel=True),)
     yield "tp 2", cornstarch.plan(job, cost)
@@ -159,3 +162,24 @@ def _read_aside(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     split = replace(beside, schedule=Schedule(kind=ScheduleKind.ZB_H1))
     yield "cross-attention, zb-h1", cornstarch.plan(split, cost)
     yield "cross-attention, shared out", shared_out(job, replicas=2)
+
+
+def _tied(cost: CostModel) -> Iterator[tuple[str, Plan]]:
+    """Embedding and head of the LLM are one weight."""
+    job = small("all")
+    *encoders, last = job.model.modules
+    assert last.source is not None, "the tour's modules come from configurations"
+    config = json.loads(last.source.config) | {"tie_word_embeddings": True}
+    llm = module_from_config(config, name=last.name, modality=last.modality)
+    job = replace(job, model=replace(job.model, modules=(*encoders, llm)))
+    apart = with_layouts(job, encoders=1, llm=2)
+    yield "tied, 2 replicas", cornstarch.plan(replace(apart, replicas=2), cost)
+    for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V):  # the ends on two ranks, and on one
+        turns = Schedule(kind=kind, virtual_stages=2)
+        yield f"tied, {kind}", cornstarch.plan(replace(apart, schedule=turns), cost)
+    yield "tied, tp 2", cornstarch.plan(with_layouts(job, encoders=1, llm=2, tp=2), cost)
+    beside = replace(with_layouts(job, encoders=1, llm=1), replicas=2)
+    yield "tied, encoders replicated", encoders_replicated.plan(beside, cost)
+    yield "tied, shared out", shared_out(job, replicas=2)
+    yield "tied, shared out, 2 stages", shared_out(job, replicas=2, stages=2, modules=("llm",))
+    yield "tied, shared out, 2 instances", shared_out(job, replicas=4, instances=2, modules=("llm",))

@@ -12,10 +12,10 @@ from experiments.fidelity.mutant_meaning import (
     Owners,
     Token,
     Tokens,
-    coefficient,
     embedded,
     expert_factors,
     experts_of,
+    layer_factor,
     layer_terms,
     loss_weights,
     numbers,
@@ -101,7 +101,7 @@ class Layers:
             kept.inputs.append(hidden)
             kept.maps.append(mapped)
             kept.chosen.append(chosen)
-            hidden = hidden[mapped] * coefficient(module.name, index) * expert_factors(module, index, chosen)
+            hidden = hidden[mapped] * layer_factor(module, index) * expert_factors(module, index, chosen)
             owned = following
         kept.output = hidden
         self._note_places(kept, stage, microbatch, owned)
@@ -130,7 +130,7 @@ class Layers:
                 self._note(rank, stage, index, kept, terms)
             back = np.zeros_like(kept.inputs[at])
             factors = expert_factors(module, index, kept.chosen[at])
-            np.add.at(back, kept.maps[at], gradient * factors * coefficient(module.name, index))
+            np.add.at(back, kept.maps[at], gradient * factors * layer_factor(module, index))
             gradient = back
             for reading in kept.readings:
                 if reading.layer == index:
@@ -145,17 +145,18 @@ class Layers:
         """
         module, at = self._plan.model.module(stage.module), index - stage.layers[0]
         found = layer_terms(module, index, kept.chosen[at], terms)
+        for key, value in found.items():
+            if stage.ep == 1 or key.expert is None:
+                kept.terms[rank, key] = kept.terms.get((rank, key), 0.0) + value
         if stage.ep == 1:
-            kept.terms.update({(rank, key): value for key, value in found.items()})
             return
-        own = Key(module.name, index)
-        kept.terms[rank, own] = found[own]
         turn = stage.ranks[place_of(stage, rank)].index(rank)
         sent = np.where(np.arange(len(terms)) % stage.tp == turn, terms, 0.0)
         start = stage.flat_ranks.index(rank) // stage.ep * stage.ep
+        count = num_experts(module.layers[index])
         for key, value in layer_terms(module, index, kept.chosen[at], sent).items():
             for holder in stage.flat_ranks[start : start + stage.ep]:
-                if key != own and key.expert in own_experts(stage, holder, num_experts(module.layers[index])):
+                if key.expert is not None and key.expert in own_experts(stage, holder, count):
                     kept.terms[holder, key] = value
 
     def _raw(self, module: Module, owned: Sequence[Token]) -> Tokens:

@@ -1,13 +1,13 @@
 """What a job computes, item by item and without any plan, under a surrogate for its model.
 
-A layer of the surrogate multiplies every token by a number of its own and, where it has experts, by
-that of the expert to which the token is routed. Features replace the tokens of their segments;
-those that are read by cross-attention are added up and given to every token of their sample. The
-loss is a sum of tokens, each with its own weight. So every item's way through every layer leaves a
-trace in the layers' gradients that nothing else can cancel.
+A layer of the surrogate multiplies every token by a number of its own, by those of its tied weights
+and, where it has experts, by that of the expert to which the token is routed. Features replace the
+tokens of their segments; those that are read by cross-attention are added up and given to every
+token of their sample. The loss is a sum of tokens, each with its own weight. So every item's way
+through every layer leaves a trace in the layers' gradients that nothing else can cancel.
 
 Differs: from training, attention does not mix tokens, so that a rank needs nobody's keys; a token
-has one expert; no weights are tied.
+has one expert.
 """
 
 import hashlib
@@ -30,11 +30,12 @@ Experts = tuple[int, ...]  # of every token, the expert to which it is routed
 
 
 class Key(NamedTuple):
-    """A layer's own weights, or those of one of its experts."""
+    """A layer's own weights, those of one of its experts, or a tied weight, which is of no layer."""
 
     module: str
-    layer: int
+    layer: int | None
     expert: int | None = None
+    shared: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,13 @@ def meaning_of(plan: Plan) -> Meaning:
             for edge in _entering(plan, language, index):
                 hidden = _entered(plan, edge, index, sample, hidden)
             inputs.append(hidden.copy())
-            hidden = hidden * coefficient(language.name, index) * _routed(language, index, sample, hidden)
+            hidden = hidden * layer_factor(language, index) * _routed(language, index, sample, hidden)
         weights = loss_weights(sample)
         loss += float(weights @ hidden)
         gradient = weights
         for index in reversed(range(len(language.layers))):
             _add_language(gradients, language, index, sample, inputs[index] * gradient)
-            gradient = gradient * coefficient(language.name, index)
+            gradient = gradient * layer_factor(language, index)
             gradient = gradient * _routed(language, index, sample, gradient)
             for edge in _entering(plan, language, index):
                 for item, start, stop in places(plan, edge, sample):
@@ -126,17 +127,38 @@ def layer_terms(module: Module, index: int, chosen: Experts, terms: Tokens) -> d
     Args:
         chosen: [tokens] each one's expert.
     """
-    found = {Key(module.name, index): float(terms @ expert_factors(module, index, chosen))}
-    for key in keys_of(module, index)[1:]:
-        mine = terms[np.asarray(chosen) == key.expert]
-        found[key] = float(mine.sum()) * coefficient(module.name, index)
+    whole = float(terms @ expert_factors(module, index, chosen)) * layer_factor(module, index)
+    found = {}
+    for key in keys_of(module, index):
+        if key.expert is None:
+            found[key] = whole / _own_factor(key)
+        else:
+            mine = terms[np.asarray(chosen) == key.expert]
+            found[key] = float(mine.sum()) * layer_factor(module, index)
     return found
 
 
 def keys_of(module: Module, index: int) -> list[Key]:
-    """A layer's own weights, then its experts'."""
-    experts = range(num_experts(module.layers[index]))
-    return [Key(module.name, index), *(Key(module.name, index, expert) for expert in experts)]
+    """A layer's own weights, if it has any that it shares with no other, its tied ones, its experts'."""
+    layer = module.layers[index]
+    shared = dict.fromkeys(name for _, name in layer.tied)
+    own = [Key(module.name, index)] * any(p.name not in shared for p in layer.parameters())
+    tied = [Key(module.name, None, shared=name) for name in shared]
+    return [*own, *tied, *(Key(module.name, index, expert) for expert in range(num_experts(layer)))]
+
+
+def layer_factor(module: Module, index: int) -> float:
+    """What a layer multiplies every token by, its experts apart."""
+    factor = coefficient(module.name, index)
+    for name in dict.fromkeys(name for _, name in module.layers[index].tied):
+        factor *= _own_factor(Key(module.name, None, shared=name))
+    return factor
+
+
+def _own_factor(key: Key) -> float:
+    if key.layer is None:
+        return number("tied", key.module, key.shared)
+    return coefficient(key.module, key.layer)
 
 
 def experts_of(module: Module, index: int, item: Item, num_tokens: int) -> Experts:

@@ -27,15 +27,15 @@ class HeldWeights:
         self._unit = units_of(self._plan)
         self._ready: set[tuple[int, int]] = set()  # (rank, stage), of shared-out weights
         self._away: set[tuple[int, int]] = set()
-        self._added: dict[tuple[int, Key], float] = {}
+        self._added: dict[tuple[int, int, Key], float] = {}  # (rank, stage, key)
         self._parts: dict[tuple[int, Key], float] = {}
         self._sums: dict[tuple[int, Key], float] = {}
         self._lanes = Lanes()
         self._travelling: Counter[tuple[int, What]] = Counter()
 
-    def add(self, rank: int, key: Key, value: float) -> None:
+    def add(self, rank: int, stage: Stage, key: Key, value: float) -> None:
         """A backward's term of a gradient."""
-        self._added[rank, key] = self._added.get((rank, key), 0.0) + value
+        self._added[rank, stage.id, key] = self._added.get((rank, stage.id, key), 0.0) + value
 
     def use(self, rank: int, stage: Stage) -> None:
         """Raises Wrong where the weights of a pass are not there."""
@@ -118,7 +118,8 @@ class HeldWeights:
         what = self._what(Kind.GATHER if action.kind is Pass.UNSHARD else Kind.DEAL, action)
         brought: dict[Key, float] = {}
         if what.kind is Kind.DEAL:
-            brought = {k: self._added.pop((rank, k), 0.0) for k in held_keys(self._plan, stage, rank)}
+            mine = held_keys(self._plan, stage, rank)
+            brought = {key: self._added.pop((rank, stage.id, key), 0.0) for key in mine}
             if not brought:  # nothing of it trains
                 return
         self._travelling[rank, what] += 1
@@ -133,23 +134,19 @@ class HeldWeights:
                 self._lanes.begin(rank, What(Kind.SUM, index), group.ranks, brought)
 
     def _own(self, rank: int, key: Key) -> float:
-        """Of a gradient, before sums."""
-        return self._parts.get((rank, key), 0.0) + self._added.get((rank, key), 0.0)
+        """Of a gradient, before sums: all that the rank's stages know of it."""
+        added = (self._added.get((rank, s.id, key), 0.0) for s in self._plan.stages_on.get(rank, ()))
+        return self._parts.get((rank, key), 0.0) + sum(added)
 
     def _keys(self, weights: Weights, rank: int) -> list[Key]:
         """Those of a group's weights that a rank holds."""
-        if weights.layer is None:
-            raise Wrong("tied weights, of which the surrogate has none")
-        stages = [
-            stage
-            for stage in self._plan.stages_on.get(rank, ())
-            if stage.module == weights.module and stage.layers[0] <= weights.layer < stage.layers[1]
-        ]
+        stages = [stage for stage in self._plan.stages_on.get(rank, ()) if stage.module == weights.module]
         keys = {key: stage.ep for stage in stages for key in held_keys(self._plan, stage, rank)}
         return [
             key
             for key, ep in keys.items()
-            if key.layer == weights.layer and weights.experts == (key.expert is not None and ep > 1)
+            if (key.layer, key.shared) == (weights.layer, weights.shared)
+            and weights.experts == (key.expert is not None and ep > 1)
         ]
 
     def _end(self, ended: Ended) -> None:
@@ -172,7 +169,7 @@ class HeldWeights:
         return stage.id in self._unit and (stage.module, *stage.layers) == what.of
 
     def _value(self, rank: int, key: Key, stage: Stage) -> float:
-        if stage.id in self._unit and (rank, key) in self._added:
+        if stage.id in self._unit and (rank, stage.id, key) in self._added:
             raise Wrong(f"rank {rank} steps without having dealt out its gradient of {key}")
         return self._sums.get((rank, key), self._own(rank, key))
 
@@ -202,7 +199,7 @@ def held_keys(plan: Plan, stage: Stage, rank: int) -> list[Key]:
         if layers[layer].trainable:
             mine = own_experts(stage, rank, num_experts(layers[layer]))
             found += [key for key in keys_of(plan.model.module(stage.module), layer) if key.expert in mine]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def own_experts(stage: Stage, rank: int, count: int) -> frozenset[int | None]:

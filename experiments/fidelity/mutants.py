@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +41,7 @@ from workbench.plan.plan import Plan
 RESULT = Path(__file__).parents[1] / "results" / "fidelity_mutants.json"
 PLAN_OPERATORS = (*OPERATORS, *EXCHANGE_OPERATORS)
 ROW_SHARE = 0.25  # of the mutants that are of rows
+MOST_DRAWS = 100  # of a parent for one operator
 MOST_NAMED = 20
 
 
@@ -113,22 +114,32 @@ def mutants(plans: Sequence[tuple[str, Plan]], count: int, seed: int) -> Iterato
     """Operators in turn, parents at random; an edit that changes nothing is drawn again."""
     rng = random.Random(seed)
     lowered = {name: lower(plan) for name, plan in plans}
-    made = 0
-    while made < count:
+    for number in range(count):
+        is_row = rng.random() < ROW_SHARE
+        yield _mutant_of_rows(plans, lowered, number, rng) if is_row else _mutant(plans, number, rng)
+
+
+def _mutant(plans: Sequence[tuple[str, Plan]], number: int, rng: random.Random) -> Mutant:
+    """By the operator whose turn it is, or, where it fits none of many plans, by the next."""
+    for turn in range(len(PLAN_OPERATORS) * MOST_DRAWS):
+        operator = PLAN_OPERATORS[(number + turn // MOST_DRAWS) % len(PLAN_OPERATORS)]
         name, plan = rng.choice(plans)
-        if rng.random() < ROW_SHARE:
-            edit = ROW_OPERATORS[made % len(ROW_OPERATORS)]
-            rows = edit(lowered[name], rng)
-            if rows is None or rows == lowered[name]:
-                continue
-            yield Mutant(number=made, parent=name, operator=edit.__name__, plan=None, lowered=rows)
-        else:
-            operator = PLAN_OPERATORS[made % len(PLAN_OPERATORS)]
-            mutated = operator(plan, rng)
-            if mutated is None or mutated == plan:
-                continue
-            yield Mutant(number=made, parent=name, operator=operator.__name__, plan=mutated, lowered=None)
-        made += 1
+        mutated = operator(plan, rng)
+        if mutated is not None and mutated != plan:
+            return Mutant(number=number, parent=name, operator=operator.__name__, plan=mutated, lowered=None)
+    raise ValueError("no operator changes any of the plans")
+
+
+def _mutant_of_rows(
+    plans: Sequence[tuple[str, Plan]], lowered: Mapping[str, Lowered], number: int, rng: random.Random
+) -> Mutant:
+    for turn in range(len(ROW_OPERATORS) * MOST_DRAWS):
+        edit = ROW_OPERATORS[(number + turn // MOST_DRAWS) % len(ROW_OPERATORS)]
+        name, _ = rng.choice(plans)
+        rows = edit(lowered[name], rng)
+        if rows is not None and rows != lowered[name]:
+            return Mutant(number=number, parent=name, operator=edit.__name__, plan=None, lowered=rows)
+    raise ValueError("no operator changes any of the plans' rows")
 
 
 def validate(mutant: Mutant) -> tuple[Gate, str]:
