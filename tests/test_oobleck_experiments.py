@@ -151,7 +151,13 @@ def test_the_breakdown_is_drawn_from_its_result_and_every_bar_is_whole(tmp_path)
 def test_seconds_of_a_sample_are_split_without_rest():
     found = seconds_of("GPT-2", oobleck_rates("GPT-2")[30])
     parts = found.parts()
-    names = ("layers_with_fused_attention", "stored_scores", "idle", "unexplained")
+    names = (
+        "layers_with_fused_attention",
+        "stored_scores",
+        "spelled_out_operators",
+        "idle",
+        "unexplained",
+    )
     assert sum(parts[name] for name in names) == pytest.approx(parts["published"])
     assert 0 < parts["products_at_tf32_peak"] < parts["layers_with_fused_attention"]
     assert parts["stored_scores"] > parts["layers_with_fused_attention"]  # what the gap was

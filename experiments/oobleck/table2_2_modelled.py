@@ -4,10 +4,11 @@ Paper:   I. Jang, dissertation, section 2.7.2, Table 2.2.
 Setup:   as Table 2.2; templates, instantiations and grids planned for 15 to 30 nodes of one A40 each.
 Given:   models, batches and microbatches of Table 2.1 and the times to recover and to save.
 Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048); TF32 is taken as twice the
-         time of bfloat16; layers run at the rates of the A40 profile, attention stores its scores as
-         transformers did; neither gradient exchange nor the authors' framework costs anything. What that
-         leaves is split in `by_nodes`. Varuna at a failure every 10 min depends on what Table 2.2 leaves
-         open. Bamboo's published throughput is a third to a quarter of what its extra forwards leave.
+         time of bfloat16; operators are those of transformers, with stored scores and spelled-out
+         activations, at the rates of the A40 profile; neither gradient exchange nor the authors' framework
+         costs anything. What is left is split in `by_nodes`. Varuna at a failure every 10 min depends on
+         what Table 2.2 leaves open. Bamboo's published throughput is a third of what its extra forwards
+         leave, as is its published share of useful work.
 Ours:    exact templates, fastest instantiations, the failure simulator: about 3 s on one CPU core.
 Run:     python -m experiments.oobleck.table2_2_modelled
 """
