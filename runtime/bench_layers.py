@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -22,6 +22,7 @@ from runtime.rank_job import TORCH_TYPE
 from runtime.stage_module import StageInput, build_stage_module
 from runtime.weight_gradient import SplitBackward
 from workbench.calibrate.measurement import LayerRow, OptimizerRow
+from workbench.cost.roofline import RowWork
 from workbench.cost.signature import signature
 from workbench.plan.plan import Plan, Recompute, Stage
 
@@ -141,7 +142,9 @@ class _Bench:
             context=context,
         )
         self._num_tokens = tokens_held(plan, window, process)
-        self._features = {edge: feature_rows(plan, self._data, edge) for edge in self._data.placed}
+        self._features = {
+            edge: feature_rows(plan, self._data, edge) for edge in (*self._data.placed, *self._data.brought)
+        }
         self._width = plan.model.module(window.module).layers[max(self._first - 1, 0)].out_width
         self._parameters = list(dict.fromkeys(self._module.parameters()))
         self._splits: list[SplitBackward] = []
@@ -155,11 +158,6 @@ class _Bench:
         for layer in self._module.layers:
             layer.register_forward_pre_hook(self._on_start)
             layer.register_forward_hook(self._on_end)
-
-    @property
-    def has_inputs(self) -> bool:
-        """Whether the first layer's input can ask for a gradient."""
-        return self._first > 0 or bool(self._data.placed)
 
     def forget(self, kinds: Sequence[Kind]) -> None:
         """What was timed so far of these was warm-up."""
@@ -284,7 +282,8 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
     names = [signature(layers[index]) for index in range(*window.layers)]
     for name in dict.fromkeys(names):
         alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
-        yield _layer_row(name, window, _Medians(alike, times, together=window.cp > 1))
+        row = _layer_row(name, window, _Medians(alike, times, together=window.cp > 1))
+        yield _with_context(row, window.row) if layers[alike[0]].reads_context else row
     for found in zip(*(t.optimizer_s for t in times), strict=True):
         steps_s = [second for _, seconds in found for second in seconds]
         yield OptimizerRow(
@@ -317,6 +316,16 @@ class _Medians:
             return statistics.median(found)
         alone = [_Medians(self._layers, [times], together=False) for times in self._times]
         return statistics.mean(one.of(kind, part) for one in alone)
+
+
+def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
+    """What cross-attention read; layers beside it work on the same row and read nothing of it."""
+    return replace(
+        row,
+        context_tokens=size.context_tokens,
+        reader_tokens=size.reader_tokens,
+        context_area=size.context_area,
+    )
 
 
 def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:

@@ -7,6 +7,7 @@ from runtime.adapters.adapter import MicrobatchData
 from workbench.cost.roofline import RowWork
 from workbench.cost.signature import signature
 from workbench.graph.layer import TokenCount
+from workbench.graph.model_graph import Module
 from workbench.plan.plan import KeyExchange, Microbatch, Plan, Precision
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import held_runs
@@ -46,7 +47,8 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
     """Windows that hold every distinct layer of every module, over up to `sizes` microbatches.
 
     A module's layers are taken in order, at most three of one signature; a layer left out ends
-    a window. Cross-attention is left out too: no row says how much it reads, so its operators price it.
+    a window. Cross-attention is left out of microbatches without anything to read, which it lets pass,
+    and where ranks share tokens.
     Rows of unequal size count as so many mean rows: tokens and query-key pairs, which the cost model
     is linear in, keep their sums. Keys that go round a ring or from all to all are priced by formulas
     and have no windows.
@@ -55,7 +57,6 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
     for module in plan.model.modules:
         works = {_mean(plan, m): m for m in plan.microbatches if m.module == module.name}
         spread = _spread(sorted(works, key=_size), sizes)
-        runs = runs_of(["" if layer.reads_context else signature(layer) for layer in module.layers])
         gathers = plan.settings.of(module.name).key_exchange is KeyExchange.ALL_GATHER
         found += [
             Window(
@@ -67,10 +68,17 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
                 cp=plan.chain[module.name, works[num_rows, row].replica][0].cp,
             )
             for num_rows, row in spread
-            for run in runs
+            for run in _runs(plan, module, works[num_rows, row], row)
             if gathers or plan.chain[module.name, works[num_rows, row].replica][0].cp == 1
         ]
     return tuple(found)
+
+
+def _runs(plan: Plan, module: Module, microbatch: Microbatch, row: RowWork) -> list[tuple[int, int]]:
+    """Runs of layers that do something over the microbatch."""
+    reads = row.reader_tokens > 0 and plan.chain[module.name, microbatch.replica][0].cp == 1
+    names = ["" if layer.reads_context and not reads else signature(layer) for layer in module.layers]
+    return runs_of(names)
 
 
 def runs_of(names: Sequence[str]) -> list[tuple[int, int]]:
@@ -80,10 +88,11 @@ def runs_of(names: Sequence[str]) -> list[tuple[int, int]]:
     return [(first, next(i for i in range(first, len(names) + 1) if i not in kept)) for first in starts]
 
 
-def _size(key: tuple[int, RowWork]) -> tuple[int, int, int, int]:
-    """Small to large: all tokens, rows, tokens and pairs of a row."""
+def _size(key: tuple[int, RowWork]) -> tuple[int, ...]:
+    """Small to large: all tokens, rows, tokens and pairs of a row, what it reads of others."""
     num_rows, row = key
-    return num_rows * row.tokens_in, num_rows, row.tokens_in, row.attention_area
+    own = num_rows * row.tokens_in, num_rows, row.tokens_in, row.attention_area
+    return *own, row.context_tokens, row.context_area
 
 
 def _mean(plan: Plan, microbatch: Microbatch) -> tuple[int, RowWork]:
@@ -92,8 +101,9 @@ def _mean(plan: Plan, microbatch: Microbatch) -> tuple[int, RowWork]:
     return len(rows), mean
 
 
-def _sizes(row: RowWork) -> tuple[int, int, int]:
-    return row.tokens_in, row.tokens_out, row.attention_area
+def _sizes(row: RowWork) -> tuple[int, ...]:
+    read = row.context_tokens, row.reader_tokens, row.context_area
+    return row.tokens_in, row.tokens_out, row.attention_area, *read
 
 
 def _spread(values: Sequence[tuple[int, RowWork]], count: int) -> list[tuple[int, RowWork]]:
@@ -113,6 +123,8 @@ def tokens_held(plan: Plan, window: Window, process: int) -> int:
 
 def feature_rows(plan: Plan, data: MicrobatchData, name: str) -> int:
     """Features of an edge as they arrive: of all tokens, of which a rank may keep some."""
+    if name in data.brought:
+        return sum(image.tiles.total for image in data.brought[name])
     if name not in data.chosen:
         return len(data.placed[name])
     routing = Routing(plan)

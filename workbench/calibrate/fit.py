@@ -40,7 +40,7 @@ from workbench.calibrate.tables import (
 )
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.profile import Fit, LayerPoint, LayerTable, MachineLink, Profile, Provenance
-from workbench.cost.roofline import RowWork, Work
+from workbench.cost.roofline import Work
 
 R = TypeVar("R")
 LAUNCH = "LAUNCH"
@@ -123,8 +123,7 @@ def layer_tables(rows: Sequence[LayerRow]) -> tuple[LayerTable, ...]:
     by_layer = grouped(rows, lambda row: (row.signature, row.precision, row.tp, row.cp))
     tables = []
     for (signature, precision, tp, cp), members in by_layer.items():
-        sizes = grouped(members, lambda row: (row.rows, row.tokens_in, row.attention_area))
-        points = tuple(_point(size, same) for size, same in sizes.items())
+        points = tuple(_point(same) for same in grouped(members, _size).values())
         tables.append(LayerTable(signature=signature, precision=precision, tp=tp, cp=cp, points=points))
     return tuple(tables)
 
@@ -138,8 +137,7 @@ def layer_fits(tables: Sequence[LayerTable]) -> tuple[Fit, ...]:
         for left_out in table.points:
             others = tuple(point for point in table.points if point is not left_out)
             rest = LayerTable(signature=table.signature, precision=table.precision, points=others)
-            row = RowWork(left_out.tokens_in, left_out.tokens_in, left_out.attention_area)
-            predicted = MeasuredLayer(rest).read(Work((row,) * left_out.rows))
+            predicted = MeasuredLayer(rest).read(Work((left_out.row,) * left_out.rows))
             actual_s = left_out.input_grad_s + left_out.weight_grad_s
             forward.append(abs(predicted.forward_s / left_out.forward_s - 1))
             if actual_s:
@@ -156,12 +154,20 @@ def _most_common(names: Sequence[str]) -> str:
     return max(sorted(set(names)), key=names.count, default="")
 
 
-def _point(size: tuple[int, int, int], rows: Sequence[LayerRow]) -> LayerPoint:
-    num_rows, tokens_in, area = size
+def _size(row: LayerRow) -> tuple[int, ...]:
+    own = row.rows, row.tokens_in, row.attention_area
+    return *own, row.context_tokens, row.reader_tokens, row.context_area
+
+
+def _point(rows: Sequence[LayerRow]) -> LayerPoint:
+    """Of rows of one size."""
     return LayerPoint(
-        rows=num_rows,
-        tokens_in=tokens_in,
-        attention_area=area,
+        rows=rows[0].rows,
+        tokens_in=rows[0].tokens_in,
+        attention_area=rows[0].attention_area,
+        context_tokens=rows[0].context_tokens,
+        reader_tokens=rows[0].reader_tokens,
+        context_area=rows[0].context_area,
         forward_s=median(row.forward_s for row in rows),
         input_grad_s=median(row.input_grad_s for row in rows),
         weight_grad_s=median(row.weight_grad_s for row in rows),

@@ -59,6 +59,9 @@ class LayerRow:
         spread: (third quartile - first quartile) / median of the forward.
         repeats: timed calls behind each median.
         tp, cp: degrees of tensor and context parallelism while measuring.
+        context_tokens: of other modules, that one row's cross-attention read.
+        reader_tokens: of the row's items that had any.
+        context_area: query-key pairs between the two.
     """
 
     signature: str
@@ -78,6 +81,9 @@ class LayerRow:
     repeats: int = 1
     tp: int = 1
     cp: int = 1
+    context_tokens: int = 0
+    reader_tokens: int = 0
+    context_area: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

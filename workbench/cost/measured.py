@@ -1,5 +1,8 @@
 """Layers measured as a whole: times of unmeasured sizes, read between the measured ones."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +44,35 @@ class MeasuredTime(NamedTuple):
     split_weight_s: float
 
 
+class _Size(NamedTuple):
+    """A call's rows, tokens and query-key pairs; of cross-attention what reads, what is read, their pairs."""
+
+    rows: int
+    tokens: int
+    area: int
+    readers: int
+    context: int
+    context_area: int
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """What time is linear in; of layers that read nothing the last three are zeros."""
+        pairs = (0.0, float(self.readers), float(self.context), float(self.context_area))
+        own = (1.0, float(self.rows), float(self.tokens), float(self.area))
+        return (*own[:3], *pairs) if self.readers else (*own, *pairs[1:])
+
+    @property
+    def place(self) -> tuple[float, float, float]:
+        """Rows, tokens, and pairs a token: where a size stands among others."""
+        tokens, area = (self.readers, self.context_area) if self.readers else (self.tokens, self.area)
+        return float(self.rows), float(tokens), max(area / tokens, 1.0)
+
+
 class MeasuredLayer:
     """One layer on one machine.
+
+    Cross-attention works on the tokens that read and on what they read; the tokens it passes by
+    count too, and pairs are those between the two.
 
     A size with a row of its own gets that row's times. Any other gets a non-negative
     least-squares fit (relative errors) over calls, rows, tokens and query-key pairs, which
@@ -56,43 +86,50 @@ class MeasuredLayer:
         if not table.points:
             raise ValueError(f"layer {table.signature}: want at least one measured size, got none")
         self._points = table.points
-        features = np.array(
-            [_features(p.rows, p.rows * p.tokens_in, p.rows * p.attention_area) for p in table.points]
-        )
-        self._columns = {name: _Column(features, _seconds(table.points, name)) for name in COLUMNS}
+        self._reads = any(point.reader_tokens for point in table.points)
+        sizes = [self._size_of(Work((point.row,) * point.rows)) for point in table.points]
+        self._columns = {name: _Column(sizes, _seconds(table.points, name)) for name in COLUMNS}
+        read = [(size.readers, size.context) for size in sizes]
+        self._least, self._most = (tuple(map(extreme, zip(*read, strict=True))) for extreme in (min, max))
         tokens = [point.rows * point.tokens_in for point in table.points]
         length = [point.tokens_in for point in table.points]
         self._tokens, self._length = (min(tokens), max(tokens)), (min(length), max(length))
 
     def read(self, work: Work) -> MeasuredTime:
         """Times of that work."""
-        rows, tokens, area = len(work.rows), work.tokens(TokenCount.IN), work.attention_area
+        size = self._size_of(work)
         exact = self._exact(work)
         if exact is not None:
             return MeasuredTime(True, *(float(_seconds((exact,), name)[0]) for name in COLUMNS))  # noqa: FBT003
-        features = np.array(_features(rows, tokens, area))
+        read = size.readers, size.context
         inside = (
-            self._tokens[0] <= tokens <= self._tokens[1]
+            self._tokens[0] <= size.tokens <= self._tokens[1]
+            and all(map(_is_between, self._least, read, self._most))
             and self._length[0] <= min(row.tokens_in for row in work.rows)
             and max(row.tokens_in for row in work.rows) <= self._length[1]
         )
-        return MeasuredTime(inside, *(self._columns[name].read(features) for name in COLUMNS))
+        return MeasuredTime(inside, *(self._columns[name].read(size) for name in COLUMNS))
+
+    def _size_of(self, work: Work) -> _Size:
+        read = (work.tokens(TokenCount.READERS), work.tokens(TokenCount.CONTEXT), work.context_area)
+        own = len(work.rows), work.tokens(TokenCount.IN), work.attention_area
+        return _Size(*own, *(read if self._reads else (0, 0, 0)))
 
     def _exact(self, work: Work) -> LayerPoint | None:
         if len(set(work.rows)) > 1:
             return None
         row = work.rows[0]
-        for point in self._points:
-            size = (point.rows, point.tokens_in, point.attention_area)
-            if size == (len(work.rows), row.tokens_in, row.attention_area):
-                return point
-        return None
+        row = replace(row, tokens_out=row.tokens_in)
+        if not self._reads:
+            row = replace(row, context_tokens=0, reader_tokens=0, context_area=0)
+        return next((p for p in self._points if (p.rows, p.row) == (len(work.rows), row)), None)
 
 
 class _Column:
-    """One kind of time over the features (1, rows, tokens, pairs)."""
+    """One kind of time over what `_Size` says."""
 
-    def __init__(self, features: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
+    def __init__(self, sizes: Sequence[_Size], seconds: NDArray[np.float64]) -> None:
+        features = np.array([size.features for size in sizes])
         self._zero = not (seconds > 0).any()
         self._coefficients: NDArray[np.float64] = np.zeros(features.shape[1])
         self._ratio: Surface | None = None
@@ -105,23 +142,18 @@ class _Column:
         solution, _ = nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
         self._coefficients = solution / scale
         fitted = features @ self._coefficients
-        points = [(*_place(row), float(ratio)) for row, ratio in zip(features, seconds / fitted, strict=True)]
+        ratios = zip(compress(sizes, kept), seconds / fitted, strict=True)
+        points = [(*size.place, float(ratio)) for size, ratio in ratios]
         self._ratio = Surface(points)
 
-    def read(self, features: NDArray[np.float64]) -> float:
+    def read(self, size: _Size) -> float:
         if self._ratio is None:
             return 0.0
-        return float(features @ self._coefficients) * self._ratio.read(*_place(features)).rate
+        return float(np.array(size.features) @ self._coefficients) * self._ratio.read(*size.place).rate
 
 
-def _features(rows: int, tokens: int, area: int) -> tuple[float, ...]:
-    return (1.0, float(rows), float(tokens), float(area))
-
-
-def _place(features: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Rows, tokens, and pairs a token: where a size stands among others."""
-    _, rows, tokens, area = (float(value) for value in features)
-    return rows, tokens, max(area / tokens, 1.0)
+def _is_between(least: int, value: int, most: int) -> bool:
+    return least <= value <= most
 
 
 def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from workbench.cost.roofline import (
 )
 from workbench.cost.signature import signature
 from workbench.graph.experts import num_experts
-from workbench.graph.layer import Attention, Layer, Matmul, Operator, Shard
+from workbench.graph.layer import Attention, Layer, Matmul, Operator, Shard, TokenCount
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
 
@@ -132,7 +132,7 @@ class CostModel(KernelTimes):
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._dealing.ep if num_experts(layer) else 1)
-            measured = self._whole(layer, name, str(precision), Grid(tp, cp))
+            measured = self._whole(layer, name, work, str(precision), Grid(tp, cp))
             if measured is not None and grid.ep == 1:
                 self._known[key] = _from_measured(layer, measured, work)
             else:
@@ -144,8 +144,8 @@ class CostModel(KernelTimes):
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
         """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
-        whole = self._whole(layer, name, precision, Grid(1, 1))
-        here = self._whole(layer, name, precision, grid)
+        whole = self._whole(layer, name, work, precision, Grid(1, 1))
+        here = self._whole(layer, name, work, precision, grid)
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
             return _dealt(_from_measured(layer, here, work), sums, layer, work, grid)
@@ -153,9 +153,11 @@ class CostModel(KernelTimes):
             return sums.layer(on_rank(layer, work, grid))
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
 
-    def _whole(self, layer: Layer, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
-        """What was measured of the layer; nothing tells how much cross-attention had to read then."""
-        return None if layer.reads_context else self._layers.get((name, precision, grid.tp, grid.cp))
+    def _whole(self, layer: Layer, name: str, work: Work, precision: str, grid: Grid) -> MeasuredLayer | None:
+        """What was measured of the layer; cross-attention was measured where there was something to read."""
+        if layer.reads_context and not work.tokens(TokenCount.READERS):
+            return None
+        return self._layers.get((name, precision, grid.tp, grid.cp))
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
         if grid != Grid(1, 1) and link is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench.cost.hardware import Link
+from workbench.cost.roofline import RowWork
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
@@ -51,10 +52,20 @@ class LayerPoint:
     forward_only_s: float | None = None
     split_input_s: float | None = None
     split_weight_s: float | None = None
+    context_tokens: int = 0
+    reader_tokens: int = 0
+    context_area: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.tokens_in) < 1 or self.attention_area < 0:
+        areas = self.attention_area, self.context_tokens, self.reader_tokens, self.context_area
+        if min(self.rows, self.tokens_in) < 1 or min(areas) < 0:
             raise ValueError(f"measured layer: want >= 1 row and token, area >= 0, got {self}")
+
+    @property
+    def row(self) -> RowWork:
+        """One of its rows; how many tokens leave the module decides nothing."""
+        read = self.context_tokens, self.reader_tokens, self.context_area
+        return RowWork(self.tokens_in, self.tokens_in, self.attention_area, *read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
