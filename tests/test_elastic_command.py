@@ -38,20 +38,17 @@ REL_TOL = 2e-6  # of a loss in float32
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
-    path.write_text(JOB)
+    path.write_text(JOB.replace("  samples: 4\n", "  samples: 8\n"))  # long steps, for a kill to come into
     return path
 
 
 def test_a_folder_is_read_over_and_over_and_drawn_samples_are_new_in_every_step(job: Path):
     folder = job.with_name("data")
-    make(folder, num_samples=6, seed=0)
+    make(folder, num_samples=12, seed=0)
     found = load_job(job)
     read = read_folder(found, folder)
-    assert [[sample.id for sample in read.batch(step)] for step in range(3)] == [
-        [0, 1, 2, 3],
-        [4, 5, 0, 1],
-        [2, 3, 4, 5],
-    ]
+    taken = [[sample.id for sample in read.batch(step)] for step in range(3)]
+    assert taken == [[*range(8)], [*range(8, 12), *range(4)], [*range(4, 12)]]
     assert read.job.batch == read.batch(0)
     new = drawn(found, 0)
     ids = [sample.id for step in range(5) for sample in new.batch(step)]
@@ -257,7 +254,7 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
         (("--nodes", 3, "--event", "30:kill:node1"), "training ends after 20 steps; nearest: 19:kill:node1"),
         (("--nodes", 3, "--event", "3:kill:node1", "--event", "4:kill:node1"), "gone since '3:kill:node1'"),
         (("--nodes", 3, "--faults", 3), "f = 3 needs 4: want at most f = 2, or 4 nodes"),
-        (("--nodes", 6, "--faults", 4), "4 microbatches cannot be distributed to 5 pipelines"),
+        (("--nodes", 9, "--faults", 8), "8 microbatches cannot be distributed to 9 pipelines"),
         (("--nodes", 65,), "65 processes of this machine: want at most 64; nearest: --nodes 64"),
         (("--ranks-per-node", 3, "--ranks-per-stage", 2), "3 ranks cannot be dealt to stages of 2"),
         (
@@ -305,7 +302,7 @@ def test_templates_fit_the_memory_that_plans_are_checked_against(job: Path):
         (("local: {ranks: 4, cores: 2}", "device: H100\n  nodes: 2\n  ranks_per_node: 2"), "cluster.local"),
         (("precision: float32", "optimizer_precision: float64"), "as precision, got 'float64'"),
         (("precision: float32", "schedule: {kind: gpipe}"), "want schedule 1f1b, got gpipe"),
-        (("  samples: 4\n", "  samples: 4\n  replicas: 2\n"), "want replicas 1, got 2"),
+        (("  samples: 8\n", "  samples: 8\n  replicas: 2\n"), "want replicas 1, got 2"),
     ],
 )  # fmt: skip
 def test_what_elastic_training_does_not_do_is_refused(job: Path, change: tuple[str, str], words: str):
@@ -316,7 +313,7 @@ def test_what_elastic_training_does_not_do_is_refused(job: Path, change: tuple[s
 
 
 def test_ranks_of_a_stage_share_out_samples(job: Path):
-    job.write_text(job.read_text().replace("  samples: 4\n", "  samples: 4\n  microbatch_samples: 2\n"))
+    job.write_text(job.read_text().replace("  samples: 8\n", "  samples: 8\n  microbatch_samples: 2\n"))
     one = accept("elastic", job, "--nodes", 2, "--steps", 3, "--json")
     two = accept(
         "elastic", job, "--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2, "--steps", 3,
