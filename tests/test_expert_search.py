@@ -14,15 +14,19 @@ from workbench.graph.hf_config import module_from_config
 from workbench.graph.model_graph import TEXT, ModelGraph
 from workbench.graph.zoo import from_shape
 from workbench.job import Job, ModuleLayout
+from workbench.plan.lower import lower
 from workbench.plan.plan import Settings
-from workbench.strategies import disttrain
+from workbench.plan.price import price
+from workbench.plan.stage_memory import state_of
+from workbench.schedule.action import Action, Pass
+from workbench.strategies import disttrain, megatron_heterogeneous
 from workbench.strategies.expert_choices import expert_choices, fastest_degree, with_fastest_degrees
-from workbench.strategies.layout_choice import Mode, ModuleChoice
+from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.strategies.layout_plan import job_with
 from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
 from workbench.strategies.layout_space import Freedom, LayoutSpace
 from workbench.strategies.layout_step import LayoutSteps
-from workbench.strategies.module_price import ModulePrices
+from workbench.strategies.module_price import ModulePrices, total_of
 from workbench.units import GB
 
 COST = CostModel(load_profile("H100"))
@@ -59,10 +63,10 @@ def job_on(num_ranks: int, config: dict[str, Any] | None = MIXTRAL, **changes: A
 
 def test_degrees_that_are_tried() -> None:
     assert expert_choices((4,), 1) == (1,)
-    assert expert_choices((4,), 4) == (1, 4)
-    assert expert_choices((4,), 8) == (1,)
+    assert expert_choices((4,), 4) == (1, 2, 4)
+    assert expert_choices((4,), 8) == (1, 2, 4)
     assert expert_choices((4, 6), 2) == (1, 2)
-    assert expert_choices((4, 6), 4) == (1,)
+    assert expert_choices((4, 6), 4) == (1, 2)
     assert expert_choices((), 4) == (1,)
 
 
@@ -72,22 +76,51 @@ def llm_grids(job: Job, num_ranks: int) -> set[tuple[int, int, int, int, int]]:
     return {(c.tp, c.cp, c.pp, c.dp, c.ep) for c in choices}
 
 
-def test_the_space_has_both_wherever_tensor_parallel_ranks_divide_experts() -> None:
+def test_the_space_has_every_degree_that_divides_a_stages_ranks_and_the_experts() -> None:
     found = llm_grids(job_on(8), 8)
     for tp, cp, pp, dp, ep in found:
-        assert ep in expert_choices((4,), tp)
-        assert {(tp, cp, pp, dp, each) for each in expert_choices((4,), tp)} <= found
+        assert ep in expert_choices((4,), tp * cp)
+        assert {(tp, cp, pp, dp, each) for each in expert_choices((4,), tp * cp)} <= found
     assert {ep for *_, ep in found} == {1, 2, 4}
+    assert {(tp, ep) for tp, *_, ep in found} >= {(1, 2), (1, 4), (2, 4), (4, 2), (8, 4)}
     assert {ep for *_, ep in llm_grids(job_on(8, None), 8)} == {1}
 
 
-def test_the_best_layout_is_that_of_pricing_all() -> None:
-    job = job_on(8)
-    ours = fastest_layout(job, COST, Mode.COLOCATED, freedom=LEAST)
-    oracle = exhaustive_layout(job, COST, Mode.COLOCATED, freedom=LEAST)
+@pytest.mark.parametrize("freedom", [LEAST, Freedom(instances=(1, 2, 4))])
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_the_best_layout_is_that_of_pricing_all(freedom: Freedom, chosen: int) -> None:
+    job = job_on(8, MIXTRAL | {"num_experts_per_tok": chosen})
+    ours = fastest_layout(job, COST, Mode.COLOCATED, freedom=freedom)
+    oracle = exhaustive_layout(job, COST, Mode.COLOCATED, freedom=freedom)
     assert ours.step.step_s == oracle.step.step_s
     laid_out = job_with(job, ours.choice, ours.step)
     assert [layout.ep for layout in laid_out.layouts] == [ours.choice.llm.ep]
+
+
+@pytest.mark.parametrize(
+    ("grid", "instances"),
+    [((4, 1, 2, 2), 1), ((4, 1, 2, 2), 2), ((2, 2, 2, 4), 1), ((2, 2, 2, 4), 2), ((1, 4, 2, 2), 4)],
+)
+def test_a_rank_holds_and_takes_what_the_plan_says(grid: tuple[int, ...], instances: int) -> None:
+    """Experts with more holders than other weights, and with fewer: state and passes of every stage."""
+    tp, cp, dp, ep = grid
+    job = job_on(8)
+    choice = ModuleChoice(module="llm", tp=tp, cp=cp, dp=dp, ep=ep, instances=instances)
+    assert (choice.num_holders, choice.num_expert_holders) == (dp * cp, dp * tp * cp // ep)
+    steps = LayoutSteps(job, COST)
+    layout = LayoutChoice(mode=Mode.COLOCATED, encoders=(), llm=choice)
+    plan = megatron_heterogeneous.plan(job_with(job, layout, steps.step(layout)), COST)
+    held = [sum(size for *_, size in state_of(plan, rank)) for rank in plan.ranks]
+    assert steps.state_bytes(choice) == pytest.approx(sum(held) / len(held), rel=1e-6)
+    prices = price(lower(plan), COST)
+    layers = total_of(steps.prices.layers(choice, 1))
+    assert prices.duration_s(Action(0, Pass.F, 0)) == pytest.approx(layers.forward_s, rel=1e-9)
+    assert prices.duration_s(Action(0, Pass.B, 0)) == pytest.approx(layers.backward_s, rel=1e-9)
+
+
+def test_instances_divide_the_holders_of_experts_too() -> None:
+    with pytest.raises(ValueError, match=r"must divide dp x cp = 4 and, of experts, 2, got 4"):
+        ModuleChoice(module="llm", tp=2, cp=2, dp=2, ep=4, instances=4)
 
 
 def test_a_job_keeps_the_degree_that_it_gives() -> None:
@@ -96,10 +129,9 @@ def test_a_job_keeps_the_degree_that_it_gives() -> None:
         assert {grid[0] for grid in llm_grids(job, 8)} == {2}
         assert {grid[-1] for grid in llm_grids(job, 8)} == {ep}
     job = job_on(8, layouts=(ModuleLayout(module="llm", tp=2, cp=2, ep=4),))
-    with pytest.raises(ValueError, match=r"over all tp = 2 ranks or none, got ep 4; nearest: strategy"):
-        llm_grids(job, 8)
-    with pytest.raises(ValueError, match=r"got ep 2; nearest: 4"):
-        ModuleChoice(module="llm", tp=4, ep=2)
+    assert {(tp, cp, ep) for tp, cp, *_, ep in llm_grids(job, 8)} == {(2, 2, 4)}
+    with pytest.raises(ValueError, match=r"over a divisor of tp x cp = 4 ranks, got ep 3; nearest: 2"):
+        ModuleChoice(module="llm", tp=4, ep=3)
 
 
 def test_orchestration_takes_the_faster_of_both() -> None:
@@ -107,7 +139,7 @@ def test_orchestration_takes_the_faster_of_both() -> None:
     prices = ModulePrices(job, COST)
     for tp in (1, 2, 4, 8):
         choice = ModuleChoice(module="llm", tp=tp)
-        degrees = expert_choices((4,), tp)
+        degrees = {1, tp} & set(expert_choices((4,), tp))
         least = min(prices.passes_s(replace(choice, ep=ep), 1) for ep in degrees)
         assert prices.passes_s(replace(choice, ep=fastest_degree(prices, choice)), 1) == least
         (unit,) = disttrain.task_of(job, COST).units

@@ -6,12 +6,13 @@ expert parallelism in its place. Differs: attention stays cut by the same ranks,
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import gcd
 
 from workbench.balance.expert_degrees import expert_degrees
 from workbench.cost.model import CostModel
 from workbench.graph.experts import num_experts
 from workbench.graph.model_graph import Module
-from workbench.job import Job, ModuleLayout
+from workbench.job import Job
 from workbench.strategies.layout_choice import ModuleChoice
 from workbench.strategies.module_price import ModulePrices
 
@@ -24,19 +25,23 @@ def expert_counts(module: Module) -> tuple[int, ...]:
     return tuple(sorted({num_experts(layer) for layer in module.layers} - {0}))
 
 
-def expert_choices(counts: Sequence[int], tp: int) -> tuple[int, ...]:
-    """Degrees that a search tries at a tp: 1, and all its ranks where they divide the experts.
+def expert_choices(counts: Sequence[int], num_ranks: int) -> tuple[int, ...]:
+    """Degrees that a search tries in a stage of tp x cp ranks: all that divide these and every count.
 
-    Experts and all other weights then have as many holders, so one number of optimizer instances fits both.
+    Complexity: O(ranks).
     """
-    divides = tp > 1 and bool(counts) and all(tp in expert_degrees(tp, count) for count in counts)
-    return (1, tp) if divides else (1,)
+    if not counts:
+        return (1,)
+    return expert_degrees(num_ranks, gcd(*counts))
 
 
 def fastest_degree(prices: ModulePrices, choice: ModuleChoice) -> int:
-    """The degree at which the module's passes over one sample are shortest; of equals the smaller."""
+    """Of none and all tp ranks, where a rank holds as much of the experts, the faster; of equals none.
+
+    By the module's passes over one sample.
+    """
     counts = expert_counts(prices.job.model.module(choice.module))
-    degrees = expert_choices(counts, choice.tp)
+    degrees = {1, choice.tp} & set(expert_choices(counts, choice.tp))
     return min(degrees, key=lambda ep: (prices.passes_s(replace(choice, ep=ep), 1), ep))
 
 
@@ -49,13 +54,3 @@ def with_fastest_degrees(job: Job, cost: CostModel) -> Job:
         choice = ModuleChoice(module=layout.module, tp=layout.tp, recompute=recompute)
         layouts.append(replace(layout, ep=fastest_degree(prices, choice)))
     return replace(job, layouts=tuple(layouts))
-
-
-def check_searched(layouts: Sequence[ModuleLayout]) -> None:
-    """ValueError for a layout that a search cannot keep."""
-    for layout in layouts:
-        if layout.ep not in (1, layout.tp):
-            raise ValueError(
-                f"layout of {layout.module!r}: a search deals out experts over all tp = {layout.tp} ranks or "
-                f"none, got ep {layout.ep}; nearest: strategy megatron-heterogeneous, which takes it"
-            )

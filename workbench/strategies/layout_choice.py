@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.balance.expert_degrees import nearest_expert_degree
 from workbench.plan.plan import Recompute
 
 
@@ -30,7 +31,7 @@ class ModuleChoice:
     Args:
         module: its name.
         tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism.
-        ep: ranks that deal out experts: none (1), or all tensor-parallel ones instead of cutting experts.
+        ep: neighbours, of a stage's tp x cp ranks, that deal out experts instead of cutting them; 1: none.
         recompute: whether its layers are computed again.
         instances: copies of the sharded state among its data-parallel ranks.
     """
@@ -48,15 +49,17 @@ class ModuleChoice:
         for name in ("tp", "cp", "pp", "dp", "ep", "instances"):
             if getattr(self, name) < 1:
                 raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {getattr(self, name)}")
-        if self.ep not in (1, self.tp):
+        if self.tp * self.cp % self.ep:
             raise ValueError(
-                f"layout of {self.module!r}: experts are dealt out over all tp = {self.tp} ranks or none, "
-                f"got ep {self.ep}; nearest: {self.tp}"
+                f"layout of {self.module!r}: experts are dealt out over a divisor of tp x cp = "
+                f"{self.tp * self.cp} ranks, got ep {self.ep}; nearest: "
+                f"{nearest_expert_degree(self.ep, self.tp * self.cp, self.tp * self.cp)}"
             )
-        if self.num_holders % self.instances:
+        if self.num_holders % self.instances or self.num_expert_holders % self.instances:
+            experts = "" if self.ep == 1 else f" and, of experts, {self.num_expert_holders}"
             raise ValueError(
-                f"layout of {self.module!r}: optimizer instances must divide dp x cp = {self.num_holders}, "
-                f"got {self.instances}"
+                f"layout of {self.module!r}: optimizer instances must divide dp x cp = {self.num_holders}"
+                f"{experts}, got {self.instances}"
             )
 
     @property
@@ -67,6 +70,11 @@ class ModuleChoice:
     def num_holders(self) -> int:
         """Ranks that hold the same weights, and share out their optimizer state."""
         return self.dp * self.cp
+
+    @property
+    def num_expert_holders(self) -> int:
+        """The same of dealt-out experts; where none are, as all weights have."""
+        return self.num_holders if self.ep == 1 else self.dp * self.cp * self.tp // self.ep
 
     def __str__(self) -> str:
         extra = " recomputed" if self.recompute is Recompute.FULL else ""

@@ -96,4 +96,4 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
 
 
 def _is_sharded(part: ModuleChoice) -> bool:
-    return part.num_holders > part.instances
+    return max(part.num_holders, part.num_expert_holders) > part.instances

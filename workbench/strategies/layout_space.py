@@ -11,7 +11,7 @@ from workbench.graph.layer import Attention
 from workbench.graph.model_graph import TEXT, Module
 from workbench.job import ModuleLayout
 from workbench.plan.plan import Recompute
-from workbench.strategies.expert_choices import check_searched, expert_choices, expert_counts
+from workbench.strategies.expert_choices import expert_choices, expert_counts
 from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.strategies.layout_step import LayoutSteps
 
@@ -73,7 +73,6 @@ class LayoutSpace:
         self._least_s: dict[tuple[str, int, int], float] = {}
         self._heads = {module.name: _heads(module) for module in modules}
         self._experts = {module.name: expert_counts(module) for module in modules}
-        check_searched(self._job.layouts)
         self._check_encoders()
 
     def families(self, mode: Mode) -> Iterator[Family]:
@@ -242,7 +241,7 @@ class LayoutSpace:
         """Every module as replicas of all its layers on the same ranks: the LLM, each encoder's choices."""
         for llm in self._divided(self._all(self._llm, self._num_ranks)):
             grids = self._like(llm)
-            if llm.tp == llm.pp == llm.instances == 1 and grids:
+            if llm.tp == llm.pp == llm.ep == llm.instances == 1 and grids:
                 yield llm, [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
 
     def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
@@ -281,7 +280,7 @@ class LayoutSpace:
         grids = (
             ModuleChoice(module=module.name, tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp), ep=ep)
             for tp, cp, pp in self._degrees(module, num_ranks)
-            for ep in expert_choices(self._experts[module.name], tp)
+            for ep in expert_choices(self._experts[module.name], tp * cp)
         )
         return [c for grid in grids if self._allows(module, grid) for c in self._settings(grid)]
 
@@ -308,7 +307,7 @@ class LayoutSpace:
             replace(grid, recompute=recompute, instances=instances)
             for recompute in self._freedom.recompute
             for instances in self._freedom.instances
-            if grid.num_holders % instances == 0
+            if grid.num_holders % instances == 0 == grid.num_expert_holders % instances
         ]
 
 

@@ -33,6 +33,7 @@ class LayerPrice:
         kept_bytes: from its forward to its backward.
         working_bytes: on top of that inside a pass, what is computed again included.
         weights, trained: elements it holds, and of these the ones an optimizer updates.
+        dealt: of those updated, dealt-out experts' with fewer or more holders than other weights.
     """
 
     forward_s: float
@@ -41,6 +42,7 @@ class LayerPrice:
     working_bytes: int
     weights: float
     trained: float
+    dealt: float
 
 
 class Totals(NamedTuple):
@@ -53,6 +55,7 @@ class Totals(NamedTuple):
     working_bytes: float
     weights: float
     trained: float
+    dealt: float
 
 
 def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
@@ -72,6 +75,7 @@ def total_of(layers: Sequence[LayerPrice]) -> Totals:
         working_bytes=float(max((layer.working_bytes for layer in layers), default=0)),
         weights=float(sum(layer.weights for layer in layers)),
         trained=float(sum(layer.trained for layer in layers)),
+        dealt=float(sum(layer.dealt for layer in layers)),
     )
 
 
@@ -98,7 +102,7 @@ class ModulePrices:
         self._needs = gradient_needs(job.model)
         self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[LayerPrice, ...]] = {}
-        self._exchanges: dict[tuple[ModuleChoice, float], Exchange] = {}
+        self._exchanges: dict[tuple[ModuleChoice, float, float], Exchange] = {}
         self._totals: dict[tuple[object, ...], Totals] = {}
         self._shapes = cache(self._find_shapes)
         self._tokens = {
@@ -137,44 +141,60 @@ class ModulePrices:
         total = self.total(choice, num_samples)
         return total.forward_s + total.backward_s
 
-    def exchange(self, choice: ModuleChoice, trained: float) -> Exchange:
-        """Gradients and weights of `trained` elements among the ranks that hold them.
+    def exchange(self, choice: ModuleChoice, trained: float, dealt: float = 0.0) -> Exchange:
+        """Gradients and weights of `trained` elements among those who hold them, `dealt` of them experts'.
 
         The state is sharded inside an instance: gradients are reduced and scattered there, the
         shards summed across instances, and updated weights gathered inside the instance again
         (Rajbhandari et al. 2020, "ZeRO", section 5, stage 1).
         """
-        size = self.job.settings.precision.num_bytes
-        key = (choice, trained)
-        if key in self._exchanges:
-            return self._exchanges[key]
-        kernels = self.job.settings.kernels
-        inner = choice.num_holders // choice.instances
-        gradient_bytes = trained * state_bytes(size, kernels).gradient
-        near = group_link(self.job.cluster, num_ranks=inner, stride=choice.tp)
-        far = group_link(self.job.cluster, num_ranks=choice.instances, stride=choice.tp * inner)
-        reduce_s = self._collective_s(Collective.REDUCE_SCATTER, gradient_bytes, inner, near)
-        reduce_s += self._collective_s(Collective.ALL_REDUCE, gradient_bytes / inner, choice.instances, far)
-        gather_s = self._collective_s(Collective.ALL_GATHER, trained * size, inner, near)
-        self._exchanges[key] = Exchange(reduce_s=reduce_s, gather_s=gather_s)
+        key = (choice, trained, dealt)
+        if key not in self._exchanges:
+            own = self._exchange(choice, trained - dealt, choice.num_holders, choice.tp)
+            experts = self._exchange(choice, dealt, choice.num_expert_holders, choice.ep)
+            self._exchanges[key] = Exchange(
+                reduce_s=own.reduce_s + experts.reduce_s, gather_s=own.gather_s + experts.gather_s
+            )
         return self._exchanges[key]
 
-    def update_s(self, choice: ModuleChoice, trained: float) -> float:
+    def _exchange(self, choice: ModuleChoice, elements: float, num_holders: int, stride: int) -> Exchange:
+        """Of elements that ranks so far apart hold alike."""
+        if elements == 0:
+            return Exchange(reduce_s=0.0, gather_s=0.0)
+        size = self.job.settings.precision.num_bytes
+        inner = num_holders // choice.instances
+        gradient_bytes = elements * state_bytes(size, self.job.settings.kernels).gradient
+        near = group_link(self.job.cluster, num_ranks=inner, stride=stride)
+        far = group_link(self.job.cluster, num_ranks=choice.instances, stride=stride * inner)
+        reduce_s = self._collective_s(Collective.REDUCE_SCATTER, gradient_bytes, inner, near)
+        reduce_s += self._collective_s(Collective.ALL_REDUCE, gradient_bytes / inner, choice.instances, far)
+        gather_s = self._collective_s(Collective.ALL_GATHER, elements * size, inner, near)
+        return Exchange(reduce_s=reduce_s, gather_s=gather_s)
+
+    def update_s(self, choice: ModuleChoice, trained: float, dealt: float = 0.0) -> float:
         """The update of a rank's part of the optimizer state."""
-        mine = trained * choice.instances / choice.num_holders
+        mine = self._shard(choice, trained, dealt)
         return self.cost.update_s(mine * step_bytes(self.job.settings.precision))
 
-    def state_bytes(self, choice: ModuleChoice, weights: float, trained: float) -> float:
+    def state_bytes(self, choice: ModuleChoice, weights: float, trained: float, dealt: float = 0.0) -> float:
         """Weights, gradients and the rank's part of the optimizer state."""
         size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
-        shards = choice.num_holders // choice.instances
-        return weights * size.weight + trained * (size.gradient + size.optimizer / shards)
+        mine = self._shard(choice, trained, dealt)
+        return weights * size.weight + trained * size.gradient + mine * size.optimizer
+
+    def _shard(self, choice: ModuleChoice, trained: float, dealt: float) -> float:
+        """Elements that one rank updates."""
+        own = (trained - dealt) / (choice.num_holders // choice.instances)
+        return own + dealt / (choice.num_expert_holders // choice.instances)
 
     def moved_bytes(self, choice: ModuleChoice) -> float:
         """What offloading takes off a rank that holds the whole module: its state but for gradients."""
         size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
         layers = self.total(choice, 1)
-        return self.state_bytes(choice, layers.weights, layers.trained) - layers.trained * size.gradient
+        return (
+            self.state_bytes(choice, layers.weights, layers.trained, layers.dealt)
+            - layers.trained * size.gradient
+        )
 
     def sample_tokens(self, module: str, count: TokenCount) -> float:
         """Mean tokens of a sample inside the module (IN) or behind it (OUT)."""
@@ -211,7 +231,7 @@ class ModulePrices:
         link = group_link(cluster, num_ranks=choice.tp, stride=1)
         context_link = group_link(cluster, num_ranks=choice.cp, stride=choice.tp)
         again = choice.recompute is Recompute.FULL and need.any
-        cost = self.cost.dealing(choice.ep, link)
+        cost = self.cost.dealing(choice.ep, group_link(cluster, num_ranks=choice.ep, stride=1))
         grid = Grid(choice.tp, choice.cp, choice.ep)
         cut = choice.cp * (choice.tp if "sequence" in settings.kernels else 1)
         forward_s = backward_s = kept = working = 0.0
@@ -236,6 +256,9 @@ class ModulePrices:
         weights = sum(
             parameter.num_elements / _num_cuts(parameter, choice) for parameter in layer.parameters()
         )
+        dealt = 0.0
+        if layer.trainable and choice.num_expert_holders != choice.num_holders:
+            dealt = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
         return LayerPrice(
             forward_s=forward_s,
             backward_s=backward_s,
@@ -243,4 +266,5 @@ class ModulePrices:
             working_bytes=round(working),
             weights=weights,
             trained=weights if layer.trainable else 0.0,
+            dealt=dealt,
         )
