@@ -1,8 +1,6 @@
 """`elastic`: events checked by name, layouts foreseen, and a training that is killed, joined and goes on."""
 
 import json
-import os
-import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +11,19 @@ from hypothesis import strategies as st
 
 from experiments.oobleck import chaos_job
 from runtime.elastic.history import Cause, Reshaped, StepDone
-from runtime.elastic.training import ElasticTraining
 from runtime.scenes import make
 from tests.test_cli import JOB, accept, refuse, workbench
-from workbench.commands.busy_cores import process_seconds
 from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import StepPrediction, foresee, predict_steps
 from workbench.commands.elastic_nodes import Shape
-from workbench.commands.elastic_run import Ran, Saving, elastic_job, run_elastic
+from workbench.commands.elastic_run import Ran, elastic_job
 from workbench.commands.elastic_tables import detection_s, layout_times, next_step_s
 from workbench.commands.machines import cost_of
-from workbench.commands.node_killer import NodeKiller
 from workbench.job import load_job
 from workbench.report.elastic_plot import draw_elastic
 from workbench.resilience.availability import Rates, parse_trace, random_trace
 from workbench.resilience.reconfigure import CannotContinueError
-from workbench.resilience.step_events import StepEvents, told_events, traced_events
+from workbench.resilience.step_events import told_events, traced_events
 from workbench.strategies.elastic_templates import elastic_templates
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -153,33 +148,6 @@ class TestTables:
         assert (one.predicted_s, one.measured_s, one.error) == (None, (2.0,), None)
         assert detection_s(ran, loss) == pytest.approx(0.5)
         assert next_step_s(ran, loss) == pytest.approx(4.0)
-
-
-def test_a_signal_lets_the_step_end_and_saves_and_a_second_one_ends_everything(tmp_path: Path):
-    job = chaos_job.elastic_job(2)
-    events = StepEvents(first=0, start=("a", "b"), events=())
-    ranks: list[int] = []
-
-    def tell(training: ElasticTraining) -> None:
-        ranks[:] = [rank for node in ("a", "b") for rank in training.nodes.process_ids(node)]
-        if len(training.steps) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def tell_twice(training: ElasticTraining) -> None:
-        tell(training)
-        tell(training)
-
-    before = signal.getsignal(signal.SIGINT)
-    saving = Saving(folder=tmp_path, every=1)
-    ran = run_elastic(job, events, 9, start=None, saving=saving, tell=tell)
-    assert (ran.signal, ran.refusal, len(ran.steps)) == (signal.SIGINT, None, 2)
-    assert ran.saved is not None
-    assert [path.name for path in tmp_path.iterdir()] == ["step2"]
-    assert process_seconds(ranks) == {}
-    with pytest.raises(KeyboardInterrupt):
-        run_elastic(job, events, 9, start=None, saving=None, tell=tell_twice)
-    assert process_seconds(ranks) == {}
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_example_can_be_trained_on_its_trace():
@@ -364,16 +332,3 @@ def test_the_plot_is_of_any_record_with_steps(tmp_path: Path):
     }  # fmt: skip
     draw_elastic(record, tmp_path / "one.png")
     assert (tmp_path / "one.png").stat().st_size > 1000
-
-
-def test_nodes_that_never_compute_are_killed_at_the_end_of_the_step_or_spared():
-    job = chaos_job.elastic_job(2)
-    with ElasticTraining(job, ("a", "b")) as training:
-        spared = NodeKiller(training.nodes, ["b"])
-        spared.start()
-        spared.give_up()
-        assert (spared.killed_s, training.nodes.dead(["b"])) == ({}, ())
-        killer = NodeKiller(training.nodes, ["b", "gone"])
-        killer.start()
-        killer.end()
-        assert list(killer.killed_s) == ["b"]

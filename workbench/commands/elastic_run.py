@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from workbench.commands.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.commands.elastic_data import StepData
 from workbench.commands.node_killer import NodeKiller
+from workbench.console import warn
 from workbench.resilience.reconfigure import CannotContinueError
 from workbench.resilience.step_events import AtStep, StepEvents
 from workbench.strategies.elastic_templates import ElasticTemplates
@@ -141,14 +142,14 @@ def run_elastic(
                 log.note(training)
                 tell(training)
                 if saving is not None and saving.every and training.step % saving.every == 0:
-                    log.save(training)
+                    unsaved = log.save(training)
+                    if unsaved is not None:
+                        warn(f"after {training.step} steps {unsaved}; training goes on")
         except (CannotContinueError, ElasticFailed) as error:
             refusal = str(error)
-        if training.steps:
-            try:
-                log.save(training)
-            except ElasticFailed as error:
-                refusal = "; ".join(filter(None, (refusal, f"progress was not saved: {error}")))
+        unsaved = log.save(training) if training.steps else None
+        if unsaved is not None:
+            refusal = unsaved if refusal is None else f"{refusal}; {unsaved}"
     return Ran(
         steps=tuple(training.steps),
         changes=tuple(training.changes),
@@ -180,14 +181,26 @@ class _Log:
             self.core_s[training.step - 1] = sum(now_s.values()) - sum(self._used_s.values())
         self._used_s = now_s
 
-    def save(self, training: "ElasticTraining") -> None:
-        """Progress, where it is asked for and new; then the save before it, of this run, is deleted."""
+    def save(self, training: "ElasticTraining") -> str | None:
+        """Progress, where it is asked for and new; then the save before it, of this run, is deleted.
+
+        Returns:
+            Why it could not be saved: a node may be gone that training has not missed yet.
+        """
+        from runtime.elastic.history import ElasticFailed
+
         before = self.saved
         if self.saving is None or (before is not None and before.step == training.step):
-            return
-        self.saved = training.save(self.saving.place(training.step))
+            return None
+        place = self.saving.place(training.step)
+        try:
+            self.saved = training.save(place)
+        except ElasticFailed as error:
+            shutil.rmtree(place, ignore_errors=True)  # a part of it
+            return f"progress was not saved: {error}"
         if before is not None:
             shutil.rmtree(before.folder)
+        return None
 
 
 def _take_step(training: "ElasticTraining", now: AtStep, killed_s: dict[str, float]) -> None:

@@ -17,6 +17,8 @@ LOOK_EVERY_S = 0.0005
 class NodeKiller(threading.Thread):
     """All processes of its victims die at once, as soon as the first victim is in a pass, or at the end.
 
+    Where this thread gets its turn only after the victim's vote, the step counts: the next one is cut off.
+
     Args:
         nodes: of the training.
         victims: the first is watched, so it should be one that works.
