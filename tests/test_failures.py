@@ -136,11 +136,18 @@ def test_frozen_process_is_named_when_the_others_have_waited_long_enough(fragile
 
 
 def test_an_interrupted_job_leaves_nothing_for_the_next_one(fragile: Pool) -> None:
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupt_when_both_work() -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline and {fragile.position(0), fragile.position(1)} != {5}:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt_when_both_work)
+    watcher.start()
     with pytest.raises(KeyboardInterrupt):
         fragile.run(wait_long, 2)
-    timer.join()
+    watcher.join()
     assert_works(fragile)
 
 
