@@ -20,6 +20,7 @@ from workbench.plan.stage_memory import (
     state_of,
     updated_elements,
 )
+from workbench.plan.tied import tied_on
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass
 from workbench.schedule.sharded import is_exchange
 
@@ -37,7 +38,7 @@ class Accounts:
         self.acquired: Counter[tuple[int, Action]] = Counter()
         self.released: Counter[tuple[int, Action]] = Counter()
         self.gradients: dict[tuple[int, Action], Counter[StateKind]] = {}
-        self._state: dict[int, tuple[tuple[Stage, StateKind, int], ...]] = {}
+        self._state: dict[tuple[object, ...], tuple[tuple[Stage, StateKind, int], ...]] = {}
 
     def add_rank(self, rank: int) -> None:
         """Everything of one rank."""
@@ -47,9 +48,11 @@ class Accounts:
 
     def state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
         """(stage, part, bytes) of every parameter on a rank."""
-        if rank not in self._state:
-            self._state[rank] = tuple(state_of(self.plan, rank))
-        return self._state[rank]
+        stages = tuple(stage.id for stage in self.plan.stages_on.get(rank, ()))
+        key = (stages, tied_on(self.plan, rank))  # ranks with the same stages hold the same
+        if key not in self._state:
+            self._state[key] = tuple(state_of(self.plan, rank))
+        return self._state[key]
 
     @cached_property
     def place(self) -> dict[tuple[int, Action], int]:

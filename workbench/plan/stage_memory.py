@@ -168,10 +168,17 @@ class Sizes:
     def __init__(self, plan: Plan, routing: Routing) -> None:
         self._plan, self._routing = plan, routing
         self._known: dict[tuple[object, ...], StageBytes] = {}
+        self._named: dict[tuple[int, int, bool], StageBytes] = {}  # every rank of a stage asks
         self._known_split: dict[tuple[object, ...], StageSplitBytes] = {}
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
+        name = (stage.id, microbatch.index, keeps)
+        if name not in self._named:
+            self._named[name] = self._of(stage, microbatch, keeps=keeps)
+        return self._named[name]
+
+    def _of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         needs = self._needs(stage, microbatch)
         if not keeps:
             needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
