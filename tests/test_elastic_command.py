@@ -17,7 +17,7 @@ from workbench.commands.elastic_data import drawn, read_folder
 from workbench.commands.elastic_forecast import StepPrediction, foresee, predict_steps
 from workbench.commands.elastic_nodes import Shape
 from workbench.commands.elastic_run import Ran, elastic_job
-from workbench.commands.elastic_tables import detection_s, layout_times, next_step_s
+from workbench.commands.elastic_tables import detection_s, layout_times, next_step_s, sizes_text
 from workbench.commands.machines import cost_of
 from workbench.job import load_job
 from workbench.report.elastic_plot import draw_elastic
@@ -148,6 +148,7 @@ class TestTables:
         assert (one.predicted_s, one.measured_s, one.error) == (None, (2.0,), None)
         assert detection_s(ran, loss) == pytest.approx(0.5)
         assert next_step_s(ran, loss) == pytest.approx(4.0)
+        assert [sizes_text(sizes) for sizes in ((2, 3), (1, 1, 1, 2))] == ["2 + 3", "3x1 + 2"]
 
 
 def test_the_example_can_be_trained_on_its_trace():

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -311,5 +311,6 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def sizes_text(sizes: Sizes) -> str:
-    """2 + 3."""
-    return " + ".join(map(str, sizes))
+    """2 + 3, and 3x1 + 2 for three of 1 beside one of 2."""
+    runs = ((size, len(list(run))) for size, run in groupby(sizes))
+    return " + ".join(str(size) if count == 1 else f"{count}x{size}" for size, count in runs)
