@@ -68,6 +68,7 @@ def test_its_price_is_what_was_measured(plan: Plan, rows: list[LayerRow]) -> Non
         if not work.rows[0].reader_tokens:
             assert not alike
             assert price.forward_s == 0.0
+            assert not price.unmeasured
             continue
         (row,) = alike
         assert price.forward_s == row.forward_s

@@ -132,8 +132,10 @@ class CostModel(KernelTimes):
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._dealing.ep if num_experts(layer) else 1)
-            measured = self._whole(layer, name, work, str(precision), Grid(tp, cp))
-            if measured is not None and grid.ep == 1:
+            measured = self._whole(name, str(precision), Grid(tp, cp))
+            if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
+                self._known[key] = LayerTime(0.0, 0.0, 0.0)
+            elif measured is not None and grid.ep == 1:
                 self._known[key] = _from_measured(layer, measured, work)
             else:
                 links = self._links(grid, link, context_link)
@@ -144,8 +146,8 @@ class CostModel(KernelTimes):
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
         """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
-        whole = self._whole(layer, name, work, precision, Grid(1, 1))
-        here = self._whole(layer, name, work, precision, grid)
+        whole = self._whole(name, precision, Grid(1, 1))
+        here = self._whole(name, precision, grid)
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
             return _dealt(_from_measured(layer, here, work), sums, layer, work, grid)
@@ -153,10 +155,8 @@ class CostModel(KernelTimes):
             return sums.layer(on_rank(layer, work, grid))
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
 
-    def _whole(self, layer: Layer, name: str, work: Work, precision: str, grid: Grid) -> MeasuredLayer | None:
-        """What was measured of the layer; cross-attention was measured where there was something to read."""
-        if layer.reads_context and not work.tokens(TokenCount.READERS):
-            return None
+    def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
+        """What was measured of the layer."""
         return self._layers.get((name, precision, grid.tp, grid.cp))
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
