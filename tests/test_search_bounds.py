@@ -27,6 +27,9 @@ from workbench.strategies import (
     megatron_heterogeneous,
 )
 from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.strategies.layout_choice import Mode
+from workbench.strategies.layout_space import LayoutSpace
+from workbench.strategies.layout_step import LayoutSteps
 from workbench.strategies.stage_bounds import StageBounds
 
 BELIEFS = {
@@ -145,6 +148,24 @@ def test_modules_stay_off_pools_that_do_not_take_them():
         ValueError, match=r"module 'audio' lies on pool 'quick', which takes vision, llm alone"
     ):
         cornstarch.plan(priced(replace(job(), layouts=audio_last, max_ranks=6)), machines())
+
+
+def test_islands_lie_in_pools_that_take_them():
+    """Sound may not use the quick ranks 3 to 5, which the LLM takes with some of the slow ones."""
+    open_job = priced(replace(job(), layouts=()))
+    slow, quick = mixed_cluster(cheap=1, fast=1).nodes
+    cluster = replace(
+        open_job.cluster, nodes=(slow,) * 3 + (quick,) * 3
+    )  # any number of ranks is whole nodes
+    open_job = replace(open_job, cluster=cluster)
+    free = replace(open_job, pools=tuple(replace(pool, modules=()) for pool in open_job.pools))
+    layouts = [
+        [choice for _, choice in LayoutSpace(LayoutSteps(each, machines()), 6).layouts(Mode.APART)]
+        for each in (open_job, free)
+    ]
+    reach = [{sum(e.num_ranks for e in choice.encoders) for choice in found} for found in layouts]
+    assert max(reach[0]) == 3 < max(reach[1])
+    assert layouts[0] == [c for c in layouts[1] if sum(e.num_ranks for e in c.encoders) <= 3]
 
 
 def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, names: tuple[str, ...]):

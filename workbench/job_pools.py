@@ -49,6 +49,10 @@ class Pool:
         """Whether a module may use it."""
         return not self.modules or module in self.modules
 
+    def overlaps(self, first: int, end: int) -> bool:
+        """Whether a rank of it is in [first, end)."""
+        return first < self.end_rank and self.first_rank < end
+
 
 def pools_of(
     specs: dict[str, PoolSpec], *, name: str, inter: LinkSpec | None, folder: Path

@@ -256,13 +256,27 @@ class LayoutSpace:
         return grids if all(allowed) else []
 
     def _island_sizes(self) -> Iterator[tuple[int, ...]]:
-        """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM."""
+        """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM.
+
+        In pools that take every module.
+        """
         node = self._job.cluster.nodes[0].num_ranks
         unit = node if self._num_ranks > node else 1
         counts = range(unit, self._num_ranks, unit)
         for sizes in product(counts, repeat=len(self._encoders)):
-            if sum(sizes) < self._num_ranks:
+            if sum(sizes) < self._num_ranks and self._are_taken(sizes):
                 yield sizes
+
+    def _are_taken(self, sizes: tuple[int, ...]) -> bool:
+        """Whether islands one behind the other, in the model's order, lie in pools that take them."""
+        widths = dict(zip((encoder.name for encoder in self._encoders), sizes, strict=True))
+        first = 0
+        for module in self._job.model.modules:
+            end = first + widths.get(module.name, self._num_ranks - sum(sizes))
+            if any(not p.takes(module.name) and p.overlaps(first, end) for p in self._job.pools):
+                return False
+            first = end
+        return True
 
     def _llm_choices(self, num_ranks: int) -> list[ModuleChoice]:
         return self._divided(self._choices(self._llm, num_ranks))
