@@ -70,6 +70,18 @@ def test_warned_nodes_give_what_they_hold_before_they_go():
             training.warn(("a",))
 
 
+def test_a_node_that_waits_takes_the_place_of_one_that_training_cannot_do_without():
+    job = elastic_job(4, layers_per_rank=4)
+    with ElasticTraining(job, tuple("abcd")) as training:
+        training.join(("e",))
+        training.train(1)
+        assert training.layout.num_nodes == 4  # e waits: templates are planned for four nodes
+        kill(training, "b")
+        training.train(2)
+        matches_one_process(training)
+        assert (training.changes[-1].lost, training.changes[-1].joined) == (("b",), ("e",))
+
+
 def test_below_the_threshold_progress_is_saved_and_training_goes_on_from_it(tmp_path):
     job = elastic_job(2)
     with ElasticTraining(job, ("a", "b"), folder=tmp_path / "saved") as training:

@@ -129,10 +129,10 @@ def test_up_to_f_simultaneous_failures_always_survive(seed):
     check(planned, layout, lost, survive(planned, layout, sorted(lost), layer_bytes), layer_bytes)
 
 
-def after_loss(sizes, lost, *, faults=0, smallest=2, num_nodes=None):
+def after_loss(sizes, lost, *, faults=0, smallest=2, num_nodes=None, spares=()):
     planned = planned_for(num_nodes or sum(sizes), faults, smallest)
     names = [f"n{k}" for k in range(sum(sizes))]
-    return survive(planned, first_layout(names, sizes), lost, templates_from(smallest)[1])
+    return survive(planned, first_layout(names, sizes), lost, templates_from(smallest)[1], spares)
 
 
 def test_figure_2_8():
@@ -145,6 +145,16 @@ def test_figure_2_8():
     merge = after_loss((2, 2), ["n0"])
     assert [step.kind for step in merge.steps] == [StepKind.MERGE]
     assert merge.layout.pipelines == (("n2", "n3", "n1"),)
+
+
+def test_a_node_that_waits_takes_the_place_of_a_lost_one():
+    with pytest.raises(CannotContinueError, match="3 nodes are left, 2 pipelines of 2 need 4"):
+        after_loss((2, 2), ["n0"], faults=1)
+    replaced = after_loss((2, 2), ["n0"], faults=1, spares=["x", "y"])
+    assert [step.kind for step in replaced.steps] == [StepKind.REPLACE]
+    assert replaced.layout.pipelines == (("n1", "x"), ("n2", "n3"))  # y goes on waiting
+    assert {copy.destination for copy in replaced.copies} >= {"x"}
+    assert [s.kind for s in after_loss((4, 2), ["n0"], spares=["x"]).steps] == [StepKind.SIMPLE]
 
 
 def test_borrowing_again_after_a_merge_keeps_f_plus_one():

@@ -39,14 +39,15 @@ def after_loss(job: ElasticJob, layout: Layout, lost: Collection[str], joining: 
     """Without the lost nodes, with those that wait; the ranks of the new world carry the moves out.
 
     Raises:
-        CannotContinueError: too few nodes are left, or a layer is.
+        CannotContinueError: too few nodes are left, with those that wait, or a layer is.
     """
     layer_bytes = job.layer_bytes()
-    after = layout if not lost else survive(job.templates, layout, lost, layer_bytes).layout
+    after = layout if not lost else survive(job.templates, layout, lost, layer_bytes, joining).layout
     if joining:
-        num_nodes = after.num_nodes + len(joining)
-        sizes = fastest(job.templates, num_nodes, job.num_microbatches).sizes
-        after = join(job.templates, after, joining, sizes, layer_bytes).layout
+        present = {node for pipeline in after.pipelines for node in pipeline}
+        new = [node for node in joining if node not in present]
+        sizes = fastest(job.templates, after.num_nodes + len(new), job.num_microbatches).sizes
+        after = join(job.templates, after, new, sizes, layer_bytes).layout
     copies = copies_between(job.templates, layout, after, lost, layer_bytes)
     return Replanned(layout=after, moves=moves_between(job, layout, after, copies, after))
 

@@ -15,6 +15,7 @@ class CannotContinueError(ValueError):
 
 
 class StepKind(StrEnum):
+    REPLACE = "replace"  # a node that waited takes a place in a pipeline that lost too many
     SIMPLE = "simple"  # a smaller template takes the place of a pipeline that lost nodes
     BORROW = "borrow"  # a pipeline gets a node of another
     MERGE = "merge"  # two pipelines become one
@@ -39,7 +40,11 @@ class Reconfiguration:
 
 
 def survive(
-    planned: TemplateSet, layout: Layout, lost: Collection[str], layer_bytes: Sequence[int]
+    planned: TemplateSet,
+    layout: Layout,
+    lost: Collection[str],
+    layer_bytes: Sequence[int],
+    spares: Sequence[str] = (),
 ) -> Reconfiguration:
     """Go on without the lost nodes: simple reinstantiation, borrowing, merging.
 
@@ -57,14 +62,17 @@ def survive(
         layout: pipelines before.
         lost: nodes that are gone.
         layer_bytes: [L] weights and optimizer state of each layer.
+        spares: nodes that wait and hold nothing; pipelines below n0 take them, first come, before they
+            borrow. Those that none needs are left out.
 
     Raises:
-        CannotContinueError: fewer than (f + 1) n0 nodes left, or a layer that no survivor holds.
+        CannotContinueError: fewer than (f + 1) n0 nodes left, spares included, or a layer that no survivor
+            holds.
         ValueError: a lost node that is not in the layout, or one named twice.
 
     Complexity: O(nodes x pipelines + copies x holders).
     """
-    return _without(planned, layout, lost, frozenset(lost), layer_bytes)
+    return _without(planned, layout, lost, frozenset(lost), layer_bytes, spares)
 
 
 def drain(
@@ -85,12 +93,13 @@ def _without(
     leaving: Collection[str],
     silent: Collection[str],
     layer_bytes: Sequence[int],
+    spares: Sequence[str] = (),
 ) -> Reconfiguration:
     """A layout without the leaving nodes, of which the silent ones can send nothing any more."""
     _require_known(layout, leaving)
     specification = planned.specification
     pipelines = [[node for node in pipeline if node not in leaving] for pipeline in layout.pipelines]
-    left = sum(map(len, pipelines))
+    left = sum(map(len, pipelines)) + len(spares)
     if left < specification.threshold:
         raise CannotContinueError(
             f"{left} nodes are left, {specification.num_faults + 1} pipelines of {specification.smallest} "
@@ -108,10 +117,23 @@ def _without(
         for now, before in zip(pipelines, layout.pipelines, strict=True)
         if specification.smallest <= len(now) < len(before)
     ]
+    steps += _replaced(pipelines, spares, specification.smallest)
     steps += _repair(pipelines, specification.smallest)
     after = Layout(pipelines=tuple(tuple(pipeline) for pipeline in pipelines))
     copies = copies_between(planned, layout, after, silent, layer_bytes)
     return Reconfiguration(layout=after, steps=tuple(steps), copies=copies)
+
+
+def _replaced(pipelines: list[list[str]], spares: Sequence[str], smallest: int) -> list[Step]:
+    """Spares for pipelines below `smallest`, as far as they go; the lists are changed in place."""
+    waiting, steps = list(spares), []
+    for pipeline in pipelines:
+        taken = waiting[: max(0, smallest - len(pipeline))]
+        if taken:
+            pipeline.extend(taken)
+            del waiting[: len(taken)]
+            steps.append(Step(kind=StepKind.REPLACE, pipeline=tuple(pipeline)))
+    return steps
 
 
 def _repair(pipelines: list[list[str]], smallest: int) -> list[Step]:
