@@ -230,6 +230,8 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
             ("--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2),
             "2 ranks of a stage cannot share out microbatches of 1 samples; nearest: microbatch_samples 2",
         ),
+        (("--nodes", 3, "--sharding", "parameters"), "stages have one rank; want templates of 2 or more"),
+        (("--nodes", 3, "--sharding", "optimizer"), "got 'optimizer'; want 'none' or 'parameters'"),
         (("--faults", -1), "failures to tolerate must be >= 0, got -1"),
         (("--ranks-per-node", 0), "want --ranks-per-node 1 or more, got 0"),
         (("--ranks-per-node", 9), "want 1 node or more, got 0 of 9 ranks"),
@@ -281,12 +283,13 @@ def test_what_elastic_training_does_not_do_is_refused(job: Path, change: tuple[s
     refuse("elastic", job, "--nodes", 3, words=words, folder=job.parent)
 
 
-def test_ranks_of_a_stage_share_out_samples(job: Path):
+@pytest.mark.parametrize("sharding", ["none", "parameters"])
+def test_ranks_of_a_stage_share_out_samples_and_weights(job: Path, sharding: str):
     job.write_text(job.read_text().replace("  samples: 8\n", "  samples: 8\n  microbatch_samples: 2\n"))
     one = accept("elastic", job, "--nodes", 2, "--steps", 3, "--json")
     two = accept(
         "elastic", job, "--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2, "--steps", 3,
-        "--event", "1:kill:node0", "--json",
+        "--sharding", sharding, "--event", "1:kill:node0", "--json",
     )  # fmt: skip
     narrow, wide = (json.loads(told.stdout.splitlines()[-1]) for told in (one, two))
     assert [step["loss"] for step in wide["steps"]] == pytest.approx(

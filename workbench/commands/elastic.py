@@ -29,6 +29,7 @@ from workbench.commands.options import ExecutionFile, Json
 from workbench.commands.resilience import Faults, JobFile, Profile, template_table
 from workbench.console import emit_json, show, ticking
 from workbench.job import load_job
+from workbench.plan.plan import Sharding
 from workbench.report.tables import unmeasured_text
 from workbench.resilience.step_events import StepEvents
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
@@ -55,6 +56,10 @@ def elastic_command(
     ranks_per_stage: Annotated[
         int, typer.Option("--ranks-per-stage", help="that share out the samples of every microbatch")
     ] = 1,
+    sharding: Annotated[
+        Sharding,
+        typer.Option(help="what else these share out: none, or parameters and their optimizer state"),
+    ] = Sharding.NONE,
     faults: Faults = 1,
     event: Annotated[
         list[str] | None,
@@ -111,7 +116,12 @@ def elastic_command(
     whole = shape.on_nodes()
     reads = drawn(whole, seed) if data is None else read_folder(whole, data)
     found = elastic_templates(
-        reads.job, cost, num_nodes=shape.num_nodes, num_faults=faults, sharing=ranks_per_stage
+        reads.job,
+        cost,
+        num_nodes=shape.num_nodes,
+        num_faults=faults,
+        sharing=ranks_per_stage,
+        sharding=sharding,
     )
     trained = elastic_job(found, reads, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
     start = None if resume is None else latest_progress(trained, resume)

@@ -1,5 +1,6 @@
 """What an elastic training will come to, said before it starts: its layouts, and seconds a step."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -166,11 +167,16 @@ class _Course:
 
 
 def _state_bytes(job: "ElasticJob", owner: tuple[str, int]) -> int:
-    """Of a layer: its weights, and two moments of each where it is trained."""
+    """Of a layer, or of its parts: weights, and two moments of each where it is trained."""
     name, index = owner
     layer = job.model.module(name).layers[index]
     tensors = MOMENTS + 1 if layer.trainable else 1
-    return tensors * job.precision.num_bytes * sum(each.num_elements for each in layer.parameters())
+    tied = {shared for _, shared in layer.tied}
+    sizes = Counter({"": 0})  # laid end to end are all but tied ones
+    for each in layer.parameters():
+        sizes[each.name if each.name in tied else ""] += each.num_elements
+    parts = job.ranks_per_stage if job.is_sharded else 1
+    return tensors * job.precision.num_bytes * sum(-(-size // parts) for size in sizes.values())
 
 
 def predict_steps(
@@ -219,8 +225,10 @@ def _predict_step(
     memory_bytes = whole.memory_bytes // whole.num_ranks * len(plan.ranks)
     node = replace(whole, num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
     here = Cluster(name=machine.name, nodes=(node,), intra=machine.intra, inter=machine.inter)
-    lowered, memory = accept(replace(plan, cluster=here, settings=found.job.settings))
-    overlapped = _overlapped(found, lowered) if job.reduction is Reduction.LAYERWISE else {}
+    settings = replace(found.job.settings, modules=plan.settings.modules)
+    lowered, memory = accept(replace(plan, cluster=here, settings=settings))
+    is_within = job.reduction is Reduction.LAYERWISE and not job.is_sharded
+    overlapped = _overlapped(found, lowered) if is_within else {}
     trace = predict(lowered, memory, cost, overlapped=overlapped)
     working_s = _working_s(lowered, memory, cost)
     updates = [span.end_s - span.start_s for span in trace.spans if span.action == STEP]

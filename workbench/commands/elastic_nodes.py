@@ -100,8 +100,8 @@ def _check_job(job: Job) -> None:
             )
     if job.settings.modules:
         raise ValueError(
-            f"{where}: recompute, sharding, instances, key_exchange and sequence_parallel are not done in "
-            f"elastic training; {job.settings.modules[0].module!r} sets one"
+            f"{where}: recompute, instances, key_exchange and sequence_parallel are not done in elastic "
+            f"training, --sharding is of all modules; {job.settings.modules[0].module!r} sets one"
         )
     wide = job.settings.optimizer_precision
     if wide not in (None, job.settings.precision):

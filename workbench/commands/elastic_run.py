@@ -15,6 +15,7 @@ from workbench.commands.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.commands.elastic_data import StepData
 from workbench.commands.node_killer import NodeKiller
 from workbench.console import warn
+from workbench.plan.plan import Sharding
 from workbench.resilience.reconfigure import CannotContinueError
 from workbench.resilience.step_events import AtStep, StepEvents
 from workbench.strategies.elastic_templates import ElasticTemplates
@@ -75,7 +76,8 @@ def elastic_job(
 ) -> "ElasticJob":
     """What the runtime trains.
 
-    Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own.
+    Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own,
+    or where weights are shared out: then in rounds, which the plan itself tells.
 
     Raises:
         ValueError: what ElasticJob refuses.
@@ -84,6 +86,7 @@ def elastic_job(
 
     specification = found.planned.specification
     num_ranks = specification.num_nodes * found.job.cluster.nodes[0].num_ranks
+    is_apart = num_ranks <= num_cores or found.sharding is not Sharding.NONE
     return ElasticJob(
         model=found.job.model,
         chain=found.chain,
@@ -91,9 +94,10 @@ def elastic_job(
         batch=data.batch,
         source=data.source,
         samples_per_microbatch=found.job.microbatch_samples,
+        sharding=found.sharding,
         seed=seed,
         precision=found.job.settings.precision,
-        reduction=Reduction.LAYERWISE if num_ranks <= num_cores else Reduction.AFTER_BACKWARD,
+        reduction=Reduction.LAYERWISE if is_apart else Reduction.AFTER_BACKWARD,
         wait_s=wait_s,
         step_s=max(SHORTEST_STEP_S, 2 * wait_s),
     )

@@ -8,12 +8,14 @@ from workbench.cost.hardware import Cluster, Node
 from workbench.cost.memory import state_bytes
 from workbench.cost.model import CostModel
 from workbench.job import Job
+from workbench.plan.plan import Sharding
 from workbench.resilience.instantiate import Instantiation, fastest
 from workbench.resilience.model_chain import ModelChain, chain_order, model_chain
 from workbench.resilience.node_specification import TemplateSet, plan_templates
 from workbench.resilience.template import TemplateStage
 from workbench.strategies.layout_choice import ModuleChoice
 from workbench.strategies.module_price import LayerPrice, ModulePrices
+from workbench.strategies.sharded_step import PREFETCHED, layer_exchange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class ElasticTemplates:
         prices: of its modules.
         layers: [L] price of each layer of the chain.
         sharing: GPUs of a stage that hold all its layers and share out the samples of a microbatch.
+        sharding: what else these share out: nothing, or parameters, which they bring together for use.
     """
 
     job: Job
@@ -35,6 +38,7 @@ class ElasticTemplates:
     prices: ModulePrices
     layers: tuple[LayerPrice, ...]
     sharing: int = 1
+    sharding: Sharding = Sharding.NONE
 
     @property
     def num_microbatches(self) -> int:
@@ -45,20 +49,21 @@ class ElasticTemplates:
         """[L] weights and optimizer state of a layer on each GPU of its stage: what a copy moves."""
         size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
         return tuple(
-            layer.weights * size.weight + layer.trained * (size.optimizer if layer.trained else 0)
+            (layer.weights * size.weight + layer.trained * (size.optimizer if layer.trained else 0))
+            / self._parts
             for layer in self.layers
         )
 
     @property
     def loaded_bytes(self) -> float:
         """What a job that restarts reads: all weights, and the state of those that are trained."""
-        return sum(self.layer_bytes) * self._tp
+        return sum(self.layer_bytes) * self._tp * self._parts
 
     @property
     def saved_bytes(self) -> float:
         """What a checkpoint holds: weights that are trained, and their state; frozen ones do not change."""
         pairs = zip(self.layer_bytes, self.layers, strict=True)
-        return sum(held for held, layer in pairs if layer.trained) * self._tp
+        return sum(held for held, layer in pairs if layer.trained) * self._tp * self._parts
 
     @property
     def _width(self) -> int:
@@ -69,6 +74,11 @@ class ElasticTemplates:
     def _tp(self) -> int:
         """GPUs of a stage that cut its layers among each other."""
         return self._width // self.sharing
+
+    @property
+    def _parts(self) -> int:
+        """Of every weight, each on another GPU of its stage, whole for use alone."""
+        return self.sharing if self.sharding is Sharding.PARAMETERS else 1
 
     def at(self, num_nodes: int) -> Instantiation:
         """The fastest pipelines on that many nodes.
@@ -109,8 +119,8 @@ class ElasticTemplates:
         return self.prices.send_s(most, self.job.cluster.inter)
 
     def _reduce_s(self, stages: Sequence[TemplateStage], num_replicas: int) -> float:
-        trained = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
-        holders = num_replicas * self.sharing
+        whole = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
+        trained, holders = whole / self._parts, num_replicas * self.sharing // self._parts
         if holders == 1 or not trained:
             return 0.0
         name, _ = self.chain.owners[0]
@@ -119,7 +129,13 @@ class ElasticTemplates:
 
 
 def elastic_templates(
-    job: Job, cost: CostModel, *, num_nodes: int, num_faults: int, sharing: int = 1
+    job: Job,
+    cost: CostModel,
+    *,
+    num_nodes: int,
+    num_faults: int,
+    sharing: int = 1,
+    sharding: Sharding = Sharding.NONE,
 ) -> ElasticTemplates:
     """Templates of all node counts for a job on `num_nodes` nodes like its cluster's.
 
@@ -127,7 +143,9 @@ def elastic_templates(
     them. Or, without tp, `sharing` GPUs, each of which computes its part of a microbatch's samples. A layer
     adds its weights, gradients and optimizer state to a GPU. Of activations, (layers of a stage) x
     (microbatches in flight) is about the layers of the model in every stage of 1F1B: those of one
-    microbatch in all layers, and the largest working memory, are set aside on every GPU.
+    microbatch in all layers, and the largest working memory, are set aside on every GPU. Where GPUs of a
+    stage share out parameters, two layers are whole at a time, and a layer takes as long as its passes or
+    its exchanges, which run beside those of its neighbours.
 
     Source: Oobleck chapter, section 2.4.
 
@@ -135,6 +153,7 @@ def elastic_templates(
         cost: the machine.
         num_faults: f, nodes that may fail at the same moment.
         sharing: GPUs of a stage that share out samples.
+        sharding: NONE, or PARAMETERS: they share out weights and optimizer state too.
 
     Raises:
         ValueError: nodes of several kinds, a batch that does not fill its microbatches, samples that cannot
@@ -164,22 +183,36 @@ def elastic_templates(
     }
     size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
 
+    parts = sharing if sharding is Sharding.PARAMETERS else 1
+
     def held_bytes(module: str, layer: int, _: int) -> int:
         price = found[module][layer]
-        return round(price.weights * size.weight + price.trained * (size.gradient + size.optimizer))
+        state = price.weights * size.weight + price.trained * (size.gradient + size.optimizer)
+        return round(state / parts)
+
+    def layer_s(module: str, layer: int, _: int) -> float:
+        price = found[module][layer]
+        moved = layer_exchange(prices, ModuleChoice(module=module, dp=parts), price)
+        behind_s = moved.gather_s + moved.scatter_s if price.backward_s else 0.0
+        return max(price.forward_s, moved.gather_s) + max(price.backward_s, behind_s)
 
     layers = tuple(found[module][layer] for module, layer in chain_order(job.model))
     aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
+    if parts > 1:
+        whole = max(layer.weights * size.weight + layer.trained * size.gradient for layer in layers)
+        aside += PREFETCHED * round(whole)
     chain = model_chain(
-        job.model,
-        (widest * sharing,),
-        lambda module, layer, _: found[module][layer].forward_s + found[module][layer].backward_s,
-        held_bytes,
-        max(0, _rank_bytes(node) - aside),
+        job.model, (widest * sharing,), layer_s, held_bytes, max(0, _rank_bytes(node) - aside)
     )
     planned = plan_templates(chain.chain, node.num_ranks, num_nodes, num_faults)
     return ElasticTemplates(
-        job=job, chain=chain, planned=planned, prices=prices, layers=layers, sharing=sharing
+        job=job,
+        chain=chain,
+        planned=planned,
+        prices=prices,
+        layers=layers,
+        sharing=sharing,
+        sharding=sharding,
     )
 
 

@@ -30,7 +30,7 @@ class _Round:
     sum_s: float
 
 
-class _Exchange(NamedTuple):
+class LayerExchange(NamedTuple):
     """Seconds to gather a layer's parameters, to scatter its gradients, and to add them up over instances."""
 
     gather_s: float
@@ -54,7 +54,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     layers: list[tuple[ModuleChoice, LayerPrice]] = []
     for part in (*choice.encoders, choice.llm):
         layers += [(part, layer) for layer in prices.layers(part, job.microbatch_samples)]
-    moved = [_exchange_s(prices, part, layer) for part, layer in layers]
+    moved = [layer_exchange(prices, part, layer) for part, layer in layers]
     one = list(_rounds([layer for _, layer in layers], moved))
     once_s = _lanes_s(one)
     more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
@@ -81,7 +81,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     )
 
 
-def _rounds(layers: Sequence[LayerPrice], moved: Sequence[_Exchange]) -> Iterator[_Round]:
+def _rounds(layers: Sequence[LayerPrice], moved: Sequence[LayerExchange]) -> Iterator[_Round]:
     """Forwards, then the backwards that there are; the last layer does both at once."""
     for place, layer in enumerate(layers):
         yield _Round(place, layer.forward_s, moved[place].gather_s, 0.0, 0.0)
@@ -127,7 +127,8 @@ def _lanes_s(rounds: Sequence[_Round]) -> float:
     return total_s + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
 
 
-def _exchange_s(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> _Exchange:
+def layer_exchange(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> LayerExchange:
+    """Of a layer whose parameters the holders of each instance share out."""
     job, num_ranks = prices.job, part.num_holders // part.instances
     size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
     near = group_link(job.cluster, num_ranks=num_ranks, stride=1)
@@ -137,7 +138,7 @@ def _exchange_s(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> 
     def seconds(kind: Collective, num_bytes: float, count: int, link: Link) -> float:
         return prices.cost.between_ranks_s(kind, num_bytes, count, link) if num_bytes and count > 1 else 0.0
 
-    return _Exchange(
+    return LayerExchange(
         seconds(Collective.ALL_GATHER, layer.weights * size.weight, num_ranks, near),
         seconds(Collective.REDUCE_SCATTER, gradient_bytes, num_ranks, near),
         seconds(Collective.ALL_REDUCE, gradient_bytes / num_ranks, part.instances, far),
