@@ -107,6 +107,27 @@ def test_no_plan_is_believed_faster_or_holds_less(
         assert bounds.held_bytes(Routing(plan), rank) <= peaks[rank]
 
 
+@pytest.mark.parametrize("strategy", [cornstarch.plan, cornstarch.plan_frozen_unaware])
+def test_gaps_of_1f1b_and_microbatches_in_flight_are_no_more_than_there_are(strategy):
+    """All modules have all microbatches and train: stages wait for the first to come back, and hold several."""
+    waits, belief = 0, BELIEFS[strategy]
+    for encoder_pp, llm_pp, num in product((1, 2), (1, 2, 4), (4, 12)):
+        batch = tiny_batch([1] * num, [1] * num)
+        tiny = job(encoder_pp, encoder_pp, llm_pp, batch=batch, llm=Trainable.ALL)
+        lowered = lower(strategy(tiny, cost()))
+        plan = drafted(lowered.plan)
+        bounds = bounds_of(plan, cost(), belief, tiny.schedule)
+        found_s = bounds.seconds(plan)
+        assert found_s <= belief.plan_s(lowered, cost()) * (1 + 1e-9)
+        gpipe = bounds_of(plan, cost(), belief, usual(ScheduleKind.GPIPE))  # which promises no gaps
+        waits += found_s > gpipe.seconds(plan) * (1 + 1e-9)
+        peaks = peak_bytes(lowered, memory_table(lowered))
+        for rank in plan.ranks:
+            held = bounds.held_bytes(Routing(plan), rank)
+            assert gpipe.held_bytes(Routing(plan), rank) <= held <= peaks[rank]
+    assert waits or belief is FROZEN_AWARE  # whose stages are so even that the last one's passes bound them
+
+
 @pytest.mark.parametrize("belief", [FROZEN_AWARE, FROZEN_UNAWARE])
 def test_equal_stages_of_a_chain_are_bounded_by_what_1f1b_takes(belief):
     """A chain of equal microbatches without messages: (m + p - 1) (f + b) where stages are equal."""
