@@ -109,7 +109,7 @@ def test_no_plan_is_believed_faster_or_holds_less(
 
 @pytest.mark.parametrize("strategy", [cornstarch.plan, cornstarch.plan_frozen_unaware])
 def test_gaps_of_1f1b_and_microbatches_in_flight_are_no_more_than_there_are(strategy):
-    """All modules have all microbatches and train: stages wait for the first to come back, and hold several."""
+    """All modules have all microbatches: stages wait for the first one to come back, and hold several."""
     waits, belief = 0, BELIEFS[strategy]
     for encoder_pp, llm_pp, num in product((1, 2), (1, 2, 4), (4, 12)):
         batch = tiny_batch([1] * num, [1] * num)
