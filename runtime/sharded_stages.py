@@ -185,7 +185,7 @@ class ShardedStages:
         yield from (weights.own for weights in self._distinct())
 
     def parts_of(self, stage: int) -> dict[str, nn.Parameter]:
-        """This rank's part of each tensor that a stage is gathered from, named by what and which part it is."""
+        """This rank's part of each tensor that a stage is gathered from, by what and which part it is."""
         ranks = self._units[stage].ranks
         which = f"part {ranks.index(self._mesh.rank) + 1} of {len(ranks)}"
         return {f"{name}, {which}": weights.own for name, weights in self._held[stage].items()}
