@@ -5,14 +5,12 @@ Paper:   I. Jang, dissertation, sections 2.5 and 2.6: survivors keep their state
 Setup:   8 nodes of 2 ranks, each a gloo process; f = 1 and n0 = 2, so that 4 nodes are the least. A Llama of
          6 blocks, tied embeddings, AdamW, float32, new samples in every step. Nodes get SIGKILL in a
          forward, a backward, a reduction, after their vote, or while a recovery from another kill runs;
-         one to four at once; nodes join at random, and some are warned instead of killed. With `--sharding
-         parameters` the two ranks of a node are one stage, share out its weights, and are killed while they
-         gather them too.
+         one to four at once; nodes join at random, and some are warned instead of killed.
 Ours:    executed. The same job undisturbed gives the losses to compare with. After a refusal new nodes go
          on from the progress it saved or, where the last copy of a layer was lost, from the last save.
 Times:   detection is from SIGKILL to the supervisor's first sign of it; stopping, until all survivors answer;
          planning, groups and copying (slowest rank) as the processes measure them.
-Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--sharding parameters] [--json]
+Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--json]
 """
 
 import argparse
@@ -271,21 +269,14 @@ def chaos(kills: int, seed: int, sharding: Sharding = Sharding.NONE) -> Outcome:
     return outcome_of(name, [chaos_evidence(job, ordeal, undisturbed(job, last))])
 
 
-def main() -> int:
+def main(sharding: Sharding = Sharding.NONE) -> int:
     """Run, report, write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument(
-        "--sharding",
-        type=Sharding,
-        choices=(Sharding.NONE, Sharding.PARAMETERS),
-        default=Sharding.NONE,
-        help="what else than samples the ranks of a stage share out",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    outcome = chaos(arguments.kills, arguments.seed, arguments.sharding)
+    outcome = chaos(arguments.kills, arguments.seed, sharding)
     status = paper.report(outcome)
     if arguments.json:
         print(json.dumps(paper.as_record(outcome)))
