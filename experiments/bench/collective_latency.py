@@ -1,0 +1,103 @@
+"""How long a collective takes when ranks come to it from something else, beside one right after another.
+
+Setup:   two gloo ranks, each pinned to a core of its own where there are enough; a tensor of 256 KiB. Before
+         every collective both ranks do nothing, sleep, or compute for some milliseconds.
+Ours:    the median of 60 collectives. Calibration times them right after each other.
+Run:     python -m experiments.bench.collective_latency [--json]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.mesh import GATHER, SCATTER
+from runtime.microbench import header_here
+from runtime.pool import Place, Pool
+
+ROUNDS, WARMUP = 60, 10
+NUM_ELEMENTS = 65536
+BEFORE_MS = (0.0, 2.0, 4.0, 6.0, 12.0)
+
+
+def _nothing(seconds: float) -> None:
+    del seconds
+
+
+def _compute(seconds: float) -> None:
+    """Products of the size of a small layer's."""
+    given, weight = torch.ones(128, 512), torch.ones(512, 512)
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        torch.mm(given, weight)
+
+
+BEFORE: Mapping[str, Callable[[float], None]] = {
+    "nothing": _nothing,
+    "sleep": time.sleep,
+    "compute": _compute,
+}
+
+
+def _all_reduce(whole: Tensor, part: Tensor) -> None:
+    del part
+    dist.all_reduce(whole)
+
+
+COLLECTIVES: Mapping[str, Callable[[Tensor, Tensor], object]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": GATHER,
+    "reduce_scatter": lambda whole, part: SCATTER(part, whole),
+}
+
+
+def latency(place: Place, collective: str, before: str, before_s: float) -> float:
+    """Seconds of a collective on this rank, the median over rounds."""
+    del place
+    whole, part = torch.zeros(NUM_ELEMENTS), torch.zeros(NUM_ELEMENTS // 2)
+    seconds = []
+    for _ in range(WARMUP + ROUNDS):
+        BEFORE[before](before_s)
+        start_s = time.perf_counter()
+        COLLECTIVES[collective](whole, part)
+        seconds.append(time.perf_counter() - start_s)
+    return statistics.median(seconds[WARMUP:])
+
+
+def measured() -> dict[str, dict[str, float]]:
+    """Collective -> what came before it -> milliseconds on the slower rank."""
+    found: dict[str, dict[str, float]] = {}
+    with Pool(2) as pool:
+        for collective in COLLECTIVES:
+            row = found.setdefault(collective, {})
+            for before in BEFORE:
+                for length_ms in BEFORE_MS if before != "nothing" else (0.0,):
+                    told = pool.run(latency, 2, collective, before, length_ms / 1e3)
+                    name = before if before == "nothing" else f"{before} {length_ms:g} ms"
+                    row[name] = max(told) * 1e3
+    return found
+
+
+def main() -> int:
+    """Measure and show."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    found = measured()
+    names = list(next(iter(found.values())))
+    print(f"{'before':16s}" + "".join(f"{collective:>18s}" for collective in found))
+    for name in names:
+        print(f"{name:16s}" + "".join(f"{row[name]:15.2f} ms" for row in found.values()))
+    if arguments.json:
+        print(json.dumps({"device": header_here().device_name, "milliseconds": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
