@@ -36,7 +36,7 @@ def draw(result: Mapping[str, Any], path: Path) -> Path:
     _iterations(axes[0], result["plans"])
     _kinds(axes[1], result["plans"])
     figure.suptitle(
-        f"{result['num_plans']} plans; of the {result['pinned']['num_plans']} with a core to a rank: mean "
+        f"{result['num_plans']} plans; of the {result['pinned']['num_plans']} with a core to a rank that divide no weights: mean "
         f"absolute error {result['mean_abs_error']:.1%}, worst {result['worst_abs_error']:.1%}, "
         f"beside a spread of {result['spread']:.1%}"
     )
@@ -96,7 +96,7 @@ def _kinds(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
             axes.scatter(offsets, [100 * error for error in errors], color=color, s=14, alpha=0.7)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhspan(-100 * BAND, 100 * BAND, color="#cccccc", alpha=0.5, linewidth=0)
-    axes.set_xticks(range(len(kinds) + 1), ["iteration", *kinds])
+    axes.set_xticks(range(len(kinds) + 1), ["iteration", *kinds], fontsize=8, rotation=20)
     axes.set_ylabel("predicted / executed - 1, %")
     axes.set_title("error of every plan by kind of action (seconds of all ranks)", fontsize=10)
 
