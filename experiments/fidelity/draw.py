@@ -36,7 +36,8 @@ def draw(result: Mapping[str, Any], path: Path) -> Path:
     _iterations(axes[0], result["plans"])
     _kinds(axes[1], result["plans"])
     figure.suptitle(
-        f"{result['num_plans']} plans; of the {result['pinned']['num_plans']} with a core to a rank that divide no weights: mean "
+        f"{result['num_plans']} plans; of the {result['pinned']['num_plans']} with a core to a rank that "
+        "divide no weights: mean "
         f"absolute error {result['mean_abs_error']:.1%}, worst {result['worst_abs_error']:.1%}, "
         f"beside a spread of {result['spread']:.1%}"
     )
