@@ -50,7 +50,7 @@ def test_a_row_says_what_was_read(plan: Plan, rows: list[LayerRow]) -> None:
     read = {(r.tokens_in, r.context_tokens, r.reader_tokens, r.context_area) for r in own}
     assert read == {size for size in expected if size[1]}
     assert len(read) == 3
-    assert all(row.forward_s > 0 and row.weight_grad_s > 0 for row in own)
+    assert all(row.forward_s > 0 and row.input_grad_s > 0 for row in own)
     others = [row for row in rows if row.signature != signature(CROSS)]
     assert others
     assert all(row.context_tokens == row.reader_tokens == row.context_area == 0 for row in others)
