@@ -1,0 +1,51 @@
+"""Turns the name of a device into the device, or into one line that says why not."""
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+CPU = torch.device("cpu")
+NAMES = ("cpu", "cuda")
+
+
+def device_of(name: str | None, *, index: int = 0, sharers: int = 1) -> torch.device:
+    """The device of one process; a GPU becomes the current one.
+
+    The only place that asks whether there is a GPU: everything else works on the device that it is given.
+
+    Args:
+        name: `cpu` or `cuda`; None: a GPU where torch sees one, else the CPU. Callers that take None
+            print what they got.
+        index: of the GPU on this machine.
+        sharers: processes of this machine that want a GPU each.
+
+    Raises:
+        ValueError: an unknown name, no GPU, or fewer GPUs than processes.
+    """
+    if name is not None and name not in NAMES:
+        raise ValueError(f"device {name!r}: want one of {', '.join(NAMES)}")
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return CPU
+    if not torch.cuda.is_available():
+        raise ValueError(f"device cuda: torch {torch.__version__} sees no GPU here; want cpu, or a GPU")
+    count = torch.cuda.device_count()
+    if sharers > count or index >= count:
+        wanted = max(sharers, index + 1)
+        raise ValueError(f"device cuda: {wanted} ranks of this machine want a GPU each, it has {count}")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def launched_device(name: str | None, environment: Mapping[str, str] = os.environ) -> torch.device:
+    """The device of a process that torchrun started: the GPU of its local rank; errors as `device_of`."""
+    index = int(environment.get("LOCAL_RANK", "0"))
+    return device_of(name, index=index, sharers=int(environment.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def backend_of(device: torch.device) -> str:
+    """The backend of a world on such devices, as torch names it; objects travel by gloo."""
+    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
