@@ -1,13 +1,12 @@
 """The ranks that share the tokens of a stage, and collectives among them that name who failed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.failure import RankError
+from runtime.clock import HOST, Awaited, Clock
 from runtime.mesh import GATHER, SCATTER, Mesh
-from runtime.transfers import first_line
 from workbench.plan.plan import Stage
 
 
@@ -19,11 +18,13 @@ class ContextGroup:
         ranks: of the plan, ascending: the order of a process group.
         rank: this one.
         process_group: their communicator, used by attention alone; None where they talk otherwise.
+        clock: of this rank.
     """
 
     ranks: tuple[int, ...]
     rank: int
     process_group: dist.ProcessGroup | None
+    clock: Clock = field(default=HOST, kw_only=True)
 
     @property
     def member(self) -> int:
@@ -68,7 +69,7 @@ def context_group(mesh: Mesh, stage: Stage) -> ContextGroup | None:
         return None
     place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
     ranks = tuple(sorted(row[place] for row in stage.ranks))
-    return ContextGroup(ranks, mesh.rank, mesh.context[ranks])
+    return ContextGroup(ranks, mesh.rank, mesh.context[ranks], clock=mesh.clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,6 @@ class Pending:
         """Raises RankError when it did not end in time or a peer is gone."""
         if self.work is None:
             return
-        try:
-            self.work.wait()
-        except RuntimeError as error:
-            peers = tuple(rank for rank in self.group.ranks if rank != self.group.rank)
-            message = f"rank {self.group.rank} {self.what} with ranks {list(peers)}: {first_line(error)}"
-            raise RankError(message, peers=peers) from error
+        peers = tuple(rank for rank in self.group.ranks if rank != self.group.rank)
+        what = f"rank {self.group.rank} {self.what} with ranks {list(peers)}"
+        self.group.clock.wait(self.work, Awaited(what, peers))

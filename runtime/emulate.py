@@ -24,6 +24,7 @@ from torch import Tensor
 
 from runtime.batches import DataSource, SyntheticSource
 from runtime.baton import Baton, Runner
+from runtime.device import device_of
 from runtime.emulate_order import legal_order, ranks_of
 from runtime.emulate_times import (
     Absences,
@@ -35,7 +36,6 @@ from runtime.emulate_times import (
 )
 from runtime.expert_group import ExpertGroup
 from runtime.launch import Progress, StepLosses
-from runtime.mesh import local_device
 from runtime.pool import Place
 from runtime.rank_job import Build, RunSettings, run_steps
 from runtime.rank_report import RankReport, RankState
@@ -120,7 +120,7 @@ def emulate(
             "sharding none or optimizer, or a run with a process for each rank"
         )
     order = legal_order(lowered)
-    device = local_device()
+    device = device_of(None)
     _check_fits(lowered.plan, device)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
     with exporting(settings.export, lowered.plan.model):

@@ -1,6 +1,5 @@
 """Walks one rank's program. It decides nothing: order, rows and groups come from the lowered plan."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from runtime.activations import Allocations
 from runtime.adapters.adapter import MicrobatchData
+from runtime.clock import Stamp
 from runtime.failure import RankError
 from runtime.gradients import Gradients
 from runtime.offload import Offload
@@ -115,7 +115,8 @@ class Executor:
             lowered.inputs, lambda row: rank in lowered.transfers[row].destination_ranks
         )
         self._outputs = rows_by_action(lowered.outputs, lambda row: _sends(lowered.transfers[row], rank))
-        self._next_rows = _receives_ahead(self.program, lowered, self._inputs)
+        receives = _receives_ahead if recorder.clock.posts_before else _receives_next
+        self._next_rows = receives(self.program, lowered, self._inputs)
         self._check()
 
     def _check(self) -> None:
@@ -141,28 +142,34 @@ class Executor:
         Raises:
             RankError: an action failed; the message names rank, action and peer.
         """
+        clock = self._recorder.clock
         self._wires.start_step()
-        self._wires.post(self._next_rows[0] if self.program else ())
+        self._wires.post(self._next_rows[0] if self.program else (), clock.stamp())
         for position, action in enumerate(self.program):
             self._progress(position)
             try:
                 arrived = self._take(action)
                 self._sharded.wait_for(action)
-                start_s = time.perf_counter()
-                self._wires.post(self._next_rows[position + 1])
-                self._do[action.kind](action, arrived, start_s)
+                start = clock.stamp()
+                if clock.posts_before:
+                    self._wires.post(self._next_rows[position + 1], start)
+                self._do[action.kind](action, arrived, start)
+                if not clock.posts_before:
+                    self._wires.post(self._next_rows[position + 1], start)
             except RankError:
                 raise
             except Exception as error:
+                clock.check()
                 message = f"rank {self.rank} in {action}: {type(error).__name__}: {error}"
                 raise RankError(message) from error
         self._wires.finish_step()
+        clock.settle()
         for waiting, kind, wanted in ((self._kept, Pass.F, "backward"), (self._left, Pass.I, "W")):
             if waiting:
                 left = ", ".join(f"{stage}{kind}{microbatch}" for stage, microbatch in waiting)
                 raise RankError(f"rank {self.rank}: {left} still wait for their {wanted} after the step")
 
-    def _forward(self, action: Action, arrived: Arrived, start_s: float) -> None:
+    def _forward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         stage = self.lowered.plan.stage[_id(action)]
         key = (stage.id, _microbatch(action))
         backward = self._backward_of.get(key)
@@ -173,11 +180,11 @@ class Executor:
         with torch.set_grad_enabled(backward is not None):
             output, left = self._run(stage, key, leaves)
         if self._is_loss(stage) and _sharers(stage, self.rank)[0] == self.rank:
-            self._recorder.loss_sum += float(output.detach()) * self._loss_scale
+            self._recorder.lose(output.detach(), self._loss_scale)
         self._give(action, output.detach(), left)
         if backward is not None:
             self._kept[key] = _Kept(leaves, output, left)
-        self._end(Lane.COMPUTE, action, start_s)
+        self._end(action, start)
 
     def _run(
         self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]
@@ -187,7 +194,7 @@ class Executor:
         module = self._modules[stage.id]
         return module.run(stage_input) if stage.id in self._left_early else (module(stage_input), {})
 
-    def _backward(self, action: Action, arrived: Arrived, start_s: float) -> None:
+    def _backward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         key = (_id(action), _microbatch(action))
         kept = self._kept.pop(key)
         ends = self._ends(key, kept, arrived)
@@ -196,9 +203,9 @@ class Executor:
         self._gradients.accumulate()
         self._give_gradients(action, kept.leaves)
         del kept
-        self._end(Lane.COMPUTE, action, start_s)
+        self._end(action, start)
 
-    def _input_gradient(self, action: Action, arrived: Arrived, start_s: float) -> None:
+    def _input_gradient(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         key = (_id(action), _microbatch(action))
         kept = self._kept.pop(key)
         (output, gradient), *more = self._ends(key, kept, arrived)
@@ -209,13 +216,13 @@ class Executor:
         if len(work):
             self._left[key] = work
         del kept
-        self._end(Lane.COMPUTE, action, start_s)
+        self._end(action, start)
 
-    def _weight_gradient(self, action: Action, arrived: Arrived, start_s: float) -> None:
+    def _weight_gradient(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived  # W waits for its I alone
         self._left.pop((_id(action), _microbatch(action))).run()
         self._gradients.accumulate()
-        self._end(Lane.COMPUTE, action, start_s)
+        self._end(action, start)
 
     def _ends(self, key: tuple[int, int], kept: _Kept, arrived: Arrived) -> list[tuple[Tensor, Tensor]]:
         """Where a backward begins: the output, and what left before it, each with its gradient."""
@@ -242,37 +249,37 @@ class Executor:
             assert leaf.grad is not None
             self._wires.give(number, leaf.grad)
 
-    def _reduce(self, action: Action, arrived: Arrived, start_s: float) -> None:
-        del arrived, start_s  # its groups take their own times
+    def _reduce(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived, start  # its groups take their own times
         self._gradients.reduce(action)
 
-    def _leave(self, action: Action, arrived: Arrived, start_s: float) -> None:
+    def _leave(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived
         if _id(action) in self._sharded:
             self._sharded.let_go(_id(action))
         else:
             self._offload.leave(_id(action), self._adamw)
-        self._end(Lane.COMPUTE, action, start_s)
+        self._end(action, start)
 
-    def _come_back(self, action: Action, arrived: Arrived, start_s: float) -> None:
+    def _come_back(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived
         if self._sharded.is_exchange(action):
             self._sharded.start(action)  # it takes its own time
             return
         self._offload.come_back(_id(action))
-        self._end(Lane.COMPUTE, action, start_s)
+        self._end(action, start)
 
-    def _step(self, action: Action, arrived: Arrived, start_s: float) -> None:
-        del arrived, start_s  # waiting for the reductions is not part of the step
+    def _step(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived, start  # waiting for the reductions is not part of the step
         self._gradients.finish()
         self._on_gradients()
-        start_s = time.perf_counter()
+        start = self._recorder.clock.stamp()
         if self._settings.clip_norm is not None:
             self._gradients.clip(self._settings.clip_norm)
         if self._adamw is not None:
             self._adamw.step()
         self._gradients.publish()
-        self._end(Lane.COMPUTE, action, start_s)
+        self._end(action, start)
 
     def moments(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
         """AdamW's two moments of every tensor that it has updated."""
@@ -312,16 +319,14 @@ class Executor:
         module = self.lowered.plan.model.module(stage.module)
         return module.has_loss and stage.layers[1] == len(module.layers)
 
-    def _end(self, lane: Lane, action: Action, start_s: float) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self._recorder.span(lane, action, start_s, time.perf_counter())
+    def _end(self, action: Action, start: Stamp) -> None:
+        self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.stamp())
         self._sample_memory()
 
     def _sample_memory(self) -> None:
         if self._memory is not None:
             self._recorder.hold(*self._memory.take_height())
-            self._recorder.hold(time.perf_counter(), self._memory.num_bytes)
+            self._recorder.hold(self._recorder.clock.stamp(), self._memory.num_bytes)
 
 
 Rows = dict[Action, tuple[int, ...]]
@@ -346,6 +351,15 @@ def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -
         )
         ahead.append(rows if action.kind in COMPUTE and rows else ahead[-1])
     return tuple(reversed(ahead))
+
+
+def _receives_next(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:
+    """For every position and the end, the rows of the action there.
+
+    Those of a later one could need what this rank has yet to send.
+    """
+    del lowered
+    return (*(inputs.get(action, ()) for action in program), ())
 
 
 def _sharers(stage: Stage, rank: int) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def expert_group(mesh: Mesh, stage: Stage) -> ExpertGroup | None:
     ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
     if ranks not in mesh.experts:
         raise ValueError(f"stage {stage.id}: only ranks in processes of their own run ep > 1, got {stage.ep}")
-    return ExpertGroup(ranks, mesh.rank, mesh.experts[ranks])
+    return ExpertGroup(ranks, mesh.rank, mesh.experts[ranks], clock=mesh.clock)
 
 
 class RowCounts(NamedTuple):

@@ -1,5 +1,6 @@
 """What goes wrong on a rank, and who is named as the cause."""
 
+import re
 import signal
 import time
 import traceback
@@ -16,6 +17,13 @@ class RankError(RuntimeError):
     def __init__(self, message: str, *, peers: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.peers = peers
+
+
+def first_line(error: BaseException) -> str:
+    """What happened, without gloo's source location, C++ stack and advice."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = re.sub(r"^\[[^\]]*\.(?:cc|h|cpp):\d+\]\s*", "", lines[0])
+    return text.partition(". This is typically")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

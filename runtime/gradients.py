@@ -1,8 +1,7 @@
 """Gradients between the last backward and the step: summed over ranks, copies and ties, then clipped."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -10,12 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.failure import RankError
+from runtime.clock import Awaited, Channel, Stamp, Traffic
 from runtime.mesh import Mesh
-from runtime.optimizer import clip_factor, squared_norm
+from runtime.optimizer import CLIP_EPSILON, clip_factor, squared_norm
 from runtime.tensor_group import SharedWeights
 from runtime.timing import Recorder
-from runtime.transfers import first_line, wait
 from runtime.weight_bucket import WeightBucket
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.schedule.action import STEP, Action
@@ -34,14 +32,18 @@ class HoldsWeights(Protocol):
 
 
 class _Reduction(NamedTuple):
-    """A sum under way; `given` goes in, `result` comes out (the same tensor where weights are whole)."""
+    """A sum under way; `given` goes in, `result` comes out (the same tensor where weights are whole).
+
+    Where nobody tells when it ended, `is_noted` is False and its span ends when it is waited for.
+    """
 
     action: Action
     group: GradientGroup
-    start_s: float
+    start: Stamp
     work: dist.Work
     given: Tensor
     result: Tensor
+    is_noted: bool = False
 
 
 class Gradients:
@@ -59,16 +61,14 @@ class Gradients:
         modules: Sequence[HoldsWeights],
         *,
         recorder: Recorder,
-        timeout_s: float,
         buckets: Mapping[Weights, WeightBucket] = MappingProxyType({}),
     ) -> None:
         self._shared = [module.shared for module in modules if module.shared is not None]
         self._elsewhere = frozenset(id(weight) for shared in self._shared for weight in shared.elsewhere)
         self._partial = {id(weight): shared.group for shared in self._shared for weight in shared.partial}
         self._lowered = lowered
-        self._mesh = mesh
+        self._mesh, self._clock = mesh, mesh.clock
         self._recorder = recorder
-        self._timeout = timedelta(seconds=timeout_s)
         self._copies = copies_of(modules)
         self._buckets = buckets
         self._pending: list[_Reduction] = []
@@ -102,30 +102,22 @@ class Gradients:
 
     def _start(self, action: Action, group: GradientGroup) -> None:
         """Start the sum of one group."""
-        start_s = time.perf_counter()
+        start = self._clock.stamp()
         given_N = self._flat(group.weights[0])
         bucket = self._buckets.get(group.weights[0])
         if bucket is None or len(bucket.share.instance) == 1:
-            result, work = given_N, self._mesh.start_sum(given_N, group.ranks)
+            ranks, traffic, result = group.ranks, Traffic.SUM, given_N
+            work = self._mesh.start_sum(given_N, ranks)
         else:
-            result = bucket.empty_part()
-            work = self._mesh.start_scatter(result, given_N, bucket.share.instance)
-        pending = _Reduction(action, group, start_s, work, given_N, result)
-        self._pending.append(pending)
-        self._note_end(pending)
+            ranks, traffic, result = bucket.share.instance, Traffic.SCATTER, bucket.empty_part()
+            work = self._mesh.start_scatter(result, given_N, ranks)
+        pending = _Reduction(action, group, start, work, given_N, result)
+        awaited, note = self._awaited(ranks, f"in {action}"), partial(self._note_span, pending)
+        is_noted = self._clock.follow(work, Channel(traffic, ranks), awaited, note)
+        self._pending.append(pending._replace(is_noted=is_noted))
 
-    def _note_end(self, pending: _Reduction) -> None:
-        """A span of the reduce lane, ended by whichever thread finishes the collective."""
-        if not self._tells_end(pending):
-            return
-        pending.work.get_future().add_done_callback(lambda _: self._note_span(pending))
-
-    def _tells_end(self, pending: _Reduction) -> bool:
-        """gloo's reduce-scatter has no callback: its span ends where it is waited for."""
-        return pending.given is pending.result or self._mesh.device.type != "cpu"
-
-    def _note_span(self, pending: _Reduction) -> None:
-        self._recorder.span(Lane.REDUCE, pending.action, pending.start_s, time.perf_counter())
+    def _note_span(self, pending: _Reduction, end: Stamp) -> None:
+        self._recorder.span(Lane.REDUCE, pending.action, pending.start, end)
 
     def _flat(self, weights: Weights) -> Tensor:
         """[N] this rank's gradient of a group; tensor-parallel ranks have added up their parts of it."""
@@ -161,8 +153,8 @@ class Gradients:
         for pending in self._pending:
             weights, what = pending.group.weights[0], f"in {pending.action}"
             self._wait(pending.work, pending.group.ranks, what)
-            if not self._tells_end(pending):
-                self._note_span(pending)
+            if not pending.is_noted:
+                self._note_span(pending, self._clock.stamp())
             found[weights] = pending.result
             bucket = self._buckets.get(weights)
             if bucket is not None and len(bucket.share.instance) > 1 and len(bucket.share.peers) > 1:
@@ -179,12 +171,11 @@ class Gradients:
                     _set(copies, _summed(copies))
 
     def _wait(self, work: dist.Work, ranks: tuple[int, ...], what: str) -> None:
-        try:
-            wait(work, self._timeout, self._mesh.device)
-        except RuntimeError as error:
-            peers = tuple(rank for rank in ranks if rank != self._mesh.rank)
-            message = f"rank {self._mesh.rank} {what} with ranks {list(peers)}: {first_line(error)}"
-            raise RankError(message, peers=peers) from error
+        self._clock.wait(work, self._awaited(ranks, what))
+
+    def _awaited(self, ranks: tuple[int, ...], what: str) -> Awaited:
+        peers = tuple(rank for rank in ranks if rank != self._mesh.rank)
+        return Awaited(f"rank {self._mesh.rank} {what} with ranks {list(peers)}", peers)
 
     def publish(self) -> None:
         """After the optimizer's step: collect what others updated.
@@ -192,14 +183,14 @@ class Gradients:
         Raises:
             RankError: a collection did not end in time, or a peer is gone.
         """
-        started: list[tuple[WeightBucket, dist.Work]] = []
+        started: list[tuple[WeightBucket, dist.Work, Tensor]] = []
         for bucket in self._in_plan_order():
             own_S = bucket.updated()
             if len(bucket.share.instance) > 1:
-                started.append(
-                    (bucket, self._mesh.start_gather(bucket.weights, own_S, bucket.share.instance))
-                )
-        for bucket, work in started:
+                given_S = own_S.clone()  # it lies where the others' parts are collected
+                work = self._mesh.start_gather(bucket.weights, given_S, bucket.share.instance)
+                started.append((bucket, work, given_S))
+        for bucket, work, _ in started:
             self._wait(work, bucket.share.instance, f"in {STEP}, collecting updated weights")
         for bucket in self._buckets.values():
             bucket.renew_copies()
@@ -224,24 +215,22 @@ class Gradients:
             if self._mesh.rank in group.ranks and group.weights[0] in self._buckets:
                 yield self._buckets[group.weights[0]]
 
-    def clip(self, clip_norm: float) -> float:
-        """Scale all gradients to the global norm; returns the norm. Collective over all ranks.
+    def clip(self, clip_norm: float) -> None:
+        """Scale all gradients to the global norm. Collective over all ranks.
 
         The first rank of a group counts it, of its parts the first that has one; copies on one
         rank count once.
         """
-        total = squared_norm(self._counted()).to(self._mesh.device)
-        try:
-            self._mesh.sum_over_all(total)
-        except RuntimeError as error:
-            message = f"rank {self._mesh.rank} in {STEP}, summing the norm: {first_line(error)}"
-            raise RankError(message, peers=self._mesh.peers) from error
-        norm = float(total) ** 0.5
-        factor = clip_factor(norm, clip_norm)
-        if factor < 1.0:
-            for parameter in self.parameters():
-                _gradient(parameter).mul_(factor)
-        return norm
+        total = squared_norm(self._counted(), self._mesh.device)
+        self._mesh.sum_over_all(total)
+        if total.device.type == "cpu":
+            factor: float | Tensor = clip_factor(float(total) ** 0.5, clip_norm)
+            if factor == 1.0:
+                return
+        else:  # the host does not ask
+            factor = (clip_norm / (total.sqrt() + CLIP_EPSILON)).clamp(max=1.0)
+        for parameter in self.parameters():
+            _gradient(parameter).mul_(factor)
 
     def _counted(self) -> Iterator[Tensor]:
         firsts = {group.weights[0] for group in self._lowered.groups if group.ranks[0] == self._mesh.rank}

@@ -17,6 +17,7 @@ from runtime.allocator import keep_freed_memory
 from runtime.batches import DataSource, SyntheticSource
 from runtime.checkpoint import Begin, checkpoints_in
 from runtime.checkpoint_files import identity_of
+from runtime.device import NAMES, launched_device
 from runtime.failure import RankError
 from runtime.local_world import join_launched
 from runtime.pool import Place, Pool
@@ -220,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{missing[0]} is not set: start me with torchrun, "
                 "e.g. torchrun --nproc-per-node 4 -m runtime.launch plan.json"
             )
+        device = launched_device(options.device)
         lowered, _ = accept(read_plan(options.plan))
         if options.next_samples and options.data is None:
             raise ValueError("--next-samples takes them from a data folder; want --data FOLDER")
@@ -239,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             following=following_of(source if options.next_samples else None, lowered.plan),
         )
         settings = _with_checkpoints(settings, options, lowered.plan)
-        result = _run_under_torchrun(lowered, settings, source or SyntheticSource(options.seed))
+        result = _run_under_torchrun(lowered, settings, source or SyntheticSource(options.seed), device)
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
@@ -267,20 +269,22 @@ def _with_checkpoints(settings: RunSettings, options: argparse.Namespace, plan: 
     return replace(settings, checkpoints=saves)
 
 
-def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSource) -> RunResult | None:
+def _run_under_torchrun(
+    lowered: Lowered, settings: RunSettings, source: DataSource, device: torch.device
+) -> RunResult | None:
     """This process's rank; the result on the first one. Objects always travel by gloo.
 
     When it fails, the connections stay open until this process ends: see `main`.
     """
     keep_freed_memory()
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    join_launched(os.environ, wait_s=settings.timeout_s, backend=backend)
+    join_launched(os.environ, wait_s=settings.timeout_s, device=device)
     place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
     if place.process == 0:
-        sys.stderr.write(f"running {settings.warmup + settings.steps} steps on {place.size} ranks\n")
+        steps = settings.warmup + settings.steps
+        sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
     with exporting(settings.export if place.process == 0 else None, lowered.plan.model):
-        dist.all_gather_object(reports, run_rank(place, lowered, settings, source))
+        dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()
     return result_of(lowered, complete, settings) if place.process == 0 else None
@@ -289,6 +293,7 @@ def _run_under_torchrun(lowered: Lowered, settings: RunSettings, source: DataSou
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="runtime.launch", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan file")
+    parser.add_argument("--device", choices=NAMES, help="of every rank (default: a GPU where there is one)")
     parser.add_argument("--trace", type=Path, help="where the first rank writes the trace")
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--warmup", type=int, default=0)

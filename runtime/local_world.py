@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+
+from runtime.device import CPU, backend_of
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = ("lo", "lo0")  # of Linux, of macOS
 MEETING = "world"  # a file's name
 
 
-def join_here(file: Path, *, rank: int, size: int, wait_s: float, backend: str = "gloo") -> None:
+def join_here(
+    file: Path, *, rank: int, size: int, wait_s: float, backend: str = "gloo", device: torch.device = CPU
+) -> None:
     """Join a world whose ranks are all processes of this machine.
 
     torch's TCPStore looks up the name of every peer's address, on both ends and on the server's side in
@@ -25,17 +30,23 @@ def join_here(file: Path, *, rank: int, size: int, wait_s: float, backend: str =
         file: where they leave their addresses; no earlier world has written to it. It stays there.
         wait_s: for the others to come, and for every collective.
         backend: as torch names it.
+        device: of this rank. NCCL's communicators are bound to it and connected at once.
     """
     if (loopback := _loopback()) is not None:
         os.environ.setdefault(INTERFACE, loopback)
     store = FileStore(str(file), -1)
     store.set_timeout(timedelta(seconds=wait_s))
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=wait_s)
+        backend,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=wait_s),
+        device_id=_bound(device),
     )
 
 
-def join_launched(environment: Mapping[str, str], *, wait_s: float, backend: str = "gloo") -> None:
+def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torch.device = CPU) -> None:
     """Join the world that a launcher describes, as torchrun does, on one machine or on many.
 
     Where all its ranks are on this machine and torchrun made a folder for them, which is new for every
@@ -43,10 +54,12 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, backend: str
     """
     file = meeting_of(environment)
     if file is None:
-        dist.init_process_group(backend, timeout=timedelta(seconds=wait_s))
+        dist.init_process_group(
+            backend_of(device), timeout=timedelta(seconds=wait_s), device_id=_bound(device)
+        )
     else:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        join_here(file, rank=rank, size=size, wait_s=wait_s, backend=backend)
+        join_here(file, rank=rank, size=size, wait_s=wait_s, backend=backend_of(device), device=device)
 
 
 def meeting_of(environment: Mapping[str, str]) -> Path | None:
@@ -59,6 +72,11 @@ def meeting_of(environment: Mapping[str, str]) -> Path | None:
     is_alone = size is not None and size == here
     is_own_folder = own.is_absolute() and own.parent.name == environment.get("LOCAL_RANK")
     return own.parents[1] / MEETING if is_alone and is_own_folder else None
+
+
+def _bound(device: torch.device) -> torch.device | None:
+    """What the world's communicators are bound to: gloo knows no such thing."""
+    return None if device.type == "cpu" else device
 
 
 def _loopback() -> str | None:

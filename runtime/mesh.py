@@ -1,17 +1,14 @@
-"""The ranks of a plan as torch process groups, created eagerly and in plan order."""
+"""One rank among those of its plan, and all that it says to the others."""
 
-import os
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.plan.lowered import Lowered, Route, Transfer
-from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.parameter_shards import shard_units
+from runtime.clock import HOST, Awaited, Clock
+from runtime.failure import RankError, first_line
+from workbench.plan.lowered import Route, Transfer
 
 # torch 2.13 renamed these two.
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -31,12 +28,12 @@ class Mesh:
         ranks: all ranks that take part, ascending.
         device: where tensors live.
         timeout_s: of every wait in a group.
+        clock: says when things happen on the device, and waits for what others send.
         reduction: ranks that sum gradients or collect weights -> their process group, where this rank is
             in it: gradient groups, and the instances and peers of a sharded optimizer.
         units: ranks that share out weights -> the process group of their rounds. Sums come at any place
             among these, another one on each rank, so the two have groups of their own.
-        pair: (route, source, destination) -> process group of these rows; empty on gloo, where
-            rows match by tag and need no order.
+        pair: (route, source, destination) -> process group of these rows; empty where rows meet by tag.
         context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
         tensor: ranks that share the weights of a stage, in grid order -> the process group of their sums.
         experts: ranks that deal out the experts of a stage, in grid order -> that of their exchanges.
@@ -46,6 +43,7 @@ class Mesh:
     ranks: tuple[int, ...]
     device: torch.device
     timeout_s: float = 60.0
+    clock: Clock = HOST
     reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     units: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     pair: dict[PairKey, dist.ProcessGroup] = field(default_factory=dict)
@@ -61,6 +59,11 @@ class Mesh:
     def peers(self) -> tuple[int, ...]:
         """All other ranks."""
         return tuple(rank for rank in self.ranks if rank != self.rank)
+
+    @property
+    def orders_rows(self) -> bool:
+        """Whether rows meet by their order, in a communicator for each pair and direction, and not by tag."""
+        return self.device.type == "cuda"
 
     def pair_group(self, row: Transfer, destination_rank: int) -> dist.ProcessGroup | None:
         """The group that carries the row to that rank; None is the world."""
@@ -84,8 +87,11 @@ class Mesh:
         return SCATTER(part, whole, group=self.reduction[ranks], async_op=True)
 
     def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """Start `whole` <- everybody's `part`, in the order of the ranks of an instance."""
-        return GATHER(whole, part.clone(), group=self.reduction[ranks], async_op=True)
+        """Start `whole` <- everybody's `part`, in the order of the ranks of an instance.
+
+        The caller keeps `part`, which lies elsewhere, until the work has been waited for.
+        """
+        return GATHER(whole, part, group=self.reduction[ranks], async_op=True)
 
     def start_dealing(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         """As `start_scatter`, over the ranks of a unit of shared-out weights."""
@@ -93,103 +99,24 @@ class Mesh:
 
     def start_collecting(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         """As `start_gather`, over the ranks of a unit of shared-out weights."""
-        return GATHER(whole, part.clone(), group=self.units[ranks], async_op=True)
+        return GATHER(whole, part, group=self.units[ranks], async_op=True)
 
     def sum_over_all(self, total: Tensor) -> None:
-        """Sum in place over all ranks; RuntimeError when one is gone."""
-        dist.all_reduce(total)
+        """Sum in place over all ranks.
 
-    def align(self) -> None:
-        """Wait until all ranks are here; RuntimeError when one is gone."""
-        dist.barrier()
+        Raises:
+            RankError: it did not end in time, or a rank is gone.
+        """
+        work = dist.all_reduce(total, async_op=True)
+        self.clock.wait(work, Awaited(f"rank {self.rank} in STEP, summing the norm", self.peers))
 
+    def align(self, what: str) -> None:
+        """Wait until all ranks are here; the host waits, by gloo, whatever the device.
 
-def local_device() -> torch.device:
-    """This process's GPU where there is one (by torchrun's LOCAL_RANK), else the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
-
-
-def build_mesh(lowered: Lowered, device: torch.device, timeout_s: float) -> Mesh:
-    """Create every process group that the plan needs. Collective: all ranks call it once.
-
-    NCCL orders operations per communicator and ignores tags, so each direction of each pair
-    gets a communicator of its own: a send never stands before a receive that it waits for.
-    Broadcasts have theirs apart from other rows, because their sender posts them in the order
-    in which it needs them itself. So do the attention of a context-parallel stage, the sums of a
-    tensor-parallel one and the exchanges of an expert-parallel one.
-    Differs: opposite rows of a pair therefore need no batching into one group.
-
-    Args:
-        timeout_s: of every wait in one of the groups.
-
-    Raises:
-        ValueError: the number of processes is not the plan's number of ranks.
-    """
-    ranks = lowered.plan.ranks
-    if dist.get_world_size() != len(ranks):
-        raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
-    mesh = Mesh(rank=ranks[dist.get_rank()], ranks=ranks, device=device, timeout_s=timeout_s)
-    _open_groups(mesh, _reducing(lowered), mesh.reduction)
-    _open_groups(mesh, (unit.ranks for unit in shard_units(lowered.plan)), mesh.units)
-    stages = lowered.plan.stages
-    columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
-    _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
-    _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
-    dealt = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
-    _open_groups(mesh, dealt, mesh.experts)
-    open_pairs(mesh, lowered, set())
-    return mesh
-
-
-def _reducing(lowered: Lowered) -> Iterator[tuple[int, ...]]:
-    """Ranks that sum gradients or collect updated weights, in plan order."""
-    for group in lowered.groups:
-        shards = optimizer_shards(lowered.plan, group)
-        peers = tuple(zip(*shards.instances, strict=True))
-        yield from (ranks for ranks in (group.ranks, *shards.instances, *peers) if len(ranks) > 1)
-
-
-def _open_groups(
-    mesh: Mesh, wanted: Iterable[tuple[int, ...]], held: dict[tuple[int, ...], dist.ProcessGroup]
-) -> None:
-    """Create a group for each distinct set of ranks; those that this rank is in are held."""
-    for members in dict.fromkeys(wanted):
-        group = _new_group(mesh, members)
-        if mesh.rank in members:
-            held[members] = group
-            _warm_up(group, mesh.device)
-
-
-def _new_group(mesh: Mesh, members: Iterable[int]) -> dist.ProcessGroup:
-    """Its waits end like those of the world: a group made without a timeout has torch's, many minutes."""
-    processes = [mesh.process_of(member) for member in members]
-    return dist.new_group(processes, timeout=timedelta(seconds=mesh.timeout_s))
-
-
-def open_pairs(mesh: Mesh, lowered: Lowered, opened: set[PairKey]) -> None:
-    """Create communicators of the pairs that are not in `opened`, and add them. Collective."""
-    new = [pair for pair in pairs_of(lowered) if pair not in opened]
-    opened.update(new)
-    if mesh.device.type != "cuda":
-        return
-    for pair in new:
-        _, source, destination = pair
-        group = _new_group(mesh, (source, destination))
-        if mesh.rank in (source, destination):
-            mesh.pair[pair] = group
-            _warm_up(group, mesh.device)
-
-
-def pairs_of(lowered: Lowered) -> list[PairKey]:
-    """(route, source, destination) of all rows that travel, ascending."""
-    rows = [row for row in lowered.transfers if row.route is not Route.LOCAL]
-    return sorted({(row.route, row.source_rank, rank) for row in rows for rank in row.destination_ranks})
-
-
-def _warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
-    """One tiny all-reduce: communicators that are made on first use are made here."""
-    dist.all_reduce(torch.zeros(1, device=device), group=group)
+        Raises:
+            RankError: one is gone, or did not come in time.
+        """
+        try:
+            dist.all_reduce(torch.zeros(1))
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} {what}: {first_line(error)}", peers=self.peers) from error

@@ -8,9 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.batches import DataSource
+from runtime.communicators import build_mesh, open_pairs, pairs_of
+from runtime.device import launched_device
 from runtime.emulate import emulate
 from runtime.launch import result_of, run_lowered
-from runtime.mesh import Mesh, PairKey, build_mesh, local_device, open_pairs, pairs_of
+from runtime.mesh import Mesh, PairKey
 from runtime.multimodal_architecture import Weight
 from runtime.multimodal_stage import UserStage
 from runtime.pool import Place, Pool
@@ -149,7 +151,7 @@ class GroupRanks:
         grids = tuple(stage.ranks for stage in lowered.plan.stages)
         wanted = (grids, tuple(sorted({group.ranks for group in lowered.groups})))
         if wanted not in self._meshes:
-            mesh = build_mesh(lowered, local_device(), self._timeout_s)
+            mesh = build_mesh(lowered, launched_device(None), self._timeout_s)
             self._meshes[wanted] = (mesh, set(pairs_of(lowered)))
         mesh, opened = self._meshes[wanted]
         open_pairs(mesh, lowered, opened)

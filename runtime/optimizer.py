@@ -92,14 +92,17 @@ def _set_rate(
         group["lr"] = settings.learning_rate * schedule.factor(max(counts, default=0))
 
 
-def squared_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Sum of squares of all elements, float64 scalar (0 for none)."""
-    total = torch.zeros((), dtype=torch.float64)
+CLIP_EPSILON = 1e-6  # as torch's clip_grad_norm_
+
+
+def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Sum of squares of all elements, float64 scalar on the device that the gradients are on (0 for none)."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for gradient in gradients:
-        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).cpu() ** 2
+        total += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
     return total
 
 
 def clip_factor(total_norm: float, clip_norm: float) -> float:
     """What every gradient is multiplied with: min(1, clip / norm), as torch's clip_grad_norm_."""
-    return min(1.0, clip_norm / (total_norm + 1e-6))
+    return min(1.0, clip_norm / (total_norm + CLIP_EPSILON))

@@ -1,7 +1,6 @@
 """What every rank of a run does: build its stages, then step after step."""
 
 import gc
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -10,18 +9,18 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.activations import Allocations
 from runtime.batches import DataSource, count_targets
 from runtime.checkpoint import Checkpoints, RankCheckpoints, live_tensors
 from runtime.checkpoint_files import identity_of
+from runtime.communicators import build_mesh
+from runtime.device import CPU
 from runtime.executor import Executor
 from runtime.expert_group import ExpertGroup
-from runtime.failure import RankError
 from runtime.feed import feed_of
-from runtime.mesh import Mesh, build_mesh, local_device
+from runtime.mesh import Mesh
 from runtime.optimizer import OptimizerSettings
 from runtime.optimizer_part import weight_buckets
 from runtime.pool import Place
@@ -34,7 +33,7 @@ from runtime.step_plans import NextBatches, Planning, StepPlans
 from runtime.tensor_group import TensorGroup
 from runtime.tied_weights import hold_with
 from runtime.timing import Notes, Recorder, check_order
-from runtime.transfers import Wires, first_line
+from runtime.transfers import Wires
 from runtime.weights import write_part
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.parameter_shards import sharded_stages
@@ -139,12 +138,15 @@ def run_rank(
     settings: RunSettings,
     source: DataSource,
     build: Build = build_stage_module,
+    device: torch.device = CPU,
 ) -> RankReport:
-    """Run this process's rank of the plan. The process group exists already."""
+    """Run this process's rank of the plan on a device. The process group exists already."""
     torch.set_num_threads(settings.threads)
-    device = local_device() if dist.get_backend() != "gloo" else torch.device("cpu")
     mesh = build_mesh(lowered, device, settings.timeout_s)
-    return run_steps(place, mesh, lowered, settings, source, build)
+    try:
+        return run_steps(place, mesh, lowered, settings, source, build)
+    finally:
+        mesh.clock.close()
 
 
 def run_steps(
@@ -226,9 +228,7 @@ class _Rank:
         plan = lowered.plan
         dtype = settings.dtype(plan)
         stages = [stage for stage in plan.stages if mesh.rank in stage.flat_ranks]
-        self._sharded = ShardedStages(
-            sharded_stages(plan), mesh, wide=settings.optimizer_dtype(plan), timeout_s=settings.timeout_s
-        )
+        self._sharded = ShardedStages(sharded_stages(plan), mesh, wide=settings.optimizer_dtype(plan))
         build_one = self._sharded.building(build)
         self._modules = {
             stage.id: build_one(
@@ -249,7 +249,7 @@ class _Rank:
                 hold_with(other, first, Weights(one.module, None, one.name))
         self._mesh, self._settings, self._source = mesh, settings, source
         self._report, self._groups = report, groups
-        self._recorder = Recorder(mesh.rank)
+        self._recorder = Recorder(mesh.rank, mesh.clock)
         self._buckets = weight_buckets(
             lowered, mesh.rank, list(self._modules.values()), settings.optimizer_dtype(plan)
         )
@@ -264,8 +264,8 @@ class _Rank:
         self._gradients: dict[tuple[str, str], Tensor] = {}
 
     def _new_wires(self) -> Wires:
-        dtype, timeout_s = self._settings.dtype(self.lowered.plan), self._settings.timeout_s
-        return Wires(self.lowered, self._mesh, dtype=dtype, timeout_s=timeout_s, recorder=self._recorder)
+        dtype = self._settings.dtype(self.lowered.plan)
+        return Wires(self.lowered, self._mesh, dtype=dtype, recorder=self._recorder)
 
     def _new_executor(self) -> Executor:
         plan, mesh, settings = self.lowered.plan, self._mesh, self._settings
@@ -275,7 +275,6 @@ class _Rank:
             mesh,
             list(self._modules.values()),
             recorder=self._recorder,
-            timeout_s=settings.timeout_s,
             buckets=self._buckets,
         )
         return Executor(
@@ -311,12 +310,8 @@ class _Rank:
         gc.collect()
         gc.disable()
         try:
-            try:
-                self._mesh.align()
-            except RuntimeError as error:
-                message = f"rank {self._mesh.rank} at the start of step {step}: {first_line(error)}"
-                raise RankError(message, peers=self._mesh.peers) from error
-            self._recorder.start_step(time.perf_counter())
+            self._mesh.align(f"at the start of step {step}")
+            self._recorder.start_step()
             with nullcontext() if self._memory is None else self._memory:
                 self._executor.run_step()
         finally:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.batches import DataSource, count_targets, microbatch_data
+from runtime.device import CPU
 from runtime.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
 from runtime.stage_module import StageInput, build_stage_module
 from workbench.data.sample import Item
@@ -131,7 +132,7 @@ class Reference:
             return
         if self.settings.clip_norm is not None:
             held = [p.grad for p in trainable.values() if p.grad is not None]
-            factor = clip_factor(float(squared_norm(held)) ** 0.5, self.settings.clip_norm)
+            factor = clip_factor(float(squared_norm(held, CPU)) ** 0.5, self.settings.clip_norm)
             for gradient in held:
                 gradient.mul_(factor)
         self._adamw.step()

@@ -31,11 +31,10 @@ class ShardedGradients(Gradients):
         modules: Sequence[StageModule],
         *,
         recorder: Recorder,
-        timeout_s: float,
         buckets: Mapping[Weights, WeightBucket] = MappingProxyType({}),
     ) -> None:
         whole = [module for module in modules if module.stage.id not in sharded]
-        super().__init__(lowered, mesh, whole, recorder=recorder, timeout_s=timeout_s, buckets=buckets)
+        super().__init__(lowered, mesh, whole, recorder=recorder, buckets=buckets)
         self._sharded = sharded
         sharded.follow(lowered.plan.program.get(mesh.rank, ()), recorder)
 

@@ -1,20 +1,17 @@
 """A rank's stages whose weights are shared out: does the exchanges of their rounds as the program says."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from runtime.activations import Allocations
-from runtime.failure import RankError
+from runtime.clock import Awaited, Channel, Stamp, Traffic
 from runtime.mesh import Mesh
 from runtime.sharded_weights import ShardedWeights, Travelling
 from runtime.stage_module import StageModule
 from runtime.timing import Recorder
-from runtime.transfers import first_line, wait
 from workbench.plan.lowered import Weights
 from workbench.plan.parameter_shards import ShardUnit
 from workbench.schedule.action import STEP, Action, Pass
@@ -22,17 +19,19 @@ from workbench.schedule.sharded import is_exchange, waits_of
 from workbench.trace import Lane
 
 
-class _Started(NamedTuple):
-    """An exchange that has begun; whichever thread ends a part of it notes when."""
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """An exchange that has begun; whoever sees a part of it end notes when, in the order of their ends."""
 
-    start_s: float
+    start: Stamp
     parts: list[tuple[ShardedWeights, Travelling]]
-    ends_s: list[float]
+    ends: list[Stamp] = field(default_factory=list)
 
-    def end_s(self) -> float:
-        """When its last part ended; now, where not all were noted: gloo's reduce-scatter cannot tell."""
-        noted = len(self.ends_s) == len(self.parts)
-        return max(self.ends_s, default=self.start_s) if noted else time.perf_counter()
+    def end(self, now: Stamp) -> Stamp:
+        """When its last part ended; `now`, where not all were noted: gloo's reduce-scatter cannot tell."""
+        if not self.parts:
+            return self.start
+        return self.ends[-1] if len(self.ends) == len(self.parts) else now
 
 
 class ShardedStages:
@@ -47,7 +46,6 @@ class ShardedStages:
         units: stage -> its unit, of the whole plan.
         mesh: of this rank.
         wide: what the optimizer works in; None: the weights' own type.
-        timeout_s: of any wait.
     """
 
     def __init__(
@@ -56,10 +54,8 @@ class ShardedStages:
         mesh: Mesh,
         *,
         wide: torch.dtype | None = None,
-        timeout_s: float = 60.0,
     ) -> None:
         self._units, self._mesh, self._wide = units, mesh, wide
-        self._timeout = timedelta(seconds=timeout_s)
         self._held: dict[int, dict[str, ShardedWeights]] = {}
         self._known: dict[Weights, ShardedWeights] = {}
         self._started: dict[Action, _Started] = {}
@@ -129,16 +125,16 @@ class ShardedStages:
     def start(self, action: Action) -> None:
         """Begin an UNSHARD or a REDUCE_GRAD."""
         assert action.stage is not None
-        held, start_s = self._held[action.stage], time.perf_counter()
-        ends_s: list[float] = []
+        held, start = self._held[action.stage], self._mesh.clock.stamp()
         if action.kind is Pass.UNSHARD:
-            parts = [(weights, weights.gather()) for weights in held.values()]
-            for _, travelling in parts:
-                future = travelling.work.get_future()
-                future.add_done_callback(lambda _: ends_s.append(time.perf_counter()))
+            traffic, parts = Traffic.GATHER, [(weights, weights.gather()) for weights in held.values()]
         else:
-            parts = [(weights, weights.deal_out()) for weights in held.values() if weights.is_trained]
-        self._started[action] = _Started(start_s, parts, ends_s)
+            trained = (weights for weights in held.values() if weights.is_trained)
+            traffic, parts = Traffic.SCATTER, [(weights, weights.deal_out()) for weights in trained]
+        self._started[action] = started = _Started(start, parts)
+        channel = Channel(traffic, self._units[action.stage].ranks)
+        for _, travelling in parts:
+            self._mesh.clock.follow(travelling.work, channel, self._awaited(action), started.ends.append)
 
     def let_go(self, stage: int) -> None:
         """RESHARD: only this rank's part stays."""
@@ -163,16 +159,15 @@ class ShardedStages:
             if travelling.part is not None:
                 weights.add(travelling.part)
         if self._recorder is not None:
-            self._recorder.span(Lane.REDUCE, name, started.start_s, started.end_s())
+            self._recorder.span(Lane.REDUCE, name, started.start, started.end(self._mesh.clock.stamp()))
 
     def _wait(self, travelling: Travelling, name: Action) -> None:
+        self._mesh.clock.wait(travelling.work, self._awaited(name))
+
+    def _awaited(self, name: Action) -> Awaited:
         assert name.stage is not None
-        try:
-            wait(travelling.work, self._timeout, self._mesh.device)
-        except RuntimeError as error:
-            peers = tuple(rank for rank in self._units[name.stage].ranks if rank != self._mesh.rank)
-            message = f"rank {self._mesh.rank} in {name} with ranks {list(peers)}: {first_line(error)}"
-            raise RankError(message, peers=peers) from error
+        peers = tuple(rank for rank in self._units[name.stage].ranks if rank != self._mesh.rank)
+        return Awaited(f"rank {self._mesh.rank} in {name} with ranks {list(peers)}", peers)
 
     def finish(self) -> None:
         """At STEP: all exchanges have ended, and every part has a gradient, zeros where none was made."""

@@ -20,11 +20,13 @@ class Travelling:
         work: to wait for.
         flat: [N] what is dealt out, or collected.
         part: [S] this rank's part of the sum.
+        given: [S] what is sent to the others.
     """
 
     work: dist.Work
     flat: Tensor | None = None
     part: Tensor | None = None
+    given: Tensor | None = None
 
 
 class ShardedWeights:
@@ -86,7 +88,9 @@ class ShardedWeights:
         """Start making the weights whole."""
         self._whole_N.untyped_storage().resize_(self._num_bytes)
         self._resized(self._num_bytes)
-        return Travelling(self._mesh.start_collecting(self._whole_N, self.part, self._ranks))
+        given_S = self.part.clone()
+        work = self._mesh.start_collecting(self._whole_N, given_S, self._ranks)
+        return Travelling(work, given=given_S)
 
     def let_go(self) -> None:
         """Keep this rank's part alone."""
@@ -122,7 +126,9 @@ class ShardedWeights:
         """Start collecting the gradient of all parts."""
         assert self.own.grad is not None, "gradients are dealt out first"
         flat_N = self.own.new_empty(self._size * len(self._ranks), requires_grad=False)
-        return Travelling(self._mesh.start_collecting(flat_N, self.own.grad, self._ranks), flat_N)
+        given_S = self.own.grad
+        work = self._mesh.start_collecting(flat_N, given_S, self._ranks)
+        return Travelling(work, flat_N, given=given_S)
 
     def pieces(self, flat_N: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """(Weight, what stands at its place)."""

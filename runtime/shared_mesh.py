@@ -215,7 +215,12 @@ class SharedMesh(Mesh):
         meeting = self.post.join("world", Kind.NORM, self.ranks, self.rank, total, sum_in_place)
         Attendance(self.post, self.runner, meeting).wait()
 
-    def align(self) -> None:
+    @property
+    def orders_rows(self) -> bool:
+        return False
+
+    def align(self, what: str) -> None:
+        del what
         self.runner.place = -1
         meeting = self.post.join("world", Kind.ALIGN, self.ranks, self.rank, None, lambda parts: None)
         Attendance(self.post, self.runner, meeting).wait()

@@ -9,10 +9,10 @@ from itertools import count, cycle, islice
 import torch
 import torch.distributed as dist
 
-from runtime.failure import RankError
-from runtime.mesh import Mesh, PairKey, open_pairs, pairs_of
+from runtime.communicators import open_pairs, pairs_of
+from runtime.failure import RankError, first_line
+from runtime.mesh import Mesh, PairKey
 from runtime.planner import Planned, Planner, planned
-from runtime.transfers import first_line
 from workbench.data.sample import Sample
 from workbench.plan.following import BLOCK_TOKENS
 from workbench.plan.lowered import Lowered

@@ -112,7 +112,7 @@ def tensor_group(mesh: Mesh, stage: Stage) -> TensorGroup | None:
     ranks = next(row for row in stage.ranks if mesh.rank in row)
     if ranks not in mesh.tensor:
         raise ValueError(f"stage {stage.id}: only ranks in processes of their own run tp > 1, got {stage.tp}")
-    return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks])
+    return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks], clock=mesh.clock)
 
 
 class _Enter(torch.autograd.Function):

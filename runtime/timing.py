@@ -4,6 +4,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
+from runtime.clock import HOST, Clock, Stamp
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.schedule.action import COMPUTE, Action
@@ -13,51 +16,65 @@ from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 @dataclass(slots=True)
 class Recorder:
-    """One rank's notes of one step, on the machine's monotonic clock."""
+    """One rank's notes of one step: stamps of its clock, which become seconds when the step is settled."""
 
     rank: int
+    clock: Clock = HOST
     start_s: float = 0.0
-    spans: list[Span] = field(default_factory=list)
-    memory: list[MemorySample] = field(default_factory=list)
-    sent_s: dict[int, float] = field(default_factory=dict)
-    delivered_s: dict[int, float] = field(default_factory=dict)
-    arrived_s: dict[int, float] = field(default_factory=dict)
-    loss_sum: float = 0.0
+    _spans: list[tuple[Lane, Action, Stamp, Stamp]] = field(default_factory=list)
+    _memory: list[tuple[Stamp, int]] = field(default_factory=list)
+    _sent: dict[int, Stamp] = field(default_factory=dict)
+    _delivered: dict[int, Stamp] = field(default_factory=dict)
+    _arrived: dict[int, Stamp] = field(default_factory=dict)
+    _losses: list[tuple[Tensor | float, float]] = field(default_factory=list)
 
-    def start_step(self, start_s: float) -> None:
+    def start_step(self) -> None:
         """Forget the step before."""
-        self.start_s = start_s
-        self.spans, self.memory, self.loss_sum = [], [], 0.0
-        self.sent_s, self.delivered_s, self.arrived_s = {}, {}, {}
+        self.start_s = self.clock.start_step()
+        self._spans, self._memory, self._losses = [], [], []
+        self._sent, self._delivered, self._arrived = {}, {}, {}
 
-    def span(self, lane: Lane, action: Action, start_s: float, end_s: float) -> None:
-        self.spans.append(Span(self.rank, lane, action, start_s, end_s))
+    def span(self, lane: Lane, action: Action, start: Stamp, end: Stamp) -> None:
+        self._spans.append((lane, action, start, end))
 
-    def hold(self, time_s: float, num_bytes: int) -> None:
-        """Bytes held from now on."""
-        self.memory.append(MemorySample(self.rank, time_s, num_bytes))
+    def hold(self, time: Stamp, num_bytes: int) -> None:
+        """Bytes held from then on."""
+        self._memory.append((time, num_bytes))
 
-    def sent(self, row: int, time_s: float) -> None:
-        self.sent_s[row] = time_s
+    def sent(self, row: int, time: Stamp) -> None:
+        self._sent[row] = time
 
-    def delivered(self, row: int, time_s: float) -> None:
+    def delivered(self, row: int, time: Stamp) -> None:
         """The sender's end of a send."""
-        self.delivered_s[row] = time_s
+        self._delivered[row] = time
 
-    def arrived(self, row: int, time_s: float) -> None:
-        """When the receiver saw the row: at the latest when it needed it."""
-        self.arrived_s[row] = time_s
+    def arrived(self, row: int, time: Stamp) -> None:
+        """When the receiver had the row; on a CPU when it saw it, at the latest when it needed it."""
+        self._arrived[row] = time
+
+    def lose(self, loss: Tensor, scale: float) -> None:
+        """A microbatch's loss sum, read when somebody asks for the step's."""
+        self._losses.append((self.clock.number(loss), scale))
+
+    @property
+    def loss_sum(self) -> float:
+        """Of this rank's microbatches; waits for the device."""
+        return sum((float(loss) * scale for loss, scale in self._losses), 0.0)
 
     def notes(self) -> "Notes":
-        """A frozen copy that travels."""
+        """A frozen copy that travels, of a step that is settled."""
+        seconds = self.clock.seconds
         return Notes(
             rank=self.rank,
             start_s=self.start_s,
-            spans=tuple(self.spans),
-            memory=tuple(self.memory),
-            sent_s=dict(self.sent_s),
-            delivered_s=dict(self.delivered_s),
-            arrived_s=dict(self.arrived_s),
+            spans=tuple(
+                Span(self.rank, lane, action, seconds(start), seconds(end))
+                for lane, action, start, end in self._spans
+            ),
+            memory=tuple(MemorySample(self.rank, seconds(time), size) for time, size in self._memory),
+            sent_s={row: seconds(time) for row, time in self._sent.items()},
+            delivered_s={row: seconds(time) for row, time in self._delivered.items()},
+            arrived_s={row: seconds(time) for row, time in self._arrived.items()},
             loss_sum=self.loss_sum,
         )
 

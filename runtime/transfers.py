@@ -1,17 +1,16 @@
 """Carries the rows of a lowered plan: shapes, order and peers all come from the plan."""
 
 import queue
-import re
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.clock import Awaited, Channel, Clock, Stamp, Traffic
 from runtime.failure import RankError
 from runtime.mesh import Mesh
 from runtime.timing import Recorder
@@ -77,57 +76,53 @@ class Wires:
     """All transfers of one rank, used by one step after the other.
 
     Receives are posted just in time and in the sender's order: an action's rows when it is
-    next, its successor's rows while it runs, and before each of them whatever the same sender
-    sends earlier. So a transfer overlaps with the action before its consumer, and a rank holds
+    next, its successor's rows so that they come while it runs, and before each of them whatever the
+    same sender sends earlier. So a transfer overlaps with the action before its consumer, and a rank holds
     receive buffers of two actions rather than of a whole step. Sends are posted at once and
-    never waited for by the program: a thread waits for them and drops their buffers.
+    never waited for by the program: on a CPU a thread waits for them and drops their buffers.
 
     A broadcast is a message from the leader to each of the others, sent when the leader takes the
-    row that it follows, or makes it; so leader and receivers both go through broadcasts in program order.
+    row that it follows, or makes it. Where rows meet by tag, its receive is posted when it is needed;
+    where they meet by order, in the leader's, as that of any other row.
     """
 
-    def __init__(
-        self, lowered: Lowered, mesh: Mesh, *, dtype: torch.dtype, timeout_s: float, recorder: Recorder
-    ) -> None:
-        self._mesh = mesh
+    def __init__(self, lowered: Lowered, mesh: Mesh, *, dtype: torch.dtype, recorder: Recorder) -> None:
+        self._mesh, self._clock = mesh, mesh.clock
         self._dtype = dtype
-        self._timeout = timedelta(seconds=timeout_s)
         self._recorder = recorder
         self._rows = lowered.transfers
         self._local: dict[int, Tensor] = {}
-        self._posted: dict[int, tuple[dist.Work, Tensor]] = {}
-        self._unposted: dict[int, deque[Transfer]] = {}
-        self._broadcasts: dict[int, Transfer] = {}  # not posted yet
+        self._posted: dict[int, tuple[dist.Work, Tensor, bool]] = {}  # with whether its arrival is noted
+        self._in_order: dict[tuple[Route, int], deque[Transfer]] = {}  # not posted yet, by route and sender
+        self._unposted: dict[int, Transfer] = {}  # all that are not posted yet
+        self._received = _receives_of(lowered, mesh)
         self._followers: dict[int, list[Transfer]] = {}
         for row in self._rows:
             if row.after is not None and row.source_rank == mesh.rank:
                 self._followers.setdefault(row.after, []).append(row)
-        self._porter = Porter(self._timeout, recorder)
+        self._porter = Porter(mesh.clock, mesh.timeout_s, recorder)
 
     def start_step(self) -> None:
         """Line up the rows that this rank will receive; nothing is left over from the step before."""
         assert not self._local
         assert not self._posted
-        self._unposted, self._broadcasts = {}, {}
-        for row in self._rows:
-            if self._mesh.rank not in row.destination_ranks:
-                continue
-            if row.route is Route.BROADCAST:
-                self._broadcasts[row.row] = row
-            elif row.route is Route.P2P:
-                self._unposted.setdefault(row.source_rank, deque()).append(row)
+        self._in_order = {key: deque(rows) for key, rows in self._received.items()}
+        self._unposted = {row.row: row for rows in self._received.values() for row in rows}
 
-    def post(self, rows: Iterable[int]) -> None:
-        """Allocate and post the receives of these rows, and what their senders send before them."""
+    def post(self, rows: Iterable[int], since: Stamp) -> None:
+        """Allocate and post the receives of these rows, and what their senders send before them.
+
+        They wait for nothing that this rank computes after `since`.
+        """
         for number in rows:
-            wanted = self._rows[number]
-            if number in self._broadcasts:
-                self._receive(self._broadcasts.pop(number))
-            if wanted.route is not Route.P2P:
+            if (row := self._unposted.get(number)) is None:
                 continue
-            unposted = self._unposted.get(wanted.source_rank, ())
-            while unposted and unposted[0].row <= number:
-                self._receive(unposted.popleft())
+            if row.route is Route.BROADCAST and not self._mesh.orders_rows:
+                self._receive(row, since)
+                continue
+            waiting = self._in_order[row.route, row.source_rank]
+            while number in self._unposted:
+                self._receive(waiting.popleft(), since)
 
     def take(self, number: int, action: Action) -> tuple[Transfer, Tensor]:
         """The packed tensor of a row, waited for. Posted already, see `post`.
@@ -138,13 +133,11 @@ class Wires:
         row = self._rows[number]
         if row.route is Route.LOCAL:
             return row, self._local.pop(number)
-        work, buffer_TD = self._posted.pop(number)
-        try:
-            wait(work, self._timeout, self._mesh.device)
-        except RuntimeError as error:
-            message = f"rank {self._mesh.rank} before {action}: {describe(row)} from rank {row.source_rank}"
-            raise RankError(f"{message}: {first_line(error)}", peers=(row.source_rank,)) from error
-        self._recorder.arrived(number, time.perf_counter())
+        work, buffer_TD, is_noted = self._posted.pop(number)
+        what = f"rank {self._mesh.rank} before {action}: {describe(row)} from rank {row.source_rank}"
+        self._clock.wait(work, Awaited(what, (row.source_rank,)))
+        if not is_noted:
+            self._recorder.arrived(number, self._clock.stamp())
         self._pass_on(number, buffer_TD)
         return row, buffer_TD
 
@@ -164,19 +157,23 @@ class Wires:
             self._send(row, packed_TD)
 
     def _send(self, row: Transfer, packed_TD: Tensor) -> None:
-        self._recorder.sent(row.row, time.perf_counter())
         packed_TD = packed_TD.contiguous()
+        self._recorder.sent(row.row, self._clock.stamp())
         for rank in row.destination_ranks:
             work = self._mesh.send(row, rank, packed_TD)
             if work is None:
                 raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
-            self._porter.carry(row, work, packed_TD)
+            awaited = Awaited(f"rank {self._mesh.rank}: {describe(row)} to rank {rank}", (rank,))
+            channel = Channel(Traffic.SEND, (row.route, self._mesh.rank, rank))
+            if self._clock.follow(work, channel, awaited, partial(self._recorder.delivered, row.row)):
+                self._clock.lend(packed_TD, channel)
+            else:
+                self._porter.carry(row, work, packed_TD, awaited)
 
     def finish_step(self) -> None:
         """Wait for the sends that are still out, and check that every row was used."""
         self._porter.wait_until_idle(self._mesh.rank)
-        unposted = (row.row for rows in self._unposted.values() for row in rows)
-        left = [*self._local, *self._posted, *self._broadcasts, *unposted]
+        left = [*self._local, *self._posted, *self._unposted]
         if left:
             raise RankError(f"rank {self._mesh.rank}: {describe(self._rows[left[0]])} was never consumed")
 
@@ -184,12 +181,53 @@ class Wires:
         """End the porter's thread."""
         self._porter.close()
 
-    def _receive(self, row: Transfer) -> None:
-        buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
-        work = self._mesh.receive(row, buffer_TD)
+    def _receive(self, row: Transfer, since: Stamp) -> None:
+        del self._unposted[row.row]
+        channel = Channel(Traffic.RECEIVE, (row.route, row.source_rank, self._mesh.rank))
+        with self._clock.beside(channel, since):
+            buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
+            work = self._mesh.receive(row, buffer_TD)
         if work is None:
             raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
-        self._posted[row.row] = work, buffer_TD
+        self._clock.adopt(buffer_TD)
+        what = f"rank {self._mesh.rank}: {describe(row)} from rank {row.source_rank}"
+        awaited = Awaited(what, (row.source_rank,))
+        note = partial(self._recorder.arrived, row.row)
+        self._posted[row.row] = work, buffer_TD, self._clock.follow(work, channel, awaited, note)
+
+
+def _receives_of(lowered: Lowered, mesh: Mesh) -> dict[tuple[Route, int], list[Transfer]]:
+    """What a rank receives, by route and sender, in the order in which it is sent: rows by number."""
+    found: dict[tuple[Route, int], list[Transfer]] = {}
+    for row in lowered.transfers:
+        if row.route is not Route.LOCAL and mesh.rank in row.destination_ranks:
+            found.setdefault((row.route, row.source_rank), []).append(row)
+    for (route, leader), rows in found.items():
+        if route is Route.BROADCAST:
+            place = {number: index for index, number in enumerate(broadcasts_of(lowered, leader))}
+            rows.sort(key=lambda row: place[row.row])
+    return found
+
+
+def broadcasts_of(lowered: Lowered, leader: int) -> tuple[int, ...]:
+    """The broadcasts of a rank in the order in which it sends them.
+
+    Each goes out when the row that it follows is taken, or, where that stays on the rank, made.
+    """
+    followers: dict[int, list[int]] = {}
+    for row in lowered.transfers:
+        if row.after is not None and row.source_rank == leader:
+            followers.setdefault(row.after, []).append(row.row)
+    sent: list[int] = []
+    for action in lowered.plan.program.get(leader, ()):
+        for rows, is_local in ((lowered.inputs, False), (lowered.outputs, True)):
+            for number in rows.get(action, ()):
+                if (lowered.transfers[number].route is Route.LOCAL) == is_local:
+                    sent += followers.pop(number, ())
+    return tuple(sent)
+
+
+_Send = tuple[Transfer, dist.Work, Tensor, Awaited]
 
 
 class Porter:
@@ -199,67 +237,54 @@ class Porter:
     buffer lives no longer than its send (or the sends before it).
     """
 
-    def __init__(self, timeout: timedelta, recorder: Recorder) -> None:
-        self._timeout = timeout
+    def __init__(self, clock: Clock, timeout_s: float, recorder: Recorder) -> None:
+        self._clock, self._timeout_s = clock, timeout_s
         self._recorder = recorder
-        self._sends: queue.SimpleQueue[tuple[Transfer, dist.Work, Tensor] | None] = queue.SimpleQueue()
+        self._sends: queue.SimpleQueue[_Send | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._num_out = 0
-        self._error: tuple[Transfer, RuntimeError] | None = None
-        self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
-        self._thread.start()
+        self._error: RankError | None = None
+        self._thread: threading.Thread | None = None
 
-    def carry(self, row: Transfer, work: dist.Work, packed_TD: Tensor) -> None:
+    def carry(self, row: Transfer, work: dist.Work, packed_TD: Tensor, awaited: Awaited) -> None:
+        """Wait for a send, after those before it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
+            self._thread.start()
         with self._idle:
             self._num_out += 1
-        self._sends.put((row, work, packed_TD))
+        self._sends.put((row, work, packed_TD, awaited))
 
     def wait_until_idle(self, rank: int) -> None:
         """Raises RankError when a send failed or is still out after the timeout."""
         with self._idle:
             is_idle = self._idle.wait_for(
-                lambda: self._num_out == 0 or self._error is not None, self._timeout.total_seconds()
+                lambda: self._num_out == 0 or self._error is not None, self._timeout_s
             )
         if self._error is not None:
-            row, error = self._error
-            message = f"rank {rank}: {describe(row)} to rank {row.destination_rank}: {first_line(error)}"
-            raise RankError(message, peers=(row.destination_rank,)) from error
+            raise self._error
         if not is_idle:
             raise RankError(f"rank {rank}: {self._num_out} sends are still out at the end of the step")
 
     def close(self) -> None:
+        """End the thread."""
         self._sends.put(None)
 
     def _run(self) -> None:
         while (send := self._sends.get()) is not None:
-            row, work, packed_TD = send
+            row, work, packed_TD, awaited = send
             try:
-                wait(work, self._timeout, packed_TD.device)
-            except RuntimeError as error:
-                self._error = self._error or (row, error)
+                self._clock.wait(work, awaited)
+            except RankError as error:
+                self._error = self._error or error
             else:
-                self._recorder.delivered(row.row, time.perf_counter())
+                self._recorder.delivered(row.row, self._clock.stamp())
             del send, work, packed_TD
             with self._idle:
                 self._num_out -= 1
                 self._idle.notify_all()
 
 
-def wait(work: dist.Work, timeout: timedelta, device: torch.device) -> None:
-    """Wait for a work; on a GPU only its stream waits, bounded by the group's own timeout."""
-    if device.type == "cpu":
-        work.wait(timeout)
-    else:
-        work.wait()
-
-
 def describe(row: Transfer) -> str:
     """A row in plan vocabulary: `row 4 (vision>llm, 0F0 to 2F0)`."""
     return f"row {row.row} ({row.edge}, {row.producer} to {row.consumer})"
-
-
-def first_line(error: BaseException) -> str:
-    """What happened, without gloo's source location, C++ stack and advice."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    text = re.sub(r"^\[[^\]]*\.(?:cc|h|cpp):\d+\]\s*", "", lines[0])
-    return text.partition(". This is typically")[0]

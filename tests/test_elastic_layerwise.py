@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from experiments.oobleck.chaos_job import batch, elastic_job
+from runtime.clock import HOST
 from runtime.elastic.job import ElasticJob, plan_step
 from runtime.elastic.layerwise import LayerwiseGradients, last_backwards
 from runtime.elastic.replan import start_layout
@@ -51,10 +52,8 @@ class Watched:
         self.lowered: Lowered = lower(plan)
         self.module: StageModule = build(job, plan, plan.stages_on[0][0])
         self.sums: list[torch.Tensor] = []
-        mesh: Any = SimpleNamespace(rank=0, device=torch.device("cpu"), start_sum=self._start)
-        self.gradients = LayerwiseGradients(
-            self.lowered, mesh, [self.module], recorder=Recorder(0), timeout_s=1.0
-        )
+        mesh: Any = SimpleNamespace(rank=0, clock=HOST, start_sum=self._start)
+        self.gradients = LayerwiseGradients(self.lowered, mesh, [self.module], recorder=Recorder(0))
 
     def _start(self, bucket: torch.Tensor, ranks: tuple[int, ...]) -> Started:
         assert ranks == (0, 1)

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from runtime.mesh import build_mesh
+from runtime.communicators import build_mesh
 from runtime.pool import Place, Pool
 from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm

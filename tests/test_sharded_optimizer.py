@@ -118,7 +118,7 @@ def test_moments_are_as_many_as_planned(instances: int) -> None:
         modules = [build_stage_module(plan, s, seed=0, dtype=torch.float32) for s in plan.stages_on[rank]]
         buckets = weight_buckets(lowered, rank, modules)
         mesh = Mesh(rank=rank, ranks=plan.ranks, device=torch.device("cpu"))
-        gradients = Gradients(lowered, mesh, modules, recorder=Recorder(rank), timeout_s=1.0, buckets=buckets)
+        gradients = Gradients(lowered, mesh, modules, recorder=Recorder(rank), buckets=buckets)
         adamw = build_adamw(gradients.parameters(), OptimizerSettings())
         assert adamw is not None
         for parameter in gradients.parameters():

@@ -65,10 +65,10 @@ def outcome(sample: Sample, pool: Pool) -> str:
     reference = reference_step(
         sample.parent, seed=settings.seed, dtype=torch.float64, source=SyntheticSource(settings.seed)
     )
-    return _compared(sample.plan, result, reference)
+    return compared(sample.plan, result, reference)
 
 
-def _compared(plan: Plan, result: RunResult, reference: ReferenceResult) -> str:
+def compared(plan: Plan, result: RunResult, reference: ReferenceResult) -> str:
     """What a rank has cut its gradients to is held against the same part of the reference's."""
     if not math.isclose(result.losses[0], reference.loss, rel_tol=BOUND):
         return f"different loss: {result.losses[0]} instead of {reference.loss}"

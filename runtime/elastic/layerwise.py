@@ -31,9 +31,8 @@ class LayerwiseGradients(Gradients):
         modules: Sequence[StageModule],
         *,
         recorder: Recorder,
-        timeout_s: float,
     ) -> None:
-        super().__init__(lowered, mesh, modules, recorder=recorder, timeout_s=timeout_s)
+        super().__init__(lowered, mesh, modules, recorder=recorder)
         self._groups = lowered.groups
         self._action = {
             index: action

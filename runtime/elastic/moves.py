@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.clock import Awaited, HostClock
 from runtime.elastic.job import ElasticJob, Member, held_by, members_of
-from runtime.failure import RankError
-from runtime.transfers import first_line, wait
 from workbench.resilience.copies import Copy
 from workbench.resilience.layout import Layout
 
@@ -116,13 +114,10 @@ def carry_out(
             flat_N = torch.empty(sum(each.numel() for each in whole), dtype=whole[0].dtype)
             works.append((move, _started(dist.irecv(flat_N, move.source_rank, tag=move.number)), flat_N))
             arriving.append((move, flat_N))
+    clock = HostClock(wait_s)
     for move, work, _ in works:
-        try:
-            wait(work, timedelta(seconds=wait_s), CPU)
-        except RuntimeError as error:
-            peer = move.source_rank if move.destination_rank == rank else move.destination_rank
-            message = f"rank {rank} copying layer {move.owner} with rank {peer}: {first_line(error)}"
-            raise RankError(message, peers=(peer,)) from error
+        peer = move.source_rank if move.destination_rank == rank else move.destination_rank
+        clock.wait(work, Awaited(f"rank {rank} copying layer {move.owner} with rank {peer}", (peer,)))
     arrived: Holdings = {}
     for move, flat_N in arriving:
         _fill(empty[move.owner], flat_N)

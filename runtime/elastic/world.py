@@ -2,7 +2,6 @@
 
 import gc
 import pickle
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -121,7 +120,7 @@ class World:
 
     def __init__(self, job: ElasticJob, plan: Plan, mesh: Mesh) -> None:
         self.mesh, self._job = mesh, job
-        self._sharded = ShardedStages(sharded_stages(plan), mesh, timeout_s=job.wait_s)
+        self._sharded = ShardedStages(sharded_stages(plan), mesh)
         self.modules = {
             stage.id: self._sharded.take(build(job, plan, stage)) for stage in plan.stages_on[mesh.rank]
         }
@@ -161,7 +160,7 @@ class World:
         Raises:
             RankError: a rank is gone or hangs.
         """
-        recorder = Recorder(self.mesh.rank)
+        recorder = Recorder(self.mesh.rank, self.mesh.clock)
         executor = self._prepare(lowered, recorder, progress, lambda: vote(recorder.loss_sum))
         if self._executor is None:
             executor.adopt(held, self.modules.values(), step)
@@ -169,7 +168,7 @@ class World:
             executor.resume(self._executor)
         self._executor = executor
         executor.clear_gradients()
-        recorder.start_step(time.perf_counter())
+        recorder.start_step()
         executor.run_step()
 
     def is_at(self, step: int | None) -> bool:
@@ -194,7 +193,7 @@ class World:
             self._wires.close()
         job, mesh, plan = self._job, self.mesh, lowered.plan
         gradients, before = self._gradients(lowered, recorder, progress)
-        self._wires = Wires(lowered, mesh, dtype=job.dtype, timeout_s=job.wait_s, recorder=recorder)
+        self._wires = Wires(lowered, mesh, dtype=job.dtype, recorder=recorder)
         return ElasticExecutor(
             lowered,
             mesh.rank,
@@ -214,15 +213,13 @@ class World:
         self, lowered: Lowered, recorder: Recorder, progress: Callable[[int], None]
     ) -> tuple[Gradients, Callable[[int], None]]:
         """How they are summed, and what to do before each action."""
-        modules, wait_s = list(self.modules.values()), self._job.wait_s
+        modules = list(self.modules.values())
         if self._job.is_sharded:
-            shared = ShardedGradients(
-                self._sharded, lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s
-            )
+            shared = ShardedGradients(self._sharded, lowered, self.mesh, modules, recorder=recorder)
             return shared, progress
         if self._job.reduction is Reduction.AFTER_BACKWARD:
-            return Gradients(lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s), progress
-        gradients = LayerwiseGradients(lowered, self.mesh, modules, recorder=recorder, timeout_s=wait_s)
+            return Gradients(lowered, self.mesh, modules, recorder=recorder), progress
+        gradients = LayerwiseGradients(lowered, self.mesh, modules, recorder=recorder)
         last = last_backwards(lowered.plan.program.get(self.mesh.rank, ()))
 
         def before(position: int) -> None:

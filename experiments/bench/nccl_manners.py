@@ -1,0 +1,85 @@
+"""Every strategy and schedule on gloo with NCCL's manners: does the runtime bear them?
+
+Setup:   gloo ranks of this machine, in float64; device, communicators and futures as NCCL has them
+         (`experiments.nccl.manners`). Held against one process on the whole batch.
+Ours:    what came of each case as built; of 1F1B and GPipe with receives posted first and a wait for the
+         device after each action; of each manner alone with an executor that lacks what it wants; and the
+         seconds until a job ends whose rank was killed, or stopped, in the middle of a step.
+Differs: no GPU and no NCCL takes part. A manner is what NCCL's documentation and torch's source say of it.
+Run:     python -m experiments.bench.nccl_manners [--json] [--only TEXT]
+"""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from experiments.nccl.cases import cases
+from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all
+from runtime.pool import Pool
+
+MOST_RANKS = 8
+
+
+def run(only: str = "") -> dict[str, object]:
+    """All figures; cases whose name has `only` in it."""
+    start_s = time.perf_counter()
+    chosen = [case for case in cases() if only in case.name]
+    if not chosen:
+        raise ValueError(f"no case has {only!r} in its name; nearest: '1f1b'")
+    rows, failures = [], []
+    with Pool(MOST_RANKS) as pool:
+        for done, (case, found) in enumerate(run_all(chosen, pool), 1):
+            rows.append(
+                {"case": case.name, "ranks": len(case.plan.ranks), "seconds": round(found.seconds, 2)}
+            )
+            if found.what != SAME:
+                failures.append(f"{case.name}: {found.what}")
+                sys.stderr.write(f"\n{failures[-1][:300]}\n")
+            sys.stderr.write(f"\r{done} of {len(chosen)}, {len(failures)} failed: {case.name:<50.50}")
+        sys.stderr.write("\n")
+        old = {case.name: found.what for case, found in hangs_of_before(chosen, pool)}
+        first = chosen[0].plan
+        dead, stopped = (dead_rank(first, pool, number) for number in (signal.SIGKILL, signal.SIGSTOP))
+        manners = caught(first, pool)
+    return {
+        "nccl_manners_cases": len(rows),
+        "nccl_manners_failures": len(failures),
+        "failures": failures,
+        "nccl_manners_old_hangs": sum(what == HUNG for what in old.values()),
+        "old": old,
+        "manners_alone": manners,
+        "dead_rank_s": round(dead.seconds, 2),
+        "dead_rank_says": dead.what,
+        "stopped_rank_s": round(stopped.seconds, 2),
+        "stopped_rank_says": stopped.what,
+        "seconds": round(time.perf_counter() - start_s, 1),
+        "rows": rows,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", default="", help="cases with this in their name")
+    options = parser.parse_args(arguments)
+    try:
+        found = run(options.only)
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for name, value in found.items():
+            if name != "rows":
+                print(f"{name}: {value}")
+    return 0 if not found["nccl_manners_failures"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

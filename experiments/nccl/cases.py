@@ -1,0 +1,130 @@
+"""Plans of every strategy and every schedule at two numbers of ranks, and of every way to divide a layer."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from experiments.fidelity.memory import tiny_job
+from experiments.fidelity.mutant_kinds import EXAMPLES, newer_plans, roomy, small, with_layouts
+from experiments.fidelity.work import LLM, Cuts, Work, decoder, plan_of, text_only, text_samples, this_machine
+from workbench.commands.strategies import PLANNERS, PRICED
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job import Job, ModuleLayout, load_job
+from workbench.job_pools import Aim, Pool
+from workbench.plan.build import with_programs
+from workbench.plan.check import check
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies.stage_counts import silent
+
+LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-4)
+RANK_COUNTS = 2
+PIPELINES = (2, 4)  # ranks
+NUM_MICROBATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan, and what it is a plan of: a schedule or a strategy by name, or how a layer is divided."""
+
+    name: str
+    plan: Plan
+    hangs_as_before: bool = False  # shown with the executor of before too
+
+
+def cases() -> Iterator[Case]:
+    """All of them; equal ones of two strategies stay two."""
+    yield from schedules()
+    yield from strategies()
+    for name, plan in newer_plans(CostModel(load_profile("A40"))):
+        yield Case(name, plan)
+
+
+def schedules() -> Iterator[Case]:
+    """Every kind on pipelines of two and of four ranks; `three-phase` where modules share ranks."""
+    for kind in ScheduleKind:
+        for ranks in PIPELINES:
+            is_old = ranks == PIPELINES[0] and kind in {ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE}
+            plan = shared_ranks(ranks) if kind is ScheduleKind.THREE_PHASE else pipeline(kind, ranks)
+            yield Case(f"{kind}, {ranks} ranks", plan, is_old)
+
+
+def pipeline(kind: ScheduleKind, num_ranks: int) -> Plan:
+    """Texts through a small decoder, whose stages go round the ranks, or there and back."""
+    virtual = kind.usual_virtual_stages
+    there = list(range(num_ranks))
+    order = there * virtual if kind is not ScheduleKind.ZB_V else there + there[::-1]
+    llm = decoder("llama", width=128, blocks=len(order))
+    layers = [len(llm.layers) // len(order)] * len(order)
+    layers[-1] += len(llm.layers) - sum(layers)
+    work = Work(name="texts", model=text_only(llm), batch=text_samples([12, 9, 16, 5]))
+    cuts: Cuts = {LLM: tuple((count, (rank,)) for count, rank in zip(layers, order, strict=True))}
+    cluster = this_machine(LINK, num_ranks, num_cores=num_ranks)
+    schedule = Schedule(kind=kind, virtual_stages=virtual)
+    return plan_of(work, cluster, cuts, samples=(1,) * NUM_MICROBATCHES, schedule=schedule)
+
+
+def shared_ranks(num_ranks: int) -> Plan:
+    """Encoders on the ranks of the language model's first stage, in replicas of two ranks."""
+    job = with_layouts(small("all"), encoders=1, llm=1)
+    job = replace(job, replicas=num_ranks // 2)
+    plan = PLANNERS["encoders-colocated"](job, CostModel(load_profile("A40")), silent)
+    return with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.THREE_PHASE))
+
+
+def strategies() -> Iterator[Case]:
+    """Every strategy's plan at its first two numbers of ranks."""
+    cost = CostModel(load_profile("A40"))
+    for name, planner in {**PLANNERS, **PRICED}.items():
+        found: dict[int, Plan] = {}
+        for job in jobs():
+            plan = _planned(planner, _priced(job) if name in PRICED else job, cost)
+            if plan is not None and len(plan.ranks) not in {1, *found}:
+                found[len(plan.ranks)] = plan
+            if len(found) == RANK_COUNTS:
+                break
+        yield from (Case(f"{name}, {ranks} ranks", plan) for ranks, plan in found.items())
+
+
+def jobs() -> Iterator[Job]:
+    """The tour's job under layouts that strategies take, and one of two modules; quick ones first."""
+    yield replace(small("all"), max_ranks=2)
+    for encoders, llm in ((1, 2), (1, 1), (1, 3), (2, 2)):
+        yield with_layouts(small("all"), encoders=encoders, llm=llm)
+    for replicas in (2, 4):
+        yield replace(with_layouts(small("all"), encoders=1, llm=1), replicas=replicas)
+    for pp in (2, 3):
+        job = small("all")
+        layouts = tuple(ModuleLayout(module=module.name, pp=pp) for module in job.model.modules)
+        yield replace(job, layouts=layouts)
+    yield replace(small("all"), max_ranks=4)
+    whole = tiny_job("all")
+    for ranks in (4, 8):
+        yield replace(roomy(whole), batch=whole.batch[:ranks], replicas=ranks, max_ranks=ranks)
+    yield roomy(load_job(EXAMPLES / "cross_attention.yaml"))
+
+
+def _planned(planner: Callable[..., Plan], job: Job, cost: CostModel) -> Plan | None:
+    """None where the strategy does not take the job."""
+    try:
+        plan = planner(job, cost, silent)
+        check(plan)
+        lower(plan)
+    except ValueError:
+        return None
+    return plan
+
+
+def _priced(job: Job) -> Job:
+    """The job on one pool of all its ranks, with a price."""
+    pool = Pool(
+        name="all",
+        first_rank=0,
+        num_ranks=job.cluster.num_ranks,
+        profile="A40",
+        device=job.cluster.nodes[0].device,
+        dollars_per_hour=1.0,
+    )
+    return replace(job, pools=(pool,), aim=Aim.DOLLARS)

@@ -1,0 +1,299 @@
+"""A device of the host that queues works as NCCL does, over gloo.
+
+What is computed is done when a call returns; what is sent or summed is queued. The computation's stream is
+the host's thread: where that stream waits, the host stands still, as a GPU would.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+import runtime.context_group
+import runtime.mesh
+import runtime.tensor_group
+from runtime.clock import Channel
+
+LOOK_EVERY_S = 0.002
+ENOUGH_S = 3600.0  # no rank of a case lives that long
+GREETING = 1 << 20  # a tag that no row has
+
+
+class Manner(Enum):
+    """One of NCCL's manners that gloo does not have."""
+
+    DEVICE_WAIT = "a wait for the device waits for posted receives, and any action may make one"
+    FIRST_USE = "the first send or receive of a communicator blocks the host until the peer comes"
+    EARLY_FUTURES = "futures complete when a work is queued; its data are there when a stream has waited"
+    ENDLESS_WAITS = "waits ignore timeouts, and never hear of a peer that is gone"
+
+
+ALL = frozenset(Manner)
+
+
+class Queued:
+    """A work that has been queued: gloo's, and where its result will be seen.
+
+    Args:
+        device: of this rank.
+        work: gloo's.
+        results: tensor -> where gloo writes it.
+    """
+
+    def __init__(self, device: "QueuingDevice", work: dist.Work, results: Sequence[tuple[Tensor, Tensor]]):
+        self._device, self._work, self._results = device, work, results
+        self.error: RuntimeError | None = None
+        self.is_done = threading.Event()
+        self.done_s = 0.0
+        threading.Thread(target=self._carry, name="nccl", daemon=True).start()
+
+    def _carry(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self.error = error
+            if Manner.ENDLESS_WAITS in self._device.manners:
+                return
+        self.done_s = time.perf_counter()
+        self.is_done.set()
+
+    def wait(self, timeout: object = None) -> bool:
+        """The current stream waits. RuntimeError where the communicators were aborted."""
+        del timeout
+        if self._device.lane is not None:
+            self._device.lane.append(self)
+            return True
+        while not self.is_done.wait(LOOK_EVERY_S):
+            self._device.check()
+        if self.error is not None:
+            raise self.error
+        self.show()
+        return True
+
+    def show(self) -> None:
+        """What gloo wrote becomes visible to the computation."""
+        results, self._results = self._results, ()
+        with torch.no_grad():
+            for tensor, written in results:
+                tensor.detach().copy_(written)
+
+    def get_future(self) -> "Future[None]":
+        """Done at once, as NCCL's: whoever reads the data then reads what is not there yet."""
+        future: Future[None] = Future()  # type: ignore[no-untyped-call]
+        if Manner.EARLY_FUTURES not in self._device.manners:
+            self.wait()
+        future.set_result(None)
+        return future
+
+
+class Moment:
+    """An event: passed when all works of its lane before it are done."""
+
+    def __init__(self, works: Sequence[Queued]) -> None:
+        self._works, self._time_s = tuple(works), time.perf_counter()
+
+    def query(self) -> bool:
+        return all(work.is_done.is_set() for work in self._works)
+
+    @property
+    def time_s(self) -> float:
+        return max([self._time_s, *(work.done_s for work in self._works)])
+
+
+class QueuingDevice:
+    """Streams as `runtime.streams` wants them, and works as torch.distributed gives them.
+
+    Args:
+        manners: those that it has.
+    """
+
+    def __init__(self, manners: frozenset[Manner]) -> None:
+        self.manners = manners
+        self._lanes: dict[Channel, list[Queued]] = {}
+        self._receives: list[Queued] = []
+        self._known: set[tuple[object, frozenset[int]]] = set()
+        self._current = threading.local()
+        self._is_aborted = threading.Event()
+
+    # ---- streams ----
+
+    @property
+    def lane(self) -> list[Queued] | None:
+        """The current stream, where it is a channel's; None: the computation's."""
+        found: list[Queued] | None = getattr(self._current, "lane", None)
+        return found
+
+    def record(self) -> Moment:
+        if self.lane is None and Manner.DEVICE_WAIT in self.manners:
+            self.synchronize()
+        return Moment([] if self.lane is None else self.lane)
+
+    @contextmanager
+    def beside(self, channel: Channel, since: object) -> Iterator[None]:
+        del since  # the computation is never behind the host
+        before = self.lane
+        self._current.lane = self._lanes.setdefault(channel, [])
+        try:
+            yield
+        finally:
+            self._current.lane = before
+
+    def use(self, tensor: Tensor, channel: Channel | None) -> None:
+        """Memory is gloo's affair here."""
+
+    def seconds_between(self, first: Moment, last: Moment) -> float:
+        return last.time_s - first.time_s
+
+    def synchronize(self) -> None:
+        """Wait for all receives that are posted.
+
+        Not for sends: what these small models send fits into NCCL's buffers. Nor for collectives: a rank that
+        has nothing to add starts a sum long before its peers, and goes on beside it.
+        """
+        while self._receives:
+            while not self._receives[0].is_done.wait(LOOK_EVERY_S):
+                self.check()
+            self._receives.pop(0)
+
+    # ---- communicators ----
+
+    def abort(self) -> None:
+        """End all waits."""
+        self._is_aborted.set()
+
+    def check(self) -> None:
+        """Raises RuntimeError after `abort`."""
+        if self._is_aborted.is_set():
+            raise RuntimeError("NCCL communicator was aborted")
+
+    def queue(self, start: Callable[..., dist.Work | None], outputs: Sequence[Tensor]) -> Queued:
+        """Start gloo's work; it writes into the tensors that `start` is called with instead of `outputs`."""
+        self.check()
+        early = Manner.EARLY_FUTURES in self.manners
+        written = [output.detach().clone() if early else output for output in outputs]
+        work = start(*written)
+        assert work is not None, "this rank is in the group"
+        if early:
+            for output in outputs:
+                _poison(output)
+        results = list(zip(outputs, written, strict=True)) if early else []
+        return Queued(self, work, results)
+
+    def receive(self, start: Callable[..., dist.Work | None], tensor: Tensor) -> Queued:
+        """As `queue`, and a wait for the device waits for it."""
+        queued = self.queue(start, [tensor])
+        self._receives.append(queued)
+        return queued
+
+    def meet(self, group: dist.ProcessGroup | None, peer: int) -> None:
+        """Before a send or receive: the first one of the two in a group waits for the other's."""
+        pair = (group, frozenset((dist.get_rank(), peer)))
+        if Manner.FIRST_USE not in self.manners or pair in self._known:
+            return
+        self._known.add(pair)
+        mine, theirs = torch.zeros(1), torch.zeros(1)
+        works = [
+            REAL["isend"](mine, peer, group=group, tag=GREETING),
+            REAL["irecv"](theirs, peer, group=group, tag=GREETING),
+        ]
+        for work in works:
+            assert work is not None
+            done = Queued(self, work, [])
+            while not done.is_done.wait(LOOK_EVERY_S):
+                self.check()
+
+
+def _poison(tensor: Tensor) -> None:
+    with torch.no_grad():
+        held = tensor.detach()
+        held.fill_(float("nan") if held.is_floating_point() else torch.iinfo(held.dtype).min)
+
+
+REAL: Mapping[str, Callable[..., Any]] = {
+    name: getattr(dist, name) for name in ("isend", "irecv", "all_reduce", "all_gather", "all_to_all_single")
+}
+REAL_GATHER, REAL_SCATTER = runtime.mesh.GATHER, runtime.mesh.SCATTER
+
+
+class PeerOperation(NamedTuple):
+    """As torch's P2POp, which takes torch's own functions alone."""
+
+    op: Callable[..., Any]
+    tensor: Tensor
+    group: dist.ProcessGroup | None
+    peer: int
+
+
+class Communication:
+    """torch.distributed's functions, queued on a device; they take what the runtime gives them.
+
+    What the host does for itself, without `async_op`, stays gloo's, as it does beside NCCL.
+    """
+
+    def __init__(self, device: QueuingDevice) -> None:
+        self._device = device
+
+    def isend(self, tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> Queued:
+        del tag  # rows meet by their order
+        self._device.meet(group, dst)
+        return self._device.queue(lambda: REAL["isend"](tensor, dst, group=group), [])
+
+    def irecv(self, tensor: Tensor, src: int, group: Any = None, tag: int = 0) -> Queued:
+        del tag
+        self._device.meet(group, src)
+        return self._device.receive(lambda into: REAL["irecv"](into, src, group=group), tensor)
+
+    def all_reduce(self, tensor: Tensor, *how: Any, **named: Any) -> Queued | None:
+        if not named.get("async_op"):
+            REAL["all_reduce"](tensor, *how, **named)
+            return None
+        return self._device.queue(lambda into: REAL["all_reduce"](into, *how, **named), [tensor])
+
+    def all_gather(self, into: list[Tensor], own: Tensor, **named: Any) -> Queued:
+        return self._device.queue(lambda *parts: REAL["all_gather"](list(parts), own, **named), into)
+
+    def all_to_all_single(self, into: Tensor, own: Tensor, *counts: Any, **named: Any) -> Queued:
+        return self._device.queue(lambda part: REAL["all_to_all_single"](part, own, *counts, **named), [into])
+
+    def gather(self, whole: Tensor, part: Tensor, **named: Any) -> Queued:
+        return self._device.queue(lambda into: REAL_GATHER(into, part, **named), [whole])
+
+    def scatter(self, part: Tensor, whole: Tensor, **named: Any) -> Queued:
+        return self._device.queue(lambda into: REAL_SCATTER(into, whole, **named), [part])
+
+    def batch(self, operations: Sequence[PeerOperation]) -> list[Queued]:
+        return [each.op(each.tensor, each.peer, group=each.group) for each in operations]
+
+
+def _operation(op: Callable[..., Any], tensor: Tensor, *, group: Any, group_peer: int) -> PeerOperation:
+    return PeerOperation(op, tensor, group, dist.get_global_rank(group, group_peer))
+
+
+@contextmanager
+def well_mannered(device: QueuingDevice) -> Iterator[None]:
+    """Inside, what this process sends and sums is queued on the device."""
+    ours = Communication(device)
+    instead: Mapping[str, Callable[..., Any]] = {
+        "isend": ours.isend,
+        "irecv": ours.irecv,
+        "all_reduce": ours.all_reduce,
+        "all_gather": ours.all_gather,
+        "all_to_all_single": ours.all_to_all_single,
+        "P2POp": _operation,
+        "batch_isend_irecv": ours.batch,
+    }
+    with ExitStack() as stack:
+        for name, function in instead.items():
+            stack.enter_context(mock.patch.object(dist, name, function))
+        for module in (runtime.mesh, runtime.context_group, runtime.tensor_group):
+            stack.enter_context(mock.patch.object(module, "GATHER", ours.gather))
+            stack.enter_context(mock.patch.object(module, "SCATTER", ours.scatter))
+        yield

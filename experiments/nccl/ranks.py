@@ -1,0 +1,134 @@
+"""A rank on a device with NCCL's manners: as built, and as executors that do not bear one of them."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+import runtime.communicators
+from experiments.nccl.manners import ALL, ENOUGH_S, Manner, QueuingDevice, well_mannered
+from runtime.batches import DataSource
+from runtime.clock import Awaited, Stamp
+from runtime.communicators import build_mesh
+from runtime.device import CPU
+from runtime.mesh import Mesh
+from runtime.pool import Place
+from runtime.rank_job import RunSettings, run_steps
+from runtime.rank_report import RankReport
+from runtime.stage_module import build_stage_module
+from runtime.streams import StreamClock, Watch
+from workbench.plan.lowered import Lowered
+
+
+class Variant(Enum):
+    """An executor: the real one, or one that lacks what a manner wants."""
+
+    AS_BUILT = "as built"
+    WAITS_FOR_THE_DEVICE = "posts receives before an action and waits for the device after it"
+    OPENS_LATE = "posts receives before an action, in communicators that were never used"
+    TRUSTS_FUTURES = "reads what has come when its future is done"
+    WAITS_FOR_EVER = "leaves the bounds of waits to the communicator"
+
+
+LACKS = {
+    Manner.DEVICE_WAIT: Variant.WAITS_FOR_THE_DEVICE,
+    Manner.FIRST_USE: Variant.OPENS_LATE,
+    Manner.EARLY_FUTURES: Variant.TRUSTS_FUTURES,
+    Manner.ENDLESS_WAITS: Variant.WAITS_FOR_EVER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Doom:
+    """A signal that a rank sends to itself at a position of its program."""
+
+    rank: int
+    position: int
+    signal: int = signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How a case is run."""
+
+    manners: frozenset[Manner] = ALL
+    variant: Variant = Variant.AS_BUILT
+    doom: Doom | None = None
+
+
+class OrderedMesh(Mesh):
+    """A mesh over gloo whose rows meet by their order."""
+
+    __slots__ = ()
+
+    @property
+    def orders_rows(self) -> bool:
+        return True
+
+
+class PostingFirst(StreamClock):
+    """Posts receives before the action that they overlap with."""
+
+    posts_before = True
+
+
+class WaitingForDevice(PostingFirst):
+    """And waits for all that is under way after each action, as at every other stamp."""
+
+    def stamp(self) -> Stamp:
+        self._streams.synchronize()
+        return super().stamp()
+
+
+class TrustingFutures(StreamClock):
+    """Lets no stream wait for a work, but the host for its future."""
+
+    def wait(self, work: dist.Work, awaited: Awaited) -> None:
+        del awaited
+        work.get_future().wait()
+
+
+def clock_of(device: QueuingDevice, variant: Variant, timeout_s: float) -> StreamClock:
+    bound_s = ENOUGH_S if variant is Variant.WAITS_FOR_EVER else timeout_s
+    kind = {
+        Variant.WAITS_FOR_THE_DEVICE: WaitingForDevice,
+        Variant.OPENS_LATE: PostingFirst,
+        Variant.TRUSTS_FUTURES: TrustingFutures,
+    }.get(variant, StreamClock)
+    return kind(device, Watch(bound_s, device.abort))
+
+
+def run_with_manners(
+    place: Place, lowered: Lowered, settings: RunSettings, source: DataSource, conduct: Conduct
+) -> RankReport:
+    """This process's rank of the plan; the process group, gloo's, exists already."""
+    device = QueuingDevice(conduct.manners)
+    clock = clock_of(device, conduct.variant, settings.timeout_s)
+
+    def make(**fields: Any) -> Mesh:
+        return OrderedMesh(**fields | {"clock": clock})
+
+    late = conduct.variant is Variant.OPENS_LATE
+    unopened = mock.patch.object(runtime.communicators, "_send_first", return_value=None)
+    with well_mannered(device), unopened if late else nullcontext():
+        mesh = build_mesh(lowered, CPU, settings.timeout_s, make)
+        try:
+            watched = replace(place, report=_doomed(place.report, mesh.rank, conduct.doom))
+            return run_steps(watched, mesh, lowered, settings, source, build_stage_module)
+        finally:
+            clock.close()
+
+
+def _doomed(report: Callable[[int], None], rank: int, doom: Doom | None) -> Callable[[int], None]:
+    def tell(position: int) -> None:
+        report(position)
+        if doom is not None and (rank, position) == (doom.rank, doom.position):
+            os.kill(os.getpid(), doom.signal)
+
+    return tell

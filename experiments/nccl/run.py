@@ -1,0 +1,115 @@
+"""Runs cases on gloo with NCCL's manners, and says what came of each."""
+
+import math
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from experiments.fidelity.mutant_runs import compared
+from experiments.nccl.cases import Case
+from experiments.nccl.manners import ALL, Manner
+from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant, run_with_manners
+from runtime.batches import SyntheticSource
+from runtime.failure import WorldFailed
+from runtime.launch import RunResult, result_of
+from runtime.pool import Pool
+from runtime.rank_job import Collect, RunSettings
+from runtime.reference import reference_step
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Precision
+
+TIMEOUT_S = 15.0  # of a wait that should end
+SHORT_S = 2.0  # of one that should not
+HANG_S = 5.0  # after which a job is given up
+JOB_S = 90.0
+SAME = "same"
+HUNG = "hung"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a case: `same` as one process, `hung`, or what was wrong."""
+
+    what: str
+    seconds: float
+
+
+def execute(
+    plan: Plan, pool: Pool, conduct: Conduct, *, timeout_s: float = TIMEOUT_S, job_s: float = JOB_S
+) -> RunResult:
+    """One step in float64; errors as `run_lowered`."""
+    settings = RunSettings(precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=timeout_s)
+    lowered, source = lower(plan), SyntheticSource(settings.seed)
+    torch.set_num_threads(1)
+    reports = pool.run(
+        run_with_manners,
+        len(plan.ranks),
+        lowered,
+        settings,
+        source,
+        conduct,
+        timeout_s=job_s,
+        wait_s=timeout_s,
+    )
+    return result_of(lowered, reports, settings)
+
+
+def outcome(plan: Plan, pool: Pool, conduct: Conduct, **bounds: float) -> Outcome:
+    """Against one process on the whole batch: loss and gradients."""
+    start_s = time.perf_counter()
+    try:
+        result = execute(plan, pool, conduct, **bounds)
+    except WorldFailed as error:
+        text = " ".join(str(error).split())
+        return Outcome(HUNG if text.startswith("not done after") else text, time.perf_counter() - start_s)
+    seconds = time.perf_counter() - start_s
+    if not math.isfinite(result.losses[0]):
+        return Outcome(f"loss {result.losses[0]}", seconds)
+    reference = reference_step(plan, seed=0, dtype=torch.float64, source=SyntheticSource(0))
+    return Outcome(compared(plan, result, reference), seconds)
+
+
+def run_all(cases: Iterable[Case], pool: Pool) -> Iterator[tuple[Case, Outcome]]:
+    """Each with all manners, as built."""
+    for case in cases:
+        yield case, outcome(case.plan, pool, Conduct())
+
+
+def hangs_of_before(cases: Iterable[Case], pool: Pool) -> Iterator[tuple[Case, Outcome]]:
+    """Those to be shown with receives posted first and a wait for the device after each action."""
+    before = Conduct(
+        manners=frozenset({Manner.DEVICE_WAIT, Manner.ENDLESS_WAITS}), variant=Variant.WAITS_FOR_THE_DEVICE
+    )
+    for case in cases:
+        if case.hangs_as_before:
+            yield case, outcome(case.plan, pool, before, job_s=HANG_S)
+
+
+def caught(plan: Plan, pool: Pool) -> dict[str, dict[str, str]]:
+    """Manner -> what came of it, alone, as built, and of the executor that lacks what it wants.
+
+    The last manner is shown by a rank that stops in the middle of its step.
+    """
+    found = {}
+    for manner, variant in LACKS.items():
+        endless = manner is Manner.ENDLESS_WAITS
+        doom = Doom(plan.ranks[-1], 1, signal.SIGSTOP) if endless else None
+        bounds = (
+            {"job_s": HANG_S, "timeout_s": SHORT_S} if endless else {"job_s": 2 * HANG_S, "timeout_s": HANG_S}
+        )
+        found[manner.name.lower()] = {
+            which.name.lower(): outcome(
+                plan, pool, Conduct(manners=frozenset({manner}), variant=which, doom=doom), **bounds
+            ).what
+            for which in (Variant.AS_BUILT, variant)
+        }
+    return found
+
+
+def dead_rank(plan: Plan, pool: Pool, number: int) -> Outcome:
+    """A rank that gets a signal at its second action: what the job says, and when. No wait hears of it."""
+    doom = Doom(plan.ranks[-1], 1, number)
+    return outcome(plan, pool, Conduct(manners=ALL, doom=doom), timeout_s=SHORT_S)

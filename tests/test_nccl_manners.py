@@ -1,0 +1,80 @@
+"""NCCL's manners over gloo: the runtime bears them, and each is caught by an executor that does not."""
+
+import signal
+
+import pytest
+
+from experiments.nccl.cases import Case, cases, pipeline
+from experiments.nccl.manners import Manner
+from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant
+from experiments.nccl.run import HANG_S, HUNG, SAME, SHORT_S, dead_rank, hangs_of_before, outcome
+from runtime.pool import Pool
+from workbench.commands.strategies import PLANNERS, PRICED
+from workbench.plan.codec import plan_hash
+from workbench.plan.plan import Plan
+from workbench.schedule.choice import ScheduleKind
+
+TOLD_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Case]:
+    return list(cases())
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Plan:
+    return pipeline(ScheduleKind.ONE_F_ONE_B, 2)
+
+
+def test_every_strategy_and_schedule_is_there_at_two_numbers_of_ranks(every: list[Case]) -> None:
+    names = {case.name for case in every}
+    for kind in [*ScheduleKind, *PLANNERS, *PRICED]:
+        counts = [name for name in names if name.startswith(f"{kind}, ") and name.endswith(" ranks")]
+        assert len(counts) == 2, kind
+    stages = [stage for case in every for stage in case.plan.stages]
+    assert {stage.cp for stage in stages} > {1}
+    assert {stage.tp for stage in stages} > {1}
+    assert {stage.ep for stage in stages} > {1}
+
+
+def test_all_train_as_one_process(every: list[Case], pool: Pool) -> None:
+    """Equal plans of two strategies run once."""
+    different = {plan_hash(case.plan): case for case in every}
+    failed = {}
+    for case in different.values():
+        found = outcome(case.plan, pool, Conduct())
+        if found.what != SAME:
+            failed[case.name] = found.what
+    assert not failed
+
+
+def test_receives_posted_first_and_a_wait_for_the_device_hang(every: list[Case], pool: Pool) -> None:
+    found = {case.name: before.what for case, before in hangs_of_before(every, pool)}
+    assert found == {"1f1b, 2 ranks": HUNG, "gpipe, 2 ranks": HUNG}
+
+
+@pytest.mark.parametrize("manner", [Manner.DEVICE_WAIT, Manner.FIRST_USE, Manner.EARLY_FUTURES])
+def test_each_manner_alone_is_caught(manner: Manner, two_ranks: Plan, pool: Pool) -> None:
+    lacking = Conduct(manners=frozenset({manner}), variant=LACKS[manner])
+    assert outcome(two_ranks, pool, lacking, timeout_s=SHORT_S).what != SAME
+    built = Conduct(manners=frozenset({manner}))
+    assert outcome(two_ranks, pool, built).what == SAME
+
+
+def test_a_stopped_rank_is_named_where_waits_never_end(two_ranks: Plan, pool: Pool) -> None:
+    found = dead_rank(two_ranks, pool, signal.SIGSTOP)
+    assert "to rank 1: nothing came within 2 s" in found.what or "from rank 1: nothing came" in found.what
+    assert found.seconds < TOLD_S
+    endless = Conduct(
+        manners=frozenset({Manner.ENDLESS_WAITS}),
+        variant=Variant.WAITS_FOR_EVER,
+        doom=Doom(1, 1, signal.SIGSTOP),
+    )
+    assert outcome(two_ranks, pool, endless, timeout_s=SHORT_S, job_s=HANG_S).what == HUNG
+
+
+def test_a_killed_rank_ends_the_job(two_ranks: Plan, pool: Pool) -> None:
+    found = dead_rank(two_ranks, pool, signal.SIGKILL)
+    assert found.what.startswith("process 1: killed by SIGKILL")
+    assert found.seconds < TOLD_S
