@@ -1,6 +1,7 @@
 """NCCL's manners over gloo: the runtime bears them, and each is caught by an executor that does not."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_every_strategy_and_schedule_is_there_at_two_numbers_of_ranks(every: lis
 
 def test_all_train_as_one_process(every: list[Case], pool: Pool) -> None:
     """Equal plans of two strategies run once."""
-    different = {plan_hash(case.plan): case for case in every}
+    different = {plan_hash(replace(case.plan, strategy="any")): case for case in every}
     failed = {}
     for case in different.values():
         found = outcome(case.plan, pool, Conduct())
