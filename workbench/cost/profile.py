@@ -5,15 +5,14 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from workbench.cost.hardware import Link
 from workbench.cost.roofline import RowWork
+from workbench.frozen_json import FrozenJson, parse_json
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
 _FOLDER = Path(__file__).parent / "profiles"
-_STRICT = ConfigDict(extra="forbid")
+_JSON = FrozenJson()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +221,6 @@ class Profile:
         raise ValueError(f"profile {self.name!r} has no {scope!r} link; it has {known}")
 
 
-for _class in (Table, LayerPoint, LayerTable, MachineLink, CollectiveTable, Fit, Provenance, Profile):
-    setattr(_class, "__pydantic_config__", _STRICT)  # noqa: B010  (slots leave no room in the class body)
-_ADAPTER = TypeAdapter(Profile)
-
-
 def ideal_profile(
     name: str = "ideal", *, flop_per_s: float = 1e12, bytes_per_s: float = 1e30, memory_bytes: int = 2**40
 ) -> Profile:
@@ -266,17 +260,18 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def parse_profile(text: str, *, where: str = "profile") -> Profile:
     """The JSON text of a profile; ValueError names the first wrong field."""
+    data = parse_json(text, f"{where}: the profile")
     try:
-        return _ADAPTER.validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "file"
-        raise ValueError(f"{where}: {place}: {first['msg']}") from error
+        profile = _JSON.decode(Profile, data, "profile")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    assert isinstance(profile, Profile)
+    return profile
 
 
 def dump_profile(profile: Profile) -> str:
     """Canonical JSON text, a point a line; `parse_profile` gives an equal profile back."""
-    return _lines(_ADAPTER.dump_python(profile, mode="json"), "") + "\n"
+    return _lines(_JSON.encode(profile), "") + "\n"
 
 
 def _lines(value: object, indent: str) -> str:
