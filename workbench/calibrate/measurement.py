@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from workbench.calibrate.sustained_rows import DeviceNotes, SustainedAttentionRow, SustainedMatmulRow
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
@@ -38,7 +39,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRow:
+class LayerRow(DeviceNotes):
     """One layer over `rows` packed sequences of equal size, medians over `repeats`.
 
     Args:
@@ -100,12 +101,16 @@ class OverheadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRow:
-    """One optimizer step over `num_parameters` weights of a rank."""
+    """One optimizer step over `num_parameters` weights of a rank.
+
+    `update`: "single" tensor after tensor, or "fused".
+    """
 
     precision: str
     num_parameters: int
     seconds: float
     spread: float = 0.0
+    update: str = "single"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +219,8 @@ class OverlapRow:
 
 Row = (
     MatmulRow
+    | SustainedMatmulRow
+    | SustainedAttentionRow
     | CopyRow
     | AttentionRow
     | LayerRow
@@ -236,6 +243,8 @@ _ROWS: dict[str, type[Row]] = {
     "optimizer": OptimizerRow,
     "link": LinkRow,
     "collective": CollectiveRow,
+    "sustained_matmul": SustainedMatmulRow,
+    "sustained_attention": SustainedAttentionRow,
 }
 _KIND = {kind: name for name, kind in _ROWS.items()}
 
