@@ -34,7 +34,7 @@ class KernelTimes:
         self._attention = _surface(profile.attention)
         self._pointwise = _surface(profile.pointwise)
         self._normalization = _surface(profile.normalization) or self._pointwise
-        short = self._in_short_loops() if profile.sustained_products or profile.sustained_attention else self
+        short = self.in_short_loops() if profile.sustained_products or profile.sustained_attention else self
         self._slowdowns = {
             found.direction: Surface(
                 product_slowdowns(found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0])
@@ -47,7 +47,7 @@ class KernelTimes:
         )
         self._head_backward = HeadWidths([(h, backward_rate(h)) for h in heads])
 
-    def _in_short_loops(self) -> "KernelTimes":
+    def in_short_loops(self) -> "KernelTimes":
         """What the short loops alone say, under no execution."""
         return KernelTimes(replace(self.profile, sustained_products=(), sustained_attention=()))
 
