@@ -1,14 +1,14 @@
 """Everything that one process measures of a device without a model, cell by cell, each with a key."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 
 import torch
 
 from runtime.bench_attention import MASKS, AttentionSizes, attention_sizes, time_attention
-from runtime.bench_clock import Clock
+from runtime.bench_clock import Clock, notes_of
 from runtime.bench_operators import (
     LAUNCH,
     OPERATORS,
@@ -29,7 +29,7 @@ from runtime.bench_sustained import (
     time_sustained_product,
 )
 from workbench.calibrate.measurement import AttentionRow, CopyRow, HostCopyRow, MatmulRow, OverheadRow, Row
-from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
+from workbench.calibrate.sustained_rows import DeviceNotes, SustainedAttentionRow, SustainedMatmulRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,24 @@ def operator_cells(
 
 def _cell(what: str, kind: type[Row], measure: Callable[[Clock], Sequence[Row]], **fields: object) -> Cell:
     key = " ".join([what, *(f"{name}={value}" for name, value in fields.items())])
-    return Cell(key=key, kind=kind, fields=tuple(fields.items()), measure=measure)
+    return Cell(key=key, kind=kind, fields=tuple(fields.items()), measure=partial(_noted, measure))
+
+
+def _noted(measure: Callable[[Clock], Sequence[Row]], clock: Clock) -> Sequence[Row]:
+    """The rows, with what the device said before and after those that have no notes of their own."""
+    before = clock.gauge()
+    rows = measure(clock)
+    notes = notes_of(before, (None, None), clock.gauge())
+    if notes == DeviceNotes():
+        return rows
+    return [
+        replace(row, **asdict(notes)) if isinstance(row, DeviceNotes) and _has_none(row) else row
+        for row in rows
+    ]
+
+
+def _has_none(row: DeviceNotes) -> bool:
+    return all(getattr(row, note.name) is None for note in fields(DeviceNotes))
 
 
 def _products(sizes: Sizes, dtype: torch.dtype) -> Iterator[Cell]:

@@ -16,6 +16,7 @@ from tests.cost_models import causal, linear
 from tests.test_fit import HEADER, OTHERS
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import (
+    MatmulRow,
     Measurement,
     OptimizerRow,
     Row,
@@ -233,6 +234,21 @@ def test_a_driver_that_says_nothing_is_no_failure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch.cuda.clock_rate", lambda device: 1980)
     monkeypatch.setattr("torch.cuda.power_draw", missing)
     assert clock.gauge() == (1.98e9, None)
+
+
+def test_rows_say_what_the_device_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short loops before and after; a long one halfway through as well."""
+    clock = Clock()
+    readings = itertools.count(1)
+    monkeypatch.setattr(Clock, "gauge", lambda self: (1e9 * next(readings), 300.0))
+    first = {cell.kind: cell for cell in reversed(operator_cells("cpu", torch.float32, CELLS))}
+    (short,) = first[MatmulRow].measure(clock)
+    assert isinstance(short, MatmulRow)
+    assert (short.clock_before_hz, short.clock_during_hz, short.clock_after_hz) == (1e9, None, 2e9)
+    long, *_ = first[SustainedMatmulRow].measure(clock)
+    assert isinstance(long, SustainedMatmulRow)
+    assert (long.clock_before_hz, long.clock_during_hz, long.clock_after_hz) == (4e9, 5e9, 6e9)
+    assert long.power_during_w == 300.0
 
 
 def test_cells_measure_what_they_name(tmp_path) -> None:

@@ -88,7 +88,7 @@ class LayerRow(DeviceNotes):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadRow:
+class OverheadRow(DeviceNotes):
     """Seconds the executor adds to one action of that pass ("F", "B", "I", "W", "REDUCE_GRAD", "STEP").
 
     "LAUNCH" is not an action: it is what a kernel costs that does nothing.
@@ -100,7 +100,7 @@ class OverheadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerRow:
+class OptimizerRow(DeviceNotes):
     """One optimizer step over `num_parameters` weights of a rank.
 
     `update`: "single" tensor after tensor, or "fused".
@@ -139,7 +139,7 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulRow:
+class MatmulRow(DeviceNotes):
     """One product y[m, n] = x[m, k] w[k, n]: what layers without rows of their own are priced by."""
 
     precision: str
@@ -151,7 +151,7 @@ class MatmulRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyRow:
+class CopyRow(DeviceNotes):
     """One memory-bound operator whose forward moves `num_bytes` (read plus written).
 
     Args:
@@ -170,7 +170,7 @@ class CopyRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRow:
+class AttentionRow(DeviceNotes):
     """One attention over one packed row.
 
     Args:
@@ -195,7 +195,7 @@ class AttentionRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCopyRow:
+class HostCopyRow(DeviceNotes):
     """A copy of pinned host memory "to_device", or back "to_host": what offload pays."""
 
     direction: str
