@@ -67,7 +67,7 @@ def sustained_sizes(device: torch.device | str) -> SustainedSizes:
         tokens=256,
         width=256,
         cache_bytes=_cpu_cache_bytes(),
-        loop_s=0.05,
+        loop_s=0.2,
         head_dims=(32, 64, 128),  # plain PyTorch, in which no width is special
     )
 
