@@ -302,9 +302,9 @@ def _missing(measurement: Measurement) -> tuple[str, ...]:
     if not any(row.action != LAUNCH for row in _of(measurement, OverheadRow)):
         names.append("executor overhead per action: taken as 0")
     if not _of(measurement, SustainedMatmulRow):
-        names.append("products in long loops: short loops' rates")
+        names.append("long loops of products: short loops' rates")
     if not _of(measurement, SustainedAttentionRow):
-        names.append("attention by head width in long loops: short loops' rates at one width")
+        names.append("long loops of attention by head width: short loops' rates at one width")
     if not _of(measurement, AttentionRow):
         names.append("attention apart from measured layers: peak rate assumed")
     names += [
