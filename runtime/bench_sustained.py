@@ -15,10 +15,10 @@ from torch.nn import functional
 from runtime.bench_attention import MASKS, launches, num_pairs
 from runtime.bench_clock import Clock, Loop, quartile_spread
 from runtime.bench_operators import name_of
+from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
 from runtime.token_fields import token_fields
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 
-HEAD_DIMS = (32, 64, 72, 80, 96, 128, 256)
 RUN_LAUNCH = {"cpu": "dense", "cuda": "split"}  # how the runtime launches attention
 CACHES = 2  # times the last cache, that operands take together
 UNKNOWN_CACHE_BYTES = 2**26
@@ -44,7 +44,7 @@ class SustainedSizes:
     width: int
     cache_bytes: int
     loop_s: float
-    head_dims: tuple[int, ...] = HEAD_DIMS
+    head_dims: tuple[int, ...]
     masks: tuple[str, ...] = ("causal", "full")
 
 
@@ -59,6 +59,7 @@ def sustained_sizes(device: torch.device | str) -> SustainedSizes:
             width=2048,
             cache_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
             loop_s=1.0,
+            head_dims=HEAD_DIMS,
         )
     wide = ((256, 256), (1024, 256), (256, 1024), (512, 512))
     return SustainedSizes(
