@@ -76,7 +76,7 @@ def time_attention(clock: Clock, sizes: AttentionSizes, dtype: torch.dtype, mask
     for length in sizes.lengths:
         fields = token_fields(MASKS[mask](length), clock.device)
         pairs = num_pairs(fields)
-        for launch, attention in _launches(clock, fields).items():
+        for launch, attention in launches(clock, fields).items():
             for heads in sizes.heads:
                 q, k, v = (
                     torch.randn(
@@ -112,7 +112,8 @@ def num_pairs(fields: TokenFields) -> int:
     return total
 
 
-def _launches(clock: Clock, fields: TokenFields) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+def launches(clock: Clock, fields: TokenFields) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Attention of queries, keys and values under the mask, by how it is launched on such a device."""
     if not clock.is_cuda:
         visible_QK = attends(fields, fields)
 

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 import torch
@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from runtime.adapters.adapter import MicrobatchData
 from runtime.batches import SyntheticSource, microbatch_data
-from runtime.bench_clock import Clock, Stamp, quartile_spread
+from runtime.bench_clock import Clock, Stamp, notes_of, quartile_spread
 from runtime.bench_windows import Window, feature_rows, tokens_held
 from runtime.context_group import ContextGroup
-from runtime.optimizer import OptimizerSettings, build_adamw
+from runtime.optimizer import OptimizerSettings, Update, build_adamw, update_of
 from runtime.pool import Place
 from runtime.rank_job import TORCH_TYPE
 from runtime.stage_module import StageInput, build_stage_module
 from runtime.weight_gradient import SplitBackward
 from workbench.calibrate.measurement import LayerRow, OptimizerRow
+from workbench.calibrate.sustained_rows import DeviceNotes
 from workbench.cost.roofline import RowWork
 from workbench.cost.signature import signature
 from workbench.plan.plan import Plan, Recompute, Stage
@@ -30,7 +31,7 @@ from workbench.plan.plan import Plan, Recompute, Stage
 
 WARMUP = 1
 LEAST_ROUNDS = 3
-SMALL = 1e-3  # every element of an output's gradient
+SMALL = 1e-3  # a usual element of an output's gradient
 
 
 class Kind(Enum):
@@ -60,6 +61,8 @@ class WindowTimes:
 
     seconds: Seconds
     optimizer_s: tuple[tuple[int, tuple[float, ...]], ...]  # (parameters, call by call)
+    update: str = Update.SINGLE  # of the optimizer
+    notes: DeviceNotes = field(default_factory=DeviceNotes)
 
 
 def time_window(
@@ -80,12 +83,16 @@ def time_window(
     agree = _first_says if window.cp > 1 else _own_clock  # whose clock ends the rounds
     whole = (Kind.PLAIN, Kind.WHOLE, Kind.INPUT, Kind.WEIGHTS)
     together()
+    before = bench.clock.gauge()
     _take_turns(bench, whole, budget_s, agree)
+    during = bench.clock.gauge()
     bench.split()
     together()
     _take_turns(bench, (Kind.SPLIT,), budget_s, agree)
+    notes = notes_of(before, during, bench.clock.gauge())
     together()
-    return WindowTimes(seconds=bench.seconds, optimizer_s=tuple(bench.optimizer_s()))
+    steps_s = tuple(bench.optimizer_s())
+    return WindowTimes(seconds=bench.seconds, optimizer_s=steps_s, update=bench.update, notes=notes)
 
 
 def _alone() -> None:
@@ -106,9 +113,12 @@ def _first_says(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
 def _take_turns(
     bench: "_Bench", kinds: Sequence[Kind], budget_s: float, agree: Callable[[bool], bool]
 ) -> None:
+    settled_s = time.perf_counter() + bench.clock.settle_s
     for kind in kinds:
         for _ in range(WARMUP):
             bench.run(kind)
+    while time.perf_counter() < settled_s:
+        bench.run(kinds[0])
     bench.forget(kinds)
     stop_s = time.perf_counter() + budget_s * len(kinds)
     rounds = 0
@@ -122,7 +132,7 @@ class _Bench:
     """A stage of the window's layers, with a stamp at every border between two of them."""
 
     def __init__(self, plan: Plan, window: Window, device: str, process: int) -> None:
-        self._clock = Clock(device)
+        self.clock = Clock(device)
         self._dtype = TORCH_TYPE[window.precision]
         self._first = window.layers[0]
         replica = window.microbatch.replica
@@ -130,7 +140,7 @@ class _Bench:
         stage = Stage(id=0, module=window.module, replica=replica, layers=window.layers, ranks=ranks)
         members = tuple(range(window.cp))
         context = ContextGroup(members, process, None) if window.cp > 1 else None
-        self._module = build_stage_module(plan, stage, seed=0, dtype=self._dtype, device=self._clock.device)
+        self._module = build_stage_module(plan, stage, seed=0, dtype=self._dtype, device=self.clock.device)
         self._module.recompute = Recompute.NONE
         self._data: MicrobatchData = microbatch_data(
             plan,
@@ -138,7 +148,7 @@ class _Bench:
             window.microbatch,
             SyntheticSource(0),
             dtype=self._dtype,
-            device=self._clock.device,
+            device=self.clock.device,
             context=context,
         )
         self._num_tokens = tokens_held(plan, window, process)
@@ -155,6 +165,7 @@ class _Bench:
         self._back: dict[int, Stamp] = {}  # layer -> when its output's gradient was there
         self._noted: list[tuple[int, Part, Stamp, Stamp]] = []
         self.seconds: Seconds = {}
+        self.update = Update.SINGLE
         for layer in self._module.layers:
             layer.register_forward_pre_hook(self._on_start)
             layer.register_forward_hook(self._on_end)
@@ -190,12 +201,12 @@ class _Bench:
 
     def _on_start(self, layer: nn.Module, arguments: object) -> None:
         del layer, arguments
-        self._starts.append(self._clock.stamp())
+        self._starts.append(self.clock.stamp())
 
     def _on_end(self, layer: nn.Module, arguments: object, output: Tensor) -> Tensor:
         """Stamp, and cut the graph where the next layer's backward must not reach this one."""
         del layer, arguments
-        self._ends.append(self._clock.stamp())
+        self._ends.append(self.clock.stamp())
         index = len(self._outputs)
         self._outputs.append(output)
         if self._kind is Kind.PLAIN:
@@ -208,31 +219,31 @@ class _Bench:
         return output
 
     def _on_gradient(self, index: int) -> None:
-        self._back[index] = self._clock.stamp()
+        self._back[index] = self.clock.stamp()
 
     def _backward_at_once(self, output: Tensor) -> None:
-        torch.autograd.backward([output], [torch.full_like(output, SMALL)])
-        self._note_backward(self._clock.stamp())
+        torch.autograd.backward([output], [_small_like(output)])
+        self._note_backward(self.clock.stamp())
 
     def _backward_in_two(self, output: Tensor) -> None:
-        gradient = torch.full_like(output, SMALL)
+        gradient = _small_like(output)
         with ExitStack() as stack:
             works = [stack.enter_context(split.leaving()) for split in self._splits]
             torch.autograd.backward([output], [gradient])
-            end = self._clock.stamp()
+            end = self.clock.stamp()
         self._note_backward(end)
         for index in reversed(range(len(works))):
-            start = self._clock.stamp()
+            start = self.clock.stamp()
             works[index].run()
-            self._note(index, Part.LATER, start, self._clock.stamp())
+            self._note(index, Part.LATER, start, self.clock.stamp())
 
     def _backward_by_layer(self) -> None:
         for index, output in reversed(list(enumerate(self._outputs))):
             if output.requires_grad:
-                gradient = torch.full_like(output, SMALL)
-                start = self._clock.stamp()
+                gradient = _small_like(output)
+                start = self.clock.stamp()
                 torch.autograd.backward([output], [gradient])
-                self._note(index, Part.BACKWARD, start, self._clock.stamp())
+                self._note(index, Part.BACKWARD, start, self.clock.stamp())
 
     def _note_backward(self, end: Stamp) -> None:
         """A layer's backward runs from its output's gradient to its input's."""
@@ -247,7 +258,7 @@ class _Bench:
         """Only now: reading a stamp of a GPU waits for it, which would leave the GPU idle in between."""
         for index, part, start, end in self._noted:
             key = (self._first + index, self._kind, part)
-            self.seconds.setdefault(key, []).append(self._clock.between_s(start, end))
+            self.seconds.setdefault(key, []).append(self.clock.between_s(start, end))
         self._noted = []
 
     def _inputs(self) -> StageInput:
@@ -260,7 +271,7 @@ class _Bench:
         return StageInput(hidden=hidden_TD, features=features, data=self._data)
 
     def _random(self, num_tokens: int, wants_gradient: bool) -> Tensor:  # noqa: FBT001  (torch's word)
-        made = torch.randn(num_tokens, self._width, dtype=self._dtype, device=self._clock.device)
+        made = torch.randn(num_tokens, self._width, dtype=self._dtype, device=self.clock.device)
         return made.requires_grad_(wants_gradient)
 
     def optimizer_s(self) -> Iterator[tuple[int, tuple[float, ...]]]:
@@ -269,11 +280,16 @@ class _Bench:
         for held in groups:
             for parameter in held:
                 parameter.requires_grad_(True)  # noqa: FBT003  (torch's signature)
-                parameter.grad = torch.full_like(parameter, SMALL)
+                parameter.grad = _small_like(parameter.detach())
             adamw = build_adamw(held, OptimizerSettings())
             if adamw is not None:
-                found = [self._clock.time_s(adamw.step) for _ in range(WARMUP + LEAST_ROUNDS)]
+                self.update = update_of(adamw)
+                found = [self.clock.time_s(adamw.step) for _ in range(WARMUP + LEAST_ROUNDS)]
                 yield sum(p.numel() for p in held), tuple(found[WARMUP:])
+
+
+def _small_like(tensor: Tensor) -> Tensor:
+    return torch.randn_like(tensor).mul_(SMALL)
 
 
 def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterator[LayerRow | OptimizerRow]:
@@ -283,6 +299,7 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
     for name in dict.fromkeys(names):
         alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
         row = _layer_row(name, window, _Medians(alike, times, together=window.cp > 1))
+        row = replace(row, **asdict(times[0].notes))
         yield _with_context(row, window.row) if layers[alike[0]].reads_context else row
     for found in zip(*(t.optimizer_s for t in times), strict=True):
         steps_s = [second for _, seconds in found for second in seconds]
@@ -291,6 +308,7 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
             num_parameters=found[0][0],
             seconds=statistics.median(steps_s),
             spread=quartile_spread(steps_s),
+            update=times[0].update,
         )
 
 

@@ -65,13 +65,15 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def time_products(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[MatmulRow]:
-    """y[m, n] = x[m, k] w[k, n] in several sizes."""
+def time_products(
+    clock: Clock, dtype: torch.dtype, shapes: Sequence[tuple[int, int, int]], budget_s: float
+) -> list[MatmulRow]:
+    """y[m, n] = x[m, k] w[k, n] of each m, n, k."""
     rows = []
-    for m, n, k in sizes.products:
+    for m, n, k in shapes:
         x = torch.randn(m, k, dtype=dtype, device=clock.device)
         w = torch.randn(k, n, dtype=dtype, device=clock.device)
-        seconds = clock.repeat(lambda x=x, w=w: x @ w, sizes.budget_s)  # type: ignore[misc]
+        seconds = clock.repeat(lambda x=x, w=w: x @ w, budget_s)  # type: ignore[misc]
         rows.append(
             MatmulRow(
                 precision=name_of(dtype),
@@ -161,7 +163,7 @@ def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, call: Callable
     with torch.no_grad():
         forward_s = clock.repeat(call, sizes.budget_s)
     output = call()
-    gradient = torch.ones_like(output)
+    gradient = torch.randn_like(output)
     backward_s = clock.repeat(
         lambda: torch.autograd.backward([output], [gradient], retain_graph=True), sizes.budget_s
     )
@@ -192,7 +194,7 @@ def time_host_copies(clock: Clock, sizes: Sizes) -> list[HostCopyRow]:
     """Copies between pinned host memory and the device, both ways: what offload of activations pays."""
     rows = []
     for num_bytes in sizes.host_bytes:
-        host = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=clock.is_cuda)
+        host = torch.randint(256, (num_bytes,), dtype=torch.uint8, pin_memory=clock.is_cuda)
         there = torch.empty(num_bytes, dtype=torch.uint8, device=clock.device)
         for direction, target, source in (("to_device", there, host), ("to_host", host, there)):
             seconds = clock.repeat(

@@ -126,7 +126,7 @@ def _in_turn(
     calls = {}
     for size in BYTES:
         elements = max(ring.size, size // 4 // ring.size * ring.size)
-        calls[size] = make(torch.zeros(elements, device=clock.device))
+        calls[size] = make(torch.randn(elements, device=clock.device))
     found: dict[int, list[float]] = {size: [] for size in BYTES}
     for turn in range(WARMUP + ROUNDS * TURNS):
         for size in BYTES:
@@ -160,7 +160,7 @@ def time_overlap(clock: Clock, ring: Ring) -> list[OverlapRow]:
     """A product alone, and again and again while an all-reduce is under way."""
     size = OVERLAP_PRODUCT[clock.device.type]
     x, w = (torch.randn(size, size, device=clock.device) for _ in range(2))
-    buffer = torch.zeros(OVERLAP_BYTES // 4, device=clock.device)
+    buffer = torch.randn(OVERLAP_BYTES // 4, device=clock.device)
     out = torch.empty_like(x)
 
     def product() -> None:

@@ -32,6 +32,7 @@ from runtime.checkpoint_files import (
     refuse_taken,
 )
 from runtime.failure import RankError
+from runtime.optimizer import step_count
 from runtime.tensor_files import read_tensors, write_tensors
 
 RANDOM = "random/torch"
@@ -116,7 +117,7 @@ def live_tensors(named: Named, adamw: torch.optim.Optimizer | None) -> dict[str,
     for number, parameter in enumerate(held):
         if not adamw.state[parameter]:
             adamw.state[parameter] |= {
-                "step": torch.tensor(0.0),
+                "step": step_count(adamw, parameter, 0),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }

@@ -23,32 +23,16 @@ import torch
 import torch.distributed as dist
 import triton
 
-from runtime.bench_attention import MASKS, attention_sizes, time_attention
+from runtime.bench_cells import cell_sizes, operator_cells
 from runtime.bench_clock import Clock
-from runtime.bench_operators import (
-    LAUNCH,
-    OPERATORS,
-    name_of,
-    sizes_of,
-    time_embedding,
-    time_head,
-    time_host_copies,
-    time_launch,
-    time_operator,
-    time_products,
-)
 from runtime.bench_wires import COLLECTIVES, Ring, time_collective, time_messages, time_overlap
+from runtime.device import NAMES, backend_of, launched_device
 from runtime.local_world import join_launched
 from workbench.calibrate.measurement import (
-    AttentionRow,
     CollectiveRow,
-    CopyRow,
     Header,
-    HostCopyRow,
     LinkRow,
-    MatmulRow,
     Measurement,
-    OverheadRow,
     OverlapRow,
     Row,
     read_measurement,
@@ -192,33 +176,8 @@ def _driver_and_clocks(index: int) -> tuple[str, str]:
 
 def operator_tasks(clock: Clock, dtype: torch.dtype) -> list[Task]:
     """Everything that one process measures alone."""
-    sizes, rows_sizes = sizes_of(clock.device), attention_sizes(clock.device)
-    precision = name_of(dtype)
-    tasks = [
-        Task("kernel launch", _has(OverheadRow, action=LAUNCH), lambda: time_launch(clock, sizes)),
-        Task(
-            f"products in {precision}",
-            _has(MatmulRow, precision=precision),
-            lambda: time_products(clock, sizes, dtype),
-        ),
-    ]
-    moved = {name: partial(time_operator, clock, sizes, dtype, name) for name in OPERATORS}
-    moved["embedding"] = partial(time_embedding, clock, sizes, dtype)
-    moved["cross_entropy"] = partial(time_head, clock, sizes, dtype)
-    tasks += [
-        Task(name, _has(CopyRow, operator=name, precision=precision), call) for name, call in moved.items()
-    ]
-    tasks += [
-        Task(
-            f"attention, {mask}",
-            _has(AttentionRow, mask=mask, precision=precision),
-            partial(time_attention, clock, rows_sizes, dtype, mask),
-        )
-        for mask in MASKS
-    ]
-    if clock.is_cuda:
-        tasks.append(Task("host copies", _has(HostCopyRow), lambda: time_host_copies(clock, sizes)))
-    return tasks
+    cells = operator_cells(clock.device, dtype, cell_sizes(clock.device))
+    return [Task(cell.key, cell.is_in, partial(cell.measure, clock)) for cell in cells]
 
 
 def wire_tasks(clock: Clock, rings: Sequence[Ring], mine: Callable[[Ring], bool]) -> list[Task]:
@@ -286,8 +245,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. Errors of input are one line."""
     options = _parse(arguments)
     try:
-        if options.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch sees no GPU on this machine; want --device cpu")
         _measure(options)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
@@ -301,18 +258,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     process, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local) if options.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = launched_device(options.device)
     clock = Clock(device)
     skipped = [LAYERS_NEED]
     tasks = operator_tasks(clock, getattr(torch, options.precision or DEFAULT_TYPE[device.type]))
     if device.type == "cpu":
         skipped.append("host copies: there is no device")
     if size > 1:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        join_launched(os.environ, wait_s=options.timeout, backend=backend)
+        join_launched(os.environ, wait_s=options.timeout, backend=backend_of(device))
         tasks = [Task(t.what, t.is_done, t.measure if process == 0 else _nothing) for t in tasks]
         rings = rings_of(process, size, int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
         tasks = [*wire_tasks(clock, rings, lambda ring: process in ring.processes), *tasks]  # others wait
@@ -355,7 +308,7 @@ def _bar(done: int, total: int, what: str) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="runtime.microbench", description="Measure this machine.")
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--device", choices=NAMES, required=True)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, help="file of rows, to continue and to keep"
     )

@@ -3,11 +3,19 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+class Update(StrEnum):
+    """SINGLE: one tensor after the other. FUSED: the kernels of a GPU take many at once."""
+
+    SINGLE = "single"
+    FUSED = "fused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +71,10 @@ class OptimizerSettings:
 
 
 def build_adamw(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW | None:
-    """AdamW over the parameters, one at a time (`foreach` off: same arithmetic on every rank).
+    """AdamW over the parameters, the same arithmetic on every rank.
 
-    None where nothing is trainable: torch refuses an empty list.
+    On GPUs fused: a few kernels for all tensors, where one at a time would take hundreds of small ones.
+    On a CPU one tensor at a time. None where nothing is trainable: torch refuses an empty list.
     """
     held = list(parameters)
     if not held:
@@ -77,19 +86,32 @@ def build_adamw(parameters: Iterable[nn.Parameter], settings: OptimizerSettings)
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
         foreach=False,
+        fused=True if all(parameter.is_cuda for parameter in held) else None,
     )
     if settings.schedule is not None:
         adamw.register_step_pre_hook(partial(_set_rate, settings, settings.schedule))
     return adamw
 
 
+def update_of(adamw: torch.optim.Optimizer) -> Update:
+    """How it updates its tensors."""
+    return Update.FUSED if adamw.defaults["fused"] else Update.SINGLE
+
+
+def step_count(adamw: torch.optim.Optimizer, parameter: Tensor, steps: int) -> Tensor:
+    """What AdamW counts of a tensor that it has updated so many times; fused kernels read it on the GPU."""
+    where = parameter.device if update_of(adamw) is Update.FUSED else "cpu"
+    return torch.tensor(float(steps), device=where)
+
+
 def _set_rate(
     settings: OptimizerSettings, schedule: RateSchedule, adamw: torch.optim.Optimizer, *_: Any
 ) -> None:
     """Steps are counted by what AdamW keeps of each tensor, so state that is brought back goes on."""
-    counts = [int(state["step"]) for state in adamw.state.values() if "step" in state]
+    counts = [state["step"] for state in adamw.state.values() if "step" in state]
+    taken = int(torch.stack(counts).max()) if counts else 0  # one wait for a GPU, not one a tensor
     for group in adamw.param_groups:
-        group["lr"] = settings.learning_rate * schedule.factor(max(counts, default=0))
+        group["lr"] = settings.learning_rate * schedule.factor(taken)
 
 
 CLIP_EPSILON = 1e-6  # as torch's clip_grad_norm_

@@ -28,6 +28,7 @@ from workbench.plan.work import row_mask
 
 PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
+LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
 TILE = (128, 128)
 
 
@@ -135,7 +136,9 @@ class SimulatedAttention:
         rows = [row_tiles(one, num_slots=self._num_slots, partial_tile=self._partial_tile) for one in tiles]
         columns = [column_tiles(one, partial_tile=self._partial_tile) for one in tiles]
         forward = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), self._kernel)
-        backward = simulate_attention(columns, launches, backward_gpu(self._cost, gpu), wires, self._kernel)
+        backward = simulate_attention(
+            columns, launches, backward_gpu(self._cost, operator, gpu), wires, self._kernel
+        )
         reasons = {"attention simulated: tiles at the rate of a causal launch", "backward of attention"}
         return AttentionTime(
             forward_s=forward.makespan_s, backward_s=backward.makespan_s, unmeasured=frozenset(reasons)
@@ -171,16 +174,9 @@ def gpu_of(
     bandwidth; dependent kernels are the profile's shortest kernel apart.
     """
     block_q, block_k = tile
-    work = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
-    causal = Attention(
-        name=operator.name,
-        num_heads=operator.num_heads,
-        num_kv_heads=operator.num_kv_heads,
-        head_dim=operator.head_dim,
-        causal=True,
-    )
-    seconds, _ = cost.attention_s(causal, work, Grid(), precision)
-    rate = attention_flop(causal, work, Grid()) / seconds / num_units
+    causal = _causal(operator)
+    seconds, _ = cost.attention_s(causal, LONG_ROW, Grid(), precision)
+    rate = attention_flop(causal, LONG_ROW, Grid()) / seconds / num_units
     unit_bytes_per_s = cost.profile.memory_bytes_per_s / num_units
     row_bytes = block_q * operator.head_dim
     partial_s = block_q * (operator.head_dim + 1) * PARTIAL_BYTES / unit_bytes_per_s
@@ -196,13 +192,25 @@ def gpu_of(
     )
 
 
-def backward_gpu(cost: CostModel, forward: Gpu) -> Gpu:
-    """The same GPU in a backward: five products for two, at the profile's backward rate."""
+def _causal(operator: Attention) -> Attention:
+    """The same heads under a causal mask: what a machine's tables are measured with."""
+    return Attention(
+        name=operator.name,
+        num_heads=operator.num_heads,
+        num_kv_heads=operator.num_kv_heads,
+        head_dim=operator.head_dim,
+        causal=True,
+    )
+
+
+def backward_gpu(cost: CostModel, operator: Attention, forward: Gpu) -> Gpu:
+    """The same GPU in a backward: five products for two, at the backward's rate of a long causal launch."""
     timing = forward.timing
+    rate = cost.attention_backward_rate(_causal(operator), LONG_ROW, Grid())
     return Gpu(
         num_units=forward.num_units,
         timing=UnitTiming(
-            tile_s=timing.tile_s * ATTENTION_BACKWARD_FLOP / cost.profile.attention_backward_rate,
+            tile_s=timing.tile_s * ATTENTION_BACKWARD_FLOP / rate,
             block_s=2 * timing.block_s,  # keys and values in, two gradients out
             partial_s=2 * timing.partial_s,
             merge_s=2 * timing.merge_s,

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from runtime.scenes import make
-from tests.bench_sizes import SHORT, SMALL
+from tests.bench_sizes import CELLS
 from workbench.cli import app
 from workbench.commands.strategies import PLANNERS, PRICED, Strategy
 from workbench.cost.profile import load_profile
@@ -262,8 +262,7 @@ def test_plan_and_run_on_a_folder_of_data(job: Path):
 
 def test_calibrate_measures_what_a_job_is_made_of(job: Path, monkeypatch: pytest.MonkeyPatch):
     """Nothing of this job's own layers is left unmeasured; a second run has nothing left to do."""
-    monkeypatch.setattr("runtime.microbench.sizes_of", lambda device: SMALL)
-    monkeypatch.setattr("runtime.microbench.attention_sizes", lambda device: SHORT)
+    monkeypatch.setattr("runtime.microbench.cell_sizes", lambda device: CELLS)
     monkeypatch.setattr("runtime.bench_wires.BYTES", (2**10, 2**14, 2**18, 2**20))
     rows, profile = job.with_name("rows.jsonl"), job.with_name("cpu.json")
     accept("calibrate", job, "--rows", rows, "-o", profile, "--json")

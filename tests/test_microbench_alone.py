@@ -13,7 +13,7 @@ from runtime.bench_clock import Clock
 from runtime.bench_operators import time_host_copies, time_operator, time_products
 from runtime.microbench import header_here, kind_of, known_rows, main, operator_tasks, run_tasks
 from runtime.token_fields import token_fields
-from tests.bench_sizes import SHORT, SMALL
+from tests.bench_sizes import CELLS, SHORT, SMALL
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import (
     AttentionRow,
@@ -48,13 +48,14 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 from runtime import bench_wires, microbench
 from runtime.bench_attention import AttentionSizes, Heads
+from runtime.bench_cells import CellSizes
 from runtime.bench_operators import Sizes
+from runtime.bench_sustained import SustainedSizes
 
 bench_wires.BYTES = (2**10, 2**14, 2**18, 2**20)
 bench_wires.OVERLAP_BYTES = 2**23
 bench_wires.OVERLAP_PRODUCT = {{"cpu": 64}}
-microbench.sizes_of = lambda device: {SMALL!r}
-microbench.attention_sizes = lambda device: {SHORT!r}
+microbench.cell_sizes = lambda device: {CELLS!r}
 sys.exit(microbench.main(sys.argv[1:]))
 """
 
@@ -84,8 +85,7 @@ def test_it_runs_without_the_rest_and_goes_on_where_it_was(
     assert all(any(isinstance(row, kind) for row in measured.rows) for kind in kinds)
     kept = tuple(row for row in measured.rows if not isinstance(row, MatmulRow))
     write_measurement(Measurement(measured.header, kept), path)
-    monkeypatch.setattr("runtime.microbench.sizes_of", lambda device: SMALL)
-    monkeypatch.setattr("runtime.microbench.attention_sizes", lambda device: SHORT)
+    monkeypatch.setattr("runtime.microbench.cell_sizes", lambda device: CELLS)
     assert main(["--device", "cpu", "-o", str(path)]) == 0
     again = read_measurement(path)
     assert again.rows[: len(kept)] == kept
@@ -114,7 +114,7 @@ def test_several_processes_measure_what_is_between_them(tmp_path: Path) -> None:
 def test_no_gpu_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cuda", "-o", str(tmp_path / "rows.jsonl")]) == 2
     said = capsys.readouterr()
-    assert said.err == "error: --device cuda: torch sees no GPU on this machine; want --device cpu\n"
+    assert said.err == f"error: device cuda: torch {torch.__version__} sees no GPU here; want cpu, or a GPU\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -157,7 +157,7 @@ def test_pairs_of_simple_masks() -> None:
 def test_operators_become_tables(tmp_path: Path) -> None:
     """One profile out of operators alone: rates by size, norms apart, attention with its backward."""
     clock = Clock()
-    rows = [*time_products(clock, SMALL, torch.float32)]
+    rows = [*time_products(clock, torch.float32, SMALL.products, 0.0)]
     rows += [
         row
         for name in ("add", "gelu", "rms_norm")

@@ -96,17 +96,17 @@ def test_a_file_is_loaded_by_path(tmp_path: Path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"device"', '"devise"', "device: Field required"),
+        ('"device"', '"devise"', "profile: unknown key 'devise'; did you mean 'device'"),
         (
             '"kernel_floor_s": 0.0',
             '"kernel_floor_s": "fast"',
-            "kernel_floor_s: Input should be a valid number",
+            "profile.kernel_floor_s: want float, got 'fast'",
         ),
-        ('"fits": []', '"fits": [], "speed": 3', "speed: Unexpected keyword argument"),
+        ('"fits": []', '"fits": [], "speed": 3', "profile: unknown key 'speed'"),
         ('"format_version": 1', '"format_version": 2', "want format_version 1, got 2"),
         ('"memory_bytes": 1099511627776', '"memory_bytes": 0', "rates and memory must be > 0"),
-        ('"axes": []', '"axes": [], "points": [[1.0]], "unit": 3', "Unexpected keyword argument"),
-        ("}\n", "", "Invalid JSON"),
+        ('"axes": []', '"axes": [], "points": [[1.0]], "unit": 3', "unknown key 'unit'"),
+        ("}\n", "", "the profile is not JSON"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, message: str):

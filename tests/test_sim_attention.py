@@ -246,7 +246,7 @@ def test_a_backward_is_five_products_for_two():
     cost = CostModel(ideal_profile(flop_per_s=1e12, bytes_per_s=1e12))
     forward = gpu_of(cost, OPERATOR, precision="bfloat16", num_units=4)
     assert forward.timing.tile_s == pytest.approx(4 * 128**3 / (1e12 / 4))
-    assert backward_gpu(cost, forward).timing.tile_s == pytest.approx(2.5 * forward.timing.tile_s)
+    assert backward_gpu(cost, OPERATOR, forward).timing.tile_s == pytest.approx(2.5 * forward.timing.tile_s)
 
 
 def test_launches_share_out_heads():

@@ -16,6 +16,7 @@ from runtime.executor import Executor
 from runtime.feed import feed_of
 from runtime.gradients import Gradients
 from runtime.mesh import Mesh
+from runtime.optimizer import step_count
 from runtime.rank_job import count_all_targets
 from runtime.sharded_gradients import ShardedGradients
 from runtime.sharded_stages import ShardedStages
@@ -42,7 +43,7 @@ class ElasticExecutor(Executor):
                     moments = held[owner][name].moments
                     if moments is not None:
                         self._adamw.state[parameter] = {
-                            "step": torch.tensor(float(step)),
+                            "step": step_count(self._adamw, parameter, step),
                             "exp_avg": moments[0],
                             "exp_avg_sq": moments[1],
                         }

@@ -1,6 +1,7 @@
 """Turns the rows of a microbenchmark into a profile, with leave-one-out errors per table."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import TypeVar
 
@@ -24,6 +25,8 @@ from workbench.calibrate.measurement import (
     OverlapRow,
     merge_rows,
 )
+from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
+from workbench.calibrate.sustained_tables import sustained_attention, sustained_fits, sustained_products
 from workbench.calibrate.tables import (
     NORMS,
     POINTWISE,
@@ -68,7 +71,10 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
     matmuls, copies = _of(measurement, MatmulRow), _of(measurement, CopyRow)
     if not measurement.rows:
         raise ValueError(f"profile {name!r}: want at least one row, got none")
-    precision = _most_common([row.precision for row in matmuls]) or "float32"
+    loops = _of(measurement, SustainedMatmulRow)
+    precision = (
+        _most_common([row.precision for row in matmuls] or [row.precision for row in loops]) or "float32"
+    )
     attentions = [row for row in _of(measurement, AttentionRow) if row.precision == precision]
     matmul = matmul_table([row for row in matmuls if row.precision == precision])
     attention = attention_table(attentions)
@@ -78,23 +84,28 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
     collectives = collective_tables(_of(measurement, CollectiveRow))
     overheads_s, optimizer_s = _overheads_and_optimizer(measurement)
     tables = [("matmul", matmul), ("attention", attention), ("copies", pointwise), ("norms", normalization)]
-    return Profile(
+    profile = Profile(
         name=name,
         device=header.device,
         memory_bytes=header.memory_bytes,
-        peak_flop_per_s=tuple(sorted(_peaks(matmuls).items())),
+        peak_flop_per_s=tuple(sorted(_peaks(matmuls, loops).items())),
         peak_bytes_per_s=max((rate for *_, rate in pointwise.points), default=None),
         provenance=_provenance(header),
         matmul=matmul,
         attention=attention,
         pointwise=pointwise,
         normalization=normalization,
+        sustained_products=sustained_products([row for row in loops if row.precision == precision]),
+        sustained_attention=sustained_attention(
+            [row for row in _of(measurement, SustainedAttentionRow) if row.precision == precision]
+        ),
         attention_backward_rate=attention_backward_rate(attentions) or 1.0,
         attention_head_dim=min({row.head_dim for row in attentions}, default=None),
         table_precision=precision,
         kernel_floor_s=_kernel_floor_s(measurement),
         overheads_s=overheads_s,
         optimizer_s_per_parameter=optimizer_s,
+        optimizer_update=_optimizer_update(measurement),
         layers=layers,
         links=links,
         collectives=collectives,
@@ -107,6 +118,15 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
             *link_fits,
         ),
     )
+    return replace(profile, fits=(*profile.fits, *sustained_fits(profile)))
+
+
+def _optimizer_update(measurement: Measurement) -> str | None:
+    """How AdamW ran; ValueError where some rows ran otherwise than others."""
+    names = sorted({row.update for row in _of(measurement, OptimizerRow)})
+    if len(names) > 1:
+        raise ValueError(f"optimizer steps of {' and '.join(names)} updates are not mixed: measure one again")
+    return names[0] if names else None
 
 
 def _provenance(header: Header) -> Provenance:
@@ -183,7 +203,9 @@ def _median_of(seconds: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _peaks(rows: Sequence[MatmulRow]) -> dict[str, float]:
+def _peaks(short: Sequence[MatmulRow], loops: Sequence[SustainedMatmulRow]) -> dict[str, float]:
+    """The best rate by precision; of long loops where nothing else was measured."""
+    rows: list[MatmulRow | SustainedMatmulRow] = [*(short or loops)]
     by_precision = grouped(rows, lambda row: row.precision)
     return {
         precision: max(2.0 * row.m * row.n * row.k / row.seconds for row in same)
@@ -279,6 +301,10 @@ def _missing(measurement: Measurement) -> tuple[str, ...]:
     names = [name for kind, name in kinds.items() if not _of(measurement, kind)]
     if not any(row.action != LAUNCH for row in _of(measurement, OverheadRow)):
         names.append("executor overhead per action: taken as 0")
+    if not _of(measurement, SustainedMatmulRow):
+        names.append("long loops of products: short loops' rates")
+    if not _of(measurement, SustainedAttentionRow):
+        names.append("long loops of attention by head width: short loops' rates at one width")
     if not _of(measurement, AttentionRow):
         names.append("attention apart from measured layers: peak rate assumed")
     names += [

@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from workbench.calibrate.sustained_rows import DeviceNotes, SustainedAttentionRow, SustainedMatmulRow
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
@@ -38,7 +39,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRow:
+class LayerRow(DeviceNotes):
     """One layer over `rows` packed sequences of equal size, medians over `repeats`.
 
     Args:
@@ -87,7 +88,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadRow:
+class OverheadRow(DeviceNotes):
     """Seconds the executor adds to one action of that pass ("F", "B", "I", "W", "REDUCE_GRAD", "STEP").
 
     "LAUNCH" is not an action: it is what a kernel costs that does nothing.
@@ -99,13 +100,17 @@ class OverheadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerRow:
-    """One optimizer step over `num_parameters` weights of a rank."""
+class OptimizerRow(DeviceNotes):
+    """One optimizer step over `num_parameters` weights of a rank.
+
+    `update`: "single" tensor after tensor, or "fused".
+    """
 
     precision: str
     num_parameters: int
     seconds: float
     spread: float = 0.0
+    update: str = "single"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +139,7 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulRow:
+class MatmulRow(DeviceNotes):
     """One product y[m, n] = x[m, k] w[k, n]: what layers without rows of their own are priced by."""
 
     precision: str
@@ -146,7 +151,7 @@ class MatmulRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyRow:
+class CopyRow(DeviceNotes):
     """One memory-bound operator whose forward moves `num_bytes` (read plus written).
 
     Args:
@@ -165,7 +170,7 @@ class CopyRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRow:
+class AttentionRow(DeviceNotes):
     """One attention over one packed row.
 
     Args:
@@ -190,7 +195,7 @@ class AttentionRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCopyRow:
+class HostCopyRow(DeviceNotes):
     """A copy of pinned host memory "to_device", or back "to_host": what offload pays."""
 
     direction: str
@@ -214,6 +219,8 @@ class OverlapRow:
 
 Row = (
     MatmulRow
+    | SustainedMatmulRow
+    | SustainedAttentionRow
     | CopyRow
     | AttentionRow
     | LayerRow
@@ -236,6 +243,8 @@ _ROWS: dict[str, type[Row]] = {
     "optimizer": OptimizerRow,
     "link": LinkRow,
     "collective": CollectiveRow,
+    "sustained_matmul": SustainedMatmulRow,
+    "sustained_attention": SustainedAttentionRow,
 }
 _KIND = {kind: name for name, kind in _ROWS.items()}
 

@@ -1,11 +1,11 @@
 """How a training system runs layers beyond what a machine's tables say: its kernels, its host, its rates."""
 
+import json
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
+from workbench.frozen_json import FrozenJson, parse_json
 from workbench.graph.layer import Attention, Matmul, Operator
 from workbench.whole_file import write_text
 
@@ -121,22 +121,19 @@ class Execution:
 
 
 NUMBERS = tuple(field.name for field in fields(Execution) if field.name.endswith(("_rate", "_passes", "_s")))
-Execution.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-_ADAPTER = TypeAdapter(Execution)
+_JSON = FrozenJson()
 
 
 def load_execution(path: Path) -> Execution:
     """An execution out of a JSON file of its fields; ValueError names the first wrong one."""
     try:
-        return _ADAPTER.validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "file"
-        raise ValueError(
-            f"{path}: {place}: {first['msg']}; fields: {', '.join(asdict(Execution()))}"
-        ) from error
+        execution = _JSON.decode(Execution, parse_json(path.read_text(), "execution"), "execution")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; fields: {', '.join(asdict(Execution()))}") from None
+    assert isinstance(execution, Execution)
+    return execution
 
 
 def write_execution(execution: Execution, path: Path) -> None:
     """Write it as JSON; the file appears whole or not at all."""
-    write_text(_ADAPTER.dump_json(execution, indent=1).decode() + "\n", path)
+    write_text(json.dumps(_JSON.encode(execution), indent=1) + "\n", path)

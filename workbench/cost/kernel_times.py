@@ -1,16 +1,31 @@
 """Seconds of single kernels on the machine of one profile, under one execution."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from workbench.cost.execution import AttentionKernel, Execution
 from workbench.cost.interpolate import Surface
-from workbench.cost.profile import Profile, Table
+from workbench.cost.profile import Direction, Profile, Table
 from workbench.cost.roofline import Gemm, Grid, Work, attention_flop, attention_pairs, operator_tokens
+from workbench.cost.sustained import (
+    HeadWidths,
+    backward_rate,
+    forward_slowdown,
+    in_direction,
+    product_slowdowns,
+)
 from workbench.graph.layer import Attention, Lookup, Pointwise
 
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 class KernelTimes:
-    """Times of products, attentions and memory-bound kernels, read from a profile's tables."""
+    """Times of products, attentions and memory-bound kernels, read from a profile's tables.
+
+    Rates of short loops say how time goes with the shape. Where the profile has rates of long loops as
+    well, times are multiplied with what these take of them: for a product by the shape, for attention by
+    head width, mask and length.
+    """
 
     def __init__(self, profile: Profile, execution: Execution | None = None) -> None:
         self.profile = profile
@@ -19,9 +34,31 @@ class KernelTimes:
         self._attention = _surface(profile.attention)
         self._pointwise = _surface(profile.pointwise)
         self._normalization = _surface(profile.normalization) or self._pointwise
+        short = self.in_short_loops() if profile.sustained_products or profile.sustained_attention else self
+        self._slowdowns = {
+            found.direction: Surface(
+                product_slowdowns(found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0])
+            )
+            for found in profile.sustained_products
+        }
+        heads = profile.sustained_attention
+        self._head_slowdowns = HeadWidths(
+            [(h, forward_slowdown(h, short.attention_flop_per_s)) for h in heads]
+        )
+        self._head_backward = HeadWidths([(h, backward_rate(h)) for h in heads])
+
+    def in_short_loops(self) -> "KernelTimes":
+        """What the short loops alone say, under no execution."""
+        return KernelTimes(replace(self.profile, sustained_products=(), sustained_attention=()))
+
+    def product_s(self, gemm: Gemm, direction: Direction, precision: str) -> tuple[float, bool]:
+        """Seconds of one of the products that a layer's forward brings with it; see `matmul_s`."""
+        seconds, inside = self.matmul_s(in_direction(gemm, direction), precision)
+        slowdown = self._slowdowns.get(direction)
+        return (seconds * slowdown.read(*gemm).rate if slowdown and gemm.flop else seconds), inside
 
     def matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
-        """Seconds of one product, and whether its shape lies among the measured ones.
+        """Seconds of one product in a short loop, and whether its shape lies among the measured ones.
 
         A shape below the smallest measured one takes the time of the smallest; one without rows, none.
         """
@@ -50,15 +87,39 @@ class KernelTimes:
             return 0.0, True
         if self.execution.attention is not AttentionKernel.FUSED:
             return self._stored_attention_s(operator, work, grid, precision), True
+        length = _length(operator, work, grid)
+        slowdown = self._head_slowdowns.at(operator.head_dim, causal=operator.causal, length=length)
         if self._attention is None or flop == 0:
-            return self._floor(flop / peak), True
+            return self._floor(flop / peak * slowdown), True
         queries = operator_tokens(operator, work, grid) * grid.cp
-        keys = attention_pairs(operator, work, grid) * grid.cp / queries
-        length = max(1.0, keys * 2.0 if operator.causal else keys)
         heads = operator.num_heads / grid.tp * max(1.0, queries / length)
         reading = self._attention.read(length, heads, operator.num_heads / operator.num_kv_heads)
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
-        return self._floor(flop / rate), reading.inside
+        return self._floor(flop / rate * slowdown), reading.inside
+
+    def attention_flop_per_s(self, length: float, heads: float, queries_per_key: float) -> float:
+        """The forward's rate in a short loop: the table's, the peak of products without one."""
+        if self._attention is None:
+            return self.profile.peak(self.profile.table_precision)
+        return self._attention.read(length, heads, queries_per_key).rate
+
+    def attention_backward_rate(self, operator: Attention, work: Work, grid: Grid) -> float:
+        """Backward FLOP/s over forward FLOP/s: by head width where measured, else the profile's number."""
+        if not self._head_backward.covers(operator.head_dim) or not operator_tokens(operator, work, grid):
+            return self.profile.attention_backward_rate
+        length = _length(operator, work, grid)
+        return self._head_backward.at(operator.head_dim, causal=operator.causal, length=length)
+
+    def attention_doubts(self, operator: Attention) -> Iterator[str]:
+        """What of its kind was not measured: its width, its backward, its mask."""
+        covered, profile = self._head_backward.covers(operator.head_dim), self.profile
+        if not covered:
+            yield "backward of attention"
+        if not covered and profile.attention_head_dim not in (None, operator.head_dim):
+            yield f"attention with heads of {operator.head_dim}"
+        has_mask = operator.causal or self._head_backward.has_mask(causal=False)
+        if profile.attention.points and not has_mask:
+            yield "attention without a causal mask"
 
     def _stored_attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
         """Two batched products over every score, masked ones too, and passes over the stored scores."""
@@ -102,3 +163,10 @@ class KernelTimes:
 
 def _surface(table: Table) -> Surface | None:
     return Surface(table.points) if table.points else None
+
+
+def _length(operator: Attention, work: Work, grid: Grid) -> float:
+    """Of sequences as long as the mean query's keys say; at least 1."""
+    queries = operator_tokens(operator, work, grid) * grid.cp
+    keys = attention_pairs(operator, work, grid) * grid.cp / queries
+    return max(1.0, keys * 2.0 if operator.causal else keys)

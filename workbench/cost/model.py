@@ -14,7 +14,7 @@ from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of
-from workbench.cost.profile import Profile, Table
+from workbench.cost.profile import Direction, Profile, Table
 from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
     Grid,
@@ -26,6 +26,7 @@ from workbench.cost.roofline import (
     pass_bytes,
 )
 from workbench.cost.signature import signature
+from workbench.cost.sustained import in_direction
 from workbench.graph.experts import num_experts
 from workbench.graph.layer import Attention, Layer, Matmul, Operator, Shard, TokenCount
 
@@ -243,28 +244,24 @@ class _OperatorSums:
 
     def _matmul(self, operator: Matmul) -> _Passes:
         gemm = gemm_of(operator, self._work, self._grid)
-        shapes = (gemm, gemm.input_grad, gemm.weight_grad)
-        times = [self._cost.matmul_s(shape, self._precision) for shape in shapes]
+        times = [self._cost.product_s(gemm, direction, self._precision) for direction in Direction]
         self._note(self._cost.profile.matmul, "matmul")
-        self.unmeasured.add("backward of matmul")
+        if len(self._cost.profile.sustained_products) < len(Direction):
+            self.unmeasured.add("backward of matmul")
         if not all(inside for _, inside in times):
             self.unmeasured.add("matmul outside the measured shapes")
         return _Passes(*(seconds for seconds, _ in times))
 
     def _attention(self, operator: Attention) -> _Passes:
-        profile = self._cost.profile
         forward_s, inside = self._cost.attention_s(operator, self._work, self._grid, self._precision)
-        self._note(profile.attention, "attention")
-        self.unmeasured.add("backward of attention")
+        self._note(self._cost.profile.attention, "attention")
+        self.unmeasured.update(self._cost.attention_doubts(operator))
         if not inside:
             self.unmeasured.add("attention outside the measured shapes")
-        if profile.attention.points and not operator.causal:
-            self.unmeasured.add("attention without a causal mask")
-        if profile.attention_head_dim not in (None, operator.head_dim):
-            self.unmeasured.add(f"attention with heads of {operator.head_dim}")
         kernel = self._cost.execution.attention
         if kernel is AttentionKernel.FUSED:
-            backward_s = forward_s * ATTENTION_BACKWARD_FLOP / profile.attention_backward_rate
+            rate = self._cost.attention_backward_rate(operator, self._work, self._grid)
+            backward_s = forward_s * ATTENTION_BACKWARD_FLOP / rate
             return _Passes(forward_s, backward_s, 0.0)
         self.unmeasured.add("attention with stored scores")
         again = 1.0 if kernel is AttentionKernel.RECOMPUTED else 0.0
@@ -276,8 +273,11 @@ class _OperatorSums:
         if links.tensor is None or links.context is None:
             return 0.0, []
         pairs = self._pairs(layer)
-        forward_s = sum(self._exposed_s(pair, links.tensor) for pair in pairs.forward)
-        backward = [(index, self._exposed_s(pair, links.tensor)) for index, pair in pairs.backward]
+        forward_s = sum(self._exposed_s(pair, links.tensor, Direction.FORWARD) for pair in pairs.forward)
+        backward = [
+            (index, self._exposed_s(pair, links.tensor, Direction.INPUT_GRAD))
+            for index, pair in pairs.backward
+        ]
         for index, operator in enumerate(layer.operators):
             if grid.cp > 1 and isinstance(operator, Attention):
                 there_s, back_s = self._keys_s(operator, links.context)
@@ -306,9 +306,10 @@ class _OperatorSums:
         cut = run.activations if run.overlap_pieces > 1 else ActivationCut.WHOLE
         return pairs_of(layer, self._work, self._grid, self._bytes, cut)
 
-    def _exposed_s(self, pair: Pair, link: Link) -> float:
-        machine = Machine(
-            product_s=lambda gemm: self._cost.matmul_s(gemm, self._precision)[0],
+    def _exposed_s(self, pair: Pair, link: Link, direction: Direction) -> float:
+        cost, precision = self._cost, self._precision
+        machine = Machine(  # twice in a direction is back where it was: products of pairs are turned already
+            product_s=lambda gemm: cost.product_s(in_direction(gemm, direction), direction, precision)[0],
             collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
             copied_s=lambda elements: self._cost.moved_s(2 * elements * self._bytes),
         )

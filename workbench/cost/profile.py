@@ -3,17 +3,18 @@
 import json
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench.cost.hardware import Link
 from workbench.cost.roofline import RowWork
+from workbench.data.sample import WHERE_SET
+from workbench.frozen_json import FrozenJson, parse_json
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
 _FOLDER = Path(__file__).parent / "profiles"
-_STRICT = ConfigDict(extra="forbid")
+_JSON = FrozenJson()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,52 @@ class LayerTable:
     points: tuple[LayerPoint, ...]
 
 
+class Direction(StrEnum):
+    """The three products of a layer y[m, n] = x[m, k] w[k, n] in training."""
+
+    FORWARD = "forward"
+    INPUT_GRAD = "input_grad"
+    WEIGHT_GRAD = "weight_grad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SustainedProducts:
+    """Products in one direction, in long loops over operands that take turns.
+
+    `table` has FLOP/s by the forward's (m, n, k).
+    """
+
+    direction: Direction
+    table: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SustainedHeads:
+    """Attention with heads of one width, in long loops over operands that take turns.
+
+    Args:
+        head_dim: their width.
+        causal: whether the mask is causal; else every query sees every key.
+        forward: FLOP/s by (length, heads, queries per key), as of `Profile.attention`.
+        backward: the same; FLOP is 2.5 times the forward's.
+    """
+
+    head_dim: int
+    causal: bool
+    forward: Table
+    backward: Table
+
+    def __post_init__(self) -> None:
+        if self.head_dim < 1:
+            raise ValueError(f"sustained attention: want heads of width >= 1, got {self.head_dim}")
+        if [p[:-1] for p in self.forward.points] != [p[:-1] for p in self.backward.points]:
+            raise ValueError(
+                f"sustained attention, width {self.head_dim}: want both passes at the same points"
+            )
+        if not self.forward.points or len(self.forward.axes) != 3:
+            raise ValueError(f"sustained attention, width {self.head_dim}: want points over three axes")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLink:
     """A link of this machine. `scope` is "intra" or "inter"."""
@@ -134,9 +181,14 @@ class Profile:
         memory_bytes: of one device.
         peak_flop_per_s: (precision, dense matmul peak) pairs.
         peak_bytes_per_s: of the device memory; None where nobody knows.
-        matmul: FLOP/s by (m, n, k) of y[m, n] = x[m, k] w[k, n], forward.
-        attention: FLOP/s by (length, heads, queries per key), causal forward; heads counts
+        matmul: FLOP/s by (m, n, k) of y[m, n] = x[m, k] w[k, n], forward, in short loops over one set of
+            operands.
+        attention: FLOP/s by (length, heads, queries per key), causal forward, in short loops; heads counts
             all sequences of the launch, FLOP is 4 x head_dim x query-key pairs x heads.
+        sustained_products: rates of long loops, direction by direction. Where they are there, a price is
+            that of `matmul` times what the long loop takes of it; empty: short loops price all.
+        sustained_attention: the same of attention by head width and mask, forward and backward; empty:
+            `attention` and `attention_backward_rate` price all widths.
         pointwise: bytes/s by bytes moved.
         normalization: the same for norms; empty: as pointwise.
         table_precision: precision in which the tables were measured.
@@ -147,6 +199,7 @@ class Profile:
         in_pipeline: (action kind, how many times as long it takes in a running pipeline as its parts
             do alone in a loop, where memory and caches are as they left them).
         optimizer_s_per_parameter: (precision, seconds) measured; absent: by bytes.
+        optimizer_update: how AdamW ran for that, "single" tensor after tensor or "fused"; None: not noted.
         layers: layers measured as a whole; they win over the tables.
         links: of this machine.
         collectives: measured over those links; any other follows the ring formula.
@@ -166,12 +219,15 @@ class Profile:
     pointwise: Table = field(default_factory=Table)
     normalization: Table = field(default_factory=Table)
     table_precision: str = "bfloat16"
+    sustained_products: tuple[SustainedProducts, ...] = field(default=(), metadata={WHERE_SET: True})
+    sustained_attention: tuple[SustainedHeads, ...] = field(default=(), metadata={WHERE_SET: True})
     attention_backward_rate: float = 1.0
     attention_head_dim: int | None = None
     kernel_floor_s: float = 0.0
     overheads_s: tuple[tuple[str, float], ...] = ()
     in_pipeline: tuple[tuple[str, float], ...] = ()
     optimizer_s_per_parameter: tuple[tuple[str, float], ...] = ()
+    optimizer_update: str | None = field(default=None, metadata={WHERE_SET: True})
     layers: tuple[LayerTable, ...] = ()
     links: tuple[MachineLink, ...] = ()
     collectives: tuple[CollectiveTable, ...] = ()
@@ -222,11 +278,6 @@ class Profile:
         raise ValueError(f"profile {self.name!r} has no {scope!r} link; it has {known}")
 
 
-for _class in (Table, LayerPoint, LayerTable, MachineLink, CollectiveTable, Fit, Provenance, Profile):
-    setattr(_class, "__pydantic_config__", _STRICT)  # noqa: B010  (slots leave no room in the class body)
-_ADAPTER = TypeAdapter(Profile)
-
-
 def ideal_profile(
     name: str = "ideal", *, flop_per_s: float = 1e12, bytes_per_s: float = 1e30, memory_bytes: int = 2**40
 ) -> Profile:
@@ -266,17 +317,18 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def parse_profile(text: str, *, where: str = "profile") -> Profile:
     """The JSON text of a profile; ValueError names the first wrong field."""
+    data = parse_json(text, f"{where}: the profile")
     try:
-        return _ADAPTER.validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "file"
-        raise ValueError(f"{where}: {place}: {first['msg']}") from error
+        profile = _JSON.decode(Profile, data, "profile")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    assert isinstance(profile, Profile)
+    return profile
 
 
 def dump_profile(profile: Profile) -> str:
     """Canonical JSON text, a point a line; `parse_profile` gives an equal profile back."""
-    return _lines(_ADAPTER.dump_python(profile, mode="json"), "") + "\n"
+    return _lines(_JSON.encode(profile), "") + "\n"
 
 
 def _lines(value: object, indent: str) -> str:

@@ -1,0 +1,43 @@
+"""How AdamW updates: fused where everything is on GPUs, else one tensor at a time, bit for bit as torch's."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from runtime.optimizer import OptimizerSettings, RateSchedule, Update, build_adamw, step_count, update_of
+
+
+@pytest.mark.parametrize(
+    ("devices", "update", "where"),
+    [
+        (("cuda", "cuda"), Update.FUSED, "cuda"),
+        (("cpu", "cpu"), Update.SINGLE, "cpu"),
+        (("cuda", "cpu"), Update.SINGLE, "cpu"),
+    ],
+)
+def test_fused_on_gpus_alone(devices: tuple[str, ...], update: Update, where: str) -> None:
+    with FakeTensorMode():  # type: ignore[no-untyped-call]
+        held = [nn.Parameter(torch.empty(3, device=device)) for device in devices]
+        adamw = build_adamw(held, OptimizerSettings())
+        assert adamw is not None
+        assert update_of(adamw) is update
+        assert step_count(adamw, held[0], 4).device.type == where
+
+
+def test_the_cpu_keeps_its_bits() -> None:
+    """Five steps with a schedule of rates, against torch's own with the same rate set by hand."""
+    schedule = RateSchedule(warmup_steps=2, decay_steps=3, floor=0.1)
+    settings = OptimizerSettings(learning_rate=0.1, schedule=schedule)
+    ours, theirs = ([nn.Parameter(torch.linspace(-1, 1, n)) for n in (3, 7)] for _ in range(2))
+    adamw = build_adamw(ours, settings)
+    assert adamw is not None
+    reference = torch.optim.AdamW(theirs, lr=0.1, foreach=False)
+    for step in range(5):
+        for mine, its in zip(ours, theirs, strict=True):
+            mine.grad = torch.sin(mine.detach() + step)
+            its.grad = mine.grad.clone()
+        reference.param_groups[0]["lr"] = 0.1 * schedule.factor(step)
+        adamw.step()
+        reference.step()
+        assert all(torch.equal(mine, its) for mine, its in zip(ours, theirs, strict=True))

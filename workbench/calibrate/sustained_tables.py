@@ -1,0 +1,118 @@
+"""Rates of long loops out of measured rows, with their leave-one-out errors as prices read them."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
+from workbench.calibrate.tables import FEWEST_ON_A_LINE, SOURCE, grouped, quality
+from workbench.cost.interpolate import Surface
+from workbench.cost.kernel_times import KernelTimes
+from workbench.cost.profile import Direction, Fit, Profile, SustainedHeads, SustainedProducts, Table
+from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP
+from workbench.cost.sustained import (
+    HeadWidths,
+    Line,
+    backward_rate,
+    forward_slowdown,
+    product_slowdowns,
+)
+
+LOOPS = f"{SOURCE}, long loops over operands that take turns"
+FORWARD, BACKWARD = "forward", "backward"
+
+
+def sustained_products(rows: Sequence[SustainedMatmulRow]) -> tuple[SustainedProducts, ...]:
+    """FLOP/s by the forward's (m, n, k), direction by direction.
+
+    Raises:
+        ValueError: an unknown direction.
+    """
+    found = []
+    for direction, members in grouped(rows, lambda row: row.direction).items():
+        shapes = grouped(members, lambda row: (row.m, row.n, row.k))
+        points = tuple(
+            (float(m), float(n), float(k), 2.0 * m * n * k / median(row.seconds for row in same))
+            for (m, n, k), same in shapes.items()
+        )
+        table = Table(axes=("m", "n", "k"), points=points, measured=True, source=LOOPS)
+        found.append(SustainedProducts(direction=Direction(direction), table=table))
+    return tuple(found)
+
+
+def sustained_attention(rows: Sequence[SustainedAttentionRow]) -> tuple[SustainedHeads, ...]:
+    """FLOP/s by (length, heads, queries per key), by head width and mask; of sizes with both passes."""
+    found = []
+    for (head_dim, mask), members in grouped(rows, lambda row: (row.head_dim, row.mask)).items():
+        shapes = grouped(members, lambda row: (row.length, row.heads, row.heads / row.kv_heads))
+        both = {
+            at: same for at, same in shapes.items() if {row.direction for row in same} >= {FORWARD, BACKWARD}
+        }
+        if both:
+            forward, backward = (_attention_table(both, direction) for direction in (FORWARD, BACKWARD))
+            found.append(
+                SustainedHeads(head_dim=head_dim, causal=mask == "causal", forward=forward, backward=backward)
+            )
+    return tuple(found)
+
+
+def _attention_table(
+    shapes: dict[tuple[int, int, float], list[SustainedAttentionRow]], direction: str
+) -> Table:
+    scale = ATTENTION_BACKWARD_FLOP if direction == BACKWARD else 1.0
+    points = tuple(
+        (*map(float, at), median(scale * _flop_per_s(row) for row in same if row.direction == direction))
+        for at, same in shapes.items()
+    )
+    return Table(axes=("length", "heads", "queries_per_key"), points=points, measured=True, source=LOOPS)
+
+
+def _flop_per_s(row: SustainedAttentionRow) -> float:
+    return 4.0 * row.head_dim * row.pairs * row.heads / row.seconds
+
+
+def sustained_fits(profile: Profile) -> tuple[Fit, ...]:
+    """How well a long loop's time is predicted by short loops and the other long ones, by table.
+
+    Products by shape. Attention by length, each inner length from the others of its width, and by head
+    width, each inner width from the two beside it: the error at widths that were not measured.
+    """
+    short = KernelTimes(profile).in_short_loops()
+    fits = []
+    for found in profile.sustained_products:
+        points = product_slowdowns(found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0])
+        if len(points) > 1:
+            middle, p90 = Surface(points).leave_one_out()
+            name = f"long loops of products, {found.direction}"
+            fits.append(Fit(table=name, num_points=len(points), median=middle, p90=p90))
+    lines: dict[str, Callable[[SustainedHeads], Line]] = {
+        FORWARD: lambda heads: forward_slowdown(heads, short.attention_flop_per_s),
+        f"{BACKWARD} over {FORWARD}": backward_rate,
+    }
+    for name, line_of in lines.items():
+        lined = [(heads, line_of(heads)) for heads in profile.sustained_attention]
+        fits += _fits_by_length(name, [line for _, line in lined])
+        fits += _fits_by_width(name, lined)
+    return tuple(fits)
+
+
+def _fits_by_length(name: str, lines: Sequence[Line]) -> list[Fit]:
+    errors = [
+        abs(Line(p for p in line.points if p[0] != length).at(length) / ratio - 1)
+        for line in lines
+        if len(line.points) >= FEWEST_ON_A_LINE
+        for length, ratio in sorted(line.points)[1:-1]
+    ]
+    return [quality(f"long loops of attention, {name}, by length", errors)] if errors else []
+
+
+def _fits_by_width(name: str, lined: Sequence[tuple[SustainedHeads, Line]]) -> list[Fit]:
+    errors = []
+    for causal in (False, True):
+        alike = [(heads, line) for heads, line in lined if heads.causal is causal]
+        for left_out, line in sorted(alike, key=lambda pair: pair[0].head_dim)[1:-1]:
+            rest = HeadWidths([pair for pair in alike if pair[0] is not left_out])
+            errors += [
+                abs(rest.at(left_out.head_dim, causal=causal, length=length) / ratio - 1)
+                for length, ratio in line.points
+            ]
+    return [quality(f"long loops of attention, {name}, by head width", errors)] if errors else []

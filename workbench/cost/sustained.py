@@ -1,0 +1,89 @@
+"""What long loops take of the time that short ones say, read between the measured points."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+from workbench.cost.interpolate import Surface
+from workbench.cost.profile import Direction, SustainedHeads, SustainedProducts
+from workbench.cost.roofline import Gemm
+
+Points = tuple[tuple[float, ...], ...]
+
+
+def in_direction(gemm: Gemm, direction: Direction) -> Gemm:
+    """The product that a layer's forward y[m, n] = x[m, k] w[k, n] brings with it."""
+    match direction:
+        case Direction.FORWARD:
+            return gemm
+        case Direction.INPUT_GRAD:
+            return gemm.input_grad
+        case Direction.WEIGHT_GRAD:
+            return gemm.weight_grad
+
+
+def product_slowdowns(found: SustainedProducts, short_s: Callable[[Gemm], float]) -> Points:
+    """(m, n, k, seconds in a long loop over those that short loops say) of every measured product."""
+    return tuple(
+        (*shape, 2.0 * math.prod(shape) / rate / short_s(in_direction(Gemm(*shape), found.direction)))
+        for *shape, rate in found.table.points
+    )
+
+
+class Line:
+    """A ratio over the length of sequences: straight between logarithms, level beyond the ends."""
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        self.points = tuple(points)
+        self._surface = Surface(self.points)
+
+    def at(self, length: float) -> float:
+        return self._surface.read(length).rate
+
+
+def forward_slowdown(found: SustainedHeads, short_flop_per_s: Callable[..., float]) -> Line:
+    """Seconds of forwards in a long loop over those that short loops say, by length."""
+    return Line((at[0], short_flop_per_s(*at) / rate) for *at, rate in found.forward.points)
+
+
+def backward_rate(found: SustainedHeads) -> Line:
+    """Backward FLOP/s over forward FLOP/s, by length."""
+    passes = zip(found.forward.points, found.backward.points, strict=True)
+    return Line((forward[0], backward[-1] / forward[-1]) for forward, backward in passes)
+
+
+class HeadWidths:
+    """A ratio over head widths and lengths, for masks that are causal and for those that are not.
+
+    A width that was measured is read from its own line: kernels pad some widths, so neighbours say little
+    of it. Any other lies on a straight line, between logarithms, from the next narrower to the next
+    wider; beyond the ends the last width holds. Where only the other kind of mask was measured, that holds.
+
+    Complexity: O(log widths) to read, after the first time at a length.
+    """
+
+    def __init__(self, lines: Sequence[tuple[SustainedHeads, Line]]) -> None:
+        self._lines = {
+            causal: {table.head_dim: line for table, line in lines if table.causal is causal}
+            for causal in (False, True)
+        }
+
+    def at(self, head_dim: int, *, causal: bool, length: float) -> float:
+        """The ratio; 1 where nothing was measured."""
+        lines = self._lines[causal] or self._lines[not causal]
+        if not lines:
+            return 1.0
+        if head_dim in lines:
+            return lines[head_dim].at(length)
+        widths = sorted(lines)
+        place = bisect_left(widths, head_dim)
+        beside = widths[max(0, place - 1) : place + 1]
+        return Line((float(width), lines[width].at(length)) for width in beside).at(float(head_dim))
+
+    def covers(self, head_dim: int) -> bool:
+        """Whether a measured width lies on either side of it, or is it."""
+        widths = [width for lines in self._lines.values() for width in lines]
+        return bool(widths) and min(widths) <= head_dim <= max(widths)
+
+    def has_mask(self, *, causal: bool) -> bool:
+        return bool(self._lines[causal])

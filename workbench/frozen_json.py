@@ -1,0 +1,162 @@
+"""Frozen dataclasses as strict JSON data, and back: errors name the place and the nearest key."""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from workbench.data.sample import WHERE_SET
+
+TYPE_KEY = "op"  # tells the members of a union of dataclasses apart
+
+
+@dataclass(frozen=True, slots=True)
+class Shorthand:
+    """How values of a type are written other than by their fields.
+
+    `read` gets the JSON data and its place, and raises ValueError.
+    """
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any, str], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenJson:
+    """One family of files.
+
+    Args:
+        shorthands: types that are written in a way of their own.
+        tagged: dataclasses that stand in unions, and say which they are.
+    """
+
+    shorthands: Mapping[type, Shorthand] = field(default_factory=dict)
+    tagged: Collection[type] = ()
+
+    def encode(self, value: object) -> Any:
+        """A frozen dataclass as JSON data: fields by name, tuples as lists."""
+        shorthand = self.shorthands.get(type(value))
+        if shorthand is not None:
+            return shorthand.write(value)
+        if isinstance(value, Enum):
+            return value.value
+        if isinstance(value, tuple):
+            return [self.encode(member) for member in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            tag = {TYPE_KEY: type(value).__name__} if type(value) in self.tagged else {}
+            return tag | {
+                f.name: self.encode(getattr(value, f.name)) for f in fields(value) if _stands(f, value)
+            }
+        return value
+
+    def decode(self, kind: Any, data: Any, where: str) -> object:
+        """JSON data as a value of that type; `where` names the place in error messages.
+
+        Raises:
+            ValueError: unknown or missing keys, a value of the wrong type, or what the type itself refuses.
+        """
+        origin = get_origin(kind)
+        if origin in (Union, UnionType):
+            return self._decode_union(get_args(kind), data, where)
+        if origin is tuple:
+            return self._decode_tuple(get_args(kind), data, where)
+        if kind in self.shorthands:
+            return self.shorthands[kind].read(data, where)
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            if data not in [member.value for member in kind]:
+                raise ValueError(f"{where}: want one of {[member.value for member in kind]}, got {data!r}")
+            return kind(data)
+        if is_dataclass(kind):
+            return self._decode_dataclass(kind, data, where)
+        return _decode_scalar(kind, data, where)
+
+    def _decode_union(self, members: tuple[Any, ...], data: Any, where: str) -> object:
+        if NoneType in members:
+            if data is None:
+                return None
+            rest = tuple(member for member in members if member is not NoneType)
+            if len(rest) == 1:
+                return self.decode(rest[0], data, where)
+            return self._decode_union(rest, data, where)
+        by_name = {member.__name__: member for member in members}
+        if not isinstance(data, dict) or str(data.get(TYPE_KEY)) not in by_name:
+            raise ValueError(
+                f"{where}: want an object with {TYPE_KEY!r} one of {sorted(by_name)}, got {data!r:.60}"
+            )
+        rest_of = {key: value for key, value in data.items() if key != TYPE_KEY}
+        return self._decode_dataclass(by_name[data[TYPE_KEY]], rest_of, where)
+
+    def _decode_tuple(self, members: tuple[Any, ...], data: Any, where: str) -> tuple[object, ...]:
+        if not isinstance(data, list):
+            raise ValueError(f"{where}: want a list, got {data!r:.60}")
+        if len(members) == 2 and members[1] is Ellipsis:
+            return tuple(self.decode(members[0], value, f"{where}[{i}]") for i, value in enumerate(data))
+        if len(members) != len(data):
+            raise ValueError(f"{where}: want {len(members)} values, got {len(data)}")
+        pairs = enumerate(zip(members, data, strict=True))
+        return tuple(self.decode(member, value, f"{where}[{i}]") for i, (member, value) in pairs)
+
+    def _decode_dataclass(self, kind: Any, data: Any, where: str) -> object:
+        if not isinstance(data, dict):
+            raise ValueError(f"{where}: want an object ({kind.__name__}), got {data!r:.60}")
+        known = {f.name for f in fields(kind)}
+        check_keys(data, known, {f.name for f in fields(kind) if not _required(f)}, where)
+        hints = _hints(kind)
+        try:
+            return kind(
+                **{name: self.decode(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+            )
+        except ValueError as error:
+            message = str(error)
+            raise ValueError(message if message.startswith(where) else f"{where}: {message}") from None
+
+
+def parse_json(text: str, what: str) -> Any:
+    """JSON text as data; ValueError in one line, which begins with `what`."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{what}: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{what} is not JSON (truncated?): {error}") from None
+
+
+def check_keys(data: Mapping[str, Any], known: set[str], optional: set[str], where: str) -> None:
+    """ValueError naming the first key that is unknown, with the nearest known one, or missing."""
+    for key in data:
+        if key not in known:
+            near = get_close_matches(key, sorted(known), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+            raise ValueError(f"{where}: unknown key {key!r}{hint}")
+    missing = sorted(known - optional - set(data))
+    if missing:
+        raise ValueError(f"{where}: missing key {missing[0]!r}")
+
+
+def _decode_scalar(kind: Any, data: Any, where: str) -> object:
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        try:
+            return float(data)
+        except OverflowError:
+            raise ValueError(f"{where}: want a number below 1.8e308, got {len(str(data))} digits") from None
+    if not isinstance(data, kind) or (kind is not bool and isinstance(data, bool)):
+        raise ValueError(f"{where}: want {kind.__name__}, got {data!r:.60}")
+    return data
+
+
+def _stands(field: Field[Any], value: object) -> bool:
+    """Whether a file names a field: those older than the field keep their text and hash."""
+    return WHERE_SET not in field.metadata or getattr(value, field.name) != field.default
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
