@@ -106,6 +106,10 @@ class Clock(Protocol):
         """
         ...
 
+    def ended(self, event: object) -> Stamp:
+        """The stamp of what somebody queued in a stream of his own; `event` is there on GPUs."""
+        ...
+
     def number(self, tensor: Tensor) -> Tensor | float:
         """What a tensor of one element holds, where reading it makes nobody wait; else the tensor."""
         ...
@@ -176,6 +180,11 @@ class HostClock:
                 work.wait(self._timeout)
         except RuntimeError as error:
             raise awaited.failed(first_line(error)) from error
+
+    def ended(self, event: object) -> float:
+        """Now: it has been waited for."""
+        del event
+        return self.stamp()
 
     def number(self, tensor: Tensor) -> float:
         return float(tensor)

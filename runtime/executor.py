@@ -257,9 +257,11 @@ class Executor:
         del arrived
         if _id(action) in self._sharded:
             self._sharded.let_go(_id(action))
+            self._end(action, start)
         else:
-            self._offload.leave(_id(action), self._adamw)
-        self._end(action, start)
+            copied = self._offload.leave(_id(action), self._adamw)
+            self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.ended(copied))
+            self._sample_memory()
 
     def _come_back(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived

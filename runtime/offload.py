@@ -27,8 +27,11 @@ class Offload:
         self._away: dict[int, list[tuple[Storage, Storage]]] = {}
         self._lanes: dict[torch.device, _Lane] = {}
 
-    def leave(self, stage: int, optimizer: torch.optim.Optimizer | None) -> None:
+    def leave(self, stage: int, optimizer: torch.optim.Optimizer | None) -> torch.cuda.Event | None:
         """Free the stage's tensors on the device.
+
+        Returns:
+            Where copies run beside the computation, the event of their end.
 
         Raises:
             ValueError: memory that other tensors use too.
@@ -44,6 +47,7 @@ class Offload:
         for storage, _ in moved:
             storage.resize_(0)
         self._away[stage] = moved
+        return next((lane.end() for lane in self._lanes.values()), None)
 
     def come_back(self, stage: int) -> None:
         """Fill the stage's tensors again."""
@@ -125,6 +129,12 @@ class _Lane:
     def arrive(self) -> None:
         """From here on the GPU computes with what was brought."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def end(self) -> torch.cuda.Event:
+        """Of all copies that were asked for."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
     def _follow(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -289,6 +289,9 @@ class StreamClock:
             self._watch.check()
             raise awaited.failed(first_line(error)) from error
 
+    def ended(self, event: object) -> Stamp:
+        return self.stamp() if event is None else event
+
     def number(self, tensor: Tensor) -> Tensor:
         return tensor
 

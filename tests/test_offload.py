@@ -35,6 +35,17 @@ class Stream:
             self.work[self.done - 1]()
 
 
+class Event:
+    """A place in a stream's work."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.stream, self.place = Stream(), 0
+
+    def record(self, stream: Stream) -> None:
+        self.stream, self.place = stream, len(stream.work)
+
+
 class Memory:
     """A storage: emptied and filled it has another block; work in streams keeps the one it was given."""
 
@@ -69,7 +80,10 @@ class Gpu:
         self.side: list[Stream] = []
         self.pinned: list[Memory] = []
         self.cuda = SimpleNamespace(
-            Stream=self._stream, stream=self._in_stream, current_stream=lambda device: self.current
+            Stream=self._stream,
+            stream=self._in_stream,
+            current_stream=lambda device: self.current,
+            Event=Event,
         )
 
     def _stream(self, device: torch.device) -> Stream:
@@ -122,7 +136,9 @@ def test_weights_come_back_whole_in_whatever_order_streams_run(
 
     compute(1)
     for value in (2, 3):
-        stage.leave(0, None)
+        copied = stage.leave(0, None)
+        assert copied is not None
+        assert (copied.stream, copied.place) == (gpu.side[0], len(gpu.side[0].work))
         assert [memory.nbytes() for memory in weights] == [0, 0]
         if side_runs == "first":
             gpu.side[0].run()
