@@ -76,6 +76,8 @@ def build_mesh(
     _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
     dealt = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
     _open_groups(mesh, dealt, mesh.experts)
+    if mesh.orders_rows and len(ranks) > 1:
+        _use_first(mesh, {ranks: dist.group.WORLD})
     for held in (mesh.reduction, mesh.units, mesh.context, mesh.tensor, mesh.experts):
         _use_first(mesh, held)
     open_pairs(mesh, lowered, set())

@@ -145,13 +145,16 @@ class GroupRanks:
         )
 
     def close(self) -> None:
+        for mesh, _ in self._meshes.values():
+            mesh.clock.close()
         self._meshes.clear()
 
     def _mesh(self, lowered: Lowered) -> Mesh:
         grids = tuple(stage.ranks for stage in lowered.plan.stages)
         wanted = (grids, tuple(sorted({group.ranks for group in lowered.groups})))
         if wanted not in self._meshes:
-            mesh = build_mesh(lowered, launched_device(None), self._timeout_s)
+            name = None if "nccl" in dist.get_backend_config() else "cpu"
+            mesh = build_mesh(lowered, launched_device(name), self._timeout_s)
             self._meshes[wanted] = (mesh, set(pairs_of(lowered)))
         mesh, opened = self._meshes[wanted]
         open_pairs(mesh, lowered, opened)
