@@ -1,8 +1,9 @@
 """Measures a machine for the layers of plans: rows for `workbench.calibrate.fit`."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def measure(
         raise ValueError(f"the workers of a pool have no {chosen.device}: it is measured by one process")
     header = header_here(chosen.device, [("transformers", transformers.__version__)])
     with _one_thread():
-        return run_tasks(_tasks(plans, pool, chosen), header, path=path, progress=progress)
+        return run_tasks(measuring_tasks(plans, pool, chosen), header, path=path, progress=progress)
 
 
 @contextmanager
@@ -92,6 +93,17 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def measuring_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
+    """All that `measure` does, in its order; what a task says that it measures is said by no other."""
+    tasks = _tasks(plans, pool, settings)
+    counts: Counter[str] = Counter()
+    for place, task in enumerate(tasks):
+        counts[task.what] += 1
+        if counts[task.what] > 1:
+            tasks[place] = replace(task, what=f"{task.what} ({counts[task.what]})")
+    return tasks
 
 
 def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:

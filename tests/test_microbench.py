@@ -11,7 +11,7 @@ from runtime import bench_wires
 from runtime.bench_clock import Clock, quartile_spread
 from runtime.bench_executor import build_empty, time_executor
 from runtime.bench_layers import Kind, Part, rows_of, time_window
-from runtime.bench_plans import BenchSettings, measure
+from runtime.bench_plans import BenchSettings, measure, measuring_tasks
 from runtime.bench_windows import runs_of, windows_of
 from runtime.bench_wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.launch import run_lowered
@@ -142,6 +142,8 @@ def test_one_process_measures_layers_and_executor_alone(
 ) -> None:
     """As it does on a GPU: the same rows as on a pool, but for what several processes say to each other."""
     monkeypatch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
+    names = [task.what for task in measuring_tasks([plan, plan], None, replace(QUICK, sizes=3))]
+    assert len(set(names)) == len(names)
     before = torch.get_num_threads()
     alone = measure([plan], None, settings=QUICK)
     assert torch.get_num_threads() == before
