@@ -128,7 +128,10 @@ def emulate(
             reports = ranks.run(order, progress)
     except torch.OutOfMemoryError as error:  # while stages are built; in an action it names the rank
         raise ValueError(f"emulation of {len(lowered.plan.ranks)} ranks: {error}") from error
-    return _result(order, ranks, reports)
+    result = _result(order, ranks, reports)
+    del ranks, reports
+    gc.collect()  # modules and their graphs hang together in rings: their memory is the next emulation's
+    return result
 
 
 def clock_of(device: torch.device) -> Clock:

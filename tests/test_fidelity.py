@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -317,7 +318,7 @@ def test_an_emulation_is_composed_of_medians_and_shows_its_steps() -> None:
     assert predicted.seconds == predicted.simulated.iteration_s
     assert set(predicted.durations_s) == set(plan.program_actions)
     assert len(executed.steps) == 3
-    assert min(executed.steps_s) <= executed.seconds <= max(executed.steps_s)
+    assert executed.seconds == pytest.approx(median(executed.steps_s), rel=0.5)
     again = rehearsed(profile, [(predicted, executed)])
     assert {kind for kind, _ in again.in_pipeline} >= {"B", "F"}
     errors = [abs(predict(plan, one).seconds / executed.seconds - 1) for one in (profile, again)]
