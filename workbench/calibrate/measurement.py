@@ -260,8 +260,19 @@ class Measurement:
 def write_measurement(measurement: Measurement, path: Path) -> None:
     """Write one JSON object a line: the header, then every row; all of it or nothing."""
     lines = [json.dumps({"kind": "header", **asdict(measurement.header)})]
-    lines += [json.dumps({"kind": _KIND[type(row)], **asdict(row)}) for row in measurement.rows]
+    lines += [json.dumps(row_values(row)) for row in measurement.rows]
     write_text("\n".join(lines) + "\n", path)
+
+
+def row_values(row: Row) -> dict[str, Any]:
+    """A row as JSON has it, with its kind."""
+    return {"kind": _KIND[type(row)], **asdict(row)}
+
+
+def row_of(values: dict[str, Any], where: str) -> Row:
+    """The row of `row_values`; ValueError, beginning with `where`, when it is none."""
+    row: Row = _parse(Path(where), 1, json.dumps(values), _ROWS)
+    return row
 
 
 def read_measurement(path: Path) -> Measurement:
