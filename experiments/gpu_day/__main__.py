@@ -1,0 +1,133 @@
+"""The campaign of one GPU: everything that it can show, in calls that each go on where the last one stopped.
+
+Run:     python -m experiments.gpu_day --out DIR [--from DIR] [--only PART] [--limit SECONDS]
+         [--device cuda|cpu] [--small] [--json]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.gpu_day.campaign import MISSING, PARTS, Extent, Part, Session, part_named
+from experiments.gpu_day.drive import START_S, Deadline, Here, PartState, drive
+from experiments.gpu_day.store import opened
+from experiments.gpu_day.summary import Rows, figures
+from experiments.gpu_day.worker import CellError, Worker
+
+FACTS = "experiments.gpu_day.environment"
+KERNELS = "experiments.gpu_day.kernels"
+BAD_INPUT = 2  # exit code
+LEAST_LIMIT_S = 10.0
+
+
+def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS, facts: str = FACTS) -> int:
+    """0 where nothing failed, 1 where a part did, 2 for bad input.
+
+    Args:
+        parts: of the campaign.
+        facts: module whose `facts(session)` says what measures.
+    """
+    options = _parse(arguments)
+    try:
+        return _main(options, tuple(parts), facts)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return BAD_INPUT
+
+
+def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> int:
+    chosen = parts if options.only is None else (part_named(options.only, parts),)
+    if options.limit is not None and not options.limit >= LEAST_LIMIT_S:
+        raise ValueError(f"--limit: want at least {LEAST_LIMIT_S:g} s, got {options.limit:g}")
+    deadline = Deadline(options.limit)
+    extent = Extent.SMALL if options.small else Extent.FULL
+    with Worker(Session(options.device, extent, options.out)) as worker:
+        here = _here(worker, facts, extent)
+        store = opened(options.out, options.earlier, [part.name for part in parts], here.device_name)
+        states = drive(parts, chosen, worker, store, here, deadline, _say)
+        rows = {name: store.values(name, state.stamp) for name, state in states.items()}
+        ratios = _ratios(worker, rows)
+    result = summary(states, rows, here) | figures(rows, ratios) | {"seconds": round(deadline.spent_s, 1)}
+    for line in lines(result, states):
+        sys.stdout.write(f"{line}\n")
+    if options.json:
+        sys.stdout.write(f"{json.dumps(result)}\n")
+    return 1 if result["parts_failed"] else 0
+
+
+def _here(worker: Worker, module: str, extent: Extent) -> Here:
+    """What measures. ValueError: there is no such device, or its process does not start."""
+    try:
+        facts = worker.call(module, "facts", timeout_s=START_S)
+    except CellError as error:
+        raise ValueError(f"the process that measures did not start: {error}") from error
+    return Here(device_name=facts["device_name"], versions=dict(facts["versions"]), extent=extent)
+
+
+def _ratios(worker: Worker, rows: Mapping[str, Rows]) -> dict[str, float | None]:
+    """What the kernels' rows say, if there are any: they are read where kernels are imported."""
+    kernels = rows.get("kernels")
+    if not kernels:
+        return {}
+    found: dict[str, float | None] = worker.call(KERNELS, "ratios", kernels, timeout_s=START_S)
+    return found
+
+
+def summary(states: dict[str, PartState], rows: Mapping[str, Rows], here: Here) -> dict[str, Any]:
+    """What `--json` prints besides figures. A part counts as done when all its cells have rows."""
+    return {
+        "device": here.device_name,
+        "extent": here.extent.value,
+        "versions": dict(here.versions),
+        "parts_done": sum(state.is_done for state in states.values()),
+        "parts_failed": sum(bool(state.failures) for state in states.values()),
+        "failures": [failure for state in states.values() for failure in state.failures],
+        "rows": {name: len(found) for name, found in rows.items()},
+        "missing": list(MISSING),
+    }
+
+
+def lines(result: dict[str, Any], states: dict[str, PartState]) -> list[str]:
+    """The end of a call, for people."""
+    found = []
+    for name, state in states.items():
+        total = "?" if state.num_cells is None else state.num_cells
+        word = "failed" if state.failures else "done" if state.is_done else "left"
+        found.append(f"{name:12s} {state.num_done}/{total} {word}")
+    found += [f"FAILED {failure}" for failure in result["failures"]]
+    found += [f"MISSING {what}: needs more than one GPU" for what in result["missing"]]
+    for name in FIGURES:
+        value = result[name]
+        found.append(f"{name:18s} {'not measured' if value is None else f'{value:.4g}'}")
+    return found
+
+
+FIGURES = tuple(figures({}, {}))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.gpu_day", description="Measure everything that one GPU can show."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the rows")
+    parser.add_argument(
+        "--from", type=Path, dest="earlier", metavar="DIR", help="rows of an earlier call, to go on with"
+    )
+    parser.add_argument("--only", metavar="PART", help=f"one of {', '.join(part.name for part in PARTS)}")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="stop before so many are over")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that all of it works")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
