@@ -1,0 +1,38 @@
+"""Part: the peak memory that plans of one rank are said to have, beside that of the allocator."""
+
+from runtime.peak_memory import peak_memory
+
+from experiments.gpu_day.campaign import Cell, Measured, Session
+from experiments.gpu_day.jobs import on_one_rank
+from runtime.device import device_of
+from runtime.rank_job import RunSettings
+from workbench.plan.accept import accept
+from workbench.plan.codec import plan_hash
+from workbench.units import gib
+
+BOUND_S = 240.0
+
+
+def cells(session: Session) -> tuple[Cell, ...]:
+    """One for each plan."""
+    return tuple(Cell(named.name, BOUND_S) for named in on_one_rank(session))
+
+
+def measure(session: Session, key: str) -> Measured:
+    """Predicted and measured bytes of one plan.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    named = next(named for named in on_one_rank(session) if named.name == key)
+    lowered, _ = accept(named.plan)
+    found = peak_memory(lowered, RunSettings(), device=device_of(session.device))
+    values = {
+        "plan": named.name,
+        "plan_hash": plan_hash(named.plan),
+        "predicted_bytes": found.predicted_bytes,
+        "measured_bytes": found.measured_bytes,
+        "error": found.error,
+    }
+    note = f"{found.error:+.2%} of {gib(found.measured_bytes):.3g} GiB"
+    return Measured(values, note, -abs(found.error))

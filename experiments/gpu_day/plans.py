@@ -1,0 +1,178 @@
+"""Part: plans rehearsed, then others predicted, then those executed: each rank's actions on one device.
+
+The predictions are a cell of their own between rehearsals and judged plans, and its row has the hash
+of the file. A judged plan runs only beside that very file.
+"""
+
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from experiments.fidelity.emulated import Execution, execute_emulated, predict, rehearsed
+from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
+from experiments.gpu_day.environment import facts
+from experiments.gpu_day.jobs import Named
+from experiments.gpu_day.jobs import judged as judged_plans
+from experiments.gpu_day.jobs import rehearsed as rehearsed_plans
+from experiments.gpu_day.predictions import Foretold, Predictions, read_predictions, write_predictions
+from experiments.gpu_day.profile import PART as PROFILE
+from experiments.gpu_day.profile import cells as profile_cells
+from experiments.gpu_day.profile import measured_profile
+from experiments.gpu_day.store import rows_in
+from runtime.device import device_of, kind_of_device
+from workbench.cost.profile import Profile
+from workbench.matching import check_profile
+from workbench.metrics import time_by_kind
+from workbench.plan.codec import plan_hash
+from workbench.trace import Trace
+from workbench.trace_json import dumps, loads
+
+PART = "plans"
+REHEARSAL, JUDGED, FORETOLD = "rehearsal", "judged", "predictions"
+STEPS = {Extent.FULL: 4, Extent.SMALL: 2}
+ROUNDS = {Extent.FULL: 2, Extent.SMALL: 1}  # of all judged plans, so that drift meets all alike
+BOUND_S = 240.0
+
+
+def cells(session: Session) -> tuple[Cell, ...]:
+    """Rehearsals, the predictions, and round by round the plans that they are of.
+
+    Raises:
+        ValueError: rows of the profile were not measured yet, nor tried.
+    """
+    tried = rows_in(session.folder, PROFILE)
+    untried = [cell.key for cell in profile_cells(session) if cell.key not in tried]
+    if untried:
+        raise ValueError(
+            f"{len(untried)} rows of the profile were not measured yet; want --only {PROFILE} first"
+        )
+    rounds = range(1, ROUNDS[session.extent] + 1)
+    return (
+        *(Cell(f"{REHEARSAL}: {named.name}", BOUND_S) for named in rehearsed_plans(session)),
+        Cell(FORETOLD, BOUND_S),
+        *(
+            Cell(f"{JUDGED}, round {number}: {named.name}", BOUND_S)
+            for number in rounds
+            for named in judged_plans(session)
+        ),
+    )
+
+
+def measure(session: Session, key: str) -> Measured:
+    """One of them.
+
+    Raises:
+        ValueError: a plan that does not fit or was not predicted, predictions that are missing or were
+            changed, or a profile of another device.
+    """
+    profile = measured_profile(_values(session, PROFILE))
+    check_profile(profile, kind_of_device(device_of(session.device)))
+    if key == FORETOLD:
+        return _foretell(session, profile)
+    named = next(
+        named
+        for named in (*rehearsed_plans(session), *judged_plans(session))
+        if key.endswith(f": {named.name}")
+    )
+    if key.startswith(REHEARSAL):
+        return _rehearse(session, named, profile)
+    return _judge(session, named, profile)
+
+
+def _rehearse(session: Session, named: Named, profile: Profile) -> Measured:
+    predicted = predict(named.plan, profile)
+    executed = _execute(session, named, profile)
+    values = {
+        "kind": REHEARSAL,
+        "plan": named.name,
+        "plan_hash": predicted.plan_hash,
+        "profile_hash": profile_hash(profile),
+        "predicted_s": predicted.seconds,
+        "executed_s": list(executed.steps_s),
+        "losses": list(executed.losses),
+        "steps": [dumps(step) for step in executed.steps],
+    }
+    return Measured(values, f"{predicted.seconds / executed.seconds - 1:+.1%} before it was rehearsed")
+
+
+def _foretell(session: Session, measured: Profile) -> Measured:
+    profile = _with_rehearsals(session, measured)
+    foretold = []
+    for named in judged_plans(session):
+        predicted = predict(named.plan, profile)
+        foretold.append(
+            Foretold(
+                plan=named.name,
+                plan_hash=predicted.plan_hash,
+                predicted_s=predicted.seconds,
+                kinds_s=_kinds_s(predicted.simulated),
+            )
+        )
+    predictions = Predictions(
+        profile_hash=profile_hash(profile),
+        device_name=facts(session)["device_name"],
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        plans=tuple(foretold),
+    )
+    write_predictions(predictions, session.folder)
+    values = {"kind": FORETOLD, "digest": predictions.digest, "profile_hash": predictions.profile_hash}
+    return Measured(values, f"{len(foretold)} plans, none of them run yet")
+
+
+def _judge(session: Session, named: Named, profile: Profile) -> Measured:
+    digest = _values(session, PART).get(FORETOLD, {}).get("digest", "")
+    foretold = read_predictions(session.folder, digest).of(plan_hash(named.plan))
+    executed = _execute(session, named, profile)
+    error = foretold.predicted_s / executed.seconds - 1
+    values = {
+        "kind": JUDGED,
+        "plan": named.name,
+        "plan_hash": foretold.plan_hash,
+        "digest": digest,
+        "predicted_s": foretold.predicted_s,
+        "executed_s": list(executed.steps_s),
+        "losses": list(executed.losses),
+        "kinds_s": _kinds_s(executed.trace),
+    }
+    return Measured(values, f"{error:+.1%}: {executed.seconds:.4g} s", -abs(error))
+
+
+def _execute(session: Session, named: Named, profile: Profile) -> Execution:
+    return execute_emulated(
+        named.plan, device_of(session.device), steps=STEPS[session.extent], profile=profile
+    )
+
+
+def _with_rehearsals(session: Session, profile: Profile) -> Profile:
+    """The profile that predictions are made from.
+
+    Raises:
+        ValueError: a rehearsal is missing, or was compared with another profile.
+    """
+    rows = _values(session, PART)
+    runs = []
+    for named in rehearsed_plans(session):
+        row = rows.get(f"{REHEARSAL}: {named.name}")
+        if row is None or row["profile_hash"] != profile_hash(profile):
+            raise ValueError(f"plan {named.name!r} was not rehearsed with this profile: nothing is predicted")
+        steps = tuple(loads(step) for step in row["steps"])
+        executed = Execution(trace=steps[0], steps=steps, losses=tuple(row["losses"]))
+        runs.append((predict(named.plan, profile), executed))
+    return rehearsed(profile, runs)
+
+
+def profile_hash(profile: Profile) -> str:
+    """SHA-256 of all that it says."""
+    return hashlib.sha256(json.dumps(asdict(profile), sort_keys=True).encode()).hexdigest()
+
+
+def _kinds_s(trace: Trace) -> dict[str, float]:
+    return {kind.value: seconds for kind, seconds in time_by_kind(trace).items()}
+
+
+def _values(session: Session, part: str) -> Mapping[str, dict[str, Any]]:
+    rows = rows_in(session.folder, part)
+    return {key: row.values for key, row in rows.items() if row.values is not None}
