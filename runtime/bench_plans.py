@@ -97,13 +97,18 @@ def _one_thread() -> Iterator[None]:
 
 def measuring_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
     """All that `measure` does, in its order; what a task says that it measures is said by no other."""
-    tasks = _tasks(plans, pool, settings)
+    return distinct(_tasks(plans, pool, settings))
+
+
+def distinct(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, numbered where one says what another says too."""
+    found: list[Task] = []
     counts: Counter[str] = Counter()
-    for place, task in enumerate(tasks):
+    for task in tasks:
         counts[task.what] += 1
-        if counts[task.what] > 1:
-            tasks[place] = replace(task, what=f"{task.what} ({counts[task.what]})")
-    return tasks
+        count = counts[task.what]
+        found.append(replace(task, what=f"{task.what} ({count})") if count > 1 else task)
+    return found
 
 
 def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
@@ -116,7 +121,13 @@ def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) ->
             alike = wire_tasks(Clock(), [ring], lambda _: True)
             tasks += [_among(task, index, size, pool, settings) for index, task in enumerate(alike)]
     able = plans if pool is not None else [plan for plan in plans if not shard_units(plan)]
-    tasks += [_executor_task(plan, pool, settings) for plan in able[:1]]
+    tasks += [executor_task(plan, pool, settings) for plan in able[:1]]
+    return [*tasks, *layer_tasks(plans, pool, settings)]
+
+
+def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
+    """One for every window of layers that no plan before has; pool None: this process measures alone."""
+    tasks: list[Task] = []
     seen: set[Key] = set()
     for plan in plans:
         for window in windows_of(plan, sizes=settings.sizes):
@@ -156,7 +167,9 @@ def _wires_job(place: Place, index: int) -> Sequence[Row]:
     return wire_tasks(Clock(), [ring], lambda _: True)[index].measure()
 
 
-def _executor_task(plan: Plan, pool: Pool | None, settings: BenchSettings) -> Task:
+def executor_task(plan: Plan, pool: Pool | None, settings: BenchSettings) -> Task:
+    """What the executor adds to the actions of a plan."""
+
     def is_done(rows: Sequence[Row]) -> bool:
         return any(isinstance(row, OverheadRow) and row.action in COMPUTE for row in rows)
 

@@ -1,10 +1,9 @@
 """Part: the peak memory that plans of one rank are said to have, beside that of the allocator."""
 
-from runtime.peak_memory import peak_memory
-
 from experiments.gpu_day.campaign import Cell, Measured, Session
 from experiments.gpu_day.jobs import on_one_rank
 from runtime.device import device_of
+from runtime.peak_memory import peak_memory
 from runtime.rank_job import RunSettings
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash

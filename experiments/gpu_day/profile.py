@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runtime.bench_cells import CellSizes, cell_sizes, operator_cells
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.environment import facts
 from experiments.gpu_day.jobs import judged, rehearsed
 from experiments.gpu_day.store import rows_in
+from runtime.bench_cells import CellSizes, cell_sizes, operator_cells
 from runtime.bench_clock import Clock
-from runtime.bench_plans import BenchSettings, executor_task, layer_tasks
+from runtime.bench_plans import BenchSettings, distinct, executor_task, layer_tasks
 from runtime.device import device_of
 from runtime.rank_job import TORCH_TYPE
 from workbench.calibrate.fit import fit
@@ -54,7 +54,7 @@ def _tasks(session: Session) -> dict[str, Callable[[], Sequence[Row]]]:
     dtype = TORCH_TYPE[plans[0].settings.precision]
     settings = BenchSettings(sizes=SIZES[session.extent], budget_s=BUDGET_S[session.extent], device=device)
     operators = operator_cells(device, dtype, _sizes(session, device))
-    layers = [executor_task(plans[0], None, settings), *layer_tasks(plans, None, settings)]
+    layers = distinct([executor_task(plans[0], None, settings), *layer_tasks(plans, None, settings)])
     return {cell.key: partial(cell.measure, Clock(device)) for cell in operators} | {
         task.what: task.measure for task in layers
     }
