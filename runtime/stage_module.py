@@ -1,6 +1,7 @@
 """The part of a model that one stage holds, as a torch module with the plan's names for its weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from runtime.adapters.choose import adapter_of
 from runtime.expert_cuts import WeightParts, parts_of, place_in
 from runtime.expert_group import ExpertGroup
 from runtime.expert_parallel import deal_out
-from runtime.initialise import initial_value
+from runtime.first_weights import FirstWeights, num_cores
 from runtime.stage_edges import edges_before_the_end, edges_into_stage
 from runtime.tensor_cuts import Cut
 from runtime.tensor_group import SharedWeights, TensorGroup
@@ -316,28 +317,30 @@ def build_stage_module(
             folder lacks a tensor or has one of another shape.
     """
     module = plan.model.module(stage.module)
-    place = place_in(stage, tensor, experts)
     adapter = adapter_of(module)
     _check_ties(adapter)
     edges = edges_into_stage(plan, stage)
     layers = [adapter.build(index) for index in range(*stage.layers)]
     parts = [parts_of(layer, tp=stage.tp, ep=stage.ep) for layer in layers]
-    reader = None if weights is None else WeightReader(weights / module.name, adapter)
+    first = FirstWeights(
+        seed=seed,
+        module=module.name,
+        place=place_in(stage, tensor, experts),
+        dtype=dtype,
+        reader=None if weights is None else WeightReader(weights / module.name, adapter),
+    )
     made: dict[str, nn.Parameter] = {}
-    for index, layer, held in zip(range(*stage.layers), layers, parts, strict=True):
-        for local, empty in list(layer.named_parameters()):
-            name = layer.hugging_face_name(local)
-            name = adapter.aliases.get(name, name)
-            if name not in made:
-                if reader is None:
-                    value = initial_value(
-                        layer.fill(local), empty.shape, seed=seed, module=module.name, name=name
-                    )
-                else:
-                    value = reader.read(name, tuple(empty.shape))
-                value = place.own(local, held, value).to(device=device, dtype=dtype)
-                made[name] = nn.Parameter(value, requires_grad=module.layers[index].trainable)
-            _set_parameter(layer, local, made[name])
+    with ThreadPoolExecutor(num_cores()) as drawers:
+        for index, layer, held in zip(range(*stage.layers), layers, parts, strict=True):
+            names = {local: layer.hugging_face_name(local) for local, _ in layer.named_parameters()}
+            names = {local: adapter.aliases.get(name, name) for local, name in names.items()}
+            new = {name: local for local, name in reversed(names.items()) if name not in made}
+            values = first.values(layer, held, new, drawers)
+            for name, value in zip(new, values, strict=True):
+                trains = module.layers[index].trainable
+                made[name] = nn.Parameter(value.to(device), requires_grad=trains)
+            for local, name in names.items():
+                _set_parameter(layer, local, made[name])
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.leaving = edges_before_the_end(plan, stage)
     built.recompute = plan.settings.of(module.name).recompute
