@@ -49,7 +49,8 @@ def _world(device: torch.device) -> Iterator[float]:
     """A world of this process alone; the seconds that it took to start."""
     with tempfile.TemporaryDirectory(prefix="world-") as folder:
         begin_s = time.perf_counter()
-        join_here(Path(folder) / "world", rank=0, size=1, wait_s=WAIT_S, backend=backend_of(device))
+        file = Path(folder) / "world"
+        join_here(file, rank=0, size=1, wait_s=WAIT_S, backend=backend_of(device), device=device)
         try:
             yield time.perf_counter() - begin_s
         finally:
@@ -61,6 +62,7 @@ def _collectives(device: torch.device) -> Measured:
     with _world(device) as start_s:
         begin_s = time.perf_counter()
         dist.barrier()
+        clock.wait()
         barrier_s = time.perf_counter() - begin_s
         rows = []
         for size in SIZES:
@@ -83,10 +85,9 @@ def _step(session: Session, device: torch.device) -> Measured:
     named = on_one_rank(Session(session.device, Extent.SMALL, session.folder))[0]
     lowered, _ = accept(named.plan)
     settings = RunSettings(steps=2, warmup=1, timeout_s=WAIT_S)
+    alone, source = Place(0, 1, lambda position: None), SyntheticSource(settings.seed)
     with _world(device):
-        report = run_rank(
-            Place(0, 1, lambda position: None), lowered, settings, SyntheticSource(settings.seed)
-        )
+        report = run_rank(alone, lowered, settings, source, device=device)
     result = result_of(lowered, [report], settings)
     values = {
         "plan": named.name,
