@@ -91,11 +91,18 @@ def test_a_cell_that_fails_names_itself_and_takes_nothing_with_it(key, why, out,
     assert (rows[key].values, rows[key].error) == (None, why)
 
 
-def test_a_part_is_given_up_after_three_failures_in_a_row(out, capsys):
-    ask(out, "refuses 1", "ok", *(f"refuses {number}" for number in range(2, 9)))
+def test_a_part_is_given_up_when_three_cells_in_a_row_break(out, capsys):
+    ask(out, "dies 1", "ok", *(f"raises {number}" for number in range(2, 9)))
     assert run("--out", out) == 1
     assert len(said(capsys)["failures"]) == 4
-    assert measured(out) == ["refuses 1", "ok", "refuses 2", "refuses 3", "refuses 4"]
+    assert measured(out) == ["dies 1", "ok", "raises 2", "raises 3", "raises 4"]
+
+
+def test_refusals_break_nothing(out, capsys):
+    ask(out, *(f"refuses {number}" for number in range(6)), "ok")
+    assert run("--out", out) == 1
+    assert len(said(capsys)["failures"]) == 6
+    assert measured(out)[-1] == "ok"
 
 
 def test_a_part_without_cells_to_tell_names_itself(out, capsys):
@@ -155,6 +162,27 @@ def test_a_part_starts_anew_when_the_rows_that_it_needs_change(out):
     ask(out, *KEYS, "ok third")
     assert run("--out", out, "--from", out, parts=parts) == 0
     assert read_rows(out / "later.jsonl")["always"].stamp != before.stamp
+
+
+def test_a_part_does_not_start_from_rows_of_other_sources(out, capsys):
+    parts = (TESTED, LATER)
+    assert run("--out", out, parts=parts) == 0
+    stamp = read_rows(out / "tested.jsonl")[KEYS[0]].stamp
+    text = (out / "tested.jsonl").read_text()
+    (out / "tested.jsonl").write_text(text.replace(stamp, "0" * 64, 1))
+    capsys.readouterr()
+    assert run("--out", out, "--from", out, "--only", "later", parts=parts) == 1
+    why = "rows of tested are of other sources or software; want --only tested first"
+    assert said(capsys)["failures"] == [f"later: {why}"]
+    assert run("--out", out, "--from", out, parts=parts) == 0
+
+
+def test_rows_of_cells_that_are_no_more_are_dropped(out):
+    ask(out, "ok old", "ok both")
+    assert run("--out", out) == 0
+    ask(out, "ok both", "ok new")
+    assert run("--out", out, "--from", out) == 0
+    assert list(read_rows(out / "tested.jsonl")) == ["ok both", "ok new"]
 
 
 def test_the_extent_is_part_of_what_decides_a_row(out):

@@ -13,7 +13,7 @@ from experiments.gpu_day.sources import sources_hash
 from experiments.gpu_day.store import Row, Store
 from experiments.gpu_day.worker import CellError, HungError, Worker
 
-IN_A_ROW = 3  # failures after which a part is given up
+IN_A_ROW = 3  # cells that break their process, after which a part is given up; a refusal breaks nothing
 LEAST_S = 5.0  # of the time left, for another cell to be begun
 START_S = 180.0  # of a part, to say which cells it has: imports on a cold disk
 QUIET_S = 2.0  # between two lines of cells that went well
@@ -56,13 +56,13 @@ class PartState:
     """How far a part is.
 
     Args:
-        stamp: that its rows must have; None where a part that it needs does not say.
+        stamp: that its rows must have.
         num_cells: None where it did not get to say so.
         num_done: cells with a row.
         failures: one line each.
     """
 
-    stamp: str | None
+    stamp: str
     num_cells: int | None
     num_done: int
     failures: tuple[str, ...] = ()
@@ -102,11 +102,16 @@ def drive(
     for part in parts:
         needed = [store.values(name, states[name].stamp) for name in part.needs]
         one = _PartRun(part, stamp_of(part, here, needed), worker, store, here, deadline, say)
+        stale = [name for name in part.needs if _has_other_rows(store, name, states[name].stamp)]
         if part in chosen and deadline.left_s() > LEAST_S:
-            states[part.name] = one.run()
+            states[part.name] = one.refuse(stale[0]) if stale else one.run()
         else:
             states[part.name] = one.looked_at()
     return states
+
+
+def _has_other_rows(store: Store, part: str, stamp: str) -> bool:
+    return any(row.stamp != stamp for row in store.rows.get(part, {}).values())
 
 
 class _PartRun:
@@ -133,15 +138,20 @@ class _PartRun:
         except (ValueError, CellError):
             return self._state(None)
 
+    def refuse(self, needed: str) -> PartState:
+        """Start from nothing that was measured with other sources or software."""
+        self._fail(f"rows of {needed} are of other sources or software; want --only {needed} first")
+        return self._state(None)
+
     def run(self) -> PartState:
         """Measure what has no row yet."""
         try:
             cells = self._cells()
         except (ValueError, CellError) as error:
             if not self._is_over(error):
-                self._failures.append(f"{self._part.name}: {error}")
-                self._say(self._line(f"FAILED: {error}"))
+                self._fail(str(error))
             return self._state(None)
+        self._store.keep(self._part.name, [cell.key for cell in cells])
         for number, cell in enumerate(cells, 1):
             if cell.key in self._store.values(self._part.name, self._stamp):
                 continue
@@ -149,6 +159,10 @@ class _PartRun:
                 break
             self._measure(cell, f"{number}/{len(cells)} {cell.key}")
         return self._state(len(cells))
+
+    def _fail(self, why: str) -> None:
+        self._failures.append(f"{self._part.name}: {why}")
+        self._say(self._line(f"FAILED: {why}"))
 
     def _cells(self) -> tuple[Cell, ...]:
         bound_s = min(START_S, self._deadline.left_s())
@@ -165,12 +179,12 @@ class _PartRun:
             if self._is_over(raised):
                 return
             error = str(raised)
+            self._in_a_row += isinstance(raised, CellError)
         seconds = time.monotonic() - began_s
         self._longest_s = max(self._longest_s, seconds)
         self._store.put(self._part.name, self._row(cell, seconds, measured, error))
         if error is not None:
             self._failures.append(f"{self._part.name}: {cell.key}: {error}")
-            self._in_a_row += 1
             self._say(self._line(f"{what}: FAILED: {error}"))
         else:
             assert measured is not None

@@ -68,7 +68,7 @@ def _note(rows: list[Row]) -> tuple[str, float | None]:
     """Rivals' times over ours, and our rate."""
     ours = {row.direction: row.seconds for row in rows if row.who == OURS}
     ratios = [
-        f"{row.who} {row.seconds / mine:.2f}"
+        f"{row.who} {row.direction} {row.seconds / mine:.2f}"
         for row in rows
         if row.who != OURS and row.seconds is not None and (mine := ours.get(row.direction)) is not None
     ]

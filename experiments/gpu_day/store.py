@@ -50,6 +50,14 @@ class Store:
         self.rows.setdefault(part, {})[row.key] = row
         write_rows(self.folder / f"{part}.jsonl", part, self.rows[part].values())
 
+    def keep(self, part: str, keys: Iterable[str]) -> None:
+        """Drop rows of other keys: of cells that a part no longer has."""
+        rows = self.rows.get(part, {})
+        gone = set(rows) - set(keys)
+        if gone:
+            self.rows[part] = {key: row for key, row in rows.items() if key not in gone}
+            write_rows(self.folder / f"{part}.jsonl", part, self.rows[part].values())
+
     def values(self, part: str, stamp: str | None = None) -> dict[str, dict[str, Any]]:
         """What was measured, by key; of one stamp, or whatever it is."""
         return {
