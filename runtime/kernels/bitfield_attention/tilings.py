@@ -31,14 +31,14 @@ class Tiling:
 # The bounds behind every row, at bf16. Shared memory: forward and dQ hold the query tiles and
 # num_stages x (K, V); dK/dV holds K, V and num_stages x (Q, dO), plus P and dS. Registers: 255 a
 # thread; compiled for each architecture, the assembler's spill is noted where there is one.
-# Hopper and newer (227 KB): 8 warps are two warpgroups of 64 rows each. Width 128 forward starts
-# from what FlexAttention ships; width 64 can afford square tiles, but spills 432 bytes a thread on
-# 4 warps; width 256 takes 64 keys, since 32 leave wgmma half idle. The backward takes keys wide and
-# queries narrow: atomics on dQ go with the number of key blocks. Spills: fused 256 bytes at width
-# 128 and 336 at 256, dK/dV 120 and 184.
+# Hopper and newer (227 KB): 8 warps are two warpgroups of 64 rows each. Forward of width 128 takes 128
+# keys: 535 instructions, where two tiles of 64 take 736, in 165 KB and all 255 registers. Width 64 can
+# afford square tiles, but spills 432 bytes a thread on 4 warps; width 256 takes 64 keys, since 32 leave
+# wgmma half idle. The backward takes keys wide and queries narrow: atomics on dQ go with the number of
+# key blocks. experiments/results/bench_kernel_compile.json holds what each compiles to.
 HOPPER = {
     (Pass.FORWARD, 64): Tiling(128, 128, 8, 3),
-    (Pass.FORWARD, 128): Tiling(128, 64, 8, 3),
+    (Pass.FORWARD, 128): Tiling(128, 128, 8, 2),
     (Pass.FORWARD, 256): Tiling(128, 64, 8, 2),
     (Pass.FUSED, 64): Tiling(64, 128, 8, 3),
     (Pass.FUSED, 128): Tiling(64, 128, 8, 2),
@@ -54,6 +54,7 @@ HOPPER = {
 # Spills: forward 24 bytes at width 64; fused 160 at 128 and 40 at 256; dK/dV 48 and 32.
 AMPERE = HOPPER | {
     (Pass.FORWARD, 64): Tiling(128, 64, 4, 3),
+    (Pass.FORWARD, 128): Tiling(128, 64, 8, 3),
     (Pass.FORWARD, 256): Tiling(64, 64, 8, 2),
     (Pass.FUSED, 128): Tiling(32, 128, 8, 2),
     (Pass.KEYS, 128): Tiling(32, 128, 8, 2),
