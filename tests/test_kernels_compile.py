@@ -81,15 +81,22 @@ SASS = """
         /*00b0*/                   DEPBAR.LE SB0, 0xa ;
         /*00c0*/              @!P1 BRA `(.L_x_2) ;
 .L_x_3:
-        /*00d0*/                   BRA `(.L_x_3);
+        /*00d0*/                   EXIT ;
+.L_x_4:
+        /*00e0*/              @!P0 BRA `(.L_x_4) ;
+        /*00f0*/                   BRA `(.L_x_1) ;
+.L_x_5:
+        /*0100*/                   BRA `(.L_x_5);
 """
 
 
 def test_loops_run_from_a_label_to_the_branch_back():
-    assert [len(loop.body) for loop in loops(SASS)] == [5, 7, 1]
+    assert [len(loop.body) for loop in loops(SASS)] == [5, 7, 1, 1], (
+        "what comes back from behind the end is no loop"
+    )
     full, partial = tile_loops(SASS) or pytest.fail("no loops")
-    assert (len(full.body), full.copies_in_flight) == (5, 2)
-    assert (len(partial.body), partial.copies_in_flight) == (7, 1)
+    assert (len(full.body), full.groups_in_flight) == (5, 2)
+    assert (len(partial.body), partial.groups_in_flight) == (7, 1)
     assert tile_loops("        /*0000*/                   EXIT ;") is None
     with pytest.raises(ValueError, match=r"want 2 \(full and partial tiles\), got 4"):
         tile_loops(SASS + SASS.replace("L_x_", "L_x_1"))
@@ -117,6 +124,7 @@ def test_figures_are_the_worst_of_their_kernels():
             "forward 128 plain": kernel(),
             "forward 128 window": kernel(async_wait=1, spilled_bytes=8),
             "forward 64 plain": kernel(spilled_bytes=100),
+            "forward 128 ragged": kernel(spilled_bytes=100),
             "fused 128 plain": kernel(spilled_bytes=92),
             "fused 128 window": kernel(spilled_bytes=44),
         }

@@ -29,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
-from experiments.bench.sass import tile_loops
+from experiments.bench.sass import Loop, tile_loops
 from runtime.kernels.bitfield_attention.attention import (
     Backward,
     Options,
@@ -42,7 +42,7 @@ from runtime.kernels.bitfield_attention.tasks import FixedSplit
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HEADS, KV_HEADS = 32, 8
-TOKENS, SHORT_OF_A_BLOCK, SEGMENTS, WINDOW = 1024, 24, 10, 300
+TOKENS, SHORT_OF_A_BLOCK, SEGMENTS, WINDOW = 1024, 24, 10, 50
 NAMES = {"forward_kernel": "forward", "queries_kernel": "queries", "row_kernel": "row sums"}
 MERGES = {"softmax_kernel": "merge outputs", "sum_kernel": "merge gradients"}
 
@@ -61,7 +61,7 @@ class Compiled:
     """One kernel; its instructions are those a warp executes per tile of tile_queries by tile_keys.
 
     A kernel that multiplies no tiles has None for what belongs to them. `async_wait` is the number of
-    groups of copies that every wait within the loops leaves under way: 0 is a loop that waits for all.
+    copies that every wait within the loops leaves under way: 0 is a loop that waits for all.
     """
 
     registers: int
@@ -134,7 +134,7 @@ def read(compiled: Any, options: dict[str, Any], log: str) -> Compiled:
     """Registers and spills from the assembler's log, instructions from what the disassembler shows."""
     found = tile_loops(disassembled(compiled.asm["cubin"]))
     lengths = [len(loop.body) for loop in found] if found else [None, None]
-    waits = [loop.copies_in_flight for loop in found or ()]
+    waits = [copies_in_flight(loop, compiled.asm["ttgir"]) for loop in found or ()]
     ptx = compiled.asm["ptx"]
     return Compiled(
         registers=_number(r"Used (\d+) registers", log),
@@ -142,7 +142,7 @@ def read(compiled: Any, options: dict[str, Any], log: str) -> Compiled:
         shared_bytes=compiled.metadata.shared,
         instructions_full=lengths[0],
         instructions_partial=lengths[1],
-        async_wait=min((wait for wait in waits if wait is not None), default=None),
+        async_wait=min(waits, default=None),
         tile_queries=options["BLOCK_M"] if found else None,
         tile_keys=options["BLOCK_N"] if found else None,
         num_warps=compiled.metadata.num_warps,
@@ -150,6 +150,20 @@ def read(compiled: Any, options: dict[str, Any], log: str) -> Compiled:
         mma=ptx.count("mma.sync"),
         async_copies=ptx.count("cp.async"),
     )
+
+
+def copies_in_flight(loop: Loop, ttgir: str) -> int:
+    """Copies that every wait of the loop leaves under way.
+
+    The assembler says it of ordinary asynchronous copies. Those of the copy engine are issued at the end
+    of a step, for the buffer that it set free, and waited for by a ring of barriers, one a buffer: the
+    step that waits for one has all but it and the one just used under way.
+    """
+    left = [] if loop.groups_in_flight is None else [loop.groups_in_flight]
+    if loop.engine_copies:
+        ring = min(int(buffers) for buffers in re.findall(r"memdesc<(\d+)x1xi64", ttgir))
+        left.append((ring - 2) * loop.engine_copies)
+    return min(left, default=0)
 
 
 def _number(pattern: str, log: str) -> int:

@@ -7,7 +7,8 @@ Setup:   every kernel as its launcher launches it (tiles, warps, stages, aligned
 Ours:    registers, spilled bytes, shared memory, and instructions of the loops over full and partial tiles,
          counted in the assembler: what a warp executes per tile of the kernel. Nothing is timed.
          Figures at the top are of head width 128 by the first Triton named, where the goals are judged;
-         spills and waits are the worst over the masks, the partial tile is that of one segment.
+         spills and waits are the worst over the masks with lengths of whole blocks, the partial tile is
+         that of one segment.
 Run:     python -m experiments.bench.kernel_compile [--json] [--triton 3.6.0 installed] [--out PATH]
 """
 
@@ -118,7 +119,11 @@ def figures(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """What the goals are about."""
     plain = kernels[f"forward {WIDTH} plain"]
     forward, backward = (
-        [kernel for name, kernel in kernels.items() if name.startswith(f"{which} {WIDTH} ")]
+        [
+            kernel
+            for name, kernel in kernels.items()
+            if name.startswith(f"{which} {WIDTH} ") and "ragged" not in name
+        ]
         for which in ("forward", "fused")
     )
     return {

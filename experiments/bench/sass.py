@@ -25,10 +25,20 @@ class Loop:
         return any(MATRIX.search(line) for line in self.body)
 
     @property
-    def copies_in_flight(self) -> int | None:
+    def leaves(self) -> bool:
+        """Whether the kernel ends in it: then the branch comes back from a rare path behind the end."""
+        return "EXIT" in self.body
+
+    @property
+    def groups_in_flight(self) -> int | None:
         """Groups of asynchronous copies that every wait of the loop leaves under way; None without a wait."""
         left = [int(found[1], 16) for line in self.body if (found := COPIES_LEFT.search(line))]
         return min(left, default=None)
+
+    @property
+    def engine_copies(self) -> int:
+        """Copies of tiles by the copy engine (TMA)."""
+        return sum("UTMALDG" in line for line in self.body)
 
 
 def loops(text: str) -> list[Loop]:
@@ -43,7 +53,8 @@ def loops(text: str) -> list[Loop]:
             lines.append(instruction[1])
             branch = BRANCH.search(instruction[1])
             if branch and branch[1] in start:
-                found.append(Loop(tuple(lines[start[branch[1]] :])))
+                loop = Loop(tuple(lines[start[branch[1]] :]))
+                found += [] if loop.leaves else [loop]
     return found
 
 
