@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
-from runtime.kernels.bitfield_attention.head_tiles import head_tiles, padded_width
+from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
 from runtime.kernels.bitfield_attention.launch import Launch, section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
@@ -113,6 +113,8 @@ def _walk(
     v_tiles,
     kv_batch,
     kv_head,
+    stride_kn,
+    stride_vn,
     key_words,
     key_places,
     others,
@@ -120,11 +122,13 @@ def _walk(
     end,
     num_keys,
     qk_scale,
+    D: tl.constexpr,
     W: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LIST_K: tl.constexpr,
     MASKED: tl.constexpr,
     EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -146,14 +150,18 @@ def _walk(
             v_tiles,
             kv_batch,
             kv_head,
+            stride_kn,
+            stride_vn,
             key_words,
             key_places,
             start,
             num_keys,
+            D,
             W,
             BLOCK_N,
             MASKED,
             EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -187,6 +195,12 @@ def queries_kernel(
     stride_qb,
     stride_qh,
     stride_qm,
+    stride_kb,
+    stride_kg,
+    stride_kn,
+    stride_vb,
+    stride_vg,
+    stride_vn,
     stride_dob,
     stride_doh,
     stride_dom,
@@ -211,6 +225,7 @@ def queries_kernel(
     LIST_Q: tl.constexpr,
     LIST_K: tl.constexpr,
     EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -252,6 +267,9 @@ def queries_kernel(
         HAS_SEGMENTS=HAS_SEGMENTS,
     )
 
+    if not ENGINE:
+        k_tiles += batch * stride_kb + (head // group) * stride_kg
+        v_tiles += batch * stride_vb + (head // group) * stride_vg
     dq = tl.zeros([BLOCK_M, W], tl.float32)
     for masked in tl.static_range(2):
         dq = _walk(
@@ -269,6 +287,8 @@ def queries_kernel(
             v_tiles,
             batch_head // heads,
             (batch_head % heads) // group,
+            stride_kn,
+            stride_vn,
             key_words,
             key_places,
             others,
@@ -276,11 +296,13 @@ def queries_kernel(
             offset + (end if masked else tl.minimum(end, num_full)),
             num_keys,
             qk_scale,
+            D,
             W,
             BLOCK_N,
             LIST_K,
             masked == 1,
             EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -320,10 +342,11 @@ def queries_gradient(
         return dq
     if not plan.num_keys:
         return dq.zero_()
+    engine = has_engine(q_BHQD.device)
     queries_kernel[grid](
         q_BHQD,
-        head_tiles(k_BGKD, tile.block_n),
-        head_tiles(v_BGKD, tile.block_n),
+        head_tiles(k_BGKD, tile.block_n) if engine else k_BGKD,
+        head_tiles(v_BGKD, tile.block_n) if engine else v_BGKD,
         do_BHQD,
         lse2_BHR,
         delta_BHR,
@@ -339,6 +362,8 @@ def queries_gradient(
         plan.rows.partial_start,
         plan.rows.others,
         *q_BHQD.stride()[:3],
+        *k_BGKD.stride()[:3],
+        *v_BGKD.stride()[:3],
         *do_BHQD.stride()[:3],
         lse2_BHR.shape[2],
         *dq.stride()[:3],
@@ -359,6 +384,7 @@ def queries_gradient(
         LIST_Q=plan.block_q,
         LIST_K=plan.block_k,
         EVEN=plan.num_keys % plan.block_k == 0,
+        ENGINE=engine,
         HAS_WINDOW=mask.has_window,
         HAS_SEGMENTS=mask.has_segments,
         PRECISION="ieee",

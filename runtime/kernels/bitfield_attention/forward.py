@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_softmax
-from runtime.kernels.bitfield_attention.head_tiles import head_tiles, padded_width
+from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
 from runtime.kernels.bitfield_attention.launch import Launch, section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
@@ -46,6 +46,8 @@ def _walk(
     v_tiles,
     kv_batch,
     kv_head,
+    stride_kn,
+    stride_vn,
     key_words,
     key_places,
     others,
@@ -53,11 +55,13 @@ def _walk(
     end,
     num_keys,
     qk_scale,
+    D: tl.constexpr,
     W: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LIST_K: tl.constexpr,
     MASKED: tl.constexpr,
     EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -79,14 +83,18 @@ def _walk(
             v_tiles,
             kv_batch,
             kv_head,
+            stride_kn,
+            stride_vn,
             key_words,
             key_places,
             start,
             num_keys,
+            D,
             W,
             BLOCK_N,
             MASKED,
             EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -121,6 +129,12 @@ def forward_kernel(
     stride_qb,
     stride_qh,
     stride_qm,
+    stride_kb,
+    stride_kg,
+    stride_kn,
+    stride_vb,
+    stride_vg,
+    stride_vn,
     stride_ob,
     stride_oh,
     stride_om,
@@ -140,6 +154,7 @@ def forward_kernel(
     LIST_Q: tl.constexpr,
     LIST_K: tl.constexpr,
     EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -175,6 +190,9 @@ def forward_kernel(
         HAS_SEGMENTS=HAS_SEGMENTS,
     )
     kv_batch, kv_head = batch_head // heads, (batch_head % heads) // group
+    if not ENGINE:
+        k_tiles += batch * stride_kb + (head // group) * stride_kg
+        v_tiles += batch * stride_vb + (head // group) * stride_vg
 
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
@@ -194,6 +212,8 @@ def forward_kernel(
             v_tiles,
             kv_batch,
             kv_head,
+            stride_kn,
+            stride_vn,
             key_words,
             key_places,
             others,
@@ -201,11 +221,13 @@ def forward_kernel(
             offset + (end if masked else tl.minimum(end, num_full)),
             num_keys,
             qk_scale,
+            D,
             W,
             BLOCK_N,
             LIST_K,
             masked == 1,
             EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -252,10 +274,11 @@ def forward(
         return out, lse
     if not plan.num_keys:
         return out.zero_(), lse.fill_(-torch.inf)
+    engine = has_engine(q_BHQD.device)
     forward_kernel[grid](
         q_BHQD,
-        head_tiles(k_BGKD, tile.block_n),
-        head_tiles(v_BGKD, tile.block_n),
+        head_tiles(k_BGKD, tile.block_n) if engine else k_BGKD,
+        head_tiles(v_BGKD, tile.block_n) if engine else v_BGKD,
         out,
         lse,
         part_out,
@@ -270,6 +293,8 @@ def forward(
         plan.rows.partial_start,
         plan.rows.others,
         *q_BHQD.stride()[:3],
+        *k_BGKD.stride()[:3],
+        *v_BGKD.stride()[:3],
         *out.stride()[:3],
         heads,
         batch * heads,
@@ -287,6 +312,7 @@ def forward(
         LIST_Q=plan.block_q,
         LIST_K=plan.block_k,
         EVEN=plan.num_keys % plan.block_k == 0,
+        ENGINE=engine,
         HAS_WINDOW=mask.has_window,
         HAS_SEGMENTS=mask.has_segments,
         PRECISION="ieee",

@@ -1,4 +1,4 @@
-"""Tiles of one head as Hopper's copy engine reads them; ordinary loads on older GPUs."""
+"""Tiles of one head as the copy engine (TMA) of Hopper and newer GPUs reads them."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 # Shape suffixes: B = batch, H = heads, T = tokens, D = head width.
 
 STEP_BYTES = 16  # of the engine: the base and every stride are multiples
+
+
+def has_engine(device: torch.device) -> bool:
+    """Whether tiles are read by the engine. On older GPUs descriptors turn into loads that spill kilobytes.
+
+    Off the GPU (Triton's interpreter) they are, as on Hopper.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def padded_width(head_dim: int) -> int:

@@ -105,6 +105,29 @@ def other_block(others, entry, end):
 
 
 @triton.jit
+def _rows(
+    head,
+    stride,
+    start,
+    count,
+    D: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows from `start` on, BLOCK by W; BOUNDED: zeros from row `count` on."""
+    place = tl.arange(0, BLOCK)
+    width = tl.arange(0, W)
+    tile = head + start.to(tl.int64) * stride + place[:, None] * stride + width[None, :]
+    if BOUNDED:
+        return tl.load(tile, mask=(start + place < count)[:, None] & (width < D)[None, :], other=0.0)
+    elif W != D:
+        return tl.load(tile, mask=(width < D)[None, :], other=0.0)
+    else:
+        return tl.load(tile)
+
+
+@triton.jit
 def scored_keys(
     q,
     allow,
@@ -116,24 +139,33 @@ def scored_keys(
     v_tiles,
     kv_batch,
     kv_head,
+    stride_kn,
+    stride_vn,
     key_words,
     key_places,
     start,
     num_keys,
+    D: tl.constexpr,
     W: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Keys and values from `start` on, and the queries' scores of them; -inf where one is not seen.
 
-    The copy engine fills rows beyond the last key, and columns beyond the head width, with zeros.
+    Rows beyond the last key, and columns beyond the head width, are zeros. A copy ENGINE fills them by
+    itself; without one `k_tiles` and `v_tiles` point to the first row of the head.
     """
-    k = k_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
-    v = v_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
+    if ENGINE:
+        k = k_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
+        v = v_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
+    else:
+        k = _rows(k_tiles, stride_kn, start, num_keys, D, W, BLOCK_N, MASKED and not EVEN)
+        v = _rows(v_tiles, stride_vn, start, num_keys, D, W, BLOCK_N, MASKED and not EVEN)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
         own, place = key_fields(key_words, key_places, start + tl.arange(0, BLOCK_N), num_keys, EVEN)
