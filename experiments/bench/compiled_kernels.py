@@ -36,9 +36,10 @@ from runtime.kernels.bitfield_attention.attention import (
     attention_backward,
     attention_forward,
 )
+from runtime.kernels.bitfield_attention.combine import combine_softmax, combine_sum
+from runtime.kernels.bitfield_attention.launch import Launch
 from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
-from runtime.kernels.bitfield_attention.plan import make_plan
-from runtime.kernels.bitfield_attention.tasks import FixedSplit
+from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HEADS, KV_HEADS = 32, 8
@@ -122,7 +123,9 @@ def offline() -> Iterator[dict[str, Compiled]]:
 
 
 def kernel_name(function: str, options: dict[str, Any]) -> str:
-    """What the kernel does, with its head width."""
+    """What the kernel does, with its head width if it has one."""
+    if "D" not in options:
+        return function.removesuffix("_kernel")
     if function == "keys_kernel":
         name = "fused" if options["WITH_DQ"] else "keys"
     else:
@@ -199,8 +202,8 @@ def fields_of(mask: Mask) -> TokenFields:
     )
 
 
-def launch_all(mask: KernelMask, head_dim: int, options: Options) -> None:
-    """Forward and both backwards, as their launchers launch them."""
+def launch_all(mask: KernelMask, head_dim: int) -> None:
+    """Plan, forward and both backwards, as their launchers launch them."""
     plan = make_plan(mask)
 
     def tensor(heads: int) -> torch.Tensor:
@@ -208,10 +211,19 @@ def launch_all(mask: KernelMask, head_dim: int, options: Options) -> None:
 
     q, k, v = tensor(HEADS), tensor(KV_HEADS), tensor(KV_HEADS)
     scale = head_dim**-0.5
-    out, lse = attention_forward(q, k, v, mask, plan, scale, options)
+    out, lse = attention_forward(q, k, v, mask, plan, scale)
     for backward in Backward:
-        chosen = Options(backward=backward, split=options.split)
-        attention_backward(q, k, v, out, lse, q, mask, plan, scale, chosen)
+        attention_backward(q, k, v, out, lse, q, mask, plan, scale, Options(backward=backward))
+
+
+def launch_merges(head_dim: int) -> None:
+    """What merges partial results of lists that were cut: one block of one head in two pieces."""
+    table = torch.zeros(4, 2, dtype=torch.int32)
+    launch = Launch(tasks=table, split_block=table[0, :1], split_start=table[1], num_slots=2)
+    part = torch.zeros(1, 2, BLOCK, head_dim)
+    out = torch.zeros(1, 1, BLOCK, head_dim, dtype=torch.bfloat16)
+    combine_softmax(part, part[..., 0].contiguous(), launch, out, torch.zeros(1, 1, BLOCK))
+    combine_sum(part, launch, out)
 
 
 def compiled_kernels(head_dims: Sequence[int], masks: Sequence[Mask]) -> dict[str, Compiled]:
@@ -221,9 +233,8 @@ def compiled_kernels(head_dims: Sequence[int], masks: Sequence[Mask]) -> dict[st
         fields = fields_of(mask)
         for head_dim in head_dims:
             with offline() as made:
-                launch_all(kernel_mask(fields, fields), head_dim, Options())
-                if mask is masks[0]:  # what merges partial results asks for no mask
-                    launch_all(kernel_mask(fields, fields), head_dim, Options(split=FixedSplit(1)))
+                launch_all(kernel_mask(fields, fields), head_dim)
+                launch_merges(head_dim)
             found |= {f"{name} {mask.name.lower()}": kernel for name, kernel in made.items()}
     return found
 
