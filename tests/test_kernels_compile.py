@@ -25,13 +25,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for L
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
-    """Width 128, bf16: the narrowest predicate, and the widest, with window and segments."""
-    return compile_with(INSTALLED, ["--head-dims", "128", "--masks", "PLAIN", "WINDOW"])
+    """Width 128, bf16, with window and segments: the widest predicate."""
+    return compile_with(INSTALLED, ["--head-dims", "128", "--masks", "WINDOW"])
 
 
 def test_products_and_copies_are_hoppers_and_fit(made: dict[str, Any]):
     walking = {name: kernel for name, kernel in made["kernels"].items() if kernel["instructions_full"]}
-    assert len(walking) == 8
+    assert len(walking) == 4
     for name, kernel in walking.items():
         assert kernel["shared_bytes"] <= HOPPER_SHARED_BYTES, name
         assert kernel["wgmma"] > 0, name
