@@ -1,6 +1,7 @@
 """Bitfield attention for autograd: what callers import."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -62,7 +63,7 @@ def bitfield_attention(
     h // (H // G). A query that attends to nothing gets zeros and gives no gradient.
 
     Args:
-        q_BHQD, k_BGKD, v_BGKD: bf16, fp16 or fp32 with D of 64, 128 or 256, any strides but D's.
+        q_BHQD, k_BGKD, v_BGKD: bf16, fp16 or fp32 with D of HEAD_DIMS, any strides but D's.
         mask, plan: of the same queries and keys, on the same device.
         scale: of the products, > 0; None is 1 / sqrt(D).
 
@@ -132,8 +133,9 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sums outside autograd, for callers that order the passes themselves."""
     tile = _tile(Pass.FORWARD, q_BHQD, plan, options)
-    launch = _row_launch(q_BHQD, plan, tile, options)
-    return forward(q_BHQD, k_BGKD, v_BGKD, mask, plan, launch, tile, scale)
+    with _launching_on(q_BHQD.device):
+        launch = _row_launch(q_BHQD, plan, tile, options)
+        return forward(q_BHQD, k_BGKD, v_BGKD, mask, plan, launch, tile, scale)
 
 
 def attention_backward(
@@ -150,20 +152,27 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV from what `attention_forward` returned."""
     do_BHQD = _dense_rows(do_BHQD)
-    lse2, delta = row_sums(out_BHQD, do_BHQD, lse_BHQ)
-    inputs = (q_BHQD, k_BGKD, v_BGKD, do_BHQD, lse2, delta, mask, plan)
-    if options.backward is Backward.FUSED:
-        tile = _tile(Pass.FUSED, q_BHQD, plan, options)
-        dq32 = torch.zeros(q_BHQD.shape, dtype=torch.float32, device=q_BHQD.device)
+    with _launching_on(q_BHQD.device):
+        lse2, delta = row_sums(out_BHQD, do_BHQD, lse_BHQ, plan.block_q)
+        inputs = (q_BHQD, k_BGKD, v_BGKD, do_BHQD, lse2, delta, mask, plan)
+        if options.backward is Backward.FUSED:
+            tile = _tile(Pass.FUSED, q_BHQD, plan, options)
+            sums = torch.zeros(*lse2.shape, q_BHQD.shape[-1], dtype=torch.float32, device=q_BHQD.device)
+            columns = _column_launch(q_BHQD, k_BGKD, plan, tile, options)
+            dk, dv = keys_gradient(*inputs, columns, tile, scale, sums)
+            dq = torch.empty(q_BHQD.shape, dtype=q_BHQD.dtype, device=q_BHQD.device)
+            return torch.mul(sums[:, :, : q_BHQD.shape[2]], scale, out=dq), dk, dv
+        tile = _tile(Pass.QUERIES, q_BHQD, plan, options)
+        dq = queries_gradient(*inputs, _row_launch(q_BHQD, plan, tile, options), tile, scale)
+        tile = _tile(Pass.KEYS, q_BHQD, plan, options)
         columns = _column_launch(q_BHQD, k_BGKD, plan, tile, options)
-        dk, dv = keys_gradient(*inputs, columns, tile, scale, dq32)
-        return dq32.to(q_BHQD.dtype), dk, dv
-    tile = _tile(Pass.QUERIES, q_BHQD, plan, options)
-    dq = queries_gradient(*inputs, _row_launch(q_BHQD, plan, tile, options), tile, scale)
-    tile = _tile(Pass.KEYS, q_BHQD, plan, options)
-    columns = _column_launch(q_BHQD, k_BGKD, plan, tile, options)
-    dk, dv = keys_gradient(*inputs, columns, tile, scale, None)
-    return dq, dk, dv
+        dk, dv = keys_gradient(*inputs, columns, tile, scale, None)
+        return dq, dk, dv
+
+
+def _launching_on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def check_attention(

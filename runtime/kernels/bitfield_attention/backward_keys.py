@@ -14,13 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
+from runtime.kernels.bitfield_attention.head_tiles import padded_width
 from runtime.kernels.bitfield_attention.launch import Launch, section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
+    COUNTS,
     attends,
     key_fields,
+    other_block,
     query_fields,
     task_and_head,
 )
@@ -36,8 +39,7 @@ def _walk(
     k,
     v,
     own,
-    position,
-    key_segment,
+    place,
     q_group,
     do_group,
     dq_group,
@@ -49,61 +51,71 @@ def _walk(
     stride_dom,
     query_words,
     query_limits,
+    query_lowest,
     others,
     count,
     begin,
     end,
     num_queries,
-    scale,
+    stride_row,
     qk_scale,
     D: tl.constexpr,
+    W: tl.constexpr,
     BLOCK_M: tl.constexpr,
     LIST_Q: tl.constexpr,
     MASKED: tl.constexpr,
     WITH_DQ: tl.constexpr,
+    EVEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Entries [begin, end) of the FULL or of the PARTIAL part, `count` tiles for each head."""
     STEPS: tl.constexpr = LIST_Q // BLOCK_M
-    place = tl.arange(0, BLOCK_M)
-    width = tl.arange(0, D)
+    local = tl.arange(0, BLOCK_M)
+    width = tl.arange(0, W)
+    head = begin // tl.maximum(count, 1)
+    entry = begin - head * count
+    other = other_block(others, entry, count)
     for step in range(begin * STEPS, end * STEPS):
-        entry = step // STEPS
-        head = (entry // count).to(tl.int64)
-        start = tl.load(others + entry % count) * LIST_Q + (step % STEPS) * BLOCK_M
-        rows = start + place
+        start = other * LIST_Q + (step % STEPS) * BLOCK_M
+        rows = start + local
         far = start.to(tl.int64)
-        q_tile = q_group + head * stride_qh + far * stride_qm + place[:, None] * stride_qm + width[None, :]
-        do_tile = do_group + head * stride_doh + far * stride_dom
-        do_tile += place[:, None] * stride_dom + width[None, :]
-        row = head * num_queries + rows
-        if MASKED:
-            inside = rows < num_queries
-            q = tl.load(q_tile, mask=inside[:, None], other=0.0)
-            do = tl.load(do_tile, mask=inside[:, None], other=0.0)
-            lse = tl.load(lse_group + row, mask=inside, other=float("inf"))
-            delta = tl.load(delta_group + row, mask=inside, other=0.0)
+        q_tile = q_group + head.to(tl.int64) * stride_qh + far * stride_qm
+        q_tile += local[:, None] * stride_qm + width[None, :]
+        do_tile = do_group + head.to(tl.int64) * stride_doh + far * stride_dom
+        do_tile += local[:, None] * stride_dom + width[None, :]
+        row = (head.to(tl.int64) * stride_row + far) + local
+        # The next step's tile by counting, where a division a step would do.
+        entry = tl.where(step % STEPS == STEPS - 1, entry + 1, entry)
+        head = tl.where(entry == count, head + 1, head)
+        entry = tl.where(entry == count, 0, entry)
+        other = other_block(others, entry, count)
+        if MASKED and not EVEN:
+            inside = (rows < num_queries)[:, None] & (width < D)[None, :]
+            q = tl.load(q_tile, mask=inside, other=0.0)
+            do = tl.load(do_tile, mask=inside, other=0.0)
+        elif W != D:
+            q = tl.load(q_tile, mask=(width < D)[None, :], other=0.0)
+            do = tl.load(do_tile, mask=(width < D)[None, :], other=0.0)
         else:
             q = tl.load(q_tile)
             do = tl.load(do_tile)
-            lse = tl.load(lse_group + row)
-            delta = tl.load(delta_group + row)
+        lse = tl.load(lse_group + row)
+        delta = tl.load(delta_group + row)
         score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if MASKED:
-            allow, always, last, query_segment, first = query_fields(
-                query_words, query_limits, rows, inside, num_queries, HAS_WINDOW
+            allow, always, last, lowest, first = query_fields(
+                query_words, query_limits, query_lowest, rows, num_queries, EVEN, HAS_WINDOW, HAS_SEGMENTS
             )
             seen = attends(
                 allow[None, :],
                 always[None, :],
                 last[None, :],
-                query_segment[None, :],
+                lowest[None, :],
                 first[None, :],
                 own[:, None],
-                position[:, None],
-                key_segment[:, None],
+                place[:, None],
                 HAS_WINDOW,
                 HAS_SEGMENTS,
             )
@@ -114,16 +126,16 @@ def _walk(
         ds = (p * (dp - delta[None, :])).to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if WITH_DQ:
-            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * scale
+            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION)
             dq_tile = dq_group + row[:, None] * D + width[None, :]
-            if MASKED:
-                tl.atomic_add(dq_tile, dq, mask=inside[:, None], sem="relaxed")
+            if W != D:
+                tl.atomic_add(dq_tile, dq, mask=(width < D)[None, :], sem="relaxed")
             else:
                 tl.atomic_add(dq_tile, dq, sem="relaxed")
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def keys_kernel(
     q_ptr,
     k_ptr,
@@ -138,6 +150,7 @@ def keys_kernel(
     part_dv_ptr,
     query_words,
     query_limits,
+    query_lowest,
     key_words,
     key_places,
     tasks,
@@ -156,6 +169,7 @@ def keys_kernel(
     stride_dob,
     stride_doh,
     stride_dom,
+    stride_row,
     stride_dkb,
     stride_dkg,
     stride_dkn,
@@ -173,11 +187,13 @@ def keys_kernel(
     scale,
     qk_scale,
     D: tl.constexpr,
+    W: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LIST_Q: tl.constexpr,
     LIST_K: tl.constexpr,
     WITH_DQ: tl.constexpr,
+    EVEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -198,20 +214,21 @@ def keys_kernel(
 
     local = sub * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = block * LIST_K + local
-    inside = columns < num_keys
-    width = tl.arange(0, D)
+    real = columns < num_keys
+    width = tl.arange(0, W)
+    inside = real[:, None] & (width < D)[None, :]
     far = columns.to(tl.int64)[:, None]
     batch = (batch_head // kv_heads).to(tl.int64)
     head = (batch_head % kv_heads).to(tl.int64)
     k_tile = k_ptr + batch * stride_kb + head * stride_kg + far * stride_kn + width[None, :]
     v_tile = v_ptr + batch * stride_vb + head * stride_vg + far * stride_vn + width[None, :]
-    k = tl.load(k_tile, mask=inside[:, None], other=0.0)
-    v = tl.load(v_tile, mask=inside[:, None], other=0.0)
-    own, position, segment = key_fields(key_words, key_places, columns, inside, num_keys)
-    first_row = batch_head.to(tl.int64) * group * num_queries
+    k = tl.load(k_tile, mask=inside, other=0.0)
+    v = tl.load(v_tile, mask=inside, other=0.0)
+    own, place = key_fields(key_words, key_places, columns, num_keys, EVEN=False)
+    first_row = batch_head.to(tl.int64) * group * stride_row
 
-    dk = tl.zeros([BLOCK_N, D], tl.float32)
-    dv = tl.zeros([BLOCK_N, D], tl.float32)
+    dk = tl.zeros([BLOCK_N, W], tl.float32)
+    dv = tl.zeros([BLOCK_N, W], tl.float32)
     for masked in tl.static_range(2):
         dk, dv = _walk(
             dk,
@@ -219,8 +236,7 @@ def keys_kernel(
             k,
             v,
             own,
-            position,
-            segment,
+            place,
             q_ptr + batch * stride_qb + head * group * stride_qh,
             do_ptr + batch * stride_dob + head * group * stride_doh,
             dq_ptr + first_row * D,
@@ -232,18 +248,21 @@ def keys_kernel(
             stride_dom,
             query_words,
             query_limits,
+            query_lowest,
             others + (middle if masked else offset),
             partial_each if masked else full_each,
             (tl.maximum(begin, num_full) - num_full) if masked else begin,
             (end - num_full) if masked else tl.minimum(end, num_full),
             num_queries,
-            scale,
+            stride_row,
             qk_scale,
             D,
+            W,
             BLOCK_M,
             LIST_Q,
             masked == 1,
             WITH_DQ,
+            EVEN,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -253,12 +272,12 @@ def keys_kernel(
     if slot < 0:
         dk_tile = dk_ptr + batch * stride_dkb + head * stride_dkg + far * stride_dkn + width[None, :]
         dv_tile = dv_ptr + batch * stride_dvb + head * stride_dvg + far * stride_dvn + width[None, :]
-        tl.store(dk_tile, dk.to(dk_ptr.dtype.element_ty), mask=inside[:, None])
-        tl.store(dv_tile, dv.to(dv_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(dk_tile, dk.to(dk_ptr.dtype.element_ty), mask=inside)
+        tl.store(dv_tile, dv.to(dv_ptr.dtype.element_ty), mask=inside)
     else:
         row = (batch_head.to(tl.int64) * num_slots + slot) * LIST_K + local
-        tl.store(part_dk_ptr + row[:, None] * D + width[None, :], dk)
-        tl.store(part_dv_ptr + row[:, None] * D + width[None, :], dv)
+        tl.store(part_dk_ptr + row[:, None] * D + width[None, :], dk, mask=(width < D)[None, :])
+        tl.store(part_dv_ptr + row[:, None] * D + width[None, :], dv, mask=(width < D)[None, :])
 
 
 def keys_gradient(
@@ -266,16 +285,19 @@ def keys_gradient(
     k_BGKD: Tensor,
     v_BGKD: Tensor,
     do_BHQD: Tensor,
-    lse2_BHQ: Tensor,
-    delta_BHQ: Tensor,
+    lse2_BHR: Tensor,
+    delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
     launch: Launch,
     tile: Tiling,
     scale: float,
-    dq_BHQD: Tensor | None,
+    dq_BHRD: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """dK and dV [B, G, K, D]; adds to `dq_BHQD`, contiguous float32, if that is given."""
+    """dK and dV [B, G, K, D]; adds dQ / scale to `dq_BHRD`, contiguous float32, if that is given.
+
+    Rows R are the queries and what fills the last block up.
+    """
     batch, heads, num_queries, width = q_BHQD.shape
     kv_heads = k_BGKD.shape[1]
     dk, dv = torch.empty_like(k_BGKD), torch.empty_like(v_BGKD)
@@ -287,20 +309,23 @@ def keys_gradient(
     grid = (launch.num_tasks * (plan.block_k // tile.block_n) * batch * kv_heads,)
     if not grid[0]:
         return dk, dv
+    if not num_queries:
+        return dk.zero_(), dv.zero_()
     keys_kernel[grid](
         q_BHQD,
         k_BGKD,
         v_BGKD,
         do_BHQD,
-        lse2_BHQ,
-        delta_BHQ,
-        lse2_BHQ if dq_BHQD is None else dq_BHQD,
+        lse2_BHR,
+        delta_BHR,
+        lse2_BHR if dq_BHRD is None else dq_BHRD,
         dk,
         dv,
         part_dk,
         part_dv,
         mask.query_words,
         mask.query_limits,
+        mask.query_lowest,
         mask.key_words,
         mask.key_places,
         launch.tasks,
@@ -311,6 +336,7 @@ def keys_gradient(
         *k_BGKD.stride()[:3],
         *v_BGKD.stride()[:3],
         *do_BHQD.stride()[:3],
+        lse2_BHR.shape[2],
         *dk.stride()[:3],
         *dv.stride()[:3],
         kv_heads,
@@ -324,11 +350,13 @@ def keys_gradient(
         scale,
         scale * 1.4426950408889634,
         D=width,
+        W=padded_width(width),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         LIST_Q=plan.block_q,
         LIST_K=plan.block_k,
-        WITH_DQ=dq_BHQD is not None,
+        WITH_DQ=dq_BHRD is not None,
+        EVEN=plan.num_queries % plan.block_q == 0,
         HAS_WINDOW=mask.has_window,
         HAS_SEGMENTS=mask.has_segments,
         PRECISION="ieee",

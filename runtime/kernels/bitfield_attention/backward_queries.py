@@ -6,12 +6,15 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
+from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
 from runtime.kernels.bitfield_attention.launch import Launch, section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
+    COUNTS,
     LOG2E,
+    other_block,
     query_fields,
     scored_keys,
     task_and_head,
@@ -23,7 +26,7 @@ from runtime.kernels.bitfield_attention.tokens import (
 ROWS = 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def row_kernel(
     out_ptr,
     do_ptr,
@@ -36,37 +39,44 @@ def row_kernel(
     stride_dob,
     stride_doh,
     stride_dom,
+    stride_row,
     heads,
     num_queries,
     D: tl.constexpr,
+    W: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """delta = sum(out * dout) of every query, and its log-sum in base 2.
 
-    An empty row's -inf becomes +inf: then exp2(score - lse) is 0 and no kernel tests for it.
+    An empty row's -inf becomes +inf: then exp2(score - lse) is 0 and no kernel tests for it. Rows
+    beyond the last query count as empty.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     batch_head = tl.program_id(1).to(tl.int64)
-    inside = rows < num_queries
-    width = tl.arange(0, D)
+    real = rows < num_queries
+    width = tl.arange(0, W)
+    inside = real[:, None] & (width < D)[None, :]
     batch, head = batch_head // heads, batch_head % heads
     far = rows.to(tl.int64)[:, None]
     out_tile = out_ptr + batch * stride_ob + head * stride_oh + far * stride_om + width[None, :]
     do_tile = do_ptr + batch * stride_dob + head * stride_doh + far * stride_dom + width[None, :]
-    out = tl.load(out_tile, mask=inside[:, None], other=0.0).to(tl.float32)
-    do = tl.load(do_tile, mask=inside[:, None], other=0.0).to(tl.float32)
-    row = batch_head * num_queries + rows
-    lse = tl.load(lse_ptr + row, mask=inside, other=0.0)
+    out = tl.load(out_tile, mask=inside, other=0.0).to(tl.float32)
+    do = tl.load(do_tile, mask=inside, other=0.0).to(tl.float32)
+    lse = tl.load(lse_ptr + batch_head * num_queries + rows, mask=real, other=float("-inf"))
     lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
-    tl.store(delta_ptr + row, tl.sum(out * do, 1), mask=inside)
-    tl.store(lse2_ptr + row, lse, mask=inside)
+    row = batch_head * stride_row + rows
+    tl.store(delta_ptr + row, tl.sum(out * do, 1), mask=rows < stride_row)
+    tl.store(lse2_ptr + row, lse, mask=rows < stride_row)
 
 
-def row_sums(out_BHQD: Tensor, do_BHQD: Tensor, lse_BHQ: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sums in base 2 (empty rows: +inf) and delta, both [B, H, Q] float32."""
+def row_sums(out_BHQD: Tensor, do_BHQD: Tensor, lse_BHQ: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Log-sums in base 2 (empty rows: +inf) and delta, both [B, H, R] float32: R fills the last block up."""
     batch, heads, num_queries, width = out_BHQD.shape
-    lse2, delta = torch.empty_like(lse_BHQ), torch.empty_like(lse_BHQ)
-    grid = (-(-num_queries // ROWS), batch * heads)
+    num_rows = -(-num_queries // block) * block
+    lse2, delta = (
+        torch.empty(batch, heads, num_rows, dtype=torch.float32, device=lse_BHQ.device) for _ in "ld"
+    )
+    grid = (-(-num_rows // ROWS), batch * heads)
     if grid[0] and grid[1]:
         row_kernel[grid](
             out_BHQD,
@@ -76,9 +86,11 @@ def row_sums(out_BHQD: Tensor, do_BHQD: Tensor, lse_BHQ: Tensor) -> tuple[Tensor
             delta,
             *out_BHQD.stride()[:3],
             *do_BHQD.stride()[:3],
+            num_rows,
             heads,
             num_queries,
             D=width,
+            W=padded_width(width),
             ROWS=ROWS,
             enable_fp_fusion=True,
         )
@@ -95,10 +107,12 @@ def _walk(
     allow,
     always,
     last,
-    query_segment,
+    lowest,
     first,
-    k_head,
-    v_head,
+    k_tiles,
+    v_tiles,
+    kv_batch,
+    kv_head,
     stride_kn,
     stride_vn,
     key_words,
@@ -109,34 +123,45 @@ def _walk(
     num_keys,
     qk_scale,
     D: tl.constexpr,
+    W: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LIST_K: tl.constexpr,
     MASKED: tl.constexpr,
+    EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL."""
     STEPS: tl.constexpr = LIST_K // BLOCK_N
+    other = other_block(others, begin, end)
     for step in range(begin * STEPS, end * STEPS):
+        start = other * LIST_K + (step % STEPS) * BLOCK_N
+        other = other_block(others, (step + 1) // STEPS, end)
         k, v, score = scored_keys(
             q,
             allow,
             always,
             last,
-            query_segment,
+            lowest,
             first,
-            k_head,
-            v_head,
+            k_tiles,
+            v_tiles,
+            kv_batch,
+            kv_head,
             stride_kn,
             stride_vn,
             key_words,
             key_places,
-            tl.load(others + step // STEPS) * LIST_K + (step % STEPS) * BLOCK_N,
+            start,
             num_keys,
             D,
+            W,
             BLOCK_N,
             MASKED,
+            EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -148,11 +173,11 @@ def _walk(
     return dq
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def queries_kernel(
     q_ptr,
-    k_ptr,
-    v_ptr,
+    k_tiles,
+    v_tiles,
     do_ptr,
     lse_ptr,
     delta_ptr,
@@ -160,6 +185,7 @@ def queries_kernel(
     part_dq_ptr,
     query_words,
     query_limits,
+    query_lowest,
     key_words,
     key_places,
     tasks,
@@ -178,6 +204,7 @@ def queries_kernel(
     stride_dob,
     stride_doh,
     stride_dom,
+    stride_row,
     stride_dqb,
     stride_dqh,
     stride_dqm,
@@ -192,10 +219,13 @@ def queries_kernel(
     scale,
     qk_scale,
     D: tl.constexpr,
+    W: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LIST_Q: tl.constexpr,
     LIST_K: tl.constexpr,
+    EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -213,23 +243,34 @@ def queries_kernel(
 
     local = sub * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = block * LIST_Q + local
-    inside = rows < num_queries
-    width = tl.arange(0, D)
+    real = rows < num_queries
+    width = tl.arange(0, W)
+    inside = real[:, None] & (width < D)[None, :]
     far = rows.to(tl.int64)[:, None]
     batch = (batch_head // heads).to(tl.int64)
     head = (batch_head % heads).to(tl.int64)
     q_tile = q_ptr + batch * stride_qb + head * stride_qh + far * stride_qm + width[None, :]
     do_tile = do_ptr + batch * stride_dob + head * stride_doh + far * stride_dom + width[None, :]
-    q = tl.load(q_tile, mask=inside[:, None], other=0.0)
-    do = tl.load(do_tile, mask=inside[:, None], other=0.0)
-    row = batch_head.to(tl.int64) * num_queries + rows
-    lse = tl.load(lse_ptr + row, mask=inside, other=float("inf"))
-    delta = tl.load(delta_ptr + row, mask=inside, other=0.0)
-    allow, always, last, segment, first = query_fields(
-        query_words, query_limits, rows, inside, num_queries, HAS_WINDOW
+    q = tl.load(q_tile, mask=inside, other=0.0)
+    do = tl.load(do_tile, mask=inside, other=0.0)
+    row = batch_head.to(tl.int64) * stride_row + rows
+    lse = tl.load(lse_ptr + row, mask=real, other=float("inf"))
+    delta = tl.load(delta_ptr + row, mask=real, other=0.0)
+    allow, always, last, lowest, first = query_fields(
+        query_words,
+        query_limits,
+        query_lowest,
+        rows,
+        num_queries,
+        EVEN=False,
+        HAS_WINDOW=HAS_WINDOW,
+        HAS_SEGMENTS=HAS_SEGMENTS,
     )
 
-    dq = tl.zeros([BLOCK_M, D], tl.float32)
+    if not ENGINE:
+        k_tiles += batch * stride_kb + (head // group) * stride_kg
+        v_tiles += batch * stride_vb + (head // group) * stride_vg
+    dq = tl.zeros([BLOCK_M, W], tl.float32)
     for masked in tl.static_range(2):
         dq = _walk(
             dq,
@@ -240,10 +281,12 @@ def queries_kernel(
             allow,
             always,
             last,
-            segment,
+            lowest,
             first,
-            k_ptr + batch * stride_kb + (head // group) * stride_kg,
-            v_ptr + batch * stride_vb + (head // group) * stride_vg,
+            k_tiles,
+            v_tiles,
+            batch_head // heads,
+            (batch_head % heads) // group,
             stride_kn,
             stride_vn,
             key_words,
@@ -254,9 +297,12 @@ def queries_kernel(
             num_keys,
             qk_scale,
             D,
+            W,
             BLOCK_N,
             LIST_K,
             masked == 1,
+            EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -265,10 +311,10 @@ def queries_kernel(
     dq *= scale
     if slot < 0:
         dq_tile = dq_ptr + batch * stride_dqb + head * stride_dqh + far * stride_dqm + width[None, :]
-        tl.store(dq_tile, dq.to(dq_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(dq_tile, dq.to(dq_ptr.dtype.element_ty), mask=inside)
     else:
         part_row = (batch_head.to(tl.int64) * num_slots + slot) * LIST_Q + local
-        tl.store(part_dq_ptr + part_row[:, None] * D + width[None, :], dq)
+        tl.store(part_dq_ptr + part_row[:, None] * D + width[None, :], dq, mask=(width < D)[None, :])
 
 
 def queries_gradient(
@@ -276,8 +322,8 @@ def queries_gradient(
     k_BGKD: Tensor,
     v_BGKD: Tensor,
     do_BHQD: Tensor,
-    lse2_BHQ: Tensor,
-    delta_BHQ: Tensor,
+    lse2_BHR: Tensor,
+    delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
     launch: Launch,
@@ -294,17 +340,21 @@ def queries_gradient(
     grid = (launch.num_tasks * (plan.block_q // tile.block_m) * batch * heads,)
     if not grid[0]:
         return dq
+    if not plan.num_keys:
+        return dq.zero_()
+    engine = has_engine(q_BHQD.device)
     queries_kernel[grid](
         q_BHQD,
-        k_BGKD,
-        v_BGKD,
+        head_tiles(k_BGKD, tile.block_n) if engine else k_BGKD,
+        head_tiles(v_BGKD, tile.block_n) if engine else v_BGKD,
         do_BHQD,
-        lse2_BHQ,
-        delta_BHQ,
+        lse2_BHR,
+        delta_BHR,
         dq,
         part_dq,
         mask.query_words,
         mask.query_limits,
+        mask.query_lowest,
         mask.key_words,
         mask.key_places,
         launch.tasks,
@@ -315,6 +365,7 @@ def queries_gradient(
         *k_BGKD.stride()[:3],
         *v_BGKD.stride()[:3],
         *do_BHQD.stride()[:3],
+        lse2_BHR.shape[2],
         *dq.stride()[:3],
         heads,
         batch * heads,
@@ -327,10 +378,13 @@ def queries_gradient(
         scale,
         scale * 1.4426950408889634,
         D=width,
+        W=padded_width(width),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         LIST_Q=plan.block_q,
         LIST_K=plan.block_k,
+        EVEN=plan.num_keys % plan.block_k == 0,
+        ENGINE=engine,
         HAS_WINDOW=mask.has_window,
         HAS_SEGMENTS=mask.has_segments,
         PRECISION="ieee",

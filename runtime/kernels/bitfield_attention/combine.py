@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.bitfield_attention.head_tiles import padded_width
 from runtime.kernels.bitfield_attention.launch import Launch
+from runtime.kernels.bitfield_attention.tokens import COUNTS
 
 # Shape suffixes: B = batch, H = heads, T = tokens of the split side, L = tokens of a block, D = head
 # width, S = slots.
@@ -15,7 +17,7 @@ from runtime.kernels.bitfield_attention.launch import Launch
 ROWS = 16  # of one program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def softmax_kernel(
     part_out_ptr,
     part_lse_ptr,
@@ -30,6 +32,7 @@ def softmax_kernel(
     num_tokens,
     num_slots,
     D: tl.constexpr,
+    W: tl.constexpr,
     LIST: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -38,17 +41,18 @@ def softmax_kernel(
     batch_head = tl.program_id(1).to(tl.int64)
     local = sub * ROWS + tl.arange(0, ROWS)
     rows = tl.load(split_block + split) * LIST + local
-    width = tl.arange(0, D)
+    width = tl.arange(0, W)
+    real = (width < D)[None, :]
     peak = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, D], tl.float32)
+    acc = tl.zeros([ROWS, W], tl.float32)
     for slot in range(tl.load(split_start + split), tl.load(split_start + split + 1)):
         row = (batch_head * num_slots + slot) * LIST + local
         lse = tl.load(part_lse_ptr + row)
         higher = tl.maximum(peak, lse)
         weight, shrink = tl.exp(lse - higher), tl.exp(peak - higher)
         total = total * shrink + weight
-        part = tl.load(part_out_ptr + row[:, None] * D + width[None, :])
+        part = tl.load(part_out_ptr + row[:, None] * D + width[None, :], mask=real, other=0.0)
         acc = acc * shrink[:, None] + part * weight[:, None]
         peak = higher
     empty = total == 0.0
@@ -59,10 +63,10 @@ def softmax_kernel(
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     out_tile = out_ptr + (batch_head // heads) * stride_b + (batch_head % heads) * stride_h
     out_tile += rows.to(tl.int64)[:, None] * stride_t + width[None, :]
-    tl.store(out_tile, out, mask=inside[:, None])
+    tl.store(out_tile, out, mask=inside[:, None] & real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def sum_kernel(
     part_ptr,
     split_block,
@@ -75,6 +79,7 @@ def sum_kernel(
     num_tokens,
     num_slots,
     D: tl.constexpr,
+    W: tl.constexpr,
     LIST: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -83,14 +88,15 @@ def sum_kernel(
     batch_head = tl.program_id(1).to(tl.int64)
     local = sub * ROWS + tl.arange(0, ROWS)
     rows = tl.load(split_block + split) * LIST + local
-    width = tl.arange(0, D)
-    acc = tl.zeros([ROWS, D], tl.float32)
+    width = tl.arange(0, W)
+    real = (width < D)[None, :]
+    acc = tl.zeros([ROWS, W], tl.float32)
     for slot in range(tl.load(split_start + split), tl.load(split_start + split + 1)):
         row = (batch_head * num_slots + slot) * LIST + local
-        acc += tl.load(part_ptr + row[:, None] * D + width[None, :])
+        acc += tl.load(part_ptr + row[:, None] * D + width[None, :], mask=real, other=0.0)
     out_tile = out_ptr + (batch_head // heads) * stride_b + (batch_head % heads) * stride_h
     out_tile += rows.to(tl.int64)[:, None] * stride_t + width[None, :]
-    tl.store(out_tile, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_tokens)[:, None])
+    tl.store(out_tile, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_tokens)[:, None] & real)
 
 
 def combine_softmax(
@@ -112,6 +118,7 @@ def combine_softmax(
         out_BHTD.shape[2],
         num_slots,
         D=width,
+        W=padded_width(width),
         LIST=length,
         ROWS=ROWS,
         enable_fp_fusion=True,
@@ -133,6 +140,7 @@ def combine_sum(part: Tensor, launch: Launch, out_BHTD: Tensor) -> None:
         out_BHTD.shape[2],
         num_slots,
         D=width,
+        W=padded_width(width),
         LIST=length,
         ROWS=ROWS,
         enable_fp_fusion=True,

@@ -11,12 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_softmax
+from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
 from runtime.kernels.bitfield_attention.launch import Launch, section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
+    COUNTS,
     LN2,
+    other_block,
     query_fields,
     scored_keys,
     task_and_head,
@@ -37,10 +40,12 @@ def _walk(
     allow,
     always,
     last,
-    query_segment,
+    lowest,
     first,
-    k_head,
-    v_head,
+    k_tiles,
+    v_tiles,
+    kv_batch,
+    kv_head,
     stride_kn,
     stride_vn,
     key_words,
@@ -51,34 +56,45 @@ def _walk(
     num_keys,
     qk_scale,
     D: tl.constexpr,
+    W: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LIST_K: tl.constexpr,
     MASKED: tl.constexpr,
+    EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL."""
     STEPS: tl.constexpr = LIST_K // BLOCK_N
+    other = other_block(others, begin, end)
     for step in range(begin * STEPS, end * STEPS):
+        start = other * LIST_K + (step % STEPS) * BLOCK_N
+        other = other_block(others, (step + 1) // STEPS, end)
         _, v, score = scored_keys(
             q,
             allow,
             always,
             last,
-            query_segment,
+            lowest,
             first,
-            k_head,
-            v_head,
+            k_tiles,
+            v_tiles,
+            kv_batch,
+            kv_head,
             stride_kn,
             stride_vn,
             key_words,
             key_places,
-            tl.load(others + step // STEPS) * LIST_K + (step % STEPS) * BLOCK_N,
+            start,
             num_keys,
             D,
+            W,
             BLOCK_N,
             MASKED,
+            EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -92,17 +108,18 @@ def _walk(
     return total, peak, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     q_ptr,
-    k_ptr,
-    v_ptr,
+    k_tiles,
+    v_tiles,
     out_ptr,
     lse_ptr,
     part_out_ptr,
     part_lse_ptr,
     query_words,
     query_limits,
+    query_lowest,
     key_words,
     key_places,
     tasks,
@@ -131,10 +148,13 @@ def forward_kernel(
     section,
     qk_scale,
     D: tl.constexpr,
+    W: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LIST_Q: tl.constexpr,
     LIST_K: tl.constexpr,
+    EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -152,22 +172,31 @@ def forward_kernel(
 
     local = sub * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = block * LIST_Q + local
-    inside = rows < num_queries
-    width = tl.arange(0, D)
+    width = tl.arange(0, W)
+    inside = (rows < num_queries)[:, None] & (width < D)[None, :]
     batch = (batch_head // heads).to(tl.int64)
     head = (batch_head % heads).to(tl.int64)
     q_tile = q_ptr + batch * stride_qb + head * stride_qh
     q_tile += rows.to(tl.int64)[:, None] * stride_qm + width[None, :]
-    q = tl.load(q_tile, mask=inside[:, None], other=0.0)
-    allow, always, last, segment, first = query_fields(
-        query_words, query_limits, rows, inside, num_queries, HAS_WINDOW
+    q = tl.load(q_tile, mask=inside, other=0.0)
+    allow, always, last, lowest, first = query_fields(
+        query_words,
+        query_limits,
+        query_lowest,
+        rows,
+        num_queries,
+        EVEN=False,
+        HAS_WINDOW=HAS_WINDOW,
+        HAS_SEGMENTS=HAS_SEGMENTS,
     )
-    k_head = k_ptr + batch * stride_kb + (head // group) * stride_kg
-    v_head = v_ptr + batch * stride_vb + (head // group) * stride_vg
+    kv_batch, kv_head = batch_head // heads, (batch_head % heads) // group
+    if not ENGINE:
+        k_tiles += batch * stride_kb + (head // group) * stride_kg
+        v_tiles += batch * stride_vb + (head // group) * stride_vg
 
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
-    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    acc = tl.zeros([BLOCK_M, W], tl.float32)
     for masked in tl.static_range(2):
         total, peak, acc = _walk(
             q,
@@ -177,10 +206,12 @@ def forward_kernel(
             allow,
             always,
             last,
-            segment,
+            lowest,
             first,
-            k_head,
-            v_head,
+            k_tiles,
+            v_tiles,
+            kv_batch,
+            kv_head,
             stride_kn,
             stride_vn,
             key_words,
@@ -191,9 +222,12 @@ def forward_kernel(
             num_keys,
             qk_scale,
             D,
+            W,
             BLOCK_N,
             LIST_K,
             masked == 1,
+            EVEN,
+            ENGINE,
             HAS_WINDOW,
             HAS_SEGMENTS,
             PRECISION,
@@ -204,14 +238,14 @@ def forward_kernel(
     out = acc / total[:, None]
     lse = tl.where(empty, float("-inf"), (peak + tl.log2(total)) * LN2)
     if slot < 0:
-        tl.store(lse_ptr + batch_head.to(tl.int64) * num_queries + rows, lse, mask=inside)
+        tl.store(lse_ptr + batch_head.to(tl.int64) * num_queries + rows, lse, mask=rows < num_queries)
         out_tile = out_ptr + batch * stride_ob + head * stride_oh
         out_tile += rows.to(tl.int64)[:, None] * stride_om + width[None, :]
-        tl.store(out_tile, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(out_tile, out.to(out_ptr.dtype.element_ty), mask=inside)
     else:
         row = (batch_head.to(tl.int64) * num_slots + slot) * LIST_Q + local
         tl.store(part_lse_ptr + row, lse)
-        tl.store(part_out_ptr + row[:, None] * D + width[None, :], out)
+        tl.store(part_out_ptr + row[:, None] * D + width[None, :], out, mask=(width < D)[None, :])
 
 
 def forward(
@@ -238,16 +272,20 @@ def forward(
     grid = (launch.num_tasks * (plan.block_q // tile.block_m) * batch * heads,)
     if not grid[0]:
         return out, lse
+    if not plan.num_keys:
+        return out.zero_(), lse.fill_(-torch.inf)
+    engine = has_engine(q_BHQD.device)
     forward_kernel[grid](
         q_BHQD,
-        k_BGKD,
-        v_BGKD,
+        head_tiles(k_BGKD, tile.block_n) if engine else k_BGKD,
+        head_tiles(v_BGKD, tile.block_n) if engine else v_BGKD,
         out,
         lse,
         part_out,
         part_lse,
         mask.query_words,
         mask.query_limits,
+        mask.query_lowest,
         mask.key_words,
         mask.key_places,
         launch.tasks,
@@ -268,10 +306,13 @@ def forward(
         section_heads(q_BHQD.device, head_bytes, group, batch * heads),
         scale * 1.4426950408889634,
         D=width,
+        W=padded_width(width),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         LIST_Q=plan.block_q,
         LIST_K=plan.block_k,
+        EVEN=plan.num_keys % plan.block_k == 0,
+        ENGINE=engine,
         HAS_WINDOW=mask.has_window,
         HAS_SEGMENTS=mask.has_segments,
         PRECISION="ieee",

@@ -61,20 +61,25 @@ class KernelMask:
     """A mask with everything folded that the kernels need not ask per pair.
 
     A query attends to a key where the segments are equal, a bit of `allow` meets a bit of `own`,
-    and `first <= position <= last`; below `first` a bit of `always` that meets `own` will do.
+    and `first <= place <= last`; below `first` a bit of `always` that meets `own` will do. Places
+    are positions moved apart by segment, so `lowest <= place <= last` implies equal segments and no
+    segment is loaded for a key.
 
     Args:
         query_words: [2, Q] int64, or int32 where 32 bits hold every bit in use: `allow` and
             `always`; 0 on padding.
-        query_limits: [3, Q] int32: `last` (the query's own position if it is causal), segment, `first`.
+        query_limits: [3, Q] int32: `last` (the query's own place if it is causal), segment, `first`.
+        query_lowest: [Q] int32: a place below every key of the query's segment, above all before it.
         key_words: [K] of the dtype of `query_words`: `own`; 0 on padding.
-        key_places: [2, K] int32: position, segment.
-        has_window: whether any `first` hides a key; without it two tests are left out.
+        key_places: [2, K] int32: place, segment.
+        has_window: whether any `first` may hide a key of the query's own segment; without it two
+            tests are left out.
         has_segments: whether there is more than one segment; else that test is left out.
     """
 
     query_words: Tensor
     query_limits: Tensor
+    query_lowest: Tensor
     key_words: Tensor
     key_places: Tensor
     has_window: bool
@@ -94,7 +99,7 @@ class KernelMask:
 
     def to(self, device: torch.device | str) -> "KernelMask":
         """The same mask on another device."""
-        tensors = (self.query_words, self.query_limits, self.key_words, self.key_places)
+        tensors = (self.query_words, self.query_limits, self.query_lowest, self.key_words, self.key_places)
         return KernelMask(*(x.to(device) for x in tensors), self.has_window, self.has_segments)
 
 
@@ -108,30 +113,89 @@ def kernel_mask(queries: TokenFields, keys: TokenFields) -> KernelMask:
         raise ValueError(f"queries are on {queries.allow.device}, keys on {keys.allow.device}")
     allow_Q, always_Q = ((word * (queries.segment >= 0)) for word in (queries.allow, queries.always))
     own_K = keys.own * (keys.segment >= 0)
-    used, has_window, has_segments = _facts(queries, keys, own_K)
-    words = [_narrow(word, used) for word in (allow_Q, always_Q, own_K)]
-    last_Q = torch.where(queries.causal, queries.position, EVERYTHING)
+    facts = _facts(queries, keys, own_K)
+    words = [_narrow(word, facts.used_bits) for word in (allow_Q, always_Q, own_K)]
+    last_Q, first_Q, lowest_Q, place_K = _places(queries, keys, facts)
     return KernelMask(
         query_words=torch.stack(words[:2]),
-        query_limits=torch.stack([last_Q, queries.segment, queries.first]),
+        query_limits=torch.stack([last_Q, queries.segment, first_Q]),
+        query_lowest=lowest_Q,
         key_words=words[2],
-        key_places=torch.stack([keys.position, keys.segment]),
-        has_window=bool(has_window),
-        has_segments=bool(has_segments),
+        key_places=torch.stack([place_K, keys.segment]),
+        has_window=facts.has_window,
+        has_segments=facts.has_segments,
     )
 
 
-def _facts(queries: TokenFields, keys: TokenFields, own_K: Tensor) -> tuple[int, int, int]:
-    """The bits that some key owns, whether a `first` hides a key, whether segments differ."""
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the host must know: bits that some key owns, tests to leave out, ranges of the keys."""
+
+    used_bits: int
+    has_window: bool
+    has_segments: bool
+    least_position: int
+    most_position: int
+    most_segment: int
+
+
+def _facts(queries: TokenFields, keys: TokenFields, own_K: Tensor) -> _Facts:
     if not len(queries) or not len(keys):
-        return 0, 0, 0
+        return _Facts(0, *(False, False), 0, 0, 0)
     segment = torch.cat([queries.segment, keys.segment])
     lowest = torch.where(segment >= 0, segment, EVERYTHING).min()
     facts = torch.stack(
-        [_any_bit(own_K), (queries.first > keys.position.min()).any(), segment.max() > lowest]
+        [
+            _any_bit(own_K),
+            _hides(queries, keys).any(),
+            segment.max() > lowest,
+            keys.position.min(),
+            keys.position.max(),
+            segment.max(),
+        ]
     )
-    used, has_window, has_segments = facts.tolist()
-    return used, has_window, has_segments
+    used, has_window, has_segments, *ranges = facts.tolist()
+    return _Facts(used, bool(has_window), bool(has_segments), *ranges)
+
+
+def _hides(queries: TokenFields, keys: TokenFields) -> Tensor:
+    """bool [Q]: whether `first` may hide a key of the query's own segment.
+
+    The lowest position of every segment, by scattering into as many slots as there are keys: segments
+    that share a slot can only make an answer True that need not be.
+    """
+    num_slots = len(keys)
+    position_K = torch.where(keys.segment >= 0, keys.position, EVERYTHING)
+    least_S = torch.full((num_slots,), EVERYTHING, dtype=torch.int32, device=position_K.device)
+    least_S.scatter_reduce_(0, keys.segment.long() % num_slots, position_K, "amin")
+    least_Q = least_S[queries.segment.long() % num_slots]
+    return (queries.segment >= 0) & (queries.first > least_Q) & (least_Q < EVERYTHING)
+
+
+def _places(queries: TokenFields, keys: TokenFields, facts: _Facts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`last`, `first` and `lowest` of the queries and the places of the keys, all int32.
+
+    Segment s takes the places from s x span on. Where those do not fit into 32 bits, the keys' ranks
+    among all keys by segment and position do as well, for the price of a sort.
+    """
+    below = facts.least_position - 1
+    span = facts.most_position + 2 - below
+
+    def place(position_T: Tensor, segment_T: Tensor) -> Tensor:
+        relative = position_T.clamp(below, facts.most_position + 1).long() - below
+        return segment_T.clamp(min=0).long() * span + relative
+
+    last_Q = torch.where(queries.causal, queries.position, EVERYTHING)
+    places = [place(x, queries.segment) for x in (last_Q, queries.first, torch.full_like(last_Q, below))]
+    place_K = place(keys.position, keys.segment)
+    if (facts.most_segment + 1) * span <= EVERYTHING:
+        last_Q, first_Q, lowest_Q, place_K = (x.to(torch.int32) for x in (*places, place_K))
+        return last_Q, first_Q, lowest_Q, place_K
+    order = place_K.unique()
+    first_Q, lowest_Q, place_K = (
+        torch.searchsorted(order, x, out_int32=True) for x in (*places[1:], place_K)
+    )
+    return torch.searchsorted(order, places[0], out_int32=True, right=True) - 1, first_Q, lowest_Q, place_K
 
 
 def _any_bit(word_T: Tensor) -> Tensor:

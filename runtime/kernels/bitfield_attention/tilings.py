@@ -5,7 +5,7 @@ from enum import Enum
 
 import torch
 
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (32, 64, 72, 80, 96, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -31,17 +31,17 @@ class Tiling:
 # The bounds behind every row, at bf16. Shared memory: forward and dQ hold the query tiles and
 # num_stages x (K, V); dK/dV holds K, V and num_stages x (Q, dO), plus P and dS. Registers: 255 a
 # thread; compiled for each architecture, the assembler's spill is noted where there is one.
-# Hopper and newer (227 KB): 8 warps are two warpgroups of 64 rows each. Width 128 forward starts
-# from what FlexAttention ships; width 64 can afford square tiles, but spills 432 bytes a thread on
-# 4 warps; width 256 takes 64 keys, since 32 leave wgmma half idle. The backward takes keys wide and
-# queries narrow: atomics on dQ go with the number of key blocks. Spills: fused 256 bytes at width
-# 128 and 336 at 256, dK/dV 120 and 184.
+# Hopper and newer (227 KB): 8 warps are two warpgroups of 64 rows each. Forward of width 128 takes 128
+# keys and three buffers of them, 226 KB: a copy is under way while the one before it is used. Width 64
+# can afford square tiles, but spills 432 bytes a thread on 4 warps; width 256 takes 64 keys, since 32
+# leave wgmma half idle. The backward takes keys wide and queries narrow: atomics on dQ go with the number
+# of key blocks. experiments/results/bench_kernel_compile.json holds what each compiles to.
 HOPPER = {
     (Pass.FORWARD, 64): Tiling(128, 128, 8, 3),
-    (Pass.FORWARD, 128): Tiling(128, 64, 8, 3),
+    (Pass.FORWARD, 128): Tiling(128, 128, 8, 3),
     (Pass.FORWARD, 256): Tiling(128, 64, 8, 2),
     (Pass.FUSED, 64): Tiling(64, 128, 8, 3),
-    (Pass.FUSED, 128): Tiling(64, 128, 8, 2),
+    (Pass.FUSED, 128): Tiling(64, 128, 8, 3),
     (Pass.FUSED, 256): Tiling(32, 64, 8, 2),
     (Pass.KEYS, 64): Tiling(64, 128, 8, 3),
     (Pass.KEYS, 128): Tiling(64, 128, 8, 2),
@@ -54,6 +54,7 @@ HOPPER = {
 # Spills: forward 24 bytes at width 64; fused 160 at 128 and 40 at 256; dK/dV 48 and 32.
 AMPERE = HOPPER | {
     (Pass.FORWARD, 64): Tiling(128, 64, 4, 3),
+    (Pass.FORWARD, 128): Tiling(128, 64, 8, 3),
     (Pass.FORWARD, 256): Tiling(64, 64, 8, 2),
     (Pass.FUSED, 128): Tiling(32, 128, 8, 2),
     (Pass.KEYS, 128): Tiling(32, 128, 8, 2),
@@ -81,10 +82,11 @@ def tiling(
 ) -> Tiling:
     """The row of the table for that device, never larger than the plan's tiles.
 
+    A width between two rows takes the wider one: in registers it is padded to a power of two.
     Off the GPU (Triton's interpreter) Hopper's rows stand in.
 
     Raises:
-        ValueError: a head width that is none of 64, 128, 256, or another dtype, or a GPU older
+        ValueError: a head width that is none of HEAD_DIMS, or another dtype, or a GPU older
             than compute capability 8.0.
     """
     if head_dim not in HEAD_DIMS:
@@ -92,7 +94,8 @@ def tiling(
     if dtype not in DTYPES:
         raise ValueError(f"dtype: want one of {', '.join(map(str, DTYPES))}, got {dtype}")
     table = _table(device)
-    found = FLOAT32[head_dim] if dtype == torch.float32 else table[which, head_dim]
+    width = next(width for width in FLOAT32 if head_dim <= width)
+    found = FLOAT32[width] if dtype == torch.float32 else table[which, width]
     return replace(found, block_m=min(found.block_m, block_q), block_n=min(found.block_n, block_k))
 
 

@@ -7,6 +7,21 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
+# Arguments whose values differ from batch to batch: a kernel is not compiled anew because one of them
+# is 1 or a multiple of 16. What that would tell about lengths, EVEN tells.
+COUNTS = (
+    "heads",
+    "kv_heads",
+    "batch_heads",
+    "group",
+    "num_queries",
+    "num_keys",
+    "num_tokens",
+    "num_tasks",
+    "num_slots",
+    "section",
+)
+
 
 @triton.jit
 def task_and_head(num_tasks, num_heads, section):
@@ -22,26 +37,40 @@ def task_and_head(num_tasks, num_heads, section):
 
 
 @triton.jit
-def query_fields(words, limits, rows, inside, num_queries, HAS_WINDOW: tl.constexpr):
-    """allow, always, last, segment and first of some queries; a row that does not exist allows nothing."""
-    allow = tl.load(words + rows, mask=inside, other=0)
-    last = tl.load(limits + rows, mask=inside, other=0)
-    segment = tl.load(limits + num_queries + rows, mask=inside, other=-1)
+def query_fields(
+    words,
+    limits,
+    lowest_ptr,
+    rows,
+    num_queries,
+    EVEN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+):
+    """allow, always, last, lowest and first of some queries; a row that does not exist allows nothing."""
+    last = _field(limits, rows, num_queries, EVEN)
+    allow = _field(words, rows, num_queries, EVEN)
+    always, first, lowest = allow, last, last
     if HAS_WINDOW:
-        always = tl.load(words + num_queries + rows, mask=inside, other=0)
-        first = tl.load(limits + 2 * num_queries + rows, mask=inside, other=0)
-    else:
-        always, first = allow, last
-    return allow, always, last, segment, first
+        always = _field(words + num_queries, rows, num_queries, EVEN)
+        first = _field(limits + 2 * num_queries, rows, num_queries, EVEN)
+    if HAS_SEGMENTS:
+        lowest = _field(lowest_ptr, rows, num_queries, EVEN)
+    return allow, always, last, lowest, first
 
 
 @triton.jit
-def key_fields(words, places, columns, inside, num_keys):
-    """own, position and segment of some keys; a key that does not exist owns nothing."""
-    own = tl.load(words + columns, mask=inside, other=0)
-    position = tl.load(places + columns, mask=inside, other=0)
-    segment = tl.load(places + num_keys + columns, mask=inside, other=-1)
-    return own, position, segment
+def _field(fields, rows, count, EVEN: tl.constexpr):
+    """fields[rows]; 0 for rows from `count` on, of which there are none where lengths are EVEN."""
+    if EVEN:
+        return tl.load(fields + rows)
+    return tl.load(fields + rows, mask=rows < count, other=0)
+
+
+@triton.jit
+def key_fields(words, places, columns, num_keys, EVEN: tl.constexpr):
+    """own and place of some keys; a key that does not exist owns nothing."""
+    return _field(words, columns, num_keys, EVEN), _field(places, columns, num_keys, EVEN)
 
 
 @triton.jit
@@ -49,21 +78,53 @@ def attends(
     allow,
     always,
     last,
-    query_segment,
+    lowest,
     first,
     own,
-    position,
-    key_segment,
+    place,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
 ):
     """The predicate on fields that are broadcast against each other."""
-    seen = ((allow & own) != 0) & (position <= last)
+    seen = ((allow & own) != 0) & (place <= last)
     if HAS_SEGMENTS:
-        seen = seen & (query_segment == key_segment)
+        seen = seen & (place >= lowest)
     if HAS_WINDOW:
-        seen = seen & ((position >= first) | ((always & own) != 0))
+        seen = seen & ((place >= first) | ((always & own) != 0))
     return seen
+
+
+@triton.jit
+def other_block(others, entry, end):
+    """The block of one entry of a list; 0 from `end` on, which is not read.
+
+    Loops read it a step ahead. An index that is loaded in the step that uses it ties the copies of
+    keys and values to it, and the compiler then keeps none of them under way.
+    """
+    return tl.load(others + entry, mask=entry < end, other=0)
+
+
+@triton.jit
+def _rows(
+    head,
+    stride,
+    start,
+    count,
+    D: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """Rows from `start` on, BLOCK by W; BOUNDED: zeros from row `count` on."""
+    place = tl.arange(0, BLOCK)
+    width = tl.arange(0, W)
+    tile = head + start.to(tl.int64) * stride + place[:, None] * stride + width[None, :]
+    if BOUNDED:
+        return tl.load(tile, mask=(start + place < count)[:, None] & (width < D)[None, :], other=0.0)
+    elif W != D:
+        return tl.load(tile, mask=(width < D)[None, :], other=0.0)
+    else:
+        return tl.load(tile)
 
 
 @triton.jit
@@ -72,10 +133,12 @@ def scored_keys(
     allow,
     always,
     last,
-    query_segment,
+    lowest,
     first,
-    k_head,
-    v_head,
+    k_tiles,
+    v_tiles,
+    kv_batch,
+    kv_head,
     stride_kn,
     stride_vn,
     key_words,
@@ -83,40 +146,37 @@ def scored_keys(
     start,
     num_keys,
     D: tl.constexpr,
+    W: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
+    EVEN: tl.constexpr,
+    ENGINE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Keys and values from `start` on, and the queries' scores of them; -inf where one is not seen.
 
-    A tile that is FULL (not MASKED) lies within the keys, so it is loaded without a bound.
+    Rows beyond the last key, and columns beyond the head width, are zeros. A copy ENGINE fills them by
+    itself; without one `k_tiles` and `v_tiles` point to the first row of the head.
     """
-    place = tl.arange(0, BLOCK_N)
-    width = tl.arange(0, D)
-    k_tile = k_head + start.to(tl.int64) * stride_kn + place[:, None] * stride_kn + width[None, :]
-    v_tile = v_head + start.to(tl.int64) * stride_vn + place[:, None] * stride_vn + width[None, :]
-    if MASKED:
-        columns = start + place
-        inside = columns < num_keys
-        k = tl.load(k_tile, mask=inside[:, None], other=0.0)
-        v = tl.load(v_tile, mask=inside[:, None], other=0.0)
+    if ENGINE:
+        k = k_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
+        v = v_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
     else:
-        k = tl.load(k_tile)
-        v = tl.load(v_tile)
+        k = _rows(k_tiles, stride_kn, start, num_keys, D, W, BLOCK_N, MASKED and not EVEN)
+        v = _rows(v_tiles, stride_vn, start, num_keys, D, W, BLOCK_N, MASKED and not EVEN)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
-        own, position, segment = key_fields(key_words, key_places, columns, inside, num_keys)
+        own, place = key_fields(key_words, key_places, start + tl.arange(0, BLOCK_N), num_keys, EVEN)
         seen = attends(
             allow[:, None],
             always[:, None],
             last[:, None],
-            query_segment[:, None],
+            lowest[:, None],
             first[:, None],
             own[None, :],
-            position[None, :],
-            segment[None, :],
+            place[None, :],
             HAS_WINDOW,
             HAS_SEGMENTS,
         )

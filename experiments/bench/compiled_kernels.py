@@ -1,0 +1,259 @@
+"""Compile the attention kernels for a GPU that need not be there, and read what the compiler made of them.
+
+The launchers themselves run, on small tensors of the CPU: a driver that only names its target stands
+in for CUDA's, so every kernel is compiled with the arguments, tiles and options of a real launch, and
+none is started. Only torch, triton, numpy and the kernels are imported, so that any interpreter that
+has a Triton can run it.
+
+Run: python -m experiments.bench.compiled_kernels [--head-dims 64 128] [--masks PLAIN ...]; one JSON object
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.runtime.jit import JITFunction
+
+from experiments.bench.sass import Loop, tile_loops
+from runtime.kernels.bitfield_attention.attention import (
+    Backward,
+    Options,
+    attention_backward,
+    attention_forward,
+)
+from runtime.kernels.bitfield_attention.combine import combine_softmax, combine_sum
+from runtime.kernels.bitfield_attention.launch import Launch
+from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
+from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
+
+HOPPER = GPUTarget("cuda", 90, 32)
+HEADS, KV_HEADS = 32, 8
+TOKENS, SHORT_OF_A_BLOCK, SEGMENTS, WINDOW = 1024, 24, 10, 50
+NAMES = {"forward_kernel": "forward", "queries_kernel": "queries", "row_kernel": "row sums"}
+MERGES = {"softmax_kernel": "merge outputs", "sum_kernel": "merge gradients"}
+
+
+class Mask(Enum):
+    """What the kernels are specialised for besides the head width; all are causal."""
+
+    PLAIN = "one segment, lengths of whole blocks"
+    RAGGED = "one segment, lengths that end within a block"
+    SEGMENTS = "several segments, lengths of whole blocks"
+    WINDOW = "several segments and a window, lengths of whole blocks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """One kernel; its instructions are those a warp executes per tile of tile_queries by tile_keys.
+
+    A kernel that multiplies no tiles has None for what belongs to them. `async_wait` is the number of
+    copies that every wait within the loops leaves under way: 0 is a loop that waits for all.
+    """
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    instructions_full: int | None
+    instructions_partial: int | None
+    async_wait: int | None
+    tile_queries: int | None
+    tile_keys: int | None
+    num_warps: int
+    wgmma: int
+    mma: int
+    async_copies: int
+
+
+class OfflineDriver:
+    """What Triton asks of a driver in order to compile. It starts nothing."""
+
+    def get_current_target(self) -> GPUTarget:
+        """The GPU to compile for."""
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        """The only device."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The only stream."""
+        return device
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[dict[str, Compiled]]:
+    """Launches within compile instead of running; yields what they made, by kernel."""
+    made: dict[str, Compiled] = {}
+    launch = JITFunction.run
+
+    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        del warmup
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log):
+            compiled = launch(kernel, *arguments, grid=grid, warmup=True, **options)
+        name = kernel_name(kernel.__name__, options)
+        if log.getvalue() and name not in made:  # not for an earlier launch
+            made[name] = read(compiled, options, log.getvalue())
+        return compiled
+
+    triton.runtime.driver.set_active(OfflineDriver())
+    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope(), knobs.nvidia.scope():
+        knobs.cache.dir = folder
+        knobs.nvidia.dump_ptxas_log = True
+        JITFunction.run = compile_only
+        try:
+            yield made
+        finally:
+            JITFunction.run = launch
+
+
+def kernel_name(function: str, options: dict[str, Any]) -> str:
+    """What the kernel does, with its head width if it has one."""
+    if "D" not in options:
+        return function.removesuffix("_kernel")
+    if function == "keys_kernel":
+        name = "fused" if options["WITH_DQ"] else "keys"
+    else:
+        name = (NAMES | MERGES)[function]
+    return f"{name} {options['D']}"
+
+
+def read(compiled: Any, options: dict[str, Any], log: str) -> Compiled:
+    """Registers and spills from the assembler's log, instructions from what the disassembler shows."""
+    found = tile_loops(disassembled(compiled.asm["cubin"]))
+    lengths = [len(loop.body) for loop in found] if found else [None, None]
+    waits = [copies_in_flight(loop, compiled.asm["ttgir"]) for loop in found or ()]
+    ptx = compiled.asm["ptx"]
+    return Compiled(
+        registers=_number(r"Used (\d+) registers", log),
+        spilled_bytes=_number(r"(\d+) bytes spill stores", log),
+        shared_bytes=compiled.metadata.shared,
+        instructions_full=lengths[0],
+        instructions_partial=lengths[1],
+        async_wait=min(waits, default=None),
+        tile_queries=options["BLOCK_M"] if found else None,
+        tile_keys=options["BLOCK_N"] if found else None,
+        num_warps=compiled.metadata.num_warps,
+        wgmma=ptx.count("wgmma.mma_async"),
+        mma=ptx.count("mma.sync"),
+        async_copies=ptx.count("cp.async"),
+    )
+
+
+def copies_in_flight(loop: Loop, ttgir: str) -> int:
+    """Copies that every wait of the loop leaves under way.
+
+    The assembler says it of ordinary asynchronous copies. Those of the copy engine are issued at the end
+    of a step, for the buffer that it set free, and waited for by a ring of barriers, one a buffer: the
+    step that waits for one has all but it and the one just used under way.
+    """
+    left = [] if loop.groups_in_flight is None else [loop.groups_in_flight]
+    if loop.engine_copies:
+        ring = min(int(buffers) for buffers in re.findall(r"memdesc<(\d+)x1xi64", ttgir))
+        left.append((ring - 2) * loop.engine_copies)
+    return min(left, default=0)
+
+
+def _number(pattern: str, log: str) -> int:
+    found = re.search(pattern, log)
+    if found is None:
+        raise ValueError(f"assembler's log: want {pattern!r}, got {log!r}")
+    return int(found[1])
+
+
+def disassembled(cubin: bytes) -> str:
+    """The text of `nvdisasm -c`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.nvdisasm.path, "-c", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def fields_of(mask: Mask) -> TokenFields:
+    """A causal mask of one group that is specialised as named."""
+    num_tokens = TOKENS - SHORT_OF_A_BLOCK if mask is Mask.RAGGED else TOKENS
+    position = torch.arange(num_tokens, dtype=torch.int32)
+    word = torch.ones(num_tokens, dtype=torch.int64)
+    several = mask in (Mask.SEGMENTS, Mask.WINDOW)
+    return TokenFields(
+        allow=word,
+        own=word,
+        causal=torch.ones(num_tokens, dtype=torch.bool),
+        segment=(position * SEGMENTS // num_tokens if several else position * 0).to(torch.int32),
+        position=position,
+        first=(position - WINDOW).clamp(min=0) * (mask is Mask.WINDOW),
+        always=word * 0,
+    )
+
+
+def launch_all(mask: KernelMask, head_dim: int) -> None:
+    """Plan, forward and both backwards, as their launchers launch them."""
+    plan = make_plan(mask)
+
+    def tensor(heads: int) -> torch.Tensor:
+        return torch.zeros(1, mask.num_queries, heads, head_dim, dtype=torch.bfloat16).transpose(1, 2)
+
+    q, k, v = tensor(HEADS), tensor(KV_HEADS), tensor(KV_HEADS)
+    scale = head_dim**-0.5
+    out, lse = attention_forward(q, k, v, mask, plan, scale)
+    for backward in Backward:
+        attention_backward(q, k, v, out, lse, q, mask, plan, scale, Options(backward=backward))
+
+
+def launch_merges(head_dim: int) -> None:
+    """What merges partial results of lists that were cut: one block of one head in two pieces."""
+    table = torch.zeros(4, 2, dtype=torch.int32)
+    launch = Launch(tasks=table, split_block=table[0, :1], split_start=table[1], num_slots=2)
+    part = torch.zeros(1, 2, BLOCK, head_dim)
+    out = torch.zeros(1, 1, BLOCK, head_dim, dtype=torch.bfloat16)
+    combine_softmax(part, part[..., 0].contiguous(), launch, out, torch.zeros(1, 1, BLOCK))
+    combine_sum(part, launch, out)
+
+
+def compiled_kernels(head_dims: Sequence[int], masks: Sequence[Mask]) -> dict[str, Compiled]:
+    """Every kernel of every width and mask, named after them."""
+    found: dict[str, Compiled] = {}
+    for mask in masks:
+        fields = fields_of(mask)
+        for head_dim in head_dims:
+            with offline() as made:
+                launch_all(kernel_mask(fields, fields), head_dim)
+                launch_merges(head_dim)
+            found |= {f"{name} {mask.name.lower()}": kernel for name, kernel in made.items()}
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--masks", nargs="+", default=[mask.name for mask in Mask], metavar="MASK")
+    arguments = parser.parse_args(argv)
+    masks = [Mask[name] for name in arguments.masks]
+    kernels = compiled_kernels(arguments.head_dims, masks)
+    assembler = get_ptxas(HOPPER.arch)
+    record = {
+        "versions": {"triton": triton.__version__, "ptxas": assembler.version, "torch": torch.__version__},
+        "kernels": {name: asdict(kernel) for name, kernel in kernels.items()},
+    }
+    print(json.dumps(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

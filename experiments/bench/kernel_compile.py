@@ -1,0 +1,186 @@
+"""What compilers make of the attention kernels for Hopper (sm_90a), bfloat16, without a GPU.
+
+Setup:   every kernel as its launcher launches it (tiles, warps, stages, aligned strides), head widths 64
+         and 128, under causal masks: one segment, lengths that end within a block, several segments, and
+         a window. Compiled by Triton 3.6.0, which lies in a folder of its own (made by pip on first use),
+         and by the installed Triton; disassembled by the tool that each one ships.
+Ours:    registers, spilled bytes, shared memory, and instructions of the loops over full and partial tiles,
+         counted in the assembler: what a warp executes per tile of the kernel. Nothing is timed.
+         Figures at the top are of head width 128 by the first Triton named, where the goals are judged;
+         spills and waits are the worst over the masks with lengths of whole blocks, the partial tile is
+         that of one segment.
+Run:     python -m experiments.bench.kernel_compile [--json] [--triton 3.6.0 installed] [--out PATH]
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.paper import commit
+from workbench.whole_file import check_writable, write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = "installed"
+JUDGED = "3.6.0"
+FOLDERS = Path.home() / ".cache" / "multimodal-workbench"
+TIMEOUT_S = 900.0
+COLUMNS = (
+    "registers",
+    "spilled_bytes",
+    "shared_bytes",
+    "instructions_full",
+    "instructions_partial",
+    "async_wait",
+)
+WIDTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure must reach."""
+
+    limit: float
+    at_most: bool
+
+    def holds(self, value: float) -> bool:
+        return value <= self.limit if self.at_most else value >= self.limit
+
+
+GOALS = {
+    "forward_instructions_per_128_keys": Goal(535, at_most=True),
+    "forward_partial_instructions_per_64_keys": Goal(650, at_most=True),
+    "forward_async_wait": Goal(1, at_most=False),
+    "forward_spilled_bytes": Goal(0, at_most=True),
+    "backward_spilled_bytes": Goal(92, at_most=True),
+}
+
+
+def triton_folder(version: str) -> Path:
+    """A folder that holds that Triton and nothing else, made by pip where it is missing.
+
+    Raises:
+        ValueError: pip cannot get it.
+    """
+    folder = FOLDERS / f"triton-{version}"
+    if folder.is_dir():
+        return folder
+    FOLDERS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDERS) as unfinished:
+        made = Path(unfinished, "triton")
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(made)]
+        done = subprocess.run(
+            [*command, f"triton=={version}"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        )
+        if done.returncode:
+            raise ValueError(f"triton {version}: pip cannot install it: {_last_line(done.stderr)}")
+        shutil.move(made, folder)
+    return folder
+
+
+def compile_with(version: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """The record of `experiments.bench.compiled_kernels` under that Triton.
+
+    Raises:
+        ValueError: the compilation failed, or another Triton answered.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    if version != INSTALLED:
+        environment["PYTHONPATH"] = str(triton_folder(version))
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.bench.compiled_kernels", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    if done.returncode:
+        raise ValueError(f"triton {version}: kernels do not compile: {_last_line(done.stderr)}")
+    record: dict[str, Any] = json.loads(done.stdout)
+    if version not in (INSTALLED, record["versions"]["triton"]):
+        raise ValueError(f"triton: want {version}, got {record['versions']['triton']}")
+    return record
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no message"])[-1]
+
+
+def figures(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What the goals are about."""
+    plain = kernels[f"forward {WIDTH} plain"]
+    forward, backward = (
+        [
+            kernel
+            for name, kernel in kernels.items()
+            if name.startswith(f"{which} {WIDTH} ") and "ragged" not in name
+        ]
+        for which in ("forward", "fused")
+    )
+    return {
+        "forward_instructions_per_128_keys": plain["instructions_full"] * 128 / plain["tile_keys"],
+        "forward_partial_instructions_per_64_keys": plain["instructions_partial"] * 64 / plain["tile_keys"],
+        "forward_async_wait": min(kernel["async_wait"] for kernel in forward),
+        "forward_spilled_bytes": max(kernel["spilled_bytes"] for kernel in forward),
+        "backward_spilled_bytes": max(kernel["spilled_bytes"] for kernel in backward),
+    }
+
+
+def show(record: Mapping[str, Any]) -> None:
+    """A row a kernel, then the goals."""
+    for compiled in (record, *record["others"]):
+        versions = compiled["versions"]
+        print(f"triton {versions['triton']}, ptxas {versions['ptxas']}")
+        print(" " * 26 + "".join(f"{column.replace('instructions', 'instr'):>15}" for column in COLUMNS))
+        for name, kernel in compiled["kernels"].items():
+            cells = ("-" if kernel[column] is None else kernel[column] for column in COLUMNS)
+            print(f"{name:26}" + "".join(f"{cell:>15}" for cell in cells))
+    for name, goal in GOALS.items():
+        sign = "<=" if goal.at_most else ">="
+        print(f"{name:42} {record[name]:6g} {sign} {goal.limit:g} {record['verdicts'][name]}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--triton", nargs="+", default=[JUDGED, INSTALLED], metavar="VERSION", help=f"or {INSTALLED!r}"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.out is not None:
+            check_writable(arguments.out)
+        compilers = [compile_with(version) for version in arguments.triton]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    judged = figures(compilers[0]["kernels"])
+    record = {
+        "script": "bench/kernel_compile",
+        "commit": commit(),
+        "versions": compilers[0]["versions"],
+        **judged,
+        "verdicts": {name: "ok" if goal.holds(judged[name]) else "OFF" for name, goal in GOALS.items()},
+        "kernels": compilers[0]["kernels"],
+        "others": [{**figures(other["kernels"]), **other} for other in compilers[1:]],
+    }
+    show(record)
+    if arguments.out is not None:
+        write_text(json.dumps(record, indent=1) + "\n", arguments.out)
+    if arguments.json:
+        print(json.dumps(record))
+    return 1 if "OFF" in record["verdicts"].values() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

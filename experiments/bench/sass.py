@@ -1,0 +1,73 @@
+"""Loops in the assembler of a compiled kernel: what a warp executes again and again.
+
+The text is that of `nvdisasm -c`: labels on lines of their own, one instruction a line.
+"""
+
+import re
+from dataclasses import dataclass
+
+LABEL = re.compile(r"^(\.L_x_\d+):")
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
+BRANCH = re.compile(r"BRA\b.*`\((\.L_x_\d+)\)")
+MATRIX = re.compile(r"\b[HQI]G?MMA\b")
+COPIES_LEFT = re.compile(r"(?<!WARPGROUP\.)\bDEPBAR\.LE SB\d+, 0x([0-9a-f]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The instructions of one pass through a loop, every branch within it not taken."""
+
+    body: tuple[str, ...]
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it holds a product of tiles."""
+        return any(MATRIX.search(line) for line in self.body)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the kernel ends in it: then the branch comes back from a rare path behind the end."""
+        return "EXIT" in self.body
+
+    @property
+    def groups_in_flight(self) -> int | None:
+        """Groups of asynchronous copies that every wait of the loop leaves under way; None without a wait."""
+        left = [int(found[1], 16) for line in self.body if (found := COPIES_LEFT.search(line))]
+        return min(left, default=None)
+
+    @property
+    def engine_copies(self) -> int:
+        """Copies of tiles by the copy engine (TMA)."""
+        return sum("UTMALDG" in line for line in self.body)
+
+
+def loops(text: str) -> list[Loop]:
+    """Every loop, in the order of their ends: from the target of a backward branch to the branch."""
+    lines: list[str] = []
+    start: dict[str, int] = {}
+    found: list[Loop] = []
+    for line in text.splitlines():
+        if label := LABEL.match(line):
+            start[label[1]] = len(lines)
+        if instruction := INSTRUCTION.match(line):
+            lines.append(instruction[1])
+            branch = BRANCH.search(instruction[1])
+            if branch and branch[1] in start:
+                loop = Loop(tuple(lines[start[branch[1]] :]))
+                found += [] if loop.leaves else [loop]
+    return found
+
+
+def tile_loops(text: str) -> tuple[Loop, Loop] | None:
+    """The loops over FULL and over PARTIAL tiles, or None for a kernel that multiplies no tiles.
+
+    Raises:
+        ValueError: another number of loops with products than two.
+    """
+    found = [loop for loop in loops(text) if loop.multiplies]
+    if not found:
+        return None
+    if len(found) != 2:
+        raise ValueError(f"loops with products: want 2 (full and partial tiles), got {len(found)}")
+    full, partial = sorted(found, key=lambda loop: len(loop.body))
+    return full, partial
