@@ -6,7 +6,7 @@ Ours:    what came of each case as built; of 1F1B and GPipe with receives posted
          device after each action; of each manner alone with an executor that lacks what it wants; and the
          seconds until a job ends whose rank was killed, or stopped, in the middle of a step.
 Differs: no GPU and no NCCL takes part. A manner is what NCCL's documentation and torch's source say of it.
-Run:     python -m experiments.bench.nccl_manners [--json] [--only TEXT]
+Run:     python -m experiments.bench.nccl_manners [--json] [--only TEXT] [--out PATH]
 """
 
 import argparse
@@ -15,10 +15,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+
+import torch
 
 from experiments.nccl.cases import cases
 from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all
+from experiments.paper import commit
 from runtime.pool import Pool
+from workbench.whole_file import check_writable, write_text
 
 MOST_RANKS = 8
 
@@ -66,10 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(arguments)
     try:
+        if options.out is not None:
+            check_writable(options.out)
         found = run(options.only)
-    except ValueError as error:
+        if options.out is not None:
+            record = {"script": "bench/nccl_manners", "commit": commit(), "torch": torch.__version__}
+            write_text(json.dumps(record | found, indent=1) + "\n", options.out)
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     if options.json:
