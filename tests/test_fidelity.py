@@ -36,6 +36,7 @@ from runtime.launch import run_local
 from runtime.pool import Pool
 from runtime.rank_job import RunSettings
 from sim.engine import simulate
+from tests.bench_sizes import CELLS
 from workbench.cost.profile import ideal_profile, load_profile
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
@@ -246,6 +247,7 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
         plan = tiny_plan(2, samples=(2, 1))
         return (Case(name="tiny rehearsal", job="tiny", part=Part.REHEARSAL, plan=plan),)
 
+    monkeypatch.setattr("runtime.microbench.cell_sizes", lambda device: CELLS)
     monkeypatch.setattr(suite, "cases", few)
     monkeypatch.setattr(suite, "rehearsals", rehearsed)
     extent = suite.Extent(rounds=2, steps=1, budget_s=0.01)

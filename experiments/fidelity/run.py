@@ -47,7 +47,7 @@ from workbench.whole_file import write_text
 OUT = Path("out/fidelity")
 QUICK_PLANS = 6
 REHEARSED = 4  # steps of a plan in a round
-READINGS = 12  # tasks of the calibration between two readings of the gauge
+READINGS = 5  # of the gauge while calibrating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None
             gauge = gauge_of(unpriced[0].plan, pool, out, device)
 
             def tell(done: int, total: int, what: str) -> None:
-                if done % READINGS == 0 or done == total:
+                if done % -(-total // READINGS) == 0 or done == total:
                     gauge.read(CALIBRATING)
                 ticker.at(done, total, what)
 
