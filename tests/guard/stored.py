@@ -1,0 +1,119 @@
+"""The guard's file, and what differs from it."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.guard.entries import REFUSED, RUN
+from tests.guard.project import Facts, write_whole
+
+STORED = Path(__file__).parent / "stored.json"
+REL_TOL = 1e-12  # of a loss and of a norm of gradients, between machines
+NUMBERS = ("loss", "gradient_norm")
+MOST_SHOWN = 80  # characters of a value
+
+Equal = Callable[[str, Any, Any], bool]  # key, value before, value now
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Entries by name, and the machine on which plans were executed."""
+
+    machine: Mapping[str, str]
+    entries: Mapping[str, Facts]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Names of entries; those that changed with what of them did."""
+
+    changed: Mapping[str, str]
+    new: tuple[str, ...]
+    gone: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """New entries are welcome."""
+        return not self.changed and not self.gone
+
+    def lines(self) -> Iterator[str]:
+        """One for each entry that is not as stored."""
+        yield from (f"changed: {name}: {what}" for name, what in self.changed.items())
+        yield from (f"gone: {name}" for name in self.gone)
+        yield from (f"new: {name}" for name in self.new)
+
+
+def read(path: Path) -> Stored:
+    """ValueError where it is no such file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Stored(data["machine"], data["entries"])
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: want a file that --update wrote: {error}") from None
+
+
+def write(stored: Stored, path: Path) -> None:
+    """One line for each entry, so that a diff names what changed."""
+    lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in stored.entries.items()]
+    body = ",\n".join(lines)
+    write_whole(f'{{"machine": {json.dumps(stored.machine)},\n"entries": {{\n{body}\n}}}}\n', path)
+
+
+def compare(before: Stored, now: Stored, expected: set[str]) -> Verdict:
+    """What of `now` is not as it was; runs only where `now` has them.
+
+    Bits of runs are compared on the machine where the file was made; elsewhere losses and norms are,
+    within `REL_TOL`.
+
+    Args:
+        expected: names of entries that `now` would have if all were made; stored ones beside them are gone.
+    """
+    equal = _to_the_bit if before.machine == now.machine else _elsewhere
+    changed = {}
+    for name in now.entries.keys() & before.entries.keys():
+        what = list(_differences(before.entries[name], now.entries[name], equal))
+        if what:
+            changed[name] = "; ".join(what)
+    return Verdict(
+        changed=dict(sorted(changed.items())),
+        new=tuple(sorted(expected - before.entries.keys())),
+        gone=tuple(sorted(before.entries.keys() - expected)),
+    )
+
+
+def _to_the_bit(key: str, old: Any, new: Any) -> bool:
+    return bool(old == new)
+
+
+def _elsewhere(key: str, old: Any, new: Any) -> bool:
+    """Of a run on another machine: digests always differ and say nothing."""
+    if None in (old, new) or key == REFUSED:
+        return bool(old == new)
+    return key not in NUMBERS or math.isclose(old, new, rel_tol=REL_TOL)
+
+
+def _differences(before: Facts, now: Facts, equal: Equal) -> Iterator[str]:
+    """`part.key before -> now`; `equal` judges what is in a run."""
+    if REFUSED in before.keys() | now.keys():
+        if before != now:
+            yield f"{_short(before.get(REFUSED, 'a plan'))} -> {_short(now.get(REFUSED, 'a plan'))}"
+        return
+    for part in dict.fromkeys([*before, *now]):
+        old, new = before.get(part), now.get(part)
+        if part == RUN and new is None:  # not executed this time
+            continue
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            old, new = {part: old}, {part: new}
+        for key in dict.fromkeys([*old, *new]):
+            judge = equal if part == RUN else _to_the_bit
+            if not judge(key, old.get(key), new.get(key)):
+                name = key if key == part else f"{part}.{key}"
+                yield f"{name} {_short(old.get(key))} -> {_short(new.get(key))}"
+
+
+def _short(value: object) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
