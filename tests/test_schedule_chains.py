@@ -4,6 +4,7 @@
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,7 @@ def torch_order(name, num_ranks, virtual_stages, num_microbatches, rank):
 
 @given(num_ranks=st.integers(1, 6), virtual_stages=st.integers(2, 4), num_microbatches=st.integers(1, 24))
 def test_interleaved_is_torchs_where_torch_takes_it(num_ranks, virtual_stages, num_microbatches):
-    num_microbatches += num_ranks - 1
-    if num_microbatches % (num_microbatches // num_ranks):
+    if num_microbatches % max(1, num_microbatches // num_ranks):
         num_microbatches -= num_microbatches % num_ranks  # rounds of equal size are all that torch takes
     ours = interleaved_1f1b(range(num_ranks * virtual_stages), num_ranks, num_microbatches)
     for rank, actions in enumerate(ours):
@@ -109,15 +109,40 @@ def test_zb_h1_and_zb_v_are_torchs(num_ranks, num_microbatches):
 
 @given(num_ranks=st.integers(1, 6), virtual_stages=st.integers(2, 4), num_microbatches=st.integers(1, 30))
 def test_interleaved_runs_with_any_number_of_microbatches(num_ranks, virtual_stages, num_microbatches):
-    programs, times = times_of(
-        ScheduleKind.INTERLEAVED, num_ranks, num_ranks + num_microbatches - 1, virtual_stages
-    )
+    programs, times = times_of(ScheduleKind.INTERLEAVED, num_ranks, num_microbatches, virtual_stages)
     assert sum(len(actions) for actions in programs.values()) == len(times)
 
 
-def test_interleaved_with_too_few_microbatches_names_the_nearest():
-    with pytest.raises(ValueError, match="4 ranks, got 3; the nearest is 4"):
-        interleaved_1f1b(range(8), 4, 3)
+@pytest.mark.parametrize("num_ranks", range(2, 9))
+def test_interleaved_with_a_single_round_has_the_moments_that_prove_it(num_ranks):
+    """The moments of its docstring grow along every program and from input to pass: nothing waits in a circle."""
+    for virtual_stages in range(2, 5):
+        for num_microbatches in range(1, 2 * num_ranks):
+            stages = num_ranks * virtual_stages
+            programs = interleaved_1f1b(range(stages), num_ranks, num_microbatches)
+            moment = partial(_moment, num_ranks, virtual_stages, num_microbatches)
+            for actions in programs:
+                moments = [moment(action) for action in actions]
+                assert moments == sorted(set(moments))
+            for action, inputs in passes_read(chain(stages, num_microbatches), Pass.B).items():
+                assert all(moment(read) < moment(action) for read in inputs)
+
+
+def _moment(num_ranks, virtual_stages, num_microbatches, action):
+    chunk, rank = divmod(action.stage, num_ranks)
+    beat, d, last = num_microbatches + num_ranks, num_ranks - 1 - rank, virtual_stages - 1
+    if action.kind is Pass.F:
+        if chunk < last:
+            return chunk * beat + action.microbatch + rank
+        return virtual_stages * beat + action.microbatch - d
+    if chunk == last:
+        return virtual_stages * beat + action.microbatch + d + 0.5
+    return (2 * virtual_stages + 1 - chunk) * beat + action.microbatch + d
+
+
+def test_interleaved_without_microbatches_is_refused():
+    with pytest.raises(ValueError, match="at least one microbatch, got 0"):
+        interleaved_1f1b(range(8), 4, 0)
 
 
 def simulated(kind, num_ranks, num_microbatches, virtual_stages=None):

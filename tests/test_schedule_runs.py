@@ -29,7 +29,13 @@ LAYOUTS = {
 
 
 def planned(
-    model: ModelGraph, kind: ScheduleKind, encoder_ranks: Sequence[int], *, replicas: int = 1
+    model: ModelGraph,
+    kind: ScheduleKind,
+    encoder_ranks: Sequence[int],
+    *,
+    replicas: int = 1,
+    images: Sequence[int] = (1, 2, 0, 1),
+    clips: Sequence[int] = (1, 0, 0, 2),
 ) -> Plan:
     """The LLM on two ranks of each replica, laid out for the schedule; one stage per encoder."""
     ranks, virtual = LAYOUTS[kind]
@@ -52,7 +58,7 @@ def planned(
                     )
                 )
                 first += count
-    batch = tiny_batch((1, 2, 0, 1) * replicas, (1, 0, 0, 2) * replicas)
+    batch = tiny_batch(tuple(images) * replicas, tuple(clips) * replicas)
     draft = Plan(
         strategy="test",
         model=model,
@@ -87,6 +93,11 @@ def test_split_backwards_stand_in_the_program(kind: ScheduleKind) -> None:
     frozen = planned(mixed("encoders"), kind, (2, 3))
     of_llm = [a for a in frozen.program_actions if a.stage in {s.id for s in frozen.chain["llm", 0]}]
     assert {Pass.F, Pass.I} == {action.kind for action in of_llm}
+
+
+def test_interleaved_with_fewer_microbatches_than_ranks(pool: Pool) -> None:
+    plan = planned(mixed("everything"), ScheduleKind.INTERLEAVED, (2, 3), images=(1,), clips=(2,))
+    assert_same(plan, pool)
 
 
 def test_a_v_ties_embedding_and_head_without_a_message(pool: Pool) -> None:
