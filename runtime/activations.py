@@ -1,4 +1,4 @@
-"""Counts the bytes of every tensor that lives on a rank during a step."""
+"""Counts the bytes that a rank holds during a step: tensor by tensor, or as its GPU's allocator does."""
 
 import threading
 import time
@@ -34,8 +34,7 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        storages = (weight.untyped_storage() for weight in weights)
-        self.num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        self.num_bytes = _bytes_of(weights)
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lock = threading.RLock()
         self._height = Height(time.perf_counter(), self.num_bytes)
@@ -86,6 +85,61 @@ class Allocations(TorchDispatchMode):
         with self._lock:
             if self._alive.pop(place, None) is not None:
                 self.num_bytes -= size
+
+
+class AllocatorBytes:
+    """Bytes of a rank's weights and of all that its step takes from the GPU's allocator.
+
+    Counted by torch's own allocator, which knows when memory is taken and given back without waiting for
+    the device. What lay there beside the weights when the first step began is left out: a step's data and
+    buffers, as `Allocations` does not see them either. What libraries keep in it, such as the workspace of
+    cuBLAS, counts. Watching costs nothing, but one rank must have the allocator for itself.
+
+    Args:
+        weights: exist already and stay.
+        device: a GPU.
+    """
+
+    def __init__(self, weights: Iterable[Tensor], device: torch.device) -> None:
+        self._device = device
+        self._weight_bytes = _bytes_of(weights)
+        self._beside_bytes: int | None = None  # known when the first step begins
+
+    def __enter__(self) -> "AllocatorBytes":
+        if self._beside_bytes is None:
+            self._beside_bytes = torch.cuda.memory_allocated(self._device) - self._weight_bytes
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to undo."""
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device) - (self._beside_bytes or 0)
+
+    def resize(self, num_bytes: int) -> None:
+        """The allocator knows."""
+
+    def take_height(self) -> Height:
+        """The height since this was asked last, and start anew from what is held now."""
+        most = torch.cuda.max_memory_allocated(self._device) - (self._beside_bytes or 0)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return Height(time.perf_counter(), most)
+
+
+Watched = Allocations | AllocatorBytes
+
+
+def watch(weights: Iterable[Tensor], device: torch.device) -> Watched:
+    """What counts a rank's bytes on its device; `weights` exist already and stay."""
+    return Allocations(weights) if device.type == "cpu" else AllocatorBytes(weights, device)
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of their storages, each once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _place(tensor: Tensor) -> int:

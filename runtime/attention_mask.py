@@ -10,26 +10,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from runtime.kernels.bitfield_attention.attention import DEFAULT, Options, bitfield_attention
 from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
-from runtime.kernels.bitfield_attention.plan import BLOCK, KernelPlan, plan_of_tiles
+from runtime.kernels.bitfield_attention.plan import BLOCK, KernelPlan, make_plan
 from runtime.token_fields import token_fields
 from workbench.masks.bitfield import Bitfield, dense
-from workbench.masks.tiles import Tiles, classify
 
 # Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
 
 BITFIELD = "bitfield"
-
-
-def plan_of(mask: KernelMask, tiles: Tiles) -> KernelPlan:
-    """The kernels' lists of tiles classified by `workbench.masks`."""
-    return plan_of_tiles(
-        mask,
-        torch.tensor(tiles.row_offsets),
-        torch.tensor(tiles.columns),
-        torch.tensor(tiles.kinds),
-        block_q=tiles.block_q,
-        block_k=tiles.block_k,
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +65,7 @@ class AttentionMask:
             ours = token_fields(queries, "cpu")
             same = queries is self.keys
             mask = kernel_mask(ours, ours if same else token_fields(self.keys, "cpu")).to(self.device)
-            tiles = classify(queries, self.keys, self.block, self.block)
-            self._planned[window] = mask, plan_of(mask, tiles)
+            self._planned[window] = mask, make_plan(mask, block_q=self.block, block_k=self.block)
         return self._planned[window]
 
     def _effective(self, window: int | None) -> int | None:

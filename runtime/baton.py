@@ -61,10 +61,12 @@ class Baton:
 
     Args:
         timeout_s: of one turn.
+        now_s: the clock of what runners do; on a GPU one that first waits for all that was launched,
+            as else a runner's kernels would run in the time of the next one.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._timeout_s, self._now_s = timeout_s, now_s
         self.runners: dict[int, Runner] = {}
         self._threads: list[threading.Thread] = []
         self._is_over = False
@@ -108,23 +110,23 @@ class Baton:
 
     def hand_back(self, runner: Runner, waits_for: Event | None = None) -> None:
         """Called by a runner: let others run, return when it is given its next turn."""
-        left_s = time.perf_counter()
+        left_s = self._now_s()
         runner.waits_for = waits_for
         runner.is_here.release()
         runner.go.acquire()  # released by `give`, or by `close`, which always comes
         if self._is_over:
             raise Ended
         runner.waits_for = None
-        runner.away_s.append((left_s, time.perf_counter()))
+        runner.away_s.append((left_s, self._now_s()))
 
     @contextmanager
     def aside(self, runner: Runner) -> Iterator[None]:
         """Called by a runner: what it does inside does not count as its own time."""
-        left_s = time.perf_counter()
+        left_s = self._now_s()
         try:
             yield
         finally:
-            runner.away_s.append((left_s, time.perf_counter()))
+            runner.away_s.append((left_s, self._now_s()))
 
     def close(self) -> None:
         """End all runners that have not ended; those in the middle of a turn end with it."""

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from runtime.adapters.choose import adapter_of
 from runtime.bench_clock import quartile_spread
+from runtime.device import CPU
+from runtime.emulate import emulate
 from runtime.expert_group import ExpertGroup
 from runtime.launch import run_lowered
 from runtime.pool import Pool
@@ -60,16 +62,18 @@ class EmptyStage(nn.Module):
     def run(self, inputs: StageInput) -> tuple[Tensor, dict[str, Tensor]]:
         """With zeros of the states that leave before the last layer, by edge."""
         data = inputs.data
-        self._adapter.context(data, self._held[0].device, self._dtype)
+        device = self._held[0].device
+        self._adapter.context(data, device, self._dtype)
         tokens = data.tokens_in if self._emits is TokenCount.IN else data.tokens_out
         shape = () if self._is_loss else (sum(tokens), self._width)
         leaves = [leaf for leaf in (inputs.hidden, *inputs.features.values()) if leaf is not None]
-        output: Tensor = _Zeros.apply(shape, self._dtype, *leaves, *self._held)  # type: ignore[no-untyped-call]
-        left: dict[str, Tensor] = {
-            edge: _Zeros.apply((sum(data.tokens_in), width), self._dtype, *leaves, *self._held)  # type: ignore[no-untyped-call]
-            for edge, width in self._leaving.items()
-        }
-        return output, left
+
+        def zeros(shape: tuple[int, ...]) -> Tensor:
+            made: Tensor = _Zeros.apply(shape, self._dtype, device, *leaves, *self._held)  # type: ignore[no-untyped-call]
+            return made
+
+        left = {edge: zeros((sum(data.tokens_in), width)) for edge, width in self._leaving.items()}
+        return zeros(shape), left
 
     def weights(self) -> dict[Weights, list[nn.Parameter]]:
         """One element for every layer and every tied weight."""
@@ -81,16 +85,19 @@ class EmptyStage(nn.Module):
 
 
 class _Zeros(torch.autograd.Function):
-    """Zeros forward, zeros backward, in the shapes asked for."""
+    """Zeros forward, zeros backward, in the shapes asked for and on the device."""
 
     @staticmethod
-    def forward(ctx: Any, shape: tuple[int, ...], dtype: torch.dtype, *inputs: Tensor) -> Tensor:
-        ctx.shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
-        return torch.zeros(shape, dtype=dtype)
+    def forward(
+        ctx: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *inputs: Tensor
+    ) -> Tensor:
+        ctx.shapes, ctx.device = [(tensor.shape, tensor.dtype) for tensor in inputs], device
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *(torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.shapes))
+        zeros = (torch.zeros(shape, dtype=dtype, device=ctx.device) for shape, dtype in ctx.shapes)
+        return (None, None, None, *zeros)
 
 
 def build_empty(
@@ -109,20 +116,39 @@ def build_empty(
     return EmptyStage(plan, stage, dtype).to(device)
 
 
-def time_executor(plan: Plan, pool: Pool, *, steps: int = 5) -> list[OverheadRow]:
+def time_executor(
+    plan: Plan, pool: Pool | None, *, device: torch.device = CPU, steps: int = 5
+) -> list[OverheadRow]:
     """Seconds of each kind of action of a plan whose stages do nothing: medians over all of them.
 
     Messages, slices and joins are the plan's own, so their copies are part of it. REDUCE_GRAD
     is left out: what an empty one takes is its collective's latency, which has rows of its own.
+
+    Args:
+        pool: runs the ranks on a CPU; None: this process plays all of them on the device, as an
+            emulation, and what they hand to each other does not count.
     """
     settings = RunSettings(steps=steps, warmup=1, precision=plan.settings.precision)
-    result = run_lowered(lower(plan), settings, pool=pool, build=build_empty)
+    timed = _emulated(plan, settings, device) if pool is None else _executed(plan, settings, pool)
     seconds: dict[Pass, list[float]] = {}
-    for trace in result.traces:
-        for span in trace.spans:
-            seconds.setdefault(span.action.kind, []).append(span.end_s - span.start_s)
+    for kind, took_s in timed:
+        seconds.setdefault(kind, []).append(took_s)
     return [
         OverheadRow(action=str(kind), seconds=statistics.median(found), spread=quartile_spread(found))
         for kind, found in sorted(seconds.items())
         if kind is not Pass.REDUCE_GRAD
     ]
+
+
+def _executed(plan: Plan, settings: RunSettings, pool: Pool) -> Iterator[tuple[Pass, float]]:
+    result = run_lowered(lower(plan), settings, pool=pool, build=build_empty)
+    for trace in result.traces:
+        for span in trace.spans:
+            yield span.action.kind, span.end_s - span.start_s
+
+
+def _emulated(plan: Plan, settings: RunSettings, device: torch.device) -> Iterator[tuple[Pass, float]]:
+    for timings in emulate(lower(plan), settings, device=device, build=build_empty).timed:
+        for action, by_rank in timings.works.items():
+            yield from ((action.kind, work.own_s) for work in by_rank.values())
+        yield from ((Pass.STEP, step_s) for step_s in timings.steps_s.values())

@@ -1,7 +1,9 @@
 """Measures a machine for the layers of plans: rows for `workbench.calibrate.fit`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from runtime.bench_executor import time_executor
 from runtime.bench_layers import rows_of, time_window
 from runtime.bench_windows import Key, Window, windows_of
 from runtime.bench_wires import Ring
+from runtime.device import CPU
 from runtime.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
 from runtime.pool import Place, Pool
 from runtime.rank_job import TORCH_TYPE
@@ -32,33 +35,25 @@ class BenchSettings:
         sizes: microbatches per module, from small to large.
         budget_s: of each kind of pass of each window; three rounds are timed at least.
         timeout_s: of each job.
-        device: "cpu", or "cuda": then this process measures alone, and links between GPUs come
-            from `torchrun -m runtime.microbench`.
+        device: on a GPU this process measures alone, and links between GPUs come from
+            `torchrun -m runtime.microbench`.
     """
 
     concurrency: int = 1
     sizes: int = 3
     budget_s: float = 0.2
     timeout_s: float = 120.0
-    device: str = "cpu"
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "sizes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
-
-
-def check_device(device: str) -> None:
-    """ValueError where there is no such device."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda: torch sees no GPU on this machine; want cpu")
 
 
 def measure(
     plans: Sequence[Plan],
-    pool: Pool,
+    pool: Pool | None,
     *,
     settings: BenchSettings | None = None,
     path: Path | None = None,
@@ -68,37 +63,64 @@ def measure(
 
     Args:
         plans: layers and sizes of all are measured; the first one's ranks give the executor's
-            overhead and the sizes of gradient groups.
-        pool: of at least as many workers as the first plan has ranks and `concurrency`.
+            overhead (of those that one process can play, where it measures alone) and the sizes of
+            gradient groups.
+        pool: of at least as many workers as the first plan has ranks and `concurrency`; None: this
+            process measures alone, without messages and collectives, as it must on a GPU.
         path: rows are written here as they come; rows that it already holds are not measured
             again, so an interrupted run goes on where it was.
         progress: called before each task and at the end.
 
     Raises:
-        ValueError: no plan, no such device, or a file of another machine or software.
+        ValueError: no plan, a pool for a GPU, or a file of another machine or software.
     """
     if not plans:
         raise ValueError("want at least one plan to measure, got none")
     chosen = settings or BenchSettings()
-    check_device(chosen.device)
+    if pool is not None and chosen.device.type != "cpu":
+        raise ValueError(f"the workers of a pool have no {chosen.device}: it is measured by one process")
     header = header_here(chosen.device, [("transformers", transformers.__version__)])
-    return run_tasks(_tasks(plans, pool, chosen), header, path=path, progress=progress)
+    with _one_thread():
+        return run_tasks(measuring_tasks(plans, pool, chosen), header, path=path, progress=progress)
 
 
-def _tasks(plans: Sequence[Plan], pool: Pool, settings: BenchSettings) -> list[Task]:
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """What this process measures itself is one thread's work, as a rank's is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measuring_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
+    """All that `measure` does, in its order; what a task says that it measures is said by no other."""
+    tasks = _tasks(plans, pool, settings)
+    counts: Counter[str] = Counter()
+    for place, task in enumerate(tasks):
+        counts[task.what] += 1
+        if counts[task.what] > 1:
+            tasks[place] = replace(task, what=f"{task.what} ({counts[task.what]})")
+    return tasks
+
+
+def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
     dtype = TORCH_TYPE[plans[0].settings.precision]
     tasks = operator_tasks(Clock(settings.device), dtype)
-    if settings.device == "cpu":
+    if pool is not None:
         tasks = [_in_pool(task, index, dtype, pool, settings) for index, task in enumerate(tasks)]
         for size in _group_sizes(plans):
             ring = Ring(link="intra", processes=tuple(range(size)), process=0)
             alike = wire_tasks(Clock(), [ring], lambda _: True)
             tasks += [_among(task, index, size, pool, settings) for index, task in enumerate(alike)]
-        tasks += [_executor_task(plan, pool) for plan in plans[:1]]
+    able = plans if pool is not None else [plan for plan in plans if not shard_units(plan)]
+    tasks += [_executor_task(plan, pool, settings) for plan in able[:1]]
     seen: set[Key] = set()
     for plan in plans:
         for window in windows_of(plan, sizes=settings.sizes):
-            if window.cp > 1 and settings.device == "cuda":
+            if window.cp > 1 and pool is None:
                 continue  # one process measures alone
             if not seen.issuperset(window.keys(plan)):
                 seen.update(window.keys(plan))
@@ -134,23 +156,24 @@ def _wires_job(place: Place, index: int) -> Sequence[Row]:
     return wire_tasks(Clock(), [ring], lambda _: True)[index].measure()
 
 
-def _executor_task(plan: Plan, pool: Pool) -> Task:
+def _executor_task(plan: Plan, pool: Pool | None, settings: BenchSettings) -> Task:
     def is_done(rows: Sequence[Row]) -> bool:
         return any(isinstance(row, OverheadRow) and row.action in COMPUTE for row in rows)
 
-    return Task("executor", is_done, lambda: time_executor(plan, pool))
+    return Task("executor", is_done, lambda: time_executor(plan, pool, device=settings.device))
 
 
-def _layer_task(plan: Plan, window: Window, pool: Pool, settings: BenchSettings) -> Task:
+def _layer_task(plan: Plan, window: Window, pool: Pool | None, settings: BenchSettings) -> Task:
     keys = set(window.keys(plan))
 
     def is_done(rows: Sequence[Row]) -> bool:
         return keys <= {_key_of(row) for row in rows if isinstance(row, LayerRow)}
 
     def run() -> Sequence[Row]:
-        if settings.device == "cuda":
+        if pool is None:
             alone = Place(0, 1, lambda position: None)
-            return list(rows_of(plan, window, [time_window(alone, plan, window, settings.budget_s, "cuda")]))
+            times = [time_window(alone, plan, window, settings.budget_s, str(settings.device))]
+            return list(rows_of(plan, window, times))
         times = pool.run(
             time_window,
             window.cp if window.cp > 1 else settings.concurrency,

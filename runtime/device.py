@@ -49,3 +49,14 @@ def launched_device(name: str | None, environment: Mapping[str, str] = os.enviro
 def backend_of(device: torch.device) -> str:
     """The backend of a world on such devices, as torch names it; objects travel by gloo."""
     return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+
+
+def kind_of_device(device: torch.device) -> str:
+    """The kind of a device, as jobs, plans and profiles name it: `cpu`, `H100`."""
+    return "cpu" if device.type == "cpu" else kind_of(torch.cuda.get_device_name(device))
+
+
+def kind_of(device_name: str) -> str:
+    """The name by which jobs call such a GPU: `NVIDIA A100-SXM4-80GB` is an `A100-80GB`."""
+    first, *rest = device_name.removeprefix("NVIDIA ").split()[0].split("-")
+    return "-".join([first, *(part for part in rest if part.endswith("GB"))])

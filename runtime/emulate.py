@@ -6,16 +6,17 @@ them runs at a time (`baton`), in an order that the plan's dependencies allow (`
 Losses, gradients and weights are those of the distributed run: to the last bit where no sum is
 over more than two ranks, else to the rounding of sums in another order.
 
+On a GPU every stamp waits for the device, so that an action's kernels, and copies and sums made for
+other ranks, have ended before the next action's clock starts.
+
 Differs: from a distributed run, no action sees another rank's load on caches, memory or links,
-and sending costs its sender nothing. Where ranks share cores, the simulator shares them out.
+and sending costs its sender nothing. Where ranks share cores, the simulator shares them out. On a GPU
+the host is never ahead of the device when an action begins.
 """
 
 import gc
-import os
-import statistics
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,20 +25,15 @@ from torch import Tensor
 
 from runtime.batches import DataSource, SyntheticSource
 from runtime.baton import Baton, Runner
-from runtime.device import device_of
+from runtime.clock import HOST, Clock, SynchronousClock
+from runtime.device import CPU, kind_of_device
+from runtime.emulate_memory import check_fits
 from runtime.emulate_order import legal_order, ranks_of
-from runtime.emulate_times import (
-    Absences,
-    ExchangeSeconds,
-    OwnWork,
-    composed_s,
-    median_work,
-    own_work,
-)
+from runtime.emulate_times import Absences, OwnWork, Timings, median_timings, own_work
 from runtime.expert_group import ExpertGroup
 from runtime.launch import Progress, StepLosses
 from runtime.pool import Place
-from runtime.rank_job import Build, RunSettings, run_steps
+from runtime.rank_job import Build, Collect, RunSettings, run_steps
 from runtime.rank_report import RankReport, RankState
 from runtime.shared_groups import SharedGroups
 from runtime.shared_mesh import Exchange, Post, SharedMesh
@@ -47,12 +43,8 @@ from runtime.weights import exporting
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.stage_memory import elements_of
-from workbench.schedule.action import COMPUTE, STEP, Action
+from workbench.schedule.action import COMPUTE, Action
 from workbench.trace import Lane
-from workbench.units import gib
-
-COPIES_OF_TRAINED = 4  # weight, gradient and AdamW's two moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,36 +53,38 @@ class Emulation:
 
     Args:
         order: the actions of one step, in the order in which they were done.
-        works: pass -> rank of its stage -> its own work, the median over all timed steps.
-        steps_s: rank -> seconds of its STEP, likewise.
+        timed: of every timed step, repetition by repetition.
+        timings: the medians over all timed steps.
         losses: of every step of the first repetition, warm-up included.
         states: per rank, where they were collected.
-        device: on which all of it ran.
-        num_timed: steps over which the medians are.
+        peaks: rank -> most bytes that it held in a timed step, where memory was watched.
+        device: on which all of it ran, as torch names it.
+        kind: of that device, as profiles name it.
     """
 
     order: tuple[Action, ...]
-    works: Mapping[Action, Mapping[int, OwnWork]]
-    steps_s: Mapping[int, float]
+    timed: tuple[Timings, ...]
+    timings: Timings
     losses: tuple[float, ...]
     states: tuple[RankState, ...]
+    peaks: Mapping[int, int]
     device: str
-    num_timed: int
+    kind: str
 
-    def durations_s(self, exchange_s: ExchangeSeconds) -> dict[Action, float]:
-        """Seconds of every pass, and of the slowest STEP.
+    @property
+    def num_timed(self) -> int:
+        return len(self.timed)
 
-        Args:
-            exchange_s: seconds of a collective inside a pass, as the links would have it.
-        """
-        passes = {action: composed_s(works, exchange_s) for action, works in self.works.items()}
-        return passes | {STEP: max(self.steps_s.values())}
+    def of_step(self, index: int) -> "Emulation":
+        """One timed step, as if it were the only one."""
+        return replace(self, timed=(self.timed[index],), timings=self.timed[index])
 
 
 def emulate(
     lowered: Lowered,
     settings: RunSettings,
     *,
+    device: torch.device = CPU,
     source: DataSource | None = None,
     build: Build = build_stage_module,
     progress: Progress | None = None,
@@ -98,18 +92,19 @@ def emulate(
     """Run a plan's ranks as threads of this process, one action at a time.
 
     Weights, gradients and optimizer state of all ranks live here at once; a frozen weight is
-    stored once, however many ranks hold it. On a machine with a GPU all of it is on that GPU.
+    stored once, however many ranks hold it.
 
     Args:
         lowered: the plan.
         settings: how; the timed steps of all repetitions make the medians.
+        device: that plays all ranks.
         source: data; None: synthetic, from the seed.
-        build: how stages become modules.
+        build: how stages become modules; others than the plan's own are not asked whether they fit.
         progress: called with (steps done, of how many, the loss) after every step.
 
     Raises:
         ValueError: programs that cannot go on, a plan that does not fit here, weights, data or a
-            folder to export to that were refused.
+            folder to export to that were refused, memory to be watched of several ranks.
         RankError: an action failed or did not end in time; the message names rank and action.
     """
     if settings.following.batches:
@@ -119,13 +114,29 @@ def emulate(
             "emulation stores a frozen weight once for all ranks, so weights are not shared out; want "
             "sharding none or optimizer, or a run with a process for each rank"
         )
+    if settings.collect is Collect.MEMORY and len(lowered.plan.ranks) > 1:
+        raise ValueError(
+            f"emulated ranks share this process's memory: it is watched of plans of one rank, "
+            f"got {len(lowered.plan.ranks)}"
+        )
     order = legal_order(lowered)
-    device = device_of(None)
-    _check_fits(lowered.plan, device)
+    if build is build_stage_module:
+        check_fits(lowered, order, device)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
-    with exporting(settings.export, lowered.plan.model):
-        reports = ranks.run(order, progress)
-    return _result(lowered, order, ranks, reports)
+    try:
+        with exporting(settings.export, lowered.plan.model):
+            reports = ranks.run(order, progress)
+    except torch.OutOfMemoryError as error:  # while stages are built; in an action it names the rank
+        raise ValueError(f"emulation of {len(lowered.plan.ranks)} ranks: {error}") from error
+    result = _result(order, ranks, reports)
+    del ranks, reports
+    gc.collect()  # modules and their graphs hang together in rings: their memory is the next emulation's
+    return result
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock of an action that is timed alone."""
+    return HOST if device.type == "cpu" else SynchronousClock(device)
 
 
 class _Ranks:
@@ -142,7 +153,8 @@ class _Ranks:
         self._lowered, self._settings = lowered, settings
         self._source, self._build, self.device = source, build, device
         self._frozen: dict[tuple[str, str, tuple[tuple[int, int], ...]], Tensor] = {}
-        self._baton = Baton(settings.timeout_s)
+        self._clock = clock_of(device)
+        self._baton = Baton(settings.timeout_s, self._clock.stamp)
         self._post = Post(self._baton)
         self._reports: dict[int, RankReport] = {}
         self._heard: StepLosses | None = None
@@ -185,7 +197,14 @@ class _Ranks:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         ranks = self._lowered.plan.ranks
-        mesh = SharedMesh(rank=runner.rank, ranks=ranks, device=self.device, post=self._post, runner=runner)
+        mesh = SharedMesh(
+            rank=runner.rank,
+            ranks=ranks,
+            device=self.device,
+            clock=self._clock,
+            post=self._post,
+            runner=runner,
+        )
         self.meshes[runner.rank] = mesh
         process = ranks.index(runner.rank)
 
@@ -255,64 +274,38 @@ def _has_left(place: Mapping[int, int], runner: Runner) -> bool:
     return runner.place != place[runner.rank]
 
 
-def _result(
-    lowered: Lowered, order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport]
-) -> Emulation:
-    works: dict[Action, dict[int, list[OwnWork]]] = {}
-    steps_s: dict[int, list[float]] = {}
+def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport]) -> Emulation:
+    num_timed = len(reports[0].notes)
+    works: list[dict[Action, dict[int, OwnWork]]] = [{} for _ in range(num_timed)]
+    steps_s: list[dict[int, float]] = [{} for _ in range(num_timed)]
     for report in reports:
         absences = Absences(ranks.runner(report.rank).away_s)
         exchanges = sorted(ranks.meshes[report.rank].exchanges, key=lambda exchange: exchange.wait_s)
         waits_s = [exchange.wait_s[0] for exchange in exchanges]
-        for span in (span for notes in report.notes for span in notes.spans if span.lane is Lane.COMPUTE):
-            work = own_work(span.start_s, span.end_s, absences, exchanges, waits_s)
-            if span.action.kind in COMPUTE:
-                works.setdefault(span.action, {}).setdefault(report.rank, []).append(work)
-            else:
-                steps_s.setdefault(report.rank, []).append(work.own_s)
+        for step, notes in enumerate(report.notes):
+            for span in (span for span in notes.spans if span.lane is Lane.COMPUTE):
+                work = own_work(span.start_s, span.end_s, absences, exchanges, waits_s)
+                if span.action.kind in COMPUTE:
+                    works[step].setdefault(span.action, {})[report.rank] = work
+                else:
+                    steps_s[step][report.rank] = work.own_s
+    timed = tuple(
+        Timings(works=of_step, steps_s=seconds) for of_step, seconds in zip(works, steps_s, strict=True)
+    )
     return Emulation(
         order=order,
-        works={
-            action: {rank: median_work(several) for rank, several in by_rank.items()}
-            for action, by_rank in works.items()
-        },
-        steps_s={rank: statistics.median(several) for rank, several in steps_s.items()},
+        timed=timed,
+        timings=median_timings(timed),
         losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
         states=tuple(report.state for report in reports if report.state is not None),
+        peaks={
+            report.rank: max(sample.num_bytes for notes in report.notes for sample in notes.memory)
+            for report in reports
+            if any(notes.memory for notes in report.notes)
+        },
         device=str(ranks.device),
-        num_timed=len(reports[0].notes),
+        kind=kind_of_device(ranks.device),
     )
-
-
-def weight_bytes(plan: Plan) -> int:
-    """Bytes of weights, gradients and optimizer state that an emulation holds; frozen weights once."""
-    trained, frozen = 0.0, 0
-    seen: set[tuple[str, str]] = set()
-    for stage in plan.stages:
-        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-            for parameter in layer.parameters():
-                if layer.trainable:
-                    trained += elements_of(parameter, stage) * len(stage.flat_ranks)
-                elif (stage.module, parameter.name) not in seen:
-                    seen.add((stage.module, parameter.name))
-                    frozen += parameter.num_elements
-    return round(COPIES_OF_TRAINED * trained + frozen) * plan.settings.precision.num_bytes
-
-
-def _check_fits(plan: Plan, device: torch.device) -> None:
-    """Refuse what can not be held: better than to be ended by the system in the middle."""
-    wanted = weight_bytes(plan)
-    if device.type == "cuda":
-        capacity = torch.cuda.get_device_properties(device).total_memory
-    else:
-        capacity = 0
-        with suppress(ValueError, OSError):  # a system that does not say
-            capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 0 < capacity < wanted:
-        raise ValueError(
-            f"emulation holds the weights of all {len(plan.ranks)} ranks: want {gib(wanted):.3g} GiB, "
-            f"{device} has {gib(capacity):.3g} GiB; run it on its ranks, or a smaller model"
-        )
 
 
 def no_exchange_s(exchange: Exchange) -> float:

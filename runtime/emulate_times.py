@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from runtime.shared_mesh import Exchange
+from workbench.schedule.action import STEP, Action
 
 ExchangeSeconds = Callable[[Exchange], float]
 
@@ -22,6 +23,40 @@ class OwnWork:
 
     own_s: float
     exchanges: tuple[Exchange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """What the actions of one step took, each timed alone; or the medians of several steps.
+
+    Args:
+        works: pass -> rank of its stage -> its own work.
+        steps_s: rank -> seconds of its STEP.
+    """
+
+    works: Mapping[Action, Mapping[int, OwnWork]]
+    steps_s: Mapping[int, float]
+
+    def durations_s(self, exchange_s: ExchangeSeconds) -> dict[Action, float]:
+        """Seconds of every pass, and of the slowest STEP.
+
+        Args:
+            exchange_s: seconds of a collective inside a pass, as the links would have it.
+        """
+        passes = {action: composed_s(works, exchange_s) for action, works in self.works.items()}
+        return passes | {STEP: max(self.steps_s.values())}
+
+
+def median_timings(steps: Sequence[Timings]) -> Timings:
+    """The median of everything over steps of one plan."""
+    first = steps[0]
+    return Timings(
+        works={
+            action: {rank: median_work([step.works[action][rank] for step in steps]) for rank in by_rank}
+            for action, by_rank in first.works.items()
+        },
+        steps_s={rank: statistics.median(step.steps_s[rank] for step in steps) for rank in first.steps_s},
+    )
 
 
 class Absences:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.activations import Allocations
+from runtime.activations import Watched
 from runtime.adapters.adapter import MicrobatchData
 from runtime.clock import Stamp
 from runtime.failure import RankError
@@ -72,7 +72,7 @@ class Executor:
         loss_scale: float,
         progress: Callable[[int], None] = lambda position: None,
         on_gradients: Callable[[], None] = lambda: None,
-        memory: Allocations | None = None,
+        memory: Watched | None = None,
         sharded: ShardedStages | None = None,
     ) -> None:
         self.lowered = lowered

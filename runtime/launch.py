@@ -17,7 +17,7 @@ from runtime.allocator import keep_freed_memory
 from runtime.batches import DataSource, SyntheticSource
 from runtime.checkpoint import Begin, checkpoints_in
 from runtime.checkpoint_files import identity_of
-from runtime.device import NAMES, launched_device
+from runtime.device import CPU, NAMES, kind_of_device, launched_device
 from runtime.failure import RankError
 from runtime.local_world import join_launched
 from runtime.pool import Place, Pool
@@ -33,6 +33,7 @@ from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision
+from workbench.plan.provenance import DEVICE
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
 from workbench.whole_file import check_writable
@@ -186,9 +187,12 @@ def place_in_program(lowered: Lowered, process: int, position: int) -> str:
     return f"rank {rank} at {program[position]} (action {position + 1} of {len(program)})"
 
 
-def result_of(lowered: Lowered, reports: Sequence[RankReport], settings: RunSettings) -> RunResult:
+def result_of(
+    lowered: Lowered, reports: Sequence[RankReport], settings: RunSettings, device: torch.device = CPU
+) -> RunResult:
     """All ranks' reports as one result; traces carry what a reader needs to judge them."""
     details = (
+        (DEVICE, kind_of_device(device)),
         ("dtype", str(settings.dtype(lowered.plan)).removeprefix("torch.")),
         ("seed", str(settings.seed)),
         ("strategy", lowered.plan.strategy),
@@ -287,7 +291,7 @@ def _run_under_torchrun(
         dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()
-    return result_of(lowered, complete, settings) if place.process == 0 else None
+    return result_of(lowered, complete, settings, device) if place.process == 0 else None
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

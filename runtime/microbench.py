@@ -26,7 +26,7 @@ import triton
 from runtime.bench_cells import cell_sizes, operator_cells
 from runtime.bench_clock import Clock
 from runtime.bench_wires import COLLECTIVES, Ring, time_collective, time_messages, time_overlap
-from runtime.device import NAMES, backend_of, launched_device
+from runtime.device import NAMES, kind_of, launched_device
 from runtime.local_world import join_launched
 from workbench.calibrate.measurement import (
     CollectiveRow,
@@ -138,12 +138,6 @@ def header_here(device: torch.device | str = "cpu", packages: Sequence[tuple[str
         clocks=clocks,
         versions=tuple(sorted(versions.items())),
     )
-
-
-def kind_of(device_name: str) -> str:
-    """The name by which jobs call such a device: `NVIDIA A100-SXM4-80GB` is an `A100-80GB`."""
-    first, *rest = device_name.removeprefix("NVIDIA ").split()[0].split("-")
-    return "-".join([first, *(part for part in rest if part.endswith("GB"))])
 
 
 def _processor_name() -> str:
@@ -265,7 +259,7 @@ def _measure(options: argparse.Namespace) -> None:
     if device.type == "cpu":
         skipped.append("host copies: there is no device")
     if size > 1:
-        join_launched(os.environ, wait_s=options.timeout, backend=backend_of(device))
+        join_launched(os.environ, wait_s=options.timeout, device=device)
         tasks = [Task(t.what, t.is_done, t.measure if process == 0 else _nothing) for t in tasks]
         rings = rings_of(process, size, int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
         tasks = [*wire_tasks(clock, rings, lambda ring: process in ring.processes), *tasks]  # others wait

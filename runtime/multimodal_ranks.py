@@ -138,7 +138,7 @@ class GroupRanks:
         report = run_steps(place, mesh, lowered, settings, source, build)
         reports: list[RankReport | None] = [None] * place.size
         dist.all_gather_object(reports, replace(report, state=None))
-        result = result_of(lowered, [each for each in reports if each is not None], settings)
+        result = result_of(lowered, [each for each in reports if each is not None], settings, mesh.device)
         assert report.state is not None, "settings ask for it"
         return Ran(
             losses=result.losses, states=_with_peers(lowered.plan, report.state), trace=result.traces[-1]

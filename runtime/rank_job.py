@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from runtime.activations import Allocations
+from runtime.activations import watch
 from runtime.batches import DataSource, count_targets
 from runtime.checkpoint import Checkpoints, RankCheckpoints, live_tensors
 from runtime.checkpoint_files import identity_of
@@ -256,7 +256,7 @@ class _Rank:
         watched = settings.collect is Collect.MEMORY
         held = [p for _, p in self._named()] + [bucket.own for bucket in self._buckets.values()]
         held += [*self._sharded.parameters(), *self._sharded.parts().values()]
-        self._memory = self._sharded.memory = Allocations(held) if watched else None
+        self._memory = self._sharded.memory = watch(held, mesh.device) if watched else None
         self.lowered = lowered
         self._wires = self._new_wires()
         self._executor = self._new_executor()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from runtime.activations import Allocations
+from runtime.activations import Watched
 from runtime.clock import Awaited, Channel, Stamp, Traffic
 from runtime.mesh import Mesh
 from runtime.sharded_weights import ShardedWeights, Travelling
@@ -61,7 +61,7 @@ class ShardedStages:
         self._started: dict[Action, _Started] = {}
         self._waits: dict[Action, tuple[Action, ...]] = {}
         self._recorder: Recorder | None = None
-        self.memory: Allocations | None = None
+        self.memory: Watched | None = None
 
     @classmethod
     def none(cls) -> "ShardedStages":

@@ -20,7 +20,6 @@ from runtime.shared_mesh import (
     Payload,
     SharedMesh,
     gather,
-    now_s,
     scatter,
     sum_in_place,
 )
@@ -164,14 +163,14 @@ class _Watched:
         combine: Combine,
     ) -> None:
         self._mesh, self._note = mesh, note
-        self._start_s = now_s(mesh.device)
+        self._start_s = mesh.clock.stamp()
         kind, _, ranks = note
         meeting = mesh.post.join(channel, kind, ranks, mesh.rank, part, combine)
         self._attendance = Attendance(mesh.post, mesh.runner, meeting)
         self._is_noted = False
 
     def wait(self, timeout: object = None) -> bool:
-        began_s = now_s(self._mesh.device)
+        began_s = self._mesh.clock.stamp()
         self._attendance.wait(timeout)
         if not self._is_noted:
             kind, num_bytes, ranks = self._note
@@ -182,7 +181,7 @@ class _Watched:
                     num_bytes=num_bytes,
                     ranks=ranks,
                     start_s=self._start_s,
-                    wait_s=(began_s, now_s(self._mesh.device)),
+                    wait_s=(began_s, self._mesh.clock.stamp()),
                 )
             )
         return True

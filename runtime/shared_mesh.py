@@ -1,6 +1,5 @@
 """A mesh whose ranks are threads of one process: what they say to each other stays in memory."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -224,13 +223,6 @@ class SharedMesh(Mesh):
         self.runner.place = -1
         meeting = self.post.join("world", Kind.ALIGN, self.ranks, self.rank, None, lambda parts: None)
         Attendance(self.post, self.runner, meeting).wait()
-
-
-def now_s(device: torch.device) -> float:
-    """The machine's monotonic clock, when all that was launched has ended."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

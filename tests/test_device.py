@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.device import backend_of, device_of, launched_device
+from runtime.device import backend_of, device_of, kind_of_device, launched_device
 
 
 @pytest.fixture
@@ -52,3 +52,9 @@ def test_unknown_names_are_refused():
 def test_the_backend_follows_the_device():
     assert backend_of(torch.device("cpu")) == "gloo"
     assert backend_of(torch.device("cuda", 0)) == "cpu:gloo,cuda:nccl"
+
+
+def test_kinds_are_what_profiles_call_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    assert kind_of_device(torch.device("cuda", 1)) == "H100"
+    assert kind_of_device(torch.device("cpu")) == "cpu"

@@ -12,18 +12,15 @@ from hypothesis import HealthCheck, given, settings
 
 from runtime.batches import SyntheticSource
 from runtime.baton import Baton, Runner
-from runtime.emulate import emulate, no_exchange_s, weight_bytes
-from runtime.emulate_order import legal_order, ranks_of
-from runtime.emulate_times import Absences, OwnWork, composed_s, median_work, own_work
+from runtime.emulate import emulate
+from runtime.emulate_order import legal_order
 from runtime.failure import RankError
 from runtime.launch import run_lowered
 from runtime.optimizer import OptimizerSettings
 from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
-from runtime.shared_mesh import Exchange
 from runtime.stage_module import StageModule, build_stage_module
-from sim.engine import simulate
 from tests import strategies
 from tests.plans import disjoint_plan
 from tests.test_cli import JOB, accept, refuse
@@ -33,15 +30,13 @@ from tests.test_parity import CUTS, SEED, assert_parity, mixed
 from tests.test_tensor_parallel import ONE, Degrees, encoders, laid_out
 from tests.test_tensor_sequence import dealt_out
 from tests.tiny_valm import tiny_batch
-from workbench.commands.emulation import compose
-from workbench.cost.profile import load_profile
 from workbench.graph.model_graph import ModelGraph
 from workbench.graph.trainable import Trainable, with_trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Program, Recompute, Settings
-from workbench.schedule.action import COMPUTE, STEP, parse_action
+from workbench.schedule.action import COMPUTE, parse_action
 from workbench.trace import Executor
-from workbench.trace_json import dumps, loads, read_trace
+from workbench.trace_json import read_trace
 
 SETTINGS = RunSettings(seed=SEED, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=30.0)
 REPLICATED = {"vision": (5,), "audio": (4,), "llm": (2, 4)}
@@ -86,9 +81,9 @@ def test_loss_gradients_and_weights_are_those_of_one_process_on_the_whole_batch(
         plan, seed=SEED, dtype=torch.float64, source=SyntheticSource(SEED), optimizer=optimizer
     )
     assert_parity(plan, result, reference, Precision.FLOAT64)
-    assert set(result.works) == {a for a in plan.program_actions if a.kind in COMPUTE}
-    assert set(result.steps_s) == set(plan.ranks)
-    assert all(work.own_s > 0 for by_rank in result.works.values() for work in by_rank.values())
+    assert set(result.timings.works) == {a for a in plan.program_actions if a.kind in COMPUTE}
+    assert set(result.timings.steps_s) == set(plan.ranks)
+    assert all(work.own_s > 0 for by_rank in result.timings.works.values() for work in by_rank.values())
 
 
 @pytest.mark.parametrize("name", ["everything", "two replicas", "context parallel", "tensor parallel"])
@@ -180,128 +175,6 @@ def test_a_turn_that_does_not_end_is_named():
     released.set()
     baton.close()
     assert ended == [4]
-
-
-def requires_grad(modules: list[StageModule]) -> set[tuple[str, str]]:
-    named = ((m.stage.module, name, p) for m in modules for name, p in m.named_weights())
-    return {(module, name) for module, name, parameter in named if parameter.requires_grad}
-
-
-def test_frozen_weights_are_stored_once():
-    built: list[StageModule] = []
-
-    def build(plan, stage, **how) -> StageModule:
-        built.append(build_stage_module(plan, stage, **how))
-        return built[-1]
-
-    plan = disjoint_plan(mixed("projectors"), tiny_batch(), REPLICATED, replicas=2)
-    emulate(lower(plan), SETTINGS, build=build)
-    places: dict[tuple[str, str], set[int]] = {}
-    for module in built:
-        for name, parameter in module.named_weights():
-            places.setdefault((module.stage.module, name), set()).add(parameter.data_ptr())
-    trained = {key for key, found in places.items() if len(found) == 2}
-    assert trained == {key for key in places if key in requires_grad(built)}
-    assert trained
-    layers = [layer for module in plan.model.modules for layer in module.layers]
-    sizes = {flag: sum(p.num_elements for x in layers if x.trainable is flag for p in x.parameters())
-             for flag in (True, False)}  # fmt: skip
-    assert weight_bytes(plan) == (4 * 2 * sizes[True] + sizes[False]) * plan.settings.precision.num_bytes
-
-
-def test_a_model_larger_than_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("runtime.emulate.os.sysconf", lambda name: 100)
-    with pytest.raises(ValueError, match="emulation holds the weights of all 5 ranks: want"):
-        emulate(lower(PLANS["everything"]()), SETTINGS)
-
-
-# Times
-
-
-def test_absences_do_not_count():
-    absences = Absences([(1.0, 2.0), (3.0, 3.5), (6.0, 9.0)])
-    assert absences.own_s(0.0, 10.0) == pytest.approx(10 - 4.5)
-    assert absences.own_s(2.5, 4.0) == pytest.approx(1.0)
-    assert absences.own_s(4.0, 5.0) == pytest.approx(1.0)
-    assert absences.own_s(2.0, 3.0) == pytest.approx(1.0)
-
-
-def gather(start_s: float, wait_s: float) -> Exchange:
-    return Exchange(kind="all_gather", num_bytes=8, ranks=(0, 1), start_s=start_s, wait_s=(wait_s, wait_s))
-
-
-def test_own_work_counts_from_the_actions_start():
-    absences = Absences([(11.0, 13.0)])
-    exchanges = [gather(1.0, 2.0), gather(10.5, 11.0)]
-    work = own_work(10.0, 15.0, absences, exchanges, [e.wait_s[0] for e in exchanges])
-    assert work == OwnWork(own_s=3.0, exchanges=(gather(0.5, 1.0),))
-    slower = OwnWork(own_s=5.0, exchanges=(gather(0.7, 2.0),))
-    assert median_work([work, slower]) == OwnWork(own_s=4.0, exchanges=(gather(0.6, 1.5),))
-
-
-@pytest.mark.parametrize(
-    ("exchange_s", "expected_s"),
-    [
-        pytest.param(0.0, 5.0, id="free: the slower rank comes at 2, then 3 more"),
-        pytest.param(1.0, 5.0, id="hidden: the gather runs from 2 to 3, needed at 3"),
-        pytest.param(4.0, 8.0, id="exposed: from 2 to 6, then what follows the wait"),
-    ],
-)
-def test_a_collective_starts_when_the_last_rank_comes(exchange_s: float, expected_s: float):
-    works = {
-        0: OwnWork(own_s=3.0, exchanges=(gather(1.0, 2.0),)),
-        1: OwnWork(own_s=5.0, exchanges=(gather(2.0, 3.0),)),
-    }
-    assert composed_s(works, lambda exchange: exchange_s) == expected_s
-
-
-def test_collectives_of_a_group_follow_each_other():
-    """Two of 4 s, both started in the first second; the second ends at 1 + 8."""
-    one = OwnWork(own_s=2.0, exchanges=(gather(0.5, 1.0), gather(0.9, 1.5)))
-    assert composed_s({0: one, 1: one}, lambda exchange: 4.0) == pytest.approx(0.5 + 8.0 + 0.5)
-    with pytest.raises(ValueError, match="different numbers of collectives"):
-        composed_s({0: one, 1: OwnWork(own_s=1.0)}, lambda exchange: 4.0)
-
-
-def test_collectives_of_different_groups_hold_up_only_their_own():
-    """A 2 x 2 grid: rows meet first, then columns. A slow rank delays its row, then all."""
-    row = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
-    column = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
-
-    def work(rank: int, own_s: float) -> OwnWork:
-        first = replace(gather(own_s, own_s), ranks=row[rank])
-        return OwnWork(own_s=own_s, exchanges=(first, replace(first, ranks=column[rank])))
-
-    works = {0: work(0, 1.0), 1: work(1, 1.0), 2: work(2, 1.0), 3: work(3, 6.0)}
-    cost_s = {ranks: 2.0 if ranks in row.values() else 1.0 for ranks in (*row.values(), *column.values())}
-    assert composed_s(works, lambda exchange: cost_s[exchange.ranks]) == 6.0 + 2.0 + 1.0
-    alone = {rank: replace(one, exchanges=one.exchanges[:1]) for rank, one in works.items()}
-    upper = {rank: alone[rank] for rank in (0, 1)}
-    assert composed_s(upper, lambda exchange: cost_s[exchange.ranks]) == 3.0
-    assert composed_s(alone, lambda exchange: cost_s[exchange.ranks]) == 8.0
-
-
-@pytest.mark.parametrize("name", ["everything", "context parallel", "divided tokens"])
-def test_the_timeline_is_that_of_the_measured_actions(name: str):
-    lowered = lower(PLANS[name]())
-    result = emulate(lowered, replace(SETTINGS, collect=Collect.NOTHING, repetitions=3))
-    assert result.num_timed == 3
-    trace = compose(lowered, result, load_profile("A40"))
-    assert trace.executor is Executor.EMULATED
-    assert trace.loss == result.losses[-1]
-    assert dict(trace.details)["emulated"] == "one action at a time on cpu, median of 3"
-    assert loads(dumps(trace)) == trace
-    passes_s = {a: s for a, s in result.durations_s(no_exchange_s).items() if a != STEP}
-    for span in trace.spans:
-        if span.action in passes_s:
-            least_s = passes_s[span.action]
-            assert span.end_s - span.start_s >= least_s * (1 - 1e-9)
-    if name == "everything":
-        priced = passes_s | {STEP: 0.0}
-        again = simulate(lowered, lambda a: priced.get(a, 0.0), step_s=result.steps_s.__getitem__)
-        assert again.spans == trace.spans
-    assert {rank for span in trace.spans for rank in [span.rank]} == set(lowered.plan.ranks)
-    assert all(ranks_of(lowered, span.action) for span in trace.spans)
 
 
 # The command

@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, kendalltau
@@ -13,6 +16,7 @@ from experiments.fidelity import run as suite
 from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick
 from experiments.fidelity.causes import OTHER, SHARED, causes, executed_medians
 from experiments.fidelity.draw import draw
+from experiments.fidelity.emulated import execute_emulated, predict, rehearsed
 from experiments.fidelity.many_ranks import MANY, emulate_on
 from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import lines
@@ -27,11 +31,12 @@ from experiments.fidelity.work import (
     text_samples,
     this_machine,
 )
+from runtime.device import CPU
 from runtime.launch import run_local
 from runtime.pool import Pool
 from runtime.rank_job import RunSettings
 from sim.engine import simulate
-from workbench.cost.profile import load_profile
+from workbench.cost.profile import ideal_profile, load_profile
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -39,6 +44,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.price import Price
 from workbench.schedule.action import Action, Pass
 from workbench.trace import Executor, Trace
+from workbench.trace_json import read_trace
 
 HEADLINE = {
     "mean_abs_error",
@@ -272,9 +278,64 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
         suite.run(tmp_path, extent, is_quiet=True)
 
 
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_device_plays_all_ranks_of_the_whole_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: one process calibrates, rehearses, predicts and emulates, and starts no other."""
+
+    def case(part: Part, samples: tuple[int, ...]) -> tuple[Case, ...]:
+        plan = tiny_plan(2, samples=samples)
+        return (Case(name=f"tiny {samples}", job="tiny", part=part, plan=plan),)
+
+    monkeypatch.setattr(suite, "cases", lambda *_: case(Part.EMULATED, (1, 1, 1)))
+    monkeypatch.setattr(suite, "rehearsals", lambda *_: case(Part.REHEARSAL, (2, 1)))
+    monkeypatch.setattr(suite, "Pool", None)
+    monkeypatch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
+    extent = suite.Extent(rounds=1, steps=3, budget_s=0.01)
+    result = suite.run(tmp_path, extent, is_quiet=True, alone=CPU)
+    assert result["left_out"] == []
+    (row,) = result["plans"]
+    assert (row["part"], row["steps"]) == ("emulated", 3)
+    assert row["lowest_s"] < row["executed_s"] < row["highest_s"]
+    traces = [read_trace(path) for path in sorted((tmp_path / "runs").iterdir())]
+    assert [trace.executor for trace in traces] == [Executor.EMULATED] * 3
+    assert {profile_overhead > 0 for profile_overhead in overheads(tmp_path)} == {True}
+    assert result["drift"] is not None
+
+
+def overheads(folder: Path) -> list[float]:
+    """What the executor adds to forward, backward and STEP, by the profile there."""
+    profile = load_profile(folder / "profile.json")
+    return [profile.overhead_s(kind) for kind in ("F", "B", "STEP")]
+
+
+def test_an_emulation_is_composed_of_medians_and_shows_its_steps() -> None:
+    plan = tiny_plan(2, samples=(2, 1))
+    profile = replace(ideal_profile("mine"), device="cpu")
+    predicted = predict(plan, profile)
+    executed = execute_emulated(plan, CPU, steps=3, profile=profile)
+    assert predicted.plan_hash == executed.trace.plan_hash == plan_hash(plan)
+    assert predicted.seconds == predicted.simulated.iteration_s
+    assert set(predicted.durations_s) == set(plan.program_actions)
+    assert len(executed.steps) == 3
+    assert executed.seconds == pytest.approx(median(executed.steps_s), rel=0.5)
+    again = rehearsed(profile, [(predicted, executed)])
+    assert {kind for kind, _ in again.in_pipeline} >= {"B", "F"}
+    errors = [abs(predict(plan, one).seconds / executed.seconds - 1) for one in (profile, again)]
+    assert errors[1] < errors[0]
+    with pytest.raises(ValueError, match="'ideal' is of device 'ideal', this runs on 'cpu'"):
+        execute_emulated(plan, CPU, profile=ideal_profile())
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert suite.main(["--plans", "0"]) == 2
     assert capsys.readouterr().err == "error: --plans: want at least one plan, got 0\n"
+    monkeypatch.setattr(suite, "device_of", lambda name: torch.device("cuda", 0))
+    assert suite.main(["--device", "cuda", "--part", "clean"]) == 2
+    words = (
+        "error: --part clean: its ranks are processes of this machine's cores, and one GPU plays all ranks"
+    )
+    assert capsys.readouterr().err == f"{words} itself; want --part emulated\n"
 
 
 def test_emulated_plans_run_on_every_core_at_once(pool: Pool) -> None:

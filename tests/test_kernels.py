@@ -11,10 +11,9 @@ from runtime.kernels.bitfield_attention.attention import (
     bitfield_attention,
 )
 from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
-from runtime.kernels.bitfield_attention.plan import make_plan, plan_of_tiles
+from runtime.kernels.bitfield_attention.plan import make_plan
 from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
-from runtime.kernels.bitfield_attention.tiles import summary_tiles
 from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
 from tests.interpreter import DEVICE, INTERPRETED, poison_memory, round_like_hardware
 from tests.kernel_cases import (
@@ -155,24 +154,6 @@ def test_any_strides_but_that_of_the_width():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_summary_tiles_never_lose_or_overstate(seed: int):
-    """Every attended pair lies in a listed tile, and FULL tiles hold nothing else."""
-    fields = random_fields(120, seed=seed, bits=2 + seed % 4, segments=1 + seed % 3)
-    order = torch.randperm(120, generator=torch.Generator().manual_seed(seed)) if seed % 2 else slice(None)
-    queries = fields.take(torch.arange(120)[order])
-    seen = attends(queries, fields)
-    offsets, columns, kinds = summary_tiles(kernel_mask(queries, fields), 16, 32)
-    listed = torch.zeros(8, 4, dtype=torch.int64)
-    rows = torch.repeat_interleave(torch.arange(8), offsets.diff())
-    listed[rows, columns.long()] = kinds.long()
-    padded = torch.nn.functional.pad(seen, (0, 8, 0, 8))
-    tiles = padded.view(8, 16, 4, 32)
-    real = torch.nn.functional.pad(torch.ones_like(seen), (0, 8, 0, 8)).view(8, 16, 4, 32)
-    assert not (tiles.any(3).any(1) & (listed == 0)).any()
-    assert not ((tiles != real).any(3).any(1) & (listed == 2)).any()
-
-
 def small_mask(num_tokens: int = 20) -> KernelMask:
     fields = on_device(plain_fields(num_tokens, causal=True))
     return kernel_mask(fields, fields)
@@ -199,22 +180,6 @@ def test_refusals_name_the_value(change: dict[str, object], message: str):
 def test_blocks_are_powers_of_two(block: int):
     with pytest.raises(ValueError, match=f"block_k: want a power of two of at least 16, got {block}"):
         make_plan(small_mask(), block_k=block)
-
-
-def test_tiles_are_checked():
-    mask = small_mask()
-    good = [torch.tensor([0, 1]), torch.tensor([0], dtype=torch.int32), torch.tensor([2], dtype=torch.uint8)]
-    plan_of_tiles(mask, *good, block_q=32, block_k=32)
-    for at, bad, message in (
-        (0, torch.tensor([0, 1, 1]), "row_offsets: want 2 for 1 query blocks"),
-        (0, torch.tensor([0, 2]), "ascending from 0 to 1"),
-        (1, torch.tensor([1]), "columns: want 0 to 0, got 1 to 1"),
-        (2, torch.tensor([3], dtype=torch.uint8), "kinds: want 1"),
-    ):
-        tiles = list(good)
-        tiles[at] = bad
-        with pytest.raises(ValueError, match=message):
-            plan_of_tiles(mask, *(x.to("cpu") for x in tiles), block_q=32, block_k=32)
 
 
 def test_split_never_and_where_it_pays_agree_off_the_gpu():

@@ -1,32 +1,34 @@
 """The kernel benchmark where there is no GPU: its cells run, its rivals agree, its bars judge."""
 
-import time
-from collections.abc import Callable
+import json
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from experiments.bench import kernel_bars, kernels
-from experiments.bench.kernel_bars import Timing, bars
+from experiments.bench import kernel_bars, kernel_turns, kernels
+from experiments.bench.kernel_bars import JUDGED, Timing, bars, least_ratios
 from experiments.bench.kernel_cells import Cell, attention_of, set_up
 from experiments.bench.kernel_cells import Contender as Who
+from experiments.bench.kernel_rows import RowFile, rows_of, timings_of
+from experiments.bench.kernel_turns import host_clock, measure, unit_rows
 from tests.interpreter import DEVICE
 
-
-def clock(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert kernels.main(["--json"]) == 0
-    assert capsys.readouterr().out == "no GPU\n"
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+TINY = {"heads": 2, "kv_heads": 1, "head_dim": 64}
+CPU = torch.device("cpu")
+VERSIONS = {"torch": "1", "triton": "2", "cuda": None}
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]):
+    assert kernels.main(["--json"]) == 2
+    assert "device cuda" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_flex_attention_computes_the_same(ranks: int):
     """Another implementation of the predicate and of attention, on the benchmark's own tensors."""
@@ -37,14 +39,15 @@ def test_flex_attention_computes_the_same(ranks: int):
     torch.testing.assert_close(ours, flex, rtol=2e-3, atol=2e-3)
 
 
-def test_a_cell_is_measured_for_every_contender(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kernels, "LEAST_ROUNDS", 1)
+def test_a_cell_is_measured_for_every_contender():
     stage = set_up(Cell("EE", 130, heads=1, kv_heads=1, head_dim=64), torch.device(DEVICE), torch.float16)
-    who = [Who.OURS, Who.WHOLE]
-    timings = kernels.measure("full", stage, who, clock, seconds=0.0)
+    who = [Who.OURS, Who.FLEX]
+    timings = measure("full", stage, who, host_clock, seconds=0.0)
     assert [timing.who for timing in timings] == who
-    assert all(timing.forward_s > 0 and timing.backward_s for timing in timings)
+    assert all(timing.forward_s > 0 for timing in timings)
+    assert timings[0].backward_s
     assert timings[0].modelled > 0
+    assert timings[1].modelled is None
 
 
 def test_an_sdpa_baseline_is_causal_or_nothing():
@@ -100,24 +103,158 @@ def test_simulated_forwards_stand_beside_the_measured_ones():
     found = [(row.mask, row.kind, row.error) for row in kernel_bars.simulated_forwards(measured)]
     assert found == [("causal", "full", 0.0), ("EE", "cp g=4", -0.5)]
     assert kernel_bars.simulated_forwards(measured[1:]) == []
-    written = kernels.record(measured, {}, bars(measured, {}))
-    assert [row["simulated_s"] for row in written["simulated"]] == [1.0, 0.5]
+    file = RowFile(None, "a GPU", VERSIONS)
+    file.add([row for each in measured for row in rows_of(each, 128, "bfloat16")])
+    assert [row["simulated_s"] for row in kernels.record(file)["simulated"]] == [1.0, 0.5]
 
 
 ON_CPU = [who for who in Who if who not in (Who.FLEX_TUNED, Who.FLEX_FLASH, Who.FLASH, Who.CUDNN)]
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_contenders_that_need_no_gpu_agree(monkeypatch: pytest.MonkeyPatch):
-    """Forward and backward of every one, timed by the benchmark's own loop."""
-    monkeypatch.setattr(kernels, "LEAST_ROUNDS", 1)
-    stage = set_up(Cell("MP", 140, heads=2, kv_heads=1, head_dim=64), torch.device(DEVICE), torch.float16)
-    forwards = [who for who in ON_CPU if who is not Who.FLEX]  # FlexAttention has no backward on a CPU
-    timings = kernels.measure("full", stage, forwards, clock, seconds=0.0)
-    assert [timing.who for timing in timings] == forwards
-    with torch.no_grad():
-        ours, flex = (attention_of(who, stage)(stage.q, stage.k, stage.v) for who in (Who.OURS, Who.FLEX))
-    torch.testing.assert_close(ours, flex, rtol=2e-3, atol=2e-3)
+def test_contenders_that_need_no_gpu_agree():
+    """Forward and backward of every one, timed by the benchmark's own loop, which refuses other outputs."""
+    stage = set_up(Cell("MP", 140, **TINY), torch.device(DEVICE), torch.float16)
+    timings = measure("full", stage, ON_CPU, host_clock, seconds=0.0)
+    assert [timing.who for timing in timings] == ON_CPU
+
+
+def wrong(contender: Who, stage: object) -> object:
+    """Ours as it is; FlexAttention with another output; flash that its library refuses."""
+    if contender is Who.OURS:
+        return attention_of(contender, stage)
+    if contender is Who.FLEX:
+        return lambda q, k, v: 1.1 * attention_of(Who.OURS, stage)(q, k, v)
+
+    def refuse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        raise RuntimeError("No available kernel.\n Aborting")
+
+    return refuse
+
+
+def test_a_contender_that_fails_leaves_the_rows_of_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernel_turns, "attention_of", wrong)
+    unit = kernel_turns.Unit("full", Cell("causal", 70, **TINY), (Who.OURS, Who.FLEX, Who.FLASH))
+    rows = {(row.who, row.direction): row for row in unit_rows(unit, CPU, torch.float16, host_clock, 0.0)}
+    assert rows["OURS", "forward"].seconds > 0
+    assert rows["OURS", "backward"].seconds > 0
+    assert "output of FlexAttention is 1.00e-01 off, want <= 0.02" in rows["FLEX", "forward"].error
+    assert rows["FLASH", "backward"].error == "RuntimeError: No available kernel. Aborting"
+    assert len(rows) == 5
+
+
+def test_a_second_call_goes_on_where_the_first_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Some rows, then all others, then nothing: a row that is there is not measured again."""
+    out = tmp_path / "deep" / "rows.json"
+    call = ["--device", "cpu", "--small", "--seconds", "0", "--out", str(out)]
+    assert kernels.main([*call, "--cells", "causal", "--contenders", "FLASH"]) == 0
+    first = {(row["who"], row["direction"]): row for row in json.loads(out.read_text())["rows"]}
+    assert set(first) == set(product(("OURS", "FLASH"), ("forward", "backward")))
+    assert kernels.main([*call, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {row["key"]: row for row in result["rows"]}
+    assert len(rows) == len(result["rows"]) == 11
+    key = "kernels/full/causal#0/70/64/float16/forward/FLASH"
+    assert rows[key]["seconds"] == first["FLASH", "forward"]["seconds"]
+    assert result["left"] == 0
+    for name in ("flex_forward_min", "flex_backward_min", "cudnn_causal_min"):
+        assert result[name] is None, "nothing of an interpreter is judged"
+    assert {bar["verdict"] for bar in result["bars"]} == {"MISSING"}
+    before = out.read_bytes()
+    monkeypatch.setattr(kernels, "unit_rows", lambda *_: pytest.fail("measured again"))
+    assert kernels.main(call) == 0
+    assert out.read_bytes() == before
+
+
+def test_a_call_stops_before_its_limit(monkeypatch: pytest.MonkeyPatch):
+    """The longest unit so far must still fit: of units that take 0.2 s a limit of 0.5 s takes two."""
+    taken = []
+
+    def slow(unit: kernel_turns.Unit, *_: object) -> list[kernel_turns.Row]:
+        taken.append(unit)
+        kernels.time.sleep(0.2)
+        return []
+
+    monkeypatch.setattr(kernels, "unit_rows", slow)
+    file = RowFile(None, "a", VERSIONS)
+    left = kernels.go_on(kernels.small_units(), file, CPU, limit_s=0.5, seconds=0.0)
+    assert (len(taken), left) == (2, 2)
+
+
+def test_what_the_goals_speak_of_is_measured_first():
+    """Causal, EP, EE and MP at 16k and 64k against the rivals; what compiles for minutes is last."""
+    found = list(kernels.units(list(kernels.cells(kernels.LENGTHS, 2))))
+    assert [(unit.cell.mask, unit.cell.length) for unit in found[:8]] == [
+        (mask, length) for length in JUDGED for mask in ("causal", "EP", "EE", "MP")
+    ]
+    assert found[0].who == (Who.OURS, Who.FLEX, Who.CUDNN, Who.FLASH)
+    assert {unit.who for unit in found[1:4]} == {(Who.OURS, Who.FLEX)}
+    slow = [index for index, unit in enumerate(found) if Who.FLEX_TUNED in unit.who]
+    assert slow
+    assert all(Who.FLEX_TUNED in unit.who or len(unit.who) == 1 for unit in found[slow[0] :])
+
+
+def test_rows_say_what_timings_say():
+    timings = [
+        timing(Who.OURS, 1.0, 2.0),
+        timing(Who.FLEX, 1.5, 3.0),
+        timing(Who.OURS, 1.0, 2.0, kind="hd64"),
+    ]
+    rows = [row for each in timings for row in rows_of(each, 128, "bfloat16")]
+    assert len({row.key for row in rows}) == 6
+    assert timings_of(rows) == timings
+    assert timings_of(rows[1:2]) == [], "a backward alone is no timing"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no file of this benchmark's rows"),
+        ('{"rows": [{"key": 1}]}', "no file of this benchmark's rows"),
+        (
+            '{"script": "experiments.bench.kernels", "format": 0, "device": "a", "versions": {}, "rows": []}',
+            "rows of format 0, these would be of 1",
+        ),
+        (
+            '{"script": "experiments.bench.kernels", "format": 1, "device": "b", "versions": {}, "rows": []}',
+            "rows of device b, these would be of a; want another --out",
+        ),
+        (
+            '{"script": "experiments.bench.kernels", "format": 1, "device": "a", "versions": {}, "rows": []}',
+            "rows of versions {}, these would be of",
+        ),
+    ],
+)
+def test_rows_of_something_else_are_refused(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        RowFile(path, "a", VERSIONS)
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert kernels.main(["--device", "cpu", "--small", "--limit", "0"]) == 2
+    assert kernels.main(["--device", "cpu", "--small", "--out", str(tmp_path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("error: ") for line in lines)
+
+
+def test_least_ratios_need_every_mask_and_length():
+    """The smallest rival's time over ours; null as soon as one cell is missing."""
+    cells = list(product(("causal", "EP", "EE", "MP"), JUDGED))
+    ours = [replace(timing(Who.OURS, 1.0, 2.0, mask=mask), length=length) for mask, length in cells]
+    flex = [replace(timing(Who.FLEX, 1.5, 5.0, mask=mask), length=length) for mask, length in cells]
+    flex[3] = replace(flex[3], forward_s=1.25)
+    cudnn = [replace(timing(Who.CUDNN, 0.8, 1.5, mask="causal"), length=length) for length in JUDGED]
+    assert least_ratios([*ours, *flex, *cudnn]) == {
+        "flex_forward_min": 1.25,
+        "flex_backward_min": 2.5,
+        "cudnn_causal_min": 0.75,
+    }
+    partly = least_ratios([*ours, *flex[:-1], cudnn[0]])
+    assert set(partly.values()) == {None}
 
 
 def test_the_flash_backend_runs_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from runtime import bench_wires
 from runtime.bench_clock import Clock, quartile_spread
 from runtime.bench_executor import build_empty, time_executor
 from runtime.bench_layers import Kind, Part, rows_of, time_window
-from runtime.bench_plans import BenchSettings, measure
+from runtime.bench_plans import BenchSettings, measure, measuring_tasks
 from runtime.bench_windows import runs_of, windows_of
 from runtime.bench_wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.launch import run_lowered
@@ -28,6 +28,7 @@ from workbench.calibrate.measurement import (
     LinkRow,
     Measurement,
     OptimizerRow,
+    OverheadRow,
     OverlapRow,
     read_measurement,
     write_measurement,
@@ -131,11 +132,31 @@ def test_nothing_to_measure_is_refused(plan: Plan, pool: Pool) -> None:
         measure([], pool)
     with pytest.raises(ValueError, match="concurrency must be >= 1, got 0"):
         BenchSettings(concurrency=0)
-    with pytest.raises(ValueError, match="device must be cpu or cuda, got 'tpu'"):
-        BenchSettings(device="tpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="torch sees no GPU on this machine; want cpu"):
-            measure([plan], pool, settings=replace(QUICK, device="cuda"))
+    gpu = replace(QUICK, device=torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="a pool have no cuda:0: it is measured by one process"):
+        measure([plan], pool, settings=gpu)
+
+
+def test_one_process_measures_layers_and_executor_alone(
+    plan: Plan, measured: Measurement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does on a GPU: the same rows as on a pool, but for what several processes say to each other."""
+    monkeypatch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
+    names = [task.what for task in measuring_tasks([plan, plan], None, replace(QUICK, sizes=3))]
+    assert len(set(names)) == len(names)
+    before = torch.get_num_threads()
+    alone = measure([plan], None, settings=QUICK)
+    assert torch.get_num_threads() == before
+    for kind, key in (
+        (LayerRow, lambda row: (row.signature, row.rows, row.tokens_in)),
+        (OverheadRow, lambda row: row.action),
+    ):
+        ours, theirs = (
+            [key(row) for row in found.rows if isinstance(row, kind)] for found in (alone, measured)
+        )
+        assert ours == theirs
+        assert ours
+    assert not [row for row in alone.rows if isinstance(row, LinkRow | CollectiveRow)]
 
 
 def test_processes_that_measure_together_all_report(plan: Plan, pool: Pool) -> None:
@@ -199,8 +220,9 @@ def test_empty_stages_have_the_shapes_of_real_ones(plan: Plan, pool: Pool) -> No
     assert {key.layer for key in empty.weights()} == set(range(*stage.layers))
 
 
-def test_overheads_are_of_the_kinds_that_run(plan: Plan, pool: Pool) -> None:
-    rows = time_executor(plan, pool, steps=2)
+@pytest.mark.parametrize("is_alone", [False, True], ids=["processes", "one process plays all ranks"])
+def test_overheads_are_of_the_kinds_that_run(plan: Plan, pool: Pool, is_alone: bool) -> None:
+    rows = time_executor(plan, None if is_alone else pool, steps=2)
     assert [row.action for row in rows] == ["B", "F", "STEP"]
     step_s = run_lowered(lower(plan), RunSettings(), pool=pool, build=build_empty).trace.iteration_s
     assert all(0 < row.seconds < max(0.1, step_s) for row in rows)  # a busy machine slows both

@@ -40,6 +40,15 @@ def _shipped(device: str) -> Profile:
     )
 
 
+def check_profile(profile: Profile, device: str) -> None:
+    """Raise ValueError unless the profile is of that kind of device, as `Node.device` says it."""
+    if profile.device != device:
+        raise ValueError(
+            f"profile {profile.name!r} is of device {profile.device!r}, this runs on {device!r}: want a "
+            "profile of the same device (`workbench calibrate` makes one)"
+        )
+
+
 def check_job(plan: Plan, job: Job, path: Path) -> None:
     """Raise ValueError unless the plan in that file is for this job's model, cluster and batch."""
     for what, ours, theirs in (

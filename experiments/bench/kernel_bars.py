@@ -4,17 +4,20 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from experiments.bench.kernel_cells import Contender as Who
 
 MULTIMODAL = ("EP", "EE", "MP")
+JUDGED = (16384, 65536)  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """One contender on one cell: medians in seconds; None where the pass was not measured.
 
-    `modelled` is the list-scheduling time of the forward in units of a FULL tile, for ours.
+    `modelled` is the list-scheduling time of the forward in units of a FULL tile, for ours. Spreads are
+    (third quartile - first quartile) / median.
     """
 
     mask: str
@@ -26,6 +29,8 @@ class Timing:
     backward_s: float | None
     forward_flop: float
     modelled: float | None = None
+    forward_spread: float = 0.0
+    backward_spread: float = 0.0
 
     @property
     def cell(self) -> tuple[str, int, str, int]:
@@ -150,6 +155,19 @@ def bars(timings: Iterable[Timing], extra: Mapping[str, float]) -> list[Bar]:
     ]
 
 
+def least_ratios(timings: Iterable[Timing]) -> dict[str, float | None]:
+    """The smallest rival's time over ours of whole launches: None unless all masks and lengths have both.
+
+    FlexAttention on EP, EE and MP, each pass by itself; cuDNN on causal, both passes.
+    """
+    t = _Table(timings)
+    return {
+        "flex_forward_min": t.least_ratio(("forward",), Who.FLEX, MULTIMODAL),
+        "flex_backward_min": t.least_ratio(("backward",), Who.FLEX, MULTIMODAL),
+        "cudnn_causal_min": t.least_ratio(("forward", "backward"), Who.CUDNN, ("causal",)),
+    }
+
+
 class _Table:
     """Timings by cell and contender."""
 
@@ -168,6 +186,17 @@ class _Table:
             if mine is not None and theirs is not None:
                 found.append(theirs / mine)
         return found
+
+    def least_ratio(self, passes: tuple[str, ...], other: Who, masks: tuple[str, ...]) -> float | None:
+        """Over passes, masks, JUDGED lengths and draws."""
+        found = []
+        for what, mask, length in product(passes, masks, JUDGED):
+            cells = [timing for timing in self.all if (timing.mask, timing.length) == (mask, length)]
+            ratios = _Table(cells).ratios(what, other, Who.OURS, "full", (mask,))
+            if not ratios:
+                return None
+            found += ratios
+        return min(found)
 
     def rate_ratio(self, what: str, baseline: Who) -> float | None:
         """Our FLOP/s on EE and EP over the baseline's on the causal mask, geomean over cells."""

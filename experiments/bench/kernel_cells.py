@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, create_block_mask, flex_attention
 
-from runtime.attention_mask import plan_of, token_fields
+from runtime.attention_mask import AttentionMask
 from runtime.kernels.bitfield_attention.attention import Backward, Options, bitfield_attention
-from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
+from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
@@ -25,6 +26,7 @@ from workbench.masks.builders import causal, encoder_embedded, encoder_prepended
 from workbench.masks.tiles import area, classify, row_work
 
 BLOCK = 128
+MOST_CODES = 1000  # that FlexAttention may compile in one process
 PUBLISHED_SPLIT_TILES = 4096 // BLOCK  # keys of one subblock in the released code
 
 MASKS: dict[str, Callable[[int, int], Bitfield]] = {
@@ -62,6 +64,7 @@ OPTIONS = {
     ),
     Contender.DETERMINISTIC: Options(backward=Backward.DETERMINISTIC),
 }
+FLEX = (Contender.FLEX, Contender.FLEX_TUNED, Contender.FLEX_FLASH)
 BACKENDS = {Contender.FLASH: SDPBackend.FLASH_ATTENTION, Contender.CUDNN: SDPBackend.CUDNN_ATTENTION}
 
 
@@ -102,11 +105,10 @@ class Stage:
 
 
 def set_up(cell: Cell, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Stage:
-    """Mask, exact tiles and random tensors of a cell."""
+    """Mask, tiles as the runtime plans them, and random tensors of a cell."""
     keys = MASKS[cell.mask](cell.length, cell.seed)
     queries = keys.take(_rank_tokens(keys, cell.ranks)) if cell.ranks > 1 else keys
-    mask = kernel_mask(token_fields(queries, device), token_fields(keys, device))
-    plan = plan_of(mask, classify(queries, keys, BLOCK, BLOCK))
+    mask, plan = AttentionMask(queries, keys, device).planned()
     generator = torch.Generator(device).manual_seed(cell.seed)
 
     def normal(tokens: int, heads: int) -> Tensor:
@@ -154,13 +156,27 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend) -> Tensor:
 
 def _flex(contender: Contender, stage: Stage) -> Attention:
     block_mask = flex_mask(stage.mask)
-    compiled: Any = flex_attention
-    if stage.q.is_cuda:
-        mode = "max-autotune-no-cudagraphs" if contender is Contender.FLEX_TUNED else None
-        compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
     grouped = stage.cell.heads != stage.cell.kv_heads
     backend = {"kernel_options": {"BACKEND": "FLASH"}} if contender is Contender.FLEX_FLASH else {}
-    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask, enable_gqa=grouped, **backend)
+    mode = "max-autotune-no-cudagraphs" if contender is Contender.FLEX_TUNED else None
+    call: Any = compiled_flex(mode) if stage.q.is_cuda else flex_attention
+    return lambda q, k, v: call(q, k, v, block_mask=block_mask, enable_gqa=grouped, **backend)
+
+
+@cache
+def compiled_flex(mode: str | None) -> Any:
+    """One compiled function for all cells, so that masks of one length and predicate share its code.
+
+    Sizes are constants of the code, as whoever wants FlexAttention's speed has them: each length compiles
+    once for masks with windows or segments and once for those without.
+    """
+    torch._dynamo.config.cache_size_limit = MOST_CODES
+    return torch.compile(flex_attention, dynamic=False, mode=mode)
+
+
+def has_backward(contender: Contender, device: torch.device) -> bool:
+    """FlexAttention has none on a CPU."""
+    return device.type == "cuda" or contender not in FLEX
 
 
 def has_flash_backend() -> bool:

@@ -1,87 +1,109 @@
-"""Bitfield attention against FlexAttention and SDPA on one GPU: bars K1 to K13 in one run.
+"""Bitfield attention against FlexAttention and SDPA on one device: bars K1 to K13, and the goals' ratios.
 
 Setup:   bf16, batch 1, 32 query and 8 key/value heads of width 128; causal, EP, EE and MP masks from
          fixed seeds; one rank of 8 with one key/value head; widths 64 and 256. Contenders of a cell take
-         turns on the same tensors with the L2 cache flushed between them; the median counts. FLOP by
-         exact mask area, never by blocks; the backward counts 2.5 forwards. Every rival's mask is made
-         ahead; making it is timed apart (K7).
-Run:     python -m experiments.bench.kernels [--json] [--lengths 16384 ...] [--cells WORD ...]
-         [--contenders NAME ...] [--seeds N] [--seconds S] [--out PATH]
-         Without a GPU it prints "no GPU" and exits 0.
+         turns on the same tensors with the L2 cache flushed between them; medians and spreads count. FLOP
+         by exact mask area, never by blocks; the backward counts 2.5 forwards. Every rival's mask is made
+         ahead; making it is timed apart (K7), from the same folded words on the device.
+Order:   what the goals speak of first: whole launches at 16k and 64k, then variants of ours, ranks and
+         widths, more draws, and last what compiles for minutes. With --out every finished row is in the
+         file, and a call that finds rows there goes on after them.
+Run:     python -m experiments.bench.kernels [--json] [--device cuda|cpu] [--small] [--limit SECONDS]
+         [--lengths 16384 ...] [--cells WORD ...] [--contenders NAME ...] [--seeds N] [--seconds S]
+         [--out PATH]
+         Exit code 1 where a contender failed or a bar is off. On a CPU kernels run under Triton's
+         interpreter: only --small ends there, and its times are not judged.
 """
 
 import argparse
 import json
-import statistics
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 
-from experiments.bench.kernel_bars import Bar, Timing, bars, simulated_forwards
-from experiments.bench.kernel_cells import (
-    MASKS,
-    OPTIONS,
-    Cell,
-    Contender,
-    Stage,
-    attention_of,
-    flex_mask,
-    has_flash_backend,
-    set_up,
+from experiments.bench.kernel_bars import bars, least_ratios, simulated_forwards
+from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend
+from experiments.bench.kernel_rows import Row, RowFile, timings_of
+from experiments.bench.kernel_turns import (
+    BITS,
+    PLAN,
+    Unit,
+    directions,
+    event_clock,
+    host_clock,
+    row_of,
+    unit_rows,
 )
-from runtime.attention_mask import token_fields
-from runtime.kernels.bitfield_attention.launch import resident_tasks
-from runtime.kernels.bitfield_attention.mask import kernel_mask
-from runtime.kernels.bitfield_attention.plan import make_plan
-from runtime.kernels.bitfield_attention.tasks import modelled_span
-from runtime.kernels.bitfield_attention.tilings import Pass, tiling
+from runtime.device import device_of
+from runtime.kernels.bitfield_attention.forward import forward_kernel
 
-LENGTHS = (16384, 32768, 65536)
+LENGTHS = (16384, 65536, 32768)
 WIDTH_LENGTH = 16384
 LOCAL_LENGTH = 65536
-LEAST_ROUNDS, MOST_ROUNDS = 5, 50
-FLUSH_BYTES = 256 * 2**20
-PARITY = 2e-2  # of outputs of two bf16 kernels, norm of the difference over norm
-
-Clock = Callable[[Callable[[], object]], float]
-
-
-def event_clock(device: torch.device) -> Clock:
-    """Seconds on the device between two events, the L2 cache flushed before the first."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
-
-    def clock(call: Callable[[], object]) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush.zero_()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e-3
-
-    return clock
+SMALL_LENGTH = 70
+INTERPRETED = "cpu, interpreted"  # a device of which nothing is judged
+FIRST_UNIT_S = 60.0  # what a unit may take on a GPU before one was seen
+RIVALS = (Contender.FLEX, Contender.CUDNN, Contender.FLASH)
+VARIANTS = (Contender.WHOLE, Contender.DETERMINISTIC, Contender.FIXED, Contender.PUBLISHED)
+SLOW = (Contender.FLEX_TUNED, Contender.FLEX_FLASH)  # compile for minutes
+BAD_INPUT = 2  # exit code
 
 
 def cells(lengths: Sequence[int], seeds: int) -> Iterator[tuple[str, Cell]]:
-    """(kind, cell), cheap ones first."""
-    for head_dim in (64, 256):
-        for mask in MASKS:
-            yield f"hd{head_dim}", Cell(mask, WIDTH_LENGTH, head_dim=head_dim)
-    for group in (4, 1):
-        for mask in ("EE", "MP"):
-            for seed in range(seeds):
+    """(kind, cell), those that the goals speak of first: whole launches by length, ranks, widths, draws."""
+    for seed in range(seeds):
+        for length in lengths:
+            for mask in MASKS:
+                if seed == 0 or mask != "causal":
+                    yield "full", Cell(mask, length, seed=seed)
+        for group in (4, 1):
+            for mask in ("EE", "MP"):
                 yield f"cp g={group}", Cell(mask, LOCAL_LENGTH, heads=group, kv_heads=1, ranks=8, seed=seed)
-    for length in lengths:
-        for mask in MASKS:
-            for seed in range(1 if mask == "causal" else seeds):
-                yield "full", Cell(mask, length, seed=seed)
+        for head_dim in (64, 256) if seed == 0 else ():
+            for mask in MASKS:
+                yield f"hd{head_dim}", Cell(mask, WIDTH_LENGTH, head_dim=head_dim)
+
+
+def small_units() -> list[Unit]:
+    """A few that an interpreter gets through in seconds."""
+    tiny = {mask: Cell(mask, SMALL_LENGTH, heads=2, kv_heads=1, head_dim=64) for mask in ("causal", "MP")}
+    return [
+        Unit("full", tiny["causal"], (Contender.OURS, Contender.FLEX, Contender.FLASH)),
+        Unit("full", tiny["MP"], (Contender.OURS, Contender.FLEX)),
+        Unit(PLAN, tiny["MP"], (Contender.OURS, Contender.FLEX)),
+        Unit(BITS, tiny["MP"], (Contender.DETERMINISTIC,)),
+    ]
+
+
+def units(found: Sequence[tuple[str, Cell]]) -> Iterator[Unit]:
+    """First draws against rivals; plans; first draws of our variants; more draws; slow compilers."""
+    first = [(kind, cell) for kind, cell in found if cell.seed == 0]
+    more = [(kind, cell) for kind, cell in found if cell.seed]
+    yield from _against(RIVALS, first)
+    ours = [cell for kind, cell in first if kind == "full" and cell.mask == "EE"]
+    if ours:
+        largest = max(ours, key=lambda cell: cell.length)
+        yield Unit(PLAN, largest, (Contender.OURS, Contender.FLEX))
+        yield Unit(BITS, ours[0], (Contender.DETERMINISTIC,))
+    yield from _against(VARIANTS, first)
+    yield from _against(RIVALS, more)
+    yield from _against(VARIANTS, more)
+    for each in SLOW:
+        yield from _against((each,), first)
+
+
+def _against(others: Sequence[Contender], found: Sequence[tuple[str, Cell]]) -> Iterator[Unit]:
+    for kind, cell in found:
+        able = contenders_of(kind, cell)
+        yield Unit(kind, cell, (Contender.OURS, *(each for each in others if each in able)))
 
 
 def contenders_of(kind: str, cell: Cell) -> list[Contender]:
@@ -97,163 +119,149 @@ def contenders_of(kind: str, cell: Cell) -> list[Contender]:
     return plain
 
 
-def measure(kind: str, stage: Stage, who: Sequence[Contender], clock: Clock, seconds: float) -> list[Timing]:
-    """Medians of all contenders, taking turns for about `seconds` each.
-
-    Raises:
-        ValueError: a contender's output is not that of the first one.
-    """
-    inputs = [x.detach().requires_grad_() for x in (stage.q, stage.k, stage.v)]
-    runs = {each: attention_of(each, stage) for each in who}
-    outputs: dict[Contender, Tensor] = {}
-    for each, run in runs.items():
-        outputs[each] = run(*inputs)
-        _check_parity(each, outputs[each].detach(), outputs[who[0]].detach(), stage.cell)
-        torch.autograd.grad(outputs[each], inputs, stage.do, retain_graph=True)
-    forward: dict[Contender, list[float]] = {each: [] for each in who}
-    backward: dict[Contender, list[float]] = {each: [] for each in who}
-    begin = time.perf_counter()
-    for done in range(MOST_ROUNDS):
-        if done >= LEAST_ROUNDS and time.perf_counter() - begin > seconds * len(who):
-            break
-        for each in who:
-            forward[each].append(clock(lambda run=runs[each]: run(*inputs)))  # type: ignore[misc]
-            gradient = _gradient(outputs[each], inputs, stage.do)
-            backward[each].append(clock(gradient))
-    return [
-        Timing(
-            mask=stage.cell.mask,
-            length=stage.cell.length,
-            kind=kind,
-            seed=stage.cell.seed,
-            who=each,
-            forward_s=statistics.median(forward[each]),
-            backward_s=statistics.median(backward[each]),
-            forward_flop=stage.forward_flop,
-            modelled=_modelled(stage) if each is Contender.OURS else None,
+def missing(unit: Unit, file: RowFile, device: torch.device, dtype: torch.dtype) -> Unit | None:
+    """The unit with ours and those that have no row yet; None where all have."""
+    lacking = [
+        each
+        for each in unit.who
+        if any(
+            row_of(unit, dtype, direction, each).key not in file.rows
+            for direction in directions(unit, each, device)
         )
-        for each in who
     ]
+    if not lacking:
+        return None
+    return replace(unit, who=(unit.who[0], *(each for each in lacking if each is not unit.who[0])))
 
 
-def _gradient(out: Tensor, inputs: list[Tensor], do: Tensor) -> Callable[[], object]:
-    return lambda: torch.autograd.grad(out, inputs, do, retain_graph=True)
+def go_on(
+    found: Sequence[Unit], file: RowFile, device: torch.device, *, limit_s: float, seconds: float
+) -> int:
+    """Measure what has no row yet, until the next unit may not end in time.
 
-
-def _check_parity(who: Contender, out: Tensor, other: Tensor, cell: Cell) -> None:
-    error = float((out.float() - other.float()).norm() / other.float().norm())
-    if not error <= PARITY:
-        raise ValueError(f"{cell.name}: output of {who.value} is {error:.2e} off, want <= {PARITY}")
-
-
-def _modelled(stage: Stage) -> float:
-    """List-scheduling time of our forward, in units of one FULL tile."""
-    q, plan = stage.q, stage.plan
-    tile = tiling(Pass.FORWARD, q.shape[-1], q.dtype, q.device, plan.block_q, plan.block_k)
-    return modelled_span(
-        plan.rows.num_full,
-        plan.rows.num_partial,
-        num_heads=q.shape[1] * (plan.block_q // tile.block_m),
-        num_slots=resident_tasks(q.device, tile.num_warps),
-        split=OPTIONS[Contender.OURS].split,
-    )
-
-
-def extras(device: torch.device, clock: Clock, length: int = 65536) -> dict[str, float]:
-    """Plan times of an EE mask of `length` tokens, and whether the deterministic mode repeats its bits.
-
-    Both plans start from token fields that lie on the device already.
+    Returns:
+        How many units are left.
     """
-    fields = token_fields(MASKS["EE"](length, 0), device)
-    mask = kernel_mask(fields, fields)
-    flex_mask(mask)
-    make_plan(mask)
-    ours = [clock(lambda: make_plan(kernel_mask(fields, fields))) for _ in range(10)]
-    flex = [clock(lambda: flex_mask(mask)) for _ in range(10)]
-    stage = set_up(Cell("EE", min(length, WIDTH_LENGTH)), device)
-    attention = attention_of(Contender.DETERMINISTIC, stage)
-    runs = []
-    for _ in range(5):
-        inputs = [x.detach().requires_grad_() for x in (stage.q, stage.k, stage.v)]
-        out = attention(*inputs)
-        runs.append((out, *torch.autograd.grad(out, inputs, stage.do)))
-    equal = all(torch.equal(x, y) for run in runs[1:] for x, y in zip(runs[0], run, strict=True))
-    return {
-        "plan_s": statistics.median(ours),
-        "flex_plan_s": statistics.median(flex),
-        "equal_bits": float(equal),
-    }
+    is_gpu = device.type == "cuda"
+    clock, dtype = (event_clock(device), torch.bfloat16) if is_gpu else (host_clock, torch.float16)
+    begin_s, longest_s = time.perf_counter(), FIRST_UNIT_S if is_gpu else 0.0
+    left = [todo for unit in found if (todo := missing(unit, file, device, dtype)) is not None]
+    while left and time.perf_counter() - begin_s + longest_s <= limit_s:
+        start_s = time.perf_counter()
+        todo = missing(left.pop(0), file, device, dtype)
+        if todo is None:
+            continue
+        rows = unit_rows(todo, device, dtype, clock, seconds)
+        file.add(rows)
+        for row in rows:
+            print(describe(row), flush=True)
+        longest_s = max(longest_s, time.perf_counter() - start_s)
+    return len(left)
 
 
-def describe(timing: Timing) -> str:
+def describe(row: Row) -> str:
     """One line of the table."""
-    rate = timing.forward_flop / timing.forward_s / 1e12
-    line = (
-        f"{timing.kind:7s} {timing.mask:6s} {timing.length // 1024:3d}k #{timing.seed} "
-        f"{timing.who.value:58s} {timing.forward_s * 1e3:9.3f} ms {rate:6.1f} TFLOP/s"
-    )
-    if timing.backward_s is None:
+    line = f"{row.key:64s}"
+    if row.seconds is None:
+        return f"{line} {row.error or 'ok'}"
+    line += f" {row.seconds * 1e3:10.3f} ms +-{row.spread or 0.0:6.1%}"
+    if row.flop is None:
         return line
-    backward_rate = 2.5 * timing.forward_flop / timing.backward_s / 1e12
-    return f"{line} {timing.backward_s * 1e3:9.3f} ms {backward_rate:6.1f} TFLOP/s"
+    flop = row.flop * (2.5 if row.direction == "backward" else 1.0)
+    return f"{line} {flop / row.seconds / 1e12:7.1f} TFLOP/s"
 
 
-def record(timings: Sequence[Timing], extra: dict[str, float], judged: Sequence[Bar]) -> dict[str, Any]:
-    """What `--json` prints and `--out` keeps."""
+def extras_of(rows: Sequence[Row]) -> dict[str, float]:
+    """What the bars need that is no pass of a cell."""
+    names = {"OURS": "plan_s", "FLEX": "flex_plan_s"}
+    found = {names[row.who]: row.seconds for row in rows if row.kind == PLAN and row.seconds is not None}
+    bits = [row.error is None for row in rows if row.kind == BITS]
+    return found | ({"equal_bits": float(all(bits))} if bits else {})
+
+
+def record(file: RowFile) -> dict[str, Any]:
+    """What `--json` prints: the goals' ratios, bars, simulated forwards and every row."""
+    rows = list(file.rows.values())
+    counted = [] if file.head["device"] == INTERPRETED else rows
+    timings = timings_of(counted)
+    judged = bars(timings, extras_of(counted))
     return {
-        "script": "experiments.bench.kernels",
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
+        **file.head,
         "date": time.strftime("%Y-%m-%d"),
+        **least_ratios(timings),
+        "failed": [f"{row.key}: {row.error}" for row in rows if row.error is not None],
         "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in judged],
-        "extra": extra,
-        "simulated": [asdict(row) for row in simulated_forwards(timings)],
-        "timings": [{**asdict(timing), "who": timing.who.value} for timing in timings],
+        "simulated": [asdict(row) | {"error": row.error} for row in simulated_forwards(timings)],
+        "rows": [{"key": row.key, **asdict(row)} for row in rows],
     }
+
+
+def show(found: dict[str, Any], left: int) -> None:
+    """The end of a call, for people."""
+    for bar in found["bars"]:
+        value = "-" if bar["value"] is None else f"{bar['value']:.4g}"
+        sign = "<=" if bar["at_most"] else ">="
+        print(f"{bar['key']:10s} {bar['meaning']:66s} {value:>9s} {sign} {bar['must']:g} {bar['verdict']}")
+    for row in found["simulated"]:
+        print(
+            f"simulated {row['kind']:7s} {row['mask']:6s} {row['length'] // 1024:3d}k "
+            f"{row['simulated_s'] * 1e3:9.3f} ms, measured {row['measured_s'] * 1e3:9.3f} ms, "
+            f"error {row['error']:+.1%}"
+        )
+    for name in ("flex_forward_min", "flex_backward_min", "cudnn_causal_min"):
+        print(f"{name:18s} {'not measured' if found[name] is None else format(found[name], '.4g')}")
+    print(f"{len(found['rows'])} rows, {len(found['failed'])} of them errors; {left} units left")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """0 where all that was measured is as it must be; 2 for bad input."""
     arguments = _parser().parse_args(argv)
-    if not torch.cuda.is_available():
-        print("no GPU")
-        return 0
-    device = torch.device("cuda")
-    torch._dynamo.config.cache_size_limit = 1000  # every cell compiles its own FlexAttention
+    if arguments.device == "cpu" and isinstance(forward_kernel, triton.runtime.JITFunction):
+        return _interpreted(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(arguments)
+    except ValueError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return BAD_INPUT
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    device = device_of(arguments.device)
+    if arguments.limit <= 0:
+        raise ValueError(f"--limit: want seconds above 0, got {arguments.limit:g}")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else INTERPRETED
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
+    file = RowFile(arguments.out, name, versions)
     torch._functorch.config.donated_buffer = False  # a backward runs many times over one graph
-    clock = event_clock(device)
-    wanted = {Contender[name] for name in arguments.contenders} or set(Contender)
-    timings: list[Timing] = []
-    extra = extras(device, clock)
-    for kind, cell in cells(arguments.lengths, arguments.seeds):
-        if arguments.cells and not any(word in f"{kind} {cell.name}" for word in arguments.cells):
-            continue
-        who = [each for each in contenders_of(kind, cell) if each in wanted]
-        for timing in measure(kind, set_up(cell, device), who, clock, arguments.seconds):
-            timings.append(timing)
-            print(describe(timing), flush=True)
-        torch._dynamo.reset()
-        if arguments.out is not None:
-            arguments.out.write_text(json.dumps(record(timings, extra, bars(timings, extra)), indent=1))
-    judged = bars(timings, extra)
-    for bar in judged:
-        value = "-" if bar.value is None else f"{bar.value:.4g}"
-        print(
-            f"{bar.key:10s} {bar.meaning:66s} {value:>9s} "
-            f"{'<=' if bar.at_most else '>='} {bar.must:g} {bar.verdict}"
-        )
-    for row in simulated_forwards(timings):
-        print(
-            f"simulated {row.kind:7s} {row.mask:6s} {row.length // 1024:3d}k {row.simulated_s * 1e3:9.3f} "
-            f"ms, measured {row.measured_s * 1e3:9.3f} ms, error {row.error:+.1%}"
-        )
+    wanted = {Contender[each] for each in arguments.contenders} | {Contender.OURS}
+    found = small_units() if arguments.small else list(units(list(cells(arguments.lengths, arguments.seeds))))
+    chosen = [
+        replace(unit, who=tuple(each for each in unit.who if each in wanted or len(wanted) == 1))
+        for unit in found
+        if not arguments.cells or any(word in f"{unit.kind} {unit.cell.name}" for word in arguments.cells)
+    ]
+    left = go_on(chosen, file, device, limit_s=arguments.limit, seconds=arguments.seconds)
+    result = record(file) | {"left": left}
+    show(result, left)
     if arguments.json:
-        print(json.dumps(record(timings, extra, judged)))
-    return 1 if any(bar.verdict == "OFF" for bar in judged) else 0
+        print(json.dumps(result))
+    return 1 if result["failed"] or any(bar["verdict"] == "OFF" for bar in result["bars"]) else 0
+
+
+def _interpreted(argv: Sequence[str]) -> int:
+    """The same in a process whose Triton interprets: it decides so when it is imported."""
+    command = [sys.executable, "-m", "experiments.bench.kernels", *argv]
+    return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=False).returncode
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to see that all of it works")
+    parser.add_argument(
+        "--limit", type=float, default=float("inf"), help="seconds after which no unit starts"
+    )
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=list(LENGTHS), help="tokens of whole launches"
     )
@@ -265,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, default=5, help="draws of each random mask")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, per contender and cell")
-    parser.add_argument("--out", type=Path, help="JSON file, rewritten after every cell")
+    parser.add_argument("--out", type=Path, help="JSON file of rows, to go on with in a later call")
     return parser
 
 

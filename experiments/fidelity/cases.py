@@ -65,10 +65,16 @@ class LeftOut:
 
 
 Refused = Callable[[LeftOut], None]
+Machine = Callable[[Part, Link], Cluster]
 
 
-def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, ...]:
-    """All plans, in the order in which they run. What a schedule refuses goes to `refused`."""
+def cases(
+    link: Link, refused: Refused = lambda left_out: None, machine: Machine | None = None
+) -> tuple[Case, ...]:
+    """All plans, in the order in which they run. What a schedule refuses goes to `refused`.
+
+    `machine`: what the ranks of a part run on; None: this machine's cores.
+    """
     found: list[Case] = []
     for part, work, plans in (
         (Part.CLEAN, text_work(), _schedules),
@@ -87,7 +93,7 @@ def cases(link: Link, refused: Refused = lambda left_out: None) -> tuple[Case, .
         *((Part.EMULATED, image_work(mix), many_ranks.image_plans) for mix in ("projector", "everything")),
         (Part.EMULATED, three_work(), many_ranks.three_plans),
     ):
-        cluster = _cluster_of(part, link)
+        cluster = (machine or _cluster_of)(part, link)
         for name, make in plans(work, cluster):
             full = f"{work.name}, {name}"
             try:

@@ -1,27 +1,139 @@
-"""What a plan with more ranks than this machine has cores would take: emulated, never executed."""
+"""What a plan takes with a device for every rank: predicted from a profile, and emulated on one device."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.device import kind_of_device
 from runtime.emulate import emulate
+from runtime.launch import Progress
 from runtime.rank_job import RunSettings
+from sim.engine import simulate
+from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.commands.emulation import compose
+from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
+from workbench.matching import check_profile
 from workbench.plan.accept import accept
+from workbench.plan.codec import plan_hash
+from workbench.plan.lowered import Lowered
+from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan
+from workbench.plan.price import Price, price
+from workbench.plan.provenance import with_provenance
+from workbench.schedule.action import Action
 from workbench.trace import Trace
 
+STEPS = 5
+WARMUP = 2  # AdamW makes its state in the first step; sums of gradients still grow the heap in the second
+WAIT_S = 60.0  # of any single wait
 
-def emulated_trace(plan: Plan, *, profile: Profile | None = None, repetitions: int = 3) -> Trace:
-    """One step after a warm-up, every action timed alone, the median over the repetitions.
 
-    Comparable with an execution where no two ranks share a core: an emulated action has the
-    machine to itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Everything that was predicted of a plan, and from which profile."""
+
+    plan: Plan
+    profile: Profile
+    plan_hash: str
+    lowered: Lowered
+    prices: Price
+    memory: MemoryTable
+    simulated: Trace
+
+    @property
+    def seconds(self) -> float:
+        """Of the iteration."""
+        return self.simulated.iteration_s
+
+    @property
+    def durations_s(self) -> Mapping[Action, float]:
+        """Of every action, on its slowest rank."""
+        return self.prices.durations_s
+
+
+def predict(plan: Plan, profile: Profile) -> Prediction:
+    """Check, price and simulate; ValueError when the plan is refused."""
+    lowered, memory = accept(plan)
+    prices = price(lowered, CostModel(profile))
+    simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
+    return Prediction(
+        plan=plan,
+        profile=profile,
+        plan_hash=plan_hash(plan),
+        lowered=lowered,
+        prices=prices,
+        memory=memory,
+        simulated=with_provenance(simulated, plan, profile, prices),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """An emulated plan.
 
     Args:
-        plan: that runs on any number of ranks.
-        profile: of collectives; None: the shipped one of the cluster's device, where needed.
-        repetitions: each from fresh weights.
+        trace: one step, put together of the medians of all actions by the simulator's rules.
+        steps: every timed step, put together of its own times: they show the spread.
+        losses: of every step, warm-up included.
+    """
+
+    trace: Trace
+    steps: tuple[Trace, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of the iteration."""
+        return self.trace.iteration_s
+
+    @property
+    def steps_s(self) -> tuple[float, ...]:
+        """Of the iteration, step by step."""
+        return tuple(step.iteration_s for step in self.steps)
+
+
+def execute_emulated(
+    plan: Plan,
+    device: torch.device,
+    *,
+    steps: int = STEPS,
+    profile: Profile | None = None,
+    timeout_s: float = WAIT_S,
+    progress: Progress | None = None,
+) -> Execution:
+    """Run a plan's ranks one action at a time on a device, and put their times together.
+
+    Args:
+        device: that plays all ranks.
+        steps: timed, after a warm-up.
+        profile: of the device, for collectives alone, which one device cannot show; None: the shipped
+            one of the cluster's device, where the plan has any.
+        timeout_s: of any single wait.
 
     Raises:
-        ValueError: what `accept` and `emulate` refuse.
+        ValueError: what `accept` and `emulate` refuse, or a profile of another device.
+        RankError: an action failed.
     """
+    if profile is not None:
+        check_profile(profile, kind_of_device(device))
     lowered, _ = accept(plan)
-    return compose(lowered, emulate(lowered, RunSettings(warmup=1, repetitions=repetitions)), profile)
+    settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=timeout_s)
+    emulation = emulate(lowered, settings, device=device, progress=progress)
+    return Execution(
+        trace=compose(lowered, emulation, profile),
+        steps=tuple(compose(lowered, emulation.of_step(index), profile) for index in range(steps)),
+        losses=emulation.losses,
+    )
+
+
+def rehearsed(profile: Profile, runs: Sequence[tuple[Prediction, Execution]]) -> Profile:
+    """The profile with what these runs show: how much longer passes take in a pipeline.
+
+    The plans must be others than those that are judged; errors as `with_pipeline_factors`.
+    """
+    return with_pipeline_factors(
+        profile,
+        [Rehearsal(simulated=predicted.simulated, executed=executed.steps) for predicted, executed in runs],
+    )

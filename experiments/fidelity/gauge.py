@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from runtime.bench_layers import Kind, Part, WindowTimes, time_window
 from runtime.bench_windows import Window, windows_of
-from runtime.pool import Pool
+from runtime.device import CPU
+from runtime.pool import Place, Pool
 from workbench.plan.plan import Plan
 
 BUDGET_S = 0.3  # of each kind of pass
@@ -20,23 +23,32 @@ class Gauge:
     """Reads the seconds of one forward and backward of a few layers, on as many processes as calibrate.
 
     What it reads apart from its first readings is drift of the machine: no prediction knows of it.
+
+    Args:
+        pool: None: this process reads alone, on the device.
     """
 
     plan: Plan
     window: Window
-    pool: Pool
+    pool: Pool | None
     num_processes: int
     log: Path
+    device: torch.device = CPU
 
     def read(self, when: str) -> float:
         """Time the layers now, and note it."""
-        times = self.pool.run(
-            time_window, self.num_processes, self.plan, self.window, BUDGET_S, timeout_s=WAIT_S
-        )
-        seconds = _whole_s(times)
+        seconds = _whole_s(self._times())
         with self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps({"when": when, "seconds": seconds}) + "\n")
         return seconds
+
+    def _times(self) -> Sequence[WindowTimes]:
+        if self.pool is None:
+            alone = Place(0, 1, lambda position: None)
+            return [time_window(alone, self.plan, self.window, BUDGET_S, str(self.device))]
+        return self.pool.run(
+            time_window, self.num_processes, self.plan, self.window, BUDGET_S, timeout_s=WAIT_S
+        )
 
     def drift(self) -> float | None:
         """Median reading between runs over the median while calibrating, minus 1; None without both."""
@@ -59,7 +71,7 @@ def drift_of(notes: Sequence[dict[str, float | str]]) -> float | None:
     return statistics.median(by_time[RUNNING]) / statistics.median(by_time[CALIBRATING]) - 1
 
 
-def gauge_of(plan: Plan, pool: Pool, folder: Path) -> Gauge:
+def gauge_of(plan: Plan, pool: Pool | None, folder: Path, device: torch.device = CPU) -> Gauge:
     """A gauge of the plan's widest window of layers."""
     window = max(windows_of(plan, sizes=1), key=lambda found: found.layers[1] - found.layers[0])
     cores = plan.cluster.nodes[0].num_cores or 1
@@ -67,8 +79,9 @@ def gauge_of(plan: Plan, pool: Pool, folder: Path) -> Gauge:
         plan=plan,
         window=window,
         pool=pool,
-        num_processes=min(cores, pool.num_workers),
+        num_processes=1 if pool is None else min(cores, pool.num_workers),
         log=folder / "gauge.jsonl",
+        device=device,
     )
 
 

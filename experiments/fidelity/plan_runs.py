@@ -10,65 +10,64 @@ What is there already is not done again.
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+import torch
+
+from experiments.fidelity import emulated
 from experiments.fidelity.cases import PAIR, Case, LeftOut, Part
+from experiments.fidelity.emulated import WAIT_S, WARMUP, Prediction, execute_emulated
 from experiments.fidelity.many_ranks import emulate_on
 from runtime.bench_plans import BenchSettings, measure
-from runtime.failure import WorldFailed
+from runtime.device import CPU
+from runtime.failure import RankError, WorldFailed
 from runtime.launch import run_local
 from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
-from sim.engine import simulate
 from workbench.calibrate.fit import fit
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
-from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
-from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, write_plan
-from workbench.plan.lowered import Lowered
-from workbench.plan.memory import MemoryTable
-from workbench.plan.price import Price, price
-from workbench.plan.provenance import with_provenance
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
 from workbench.whole_file import write_text
 
-WARMUP = 2  # AdamW makes its state in the first step; sums of gradients still grow the heap in the second
-WAIT_S = 60.0  # of any single wait
 BETWEEN = 10  # plans
 
 Progress = Callable[[int, int, str], None]  # (done, total, what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """A plan with everything that was predicted of it."""
+class Predicted(Prediction):
+    """A plan of the suite with everything that was predicted of it."""
 
     case: Case
-    plan_hash: str
-    lowered: Lowered
-    prices: Price
-    memory: MemoryTable
-    simulated: Trace
 
 
 def calibrate(
-    every: Sequence[Case], pool: Pool, folder: Path, progress: Progress, *, budget_s: float
+    every: Sequence[Case],
+    pool: Pool | None,
+    folder: Path,
+    progress: Progress,
+    *,
+    budget_s: float,
+    device: torch.device = CPU,
 ) -> Profile:
     """One profile for all plans; as many processes work while a layer is timed as there are cores.
 
     Args:
         every: plans; the executor's overhead is that of the first.
+        pool: None: this process measures alone, on the device.
         budget_s: of each kind of pass of each group of layers.
     """
     plans = [case.plan for case in every]
     cores = plans[0].cluster.nodes[0].num_cores or 1
+    concurrency = 1 if pool is None else min(cores, pool.num_workers)
     measured = measure(
         plans,
         pool,
-        settings=BenchSettings(concurrency=min(cores, pool.num_workers), budget_s=budget_s),
+        settings=BenchSettings(concurrency=concurrency, budget_s=budget_s, device=device),
         path=folder / "measurement.json",
         progress=progress,
     )
@@ -99,17 +98,8 @@ def rehearse(
 
 def predict(case: Case, profile: Profile) -> Predicted:
     """Check, price and simulate; ValueError when the plan is refused."""
-    lowered, memory = accept(case.plan)
-    prices = price(lowered, CostModel(profile))
-    simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
-    return Predicted(
-        case=case,
-        plan_hash=plan_hash(case.plan),
-        lowered=lowered,
-        prices=prices,
-        memory=memory,
-        simulated=with_provenance(simulated, case.plan, profile, prices),
-    )
+    found = emulated.predict(case.plan, profile)
+    return Predicted(case=case, **{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def write_predictions(every: Sequence[Predicted], folder: Path) -> None:
@@ -149,12 +139,14 @@ class Runs:
         rounds: every plan runs once in each, so that drift of the machine meets all plans alike;
             emulated plans, whose steps are medians already and take all ranks' time, only in the first.
         steps: timed in a round.
-        pool: of the ranks.
+        pool: of the ranks; None: the device plays all ranks of every plan.
     """
 
-    def __init__(self, folder: Path, *, rounds: int, steps: int, pool: Pool) -> None:
+    def __init__(
+        self, folder: Path, *, rounds: int, steps: int, pool: Pool | None, device: torch.device = CPU
+    ) -> None:
         self._folder = folder / "runs"
-        self._rounds, self._steps, self._pool = rounds, steps, pool
+        self._rounds, self._steps, self._pool, self._device = rounds, steps, pool, device
         self._log = folder / "runs.jsonl"
         self._worst, self._worst_error = "", 0.0
         self.left_out: dict[str, LeftOut] = {}  # plan hash -> why it did not run
@@ -185,7 +177,7 @@ class Runs:
         for done, one in enumerate(every):
             progress(done, len(every), f"memory of {one.case.name}")
             path = self._path(one, "watched")
-            if one.case.part is Part.EMULATED:  # one process holds all ranks
+            if self._pool is None or one.case.part is Part.EMULATED:  # one process holds all ranks
                 continue
             if not path.is_file() and one.plan_hash not in self.left_out:
                 for trace in self._run(one, steps=1, collect=Collect.MEMORY):
@@ -227,6 +219,8 @@ class Runs:
 
     def _run(self, one: Predicted, *, steps: int, collect: Collect) -> tuple[Trace, ...]:
         try:
+            if self._pool is None:
+                return execute_emulated(one.plan, self._device, steps=steps, profile=one.profile).steps
             if one.case.part is Part.EMULATED:
                 settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S)
                 return emulate_on(self._pool, one.case.plan, settings, num_processes=PAIR)
@@ -238,7 +232,7 @@ class Runs:
                 collect=collect,
                 pool=self._pool,
             ).traces
-        except (ValueError, WorldFailed) as error:
+        except (ValueError, RankError, WorldFailed) as error:
             kind = "refused" if isinstance(error, ValueError) else "failed"
             reason = f"{kind}: {' '.join(str(error).split())}"
             self.left_out[one.plan_hash] = LeftOut(name=one.case.name, reason=reason)

@@ -4,6 +4,7 @@ from experiments.fidelity.cases import (
     LONG_TOKENS,
     PAIR,
     Case,
+    Machine,
     Part,
     halves,
     image_work,
@@ -17,9 +18,12 @@ from workbench.cost.hardware import Link
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 
-def rehearsals(link: Link) -> tuple[Case, ...]:
-    """Plans that are run to calibrate: like those that are judged, at least one a job, and none of them."""
-    cluster = this_machine(link, PAIR)
+def rehearsals(link: Link, machine: Machine | None = None) -> tuple[Case, ...]:
+    """Plans that are run to calibrate: like those that are judged, at least one a job, and none of them.
+
+    `machine`: what their ranks run on; None: this machine's cores.
+    """
+    cluster = this_machine(link, PAIR) if machine is None else machine(Part.REHEARSAL, link)
     text, images, frozen = text_work(), image_work("everything"), image_work("projector")
     three, lengths, long = three_work(), mixed_lengths_work(), long_work(LONG_TOKENS[0])
     two = (2,) * 4

@@ -6,7 +6,11 @@ Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a 
 Ours:    one calibration, with nine plans that run for it and are not judged; all predictions are
          written, with the plans' hashes, before the first judged plan runs; then all run round by
          round, so that drift of the machine meets all alike.
-Run:     python -m experiments.fidelity.run [--json] [--plans N] [--part PART] [--quick] [--resume]
+         On a GPU, which is one device, the emulated part alone: one process calibrates, and the
+         GPU plays all ranks, those of the rehearsals too. Messages and collectives take an assumed
+         link's time in prediction and emulation alike.
+Run:     python -m experiments.fidelity.run [--device DEVICE] [--json] [--plans N] [--part PART] [--quick]
+         [--resume]
 """
 
 import argparse
@@ -15,20 +19,25 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick
+import torch
+
+from experiments.fidelity.cases import CROWD, Case, LeftOut, Machine, Part, cases, quick
 from experiments.fidelity.draw import RESULT, draw
 from experiments.fidelity.gauge import CALIBRATING, RUNNING, gauge_of
+from experiments.fidelity.many_ranks import MANY
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, rehearse, write_predictions
 from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
-from experiments.fidelity.work import UNMEASURED
+from experiments.fidelity.work import ASSUMED, UNMEASURED, emulated_machine
 from experiments.paper import commit
 from experiments.plots import PLOTS
+from runtime.device import CPU, NAMES, device_of
 from runtime.microbench import header_here
 from runtime.pool import Pool
 from workbench.console import ticking
@@ -52,41 +61,46 @@ class Extent:
     budget_s: float = 0.2  # of each kind of pass of each group of layers
 
 
-def run(out: Path, extent: Extent, *, is_quiet: bool) -> dict[str, Any]:
+def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None = None) -> dict[str, Any]:
     """Everything; goes on where an earlier run in the same folder stopped.
+
+    Args:
+        alone: a device that plays all ranks; None: they are processes of this machine.
 
     Returns:
         what `--json` prints; also in `out/fidelity.json`.
     """
     started_s = time.monotonic()
     left_out: list[LeftOut] = []
-    with Pool(CROWD) as pool:
-        unpriced = _chosen(cases(UNMEASURED), extent)
+    device = alone or CPU
+    machine = None if alone is None else _machine_of(alone)
+    with Pool(CROWD) if alone is None else nullcontext() as pool:
+        unpriced = _chosen(cases(UNMEASURED, lambda _: None, machine), extent)
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
             out.mkdir(parents=True, exist_ok=True)
-            gauge = gauge_of(unpriced[0].plan, pool, out)
+            gauge = gauge_of(unpriced[0].plan, pool, out, device)
 
             def tell(done: int, total: int, what: str) -> None:
                 if done % READINGS == 0 or done == total:
                     gauge.read(CALIBRATING)
                 ticker.at(done, total, what)
 
-            profile = calibrate(unpriced, pool, out, tell, budget_s=extent.budget_s)
-        link = profile.machine_link("intra").link
-        chosen = _chosen(cases(link, left_out.append), extent)
-        rehearsing = Runs(out / "rehearsals", rounds=extent.rounds, steps=REHEARSED, pool=pool)
+            profile = calibrate(unpriced, pool, out, tell, budget_s=extent.budget_s, device=device)
+        link = profile.machine_link("intra").link if alone is None else ASSUMED
+        chosen = _chosen(cases(link, left_out.append, machine), extent)
+        rehearsing = Runs(out / "rehearsals", rounds=extent.rounds, steps=REHEARSED, pool=pool, device=device)
         with ticking("rehearsals", None, quiet=is_quiet) as ticker:
-            profile = rehearse(profile, rehearsals(link), chosen, rehearsing, ticker.at)
+            profile = rehearse(profile, rehearsals(link, machine), chosen, rehearsing, ticker.at)
         write_profile(profile, out / "profile.json")
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
-        runs = Runs(out, rounds=extent.rounds, steps=extent.steps, pool=pool)
+        runs = Runs(out, rounds=extent.rounds, steps=extent.steps, pool=pool, device=device)
         with ticking("plans", None, quiet=is_quiet) as ticker:
             runs.execute(predicted, ticker.at, lambda: gauge.read(RUNNING))
         with ticking("memory", None, quiet=is_quiet) as ticker:
             runs.watch(predicted, ticker.at)
     rows = rows_of(predicted, runs)
-    result = _provenance(profile) | summary(rows, (*left_out, *runs.left_out.values()), gauge.drift())
+    result = _provenance(profile, device) | summary(rows, (*left_out, *runs.left_out.values()), gauge.drift())
     result["seconds"] = time.monotonic() - started_s
     write_text(json.dumps(result, indent=1) + "\n", out / "fidelity.json")
     return result
@@ -103,8 +117,13 @@ def _chosen(every: Sequence[Case], extent: Extent) -> tuple[Case, ...]:
     return tuple(mine) if extent.plans is None else quick(mine, extent.plans)
 
 
-def _provenance(profile: Profile) -> dict[str, Any]:
-    header = header_here()
+def _machine_of(device: torch.device) -> Machine:
+    """As many ranks as the emulated part has, on a device of this kind each."""
+    return lambda part, link: emulated_machine(device, MANY, link)
+
+
+def _provenance(profile: Profile, device: torch.device) -> dict[str, Any]:
+    header = header_here(device)
     return {
         "suite": "fidelity",
         "command": "python -m experiments.fidelity.run",
@@ -132,9 +151,13 @@ def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
     extent = Extent(plans=options.plans, part=options.part)
     if options.quick:
         extent = Extent(plans=options.plans or QUICK_PLANS, part=options.part, rounds=1, budget_s=0.1)
+    device = device_of(options.device)
+    alone = None if device == CPU else device
+    if alone is not None:
+        extent = _emulated_alone(extent)
     if not options.resume:
         _clear(options.out)
-    result = run(options.out, extent, is_quiet=False)
+    result = run(options.out, extent, is_quiet=False, alone=alone)
     for line in lines(result):
         show(line)
     if extent == Extent():
@@ -143,6 +166,15 @@ def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
     if options.json:
         show(json.dumps(result))
     return 0 if all(result["goals"].values()) and not result["left_out"] else 1
+
+
+def _emulated_alone(extent: Extent) -> Extent:
+    if extent.part not in (None, Part.EMULATED):
+        raise ValueError(
+            f"--part {extent.part}: its ranks are processes of this machine's cores, and one GPU plays all "
+            f"ranks itself; want --part {Part.EMULATED}"
+        )
+    return replace(extent, part=Part.EMULATED)
 
 
 def _clear(out: Path) -> None:
@@ -164,6 +196,7 @@ def _clear(out: Path) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--device", choices=NAMES, default=CPU.type, help="what runs the plans")
     parser.add_argument("--plans", type=int, help="so many plans, evenly out of all; default: all")
     parser.add_argument(
         "--part", type=Part, choices=[part for part in Part if part is not Part.REHEARSAL], help="these alone"

@@ -4,6 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from runtime.device import kind_of_device
+from runtime.emulate_memory import capacity_of
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample, Segment
@@ -29,6 +33,10 @@ VOCABULARY = 512
 UNMEASURED = Link(name="unmeasured", bytes_per_s=1e9, latency_s=0.0)
 MEMORY_BYTES = 2**34
 
+# Between ranks that one device plays there is no link to measure: prediction and emulation both take this
+# one, so it judges neither.
+ASSUMED = Link(name="assumed", bytes_per_s=2e11, latency_s=1e-5)
+
 Ranks = tuple[int, ...]  # of one stage, its context-parallel axis
 Plans = Iterator[tuple[str, Callable[[], Plan]]]  # names, and how to make what they name
 Cuts = Mapping[str, Sequence[tuple[int, Ranks]]]  # module -> (number of layers, ranks) of each stage
@@ -36,11 +44,16 @@ Cuts = Mapping[str, Sequence[tuple[int, Ranks]]]  # module -> (number of layers,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One step's work. Plans of one job do the same work, so their times can be ranked."""
+    """One step's work. Plans of one job do the same work, so their times can be ranked.
+
+    `kernels` decide what the account of memory says layers keep.
+    """
 
     name: str
     model: ModelGraph
     batch: tuple[Sample, ...]
+    precision: Precision = Precision.FLOAT32
+    kernels: Kernels = Kernels.EAGER
 
 
 def decoder(architecture: str, *, width: int, blocks: int, trainable: Trainable = Trainable.ALL) -> Module:
@@ -141,6 +154,13 @@ def this_machine(link: Link, num_ranks: int, *, num_cores: int | None = None) ->
     return Cluster(name="this machine", nodes=(node,), intra=link, inter=link)
 
 
+def emulated_machine(device: torch.device, num_ranks: int, link: Link = ASSUMED) -> Cluster:
+    """Ranks with a device of this kind each: what an emulation on one of them shows."""
+    memory_bytes = capacity_of(device) or MEMORY_BYTES
+    node = Node(device=kind_of_device(device), num_ranks=num_ranks, memory_bytes=memory_bytes)
+    return Cluster(name=f"emulated on {device}", nodes=(node,), intra=link, inter=link)
+
+
 def plan_of(
     work: Work,
     cluster: Cluster,
@@ -168,8 +188,8 @@ def plan_of(
     """
     replicas = [cuts] if isinstance(cuts, Mapping) else list(cuts)
     settings = Settings(
-        precision=Precision.FLOAT32,
-        kernels=Kernels.EAGER,
+        precision=work.precision,
+        kernels=work.kernels,
         modules=tuple(ModuleSettings(module=m.name, recompute=recompute) for m in work.model.modules),
     )
     draft = Plan(

@@ -10,7 +10,7 @@ from workbench.cost.profile import Profile
 from workbench.matching import profile_for
 from workbench.plan.lowered import Lowered
 from workbench.plan.price import price, stage_link
-from workbench.plan.provenance import PROFILE, UNMEASURED
+from workbench.plan.provenance import DEVICE, PROFILE, UNMEASURED
 from workbench.schedule.action import Action, Pass
 from workbench.trace import Executor, Trace
 
@@ -60,12 +60,13 @@ def compose(lowered: Lowered, emulation: "Emulation", profile: Profile | None = 
             unmeasured[_unmeasured(kind.value)] = None
         return collectives.seconds(kind, exchange.num_bytes, len(exchange.ranks), link)
 
-    durations_s = sums_s | emulation.durations_s(exchange_s)
+    durations_s = sums_s | emulation.timings.durations_s(exchange_s)
     try:
-        trace = simulate(lowered, durations_s.__getitem__, step_s=emulation.steps_s.__getitem__)
+        trace = simulate(lowered, durations_s.__getitem__, step_s=emulation.timings.steps_s.__getitem__)
     except DeadlockError as error:
         raise ValueError(str(error)) from error
-    details = [(EMULATED, f"one action at a time on {emulation.device}, median of {emulation.num_timed}")]
+    details = [(DEVICE, emulation.kind)]
+    details += [(EMULATED, f"one action at a time on {emulation.device}, median of {emulation.num_timed}")]
     if profile is not None:
         details.append((PROFILE, f"{profile.name}, of collectives alone"))
     details += [(UNMEASURED, name) for name in unmeasured]

@@ -1,24 +1,26 @@
 """Commands that give a plan times: simulate, run, compare."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from workbench.commands.emulation import check_collectives, compose
 from workbench.commands.machines import under
-from workbench.commands.options import ExecutionFile, Json, PlanFile
+from workbench.commands.options import Device, ExecutionFile, Json, PlanFile
 from workbench.commands.prediction import predict
 from workbench.console import Ticker, emit_json, show, ticking
 from workbench.cost.profile import load_profile
-from workbench.matching import cost_for
+from workbench.matching import check_profile, cost_for
 from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
 from workbench.plan.provenance import unmeasured_costs
 from workbench.report.compare import compare
+from workbench.report.devices import check_devices
 from workbench.report.folder import repetition_paths
 from workbench.report.records import executed_record, simulated_record
 from workbench.report.tables import (
@@ -30,10 +32,12 @@ from workbench.report.tables import (
 )
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
+from workbench.units import gib
 from workbench.whole_file import check_writable
 
 if TYPE_CHECKING:
     from runtime.batches import DataSource
+    from runtime.peak_memory import PeakMemory
     from runtime.rank_job import RunSettings
 
 EMULATED_REPETITIONS = 3
@@ -96,21 +100,16 @@ def run_command(
         bool, typer.Option("--resume", help="go on from the latest whole checkpoint of the folder, if any")
     ] = False,
     timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
+    device: Annotated[
+        Device | None, typer.Option(help="that emulates; default: a GPU where torch sees one, else the CPU")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="of collectives, when emulated: profile name or file")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Run steps of a plan for real."""
-    if local and emulate:
-        raise ValueError("run: --local and --emulate exclude each other: processes, or one after the other")
-    if not local and not emulate:
-        raise ValueError(
-            "run: want --local or --emulate; on a cluster start "
-            "torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
-        )
-    if profile is not None and not emulate:
-        raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
+    run = _runner(local, emulate, device, profile)
     if next_samples and (data is None or not local):
         raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
     if (resume or checkpoint is not None) and (checkpoint is None or not local):
@@ -141,64 +140,117 @@ def run_command(
         settings = replace(
             settings, checkpoints=checkpoints_in(checkpoint, checkpoint_every, begin, identity)
         )
-    run = _emulated if emulate else _executed
-    names, traces, losses = run(lowered, settings, source, profile, quiet=as_json)
-    files = repetition_paths(trace, len(traces)) if trace else ()
-    for path, made in zip(files, traces, strict=False):
+    ran = run(lowered, settings, source, quiet=as_json)
+    files = repetition_paths(trace, len(ran.traces)) if trace else ()
+    for path, made in zip(files, ran.traces, strict=False):
         write_trace(made, path)
     if as_json:
-        emit_json(executed_record(found, traces, files) | {"losses": list(losses)})
+        emit_json(executed_record(found, ran.traces, files) | {"losses": list(ran.losses)} | ran.peak_record)
         return
     written = (*files, *((export,) if export is not None else ()))
     show(
-        metrics_table(found, list(zip(names, traces, strict=True))),
-        losses_text(losses, warmup),
-        *((unmeasured_text(unmeasured_costs(traces[0])),) if emulate else ()),
+        metrics_table(found, list(zip(ran.names, ran.traces, strict=True))),
+        losses_text(ran.losses, warmup),
+        *((unmeasured_text(unmeasured_costs(ran.traces[0])),) if emulate else ()),
+        *ran.peak_texts,
         *(f"written to {path}" for path in written),
     )
 
 
-Ran = tuple[list[str], tuple[Trace, ...], tuple[float, ...]]  # names of traces, traces, losses
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A plan that was run: traces and their names, losses, and the peak of memory where it was measured."""
+
+    names: list[str]
+    traces: tuple[Trace, ...]
+    losses: tuple[float, ...]
+    peak: "PeakMemory | None" = None
+
+    @property
+    def peak_record(self) -> dict[str, Any]:
+        if self.peak is None:
+            return {}
+        return {"peak_memory": asdict(self.peak) | {"error": self.peak.error}}
+
+    @property
+    def peak_texts(self) -> tuple[str, ...]:
+        if self.peak is None:
+            return ()
+        predicted, measured = gib(self.peak.predicted_bytes), gib(self.peak.measured_bytes)
+        return (
+            f"peak memory: predicted {predicted:.4g} GiB, measured {measured:.4g} GiB, "
+            f"error {self.peak.error:+.2%}",
+        )
 
 
-def _executed(
-    lowered: Lowered,
-    settings: "RunSettings",
-    source: "DataSource | None",
-    profile: str | None,
-    *,
-    quiet: bool,
-) -> Ran:
+class Run(Protocol):
+    """One way to run a plan."""
+
+    def __call__(
+        self, lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool
+    ) -> Ran: ...
+
+
+def _runner(local: bool, emulate: bool, device: Device | None, profile: str | None) -> Run:
+    """How the flags say that a plan is run; ValueError where they do not go together."""
+    if local and emulate:
+        raise ValueError("run: --local and --emulate exclude each other: processes, or one after the other")
+    if not local and not emulate:
+        raise ValueError(
+            "run: want --local or --emulate; on a cluster start "
+            "torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
+        )
+    if emulate:
+        return partial(_emulated, device=device, profile=profile)
+    if profile is not None:
+        raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
+    if device is Device.CUDA:
+        raise ValueError(
+            "run: --local starts processes on the CPU; want --emulate --device cuda, or torchrun"
+        )
+    return _executed
+
+
+def _executed(lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool) -> Ran:
     from runtime.launch import run_lowered
 
-    del profile
     with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker:
         result = run_lowered(lowered, settings, source=source, progress=_telling(ticker))
     names = step_names(steps=settings.steps, warmup=settings.warmup, repetitions=settings.repetitions)
-    return names[-len(result.traces) :], result.traces, result.losses  # a resumed run took the last ones
+    names = names[-len(result.traces) :]  # a resumed run took the last ones
+    return Ran(names=names, traces=result.traces, losses=result.losses)
 
 
 def _emulated(
     lowered: Lowered,
     settings: "RunSettings",
     source: "DataSource | None",
-    profile: str | None,
     *,
+    device: Device | None,
+    profile: str | None,
     quiet: bool,
 ) -> Ran:
+    from runtime.device import device_of, kind_of_device
     from runtime.emulate import emulate
     from runtime.failure import RankError
+    from runtime.peak_memory import peak_memory
 
+    where = device_of(device)
     facts = load_profile(profile) if profile is not None else None
+    if facts is not None:
+        check_profile(facts, kind_of_device(where))
     check_collectives(lowered, facts)
-    title = f"emulating {len(lowered.plan.ranks)} ranks"
+    title = f"emulating {len(lowered.plan.ranks)} ranks on {where}"
+    is_alone = len(lowered.plan.ranks) == 1
     try:
         with ticking(title, None, quiet=quiet) as ticker:
-            result = emulate(lowered, settings, source=source, progress=_telling(ticker))
+            result = emulate(lowered, settings, device=where, source=source, progress=_telling(ticker))
+            peak = peak_memory(lowered, settings, device=where, source=source) if is_alone else None
     except RankError as error:
         raise ValueError(str(error)) from error
     name = f"emulated, median of {result.num_timed} steps"
-    return [name], (compose(lowered, result, facts),), result.losses
+    traces = (compose(lowered, result, facts),)
+    return Ran(names=[name], traces=traces, losses=result.losses, peak=peak)
 
 
 def _telling(ticker: Ticker) -> Callable[[int, int, float], None]:
@@ -209,10 +261,17 @@ def compare_command(
     simulated: Annotated[Path, typer.Argument(help="simulated trace", metavar="SIMULATED")],
     executed: Annotated[list[Path], typer.Argument(help="executed traces", metavar="EXECUTED...")],
     plan: Annotated[Path | None, typer.Option(help="plan file, to name the stages")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="what all of them must be of; default: not asked")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Hold a simulated trace against the executed ones of the same plan."""
-    comparison = compare(read_trace(simulated), [read_trace(path) for path in executed])
+    traces = [(path, read_trace(path)) for path in (simulated, *executed)]
+    if device is not None:
+        check_devices(traces, wanted=device)
+    prediction, *runs = (trace for _, trace in traces)
+    comparison = compare(prediction, runs)
     named = read_plan(plan) if plan is not None else None
     if named is not None and plan_hash(named) != comparison.plan_hash:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Commands about this machine and about experiments: calibrate, report, reproduce, demo."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ import typer
 
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Mixing, read_measurement
-from workbench.commands.options import Json
+from workbench.commands.options import Device, Json
 from workbench.console import emit_json, show, ticking
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -25,13 +25,6 @@ from workbench.report.tables import (
 )
 from workbench.strategies import cornstarch
 from workbench.whole_file import check_writable, write_text
-
-
-class Device(StrEnum):
-    """What `calibrate` can measure."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 def calibrate_command(
@@ -53,10 +46,11 @@ def calibrate_command(
     as_json: Json = False,
 ) -> None:
     """Measure this machine and write its profile."""
-    from runtime.bench_plans import BenchSettings, check_device, measure
+    from runtime.bench_plans import BenchSettings, measure
+    from runtime.device import device_of
     from runtime.pool import Pool
 
-    check_device(device)
+    measured = device_of(device)
     for place in (output, rows):
         if place is not None:
             check_writable(place)
@@ -65,8 +59,9 @@ def calibrate_command(
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
-    with Pool(workers) as pool, ticking(f"measuring {device}", None, quiet=as_json) as ticker:
-        settings = BenchSettings(concurrency=concurrency, device=device)
+    processes = Pool(workers) if device is Device.CPU else nullcontext()  # a GPU is measured by this one
+    with processes as pool, ticking(f"measuring {measured}", None, quiet=as_json) as ticker:
+        settings = BenchSettings(concurrency=concurrency, device=measured)
         measurement = measure(plans, pool, settings=settings, path=rows, progress=ticker.at)
     mixing = Mixing.ALLOWED if mix_versions else Mixing.REFUSED
     profile = fit(name or output.name.removesuffix(".json"), [measurement, *others], mixing)

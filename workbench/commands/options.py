@@ -1,9 +1,18 @@
 """Parameters that several commands share."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class Device(StrEnum):
+    """What a rank works on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
 
 PlanFile = Annotated[Path, typer.Argument(help="plan file", metavar="PLAN")]
 ExecutionFile = Annotated[

@@ -11,6 +11,7 @@ from workbench.plan.price import Price
 from workbench.trace import Trace
 
 PROFILE = "profile"
+DEVICE = "device"
 UNMEASURED = "unmeasured"
 MFU = "mfu"
 
@@ -23,12 +24,16 @@ def with_provenance(
     *,
     beside: Mapping[str, CostModel] | None = None,
 ) -> Trace:
-    """The trace with the profile's name, its MFU and one detail for every cost that was not measured.
+    """The trace with the profile's name and device, its MFU, and one detail for every unmeasured cost.
 
     `beside` has the machines of other kinds of devices; each rank's own peak counts.
     """
     profiles = {device: model.profile for device, model in (beside or {}).items()}
-    details = [(PROFILE, ", ".join(dict.fromkeys(each.name for each in (profile, *profiles.values()))))]
+    known = (profile, *profiles.values())
+    details = [
+        (PROFILE, ", ".join(dict.fromkeys(each.name for each in known))),
+        (DEVICE, ", ".join(dict.fromkeys(each.device for each in known))),
+    ]
     cluster = plan.cluster
     peaks = [
         dict(profiles.get(cluster.nodes[cluster.node_of(rank)].device, profile).peak_flop_per_s).get(

@@ -230,7 +230,7 @@ def _row_launch(q: Tensor, plan: KernelPlan, tile: Tiling, options: Options) -> 
         slots=resident_tasks(q.device, tile.num_warps),
         split=options.split,
     )
-    return _launch(plan, shape, q.device)
+    return _launch(plan, shape)
 
 
 def _column_launch(q: Tensor, k: Tensor, plan: KernelPlan, tile: Tiling, options: Options) -> Launch:
@@ -242,11 +242,11 @@ def _column_launch(q: Tensor, k: Tensor, plan: KernelPlan, tile: Tiling, options
         slots=resident_tasks(q.device, tile.num_warps),
         split=options.split,
     )
-    return _launch(plan, shape, q.device)
+    return _launch(plan, shape)
 
 
-def _launch(plan: KernelPlan, shape: LaunchShape, device: torch.device) -> Launch:
+def _launch(plan: KernelPlan, shape: LaunchShape) -> Launch:
     if shape not in plan.launches:
         lists = plan.columns if shape.by_column else plan.rows
-        plan.launches[shape] = make_launch(lists.num_full, lists.num_partial, shape, device)
+        plan.launches[shape] = make_launch(lists.num_full, lists.num_partial, shape)
     return plan.launches[shape]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +30,13 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """A task table on its device.
+    """A task table on its device; see `Tasks` for entries that are only room.
 
     Args:
         tasks: [4, num tasks] int32: block, begin, end, slot.
         split_block: [num split] int32.
         split_start: [num split + 1] int32.
+        num_slots: partial results that there is room for.
     """
 
     tasks: Tensor
@@ -49,24 +49,17 @@ class Launch:
         return self.tasks.shape[1]
 
 
-def make_launch(
-    num_full: np.ndarray, num_partial: np.ndarray, shape: LaunchShape, device: torch.device
-) -> Launch:
-    """Schedule the lists for that shape and send the table to the device."""
+def make_launch(num_full: Tensor, num_partial: Tensor, shape: LaunchShape) -> Launch:
+    """Schedule the lists for that shape, on their device."""
     tasks = make_tasks(
-        num_full * shape.repeat,
-        num_partial * shape.repeat,
+        num_full,
+        num_partial,
         num_heads=shape.num_heads,
         num_slots=shape.slots,
         split=shape.split,
+        repeat=shape.repeat,
     )
-    table = np.stack([tasks.block, tasks.begin, tasks.end, tasks.slot])
-    return Launch(
-        tasks=torch.from_numpy(table).to(device),
-        split_block=torch.from_numpy(tasks.split_block).to(device),
-        split_start=torch.from_numpy(tasks.split_start).to(device),
-        num_slots=tasks.num_slots,
-    )
+    return Launch(tasks.table, tasks.split_block, tasks.split_start, tasks.num_slots)
 
 
 def resident_tasks(device: torch.device, num_warps: int) -> int:

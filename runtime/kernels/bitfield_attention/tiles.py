@@ -1,84 +1,241 @@
-"""Which tiles of a mask hold work, from per-block summaries on the mask's own device."""
+"""Which tiles of a mask hold work, exactly, and their lists: a few kernels on the mask's own device.
+
+Nothing is read back to the host and every size follows from the number of tokens alone, so a plan can
+be made anew for every step, also within a CUDA graph.
+"""
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.bitfield_attention.mask import EVERYTHING, KernelMask
+from runtime.kernels.bitfield_attention.mask import KernelMask
 
-# Shape suffixes: T = tokens of one side, R = query blocks, C = key blocks, N = tiles that hold work.
+# Shape suffixes: R = query blocks, C = key blocks, L = blocks of one side.
+# In kernels: Q = BLOCK_Q queries, K = BLOCK_K keys, S = STEP keys that are compared at once.
 
 PARTIAL, FULL = 1, 2
+COLUMNS = 8  # key blocks of one program: its queries are loaded and summed up once
+STEP = 32
+CHUNK = 128  # tiles or blocks that a program counts at once
+
+_PARTIAL, _FULL = tl.constexpr(PARTIAL), tl.constexpr(FULL)
 
 
-def summary_tiles(mask: KernelMask, block_q: int, block_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Row offsets [R+1] int64, columns [N] int32 and kinds [N] uint8 of tiles that may hold work.
+@triton.jit
+def _or(one, other):
+    return one | other
 
-    Safe, not exact: a tile is FULL only if every pair attends and left out only if none does; what
-    the summaries cannot decide is PARTIAL. A few dozen launches, no loop over tokens and no T x T
-    mask, so it also suits a mask that is made anew for every step.
 
-    Complexity: O(T + R C) time and space.
+@triton.jit
+def _and(one, other):
+    return one & other
+
+
+@triton.jit
+def _queries(words, limits, rows, num_queries):
+    """allow, always, last, segment and first of some queries; one that does not exist allows nothing."""
+    there = rows < num_queries
+    allow = tl.load(words + rows, mask=there, other=0)
+    always = tl.load(words + num_queries + rows, mask=there, other=0)
+    last = tl.load(limits + rows, mask=there, other=0)
+    segment = tl.load(limits + num_queries + rows, mask=there, other=-1)
+    first = tl.load(limits + 2 * num_queries + rows, mask=there, other=0)
+    return allow, always, last, segment, first
+
+
+@triton.jit
+def _keys(words, places, columns, num_keys):
+    """own, position and segment of some keys; one that does not exist owns nothing."""
+    there = columns < num_keys
+    own = tl.load(words + columns, mask=there, other=0)
+    position = tl.load(places + columns, mask=there, other=0)
+    return own, position, tl.load(places + num_keys + columns, mask=there, other=-1)
+
+
+@triton.jit
+def _bits(word):
+    """What some word has, and what all words have."""
+    return tl.reduce(word, 0, _or), tl.reduce(word, 0, _and)
+
+
+@triton.jit
+def _range(x):
+    return tl.min(x, 0), tl.max(x, 0)
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_columns"])
+def classify_kernel(
+    query_words,
+    query_limits,
+    key_words,
+    key_places,
+    kinds,
+    num_queries,
+    num_keys,
+    num_columns,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr,
+):
+    """One program: one query block and COLUMNS key blocks.
+
+    Summaries decide most tiles. The pairs of the others are compared, STEP keys at a time, until one
+    that attends and one that does not are found. A tile past the last token is never FULL.
     """
-    q, k = _QuerySummary(mask, block_q), _KeySummary(mask, block_k)
-    some = (q.any_allow[:, None] & k.any_own) != 0
-    some &= (q.least_segment[:, None] <= k.most_segment) & (k.least_segment <= q.most_segment[:, None])
-    some &= k.least_position <= q.most_last[:, None]
-    full = (q.all_allow[:, None] & k.all_own) != 0
-    full &= (q.least_segment == q.most_segment)[:, None] & (k.least_segment == k.most_segment)
-    full &= q.least_segment[:, None] == k.least_segment
-    full &= k.most_position <= q.least_last[:, None]
-    if mask.has_window:
-        some &= (k.most_position >= q.least_first[:, None]) | ((q.any_always[:, None] & k.any_own) != 0)
-        full &= (k.least_position >= q.most_first[:, None]) | ((q.all_always[:, None] & k.all_own) != 0)
-    rows, columns = torch.nonzero(some, as_tuple=True)
-    kinds = torch.where(full[rows, columns], FULL, PARTIAL).to(torch.uint8)
-    offsets = torch.zeros(len(some) + 1, dtype=torch.int64, device=some.device)
-    offsets[1:] = some.sum(1).cumsum(0)
-    return offsets, columns.to(torch.int32), kinds
+    row = tl.program_id(0)
+    rows = row * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    allow, always, last, segment, first = _queries(query_words, query_limits, rows, num_queries)
+    any_allow, all_allow = _bits(allow)
+    least_last, most_last = _range(last)
+    if HAS_SEGMENTS:
+        least_segment, most_segment = _range(segment)
+    if HAS_WINDOW:
+        any_always, all_always = _bits(always)
+        least_first, most_first = _range(first)
+    begin = tl.program_id(1) * COLUMNS
+    for column in range(begin, tl.minimum(begin + COLUMNS, num_columns)):
+        columns = column * BLOCK_K + tl.arange(0, BLOCK_K)
+        own, position, key_segment = _keys(key_words, key_places, columns, num_keys)
+        any_own, all_own = _bits(own)
+        least, most = _range(position)
+        may = ((any_allow & any_own) != 0) & (least <= most_last)
+        must = ((all_allow & all_own) != 0) & (most <= least_last)
+        if HAS_SEGMENTS:
+            least_key, most_key = _range(key_segment)
+            may = may & (least_segment <= most_key) & (least_key <= most_segment)
+            must = must & (least_segment == most_key) & (least_key == most_segment)
+        if HAS_WINDOW:
+            may = may & ((most >= least_first) | ((any_always & any_own) != 0))
+            must = must & ((least >= most_first) | ((all_always & all_own) != 0))
+        some, every = may.to(tl.int32), must.to(tl.int32)
+        if some > every:
+            some, missing, done = 0, 0, 0
+            while (done < BLOCK_K) & (some + missing < 2):
+                step = column * BLOCK_K + done + tl.arange(0, STEP)
+                own_S, position_S, segment_S = _keys(key_words, key_places, step, num_keys)
+                seen_QS = (allow[:, None] & own_S[None, :]) != 0
+                seen_QS = seen_QS & (position_S[None, :] <= last[:, None])
+                if HAS_SEGMENTS:
+                    seen_QS = seen_QS & (segment[:, None] == segment_S[None, :])
+                if HAS_WINDOW:
+                    sink_QS = (always[:, None] & own_S[None, :]) != 0
+                    seen_QS = seen_QS & ((position_S[None, :] >= first[:, None]) | sink_QS)
+                seen = seen_QS.to(tl.int32)
+                some = tl.maximum(some, tl.max(tl.max(seen, 1), 0))
+                missing = tl.maximum(missing, 1 - tl.min(tl.min(seen, 1), 0))
+                done += STEP
+            every = 1 - missing
+        kind = tl.where(every != 0, _FULL, tl.where(some != 0, _PARTIAL, 0))
+        tl.store(kinds + row.to(tl.int64) * num_columns + column, kind.to(tl.uint8))
 
 
-class _QuerySummary:
-    """What is true of some, and of all, queries of each block."""
-
-    def __init__(self, mask: KernelMask, block: int) -> None:
-        allow, always = mask.query_words
-        last, segment, first = mask.query_limits
-        self.any_allow, self.all_allow = _any_bits(allow, block), _all_bits(allow, block)
-        self.any_always, self.all_always = _any_bits(always, block), _all_bits(always, block)
-        self.least_segment, self.most_segment = _range(segment, block)
-        self.least_last, self.most_last = _range(last, block)
-        self.least_first, self.most_first = _range(first, block)
-
-
-class _KeySummary:
-    """What is true of some, and of all, keys of each block."""
-
-    def __init__(self, mask: KernelMask, block: int) -> None:
-        position, segment = mask.key_places
-        self.any_own, self.all_own = _any_bits(mask.key_words, block), _all_bits(mask.key_words, block)
-        self.least_segment, self.most_segment = _range(segment, block)
-        self.least_position, self.most_position = _range(position, block)
+@triton.jit(do_not_specialize=["num_blocks", "num_others", "stride_block", "stride_other"])
+def count_kernel(kinds, counts, num_blocks, num_others, stride_block, stride_other, CHUNK: tl.constexpr):
+    """One program: how many FULL and PARTIAL tiles one block has."""
+    block = tl.program_id(0)
+    full, partial = 0, 0
+    for begin in range(0, num_others, CHUNK):
+        other = (begin + tl.arange(0, CHUNK)).to(tl.int64)
+        tile = kinds + block.to(tl.int64) * stride_block + other * stride_other
+        kind = tl.load(tile, mask=other < num_others, other=0)
+        full += tl.sum((kind == _FULL).to(tl.int32), 0)
+        partial += tl.sum((kind == _PARTIAL).to(tl.int32), 0)
+    tl.store(counts + block, full)
+    tl.store(counts + num_blocks + block, partial)
 
 
-def _blocks(x_T: Tensor, block: int, fill: int) -> Tensor:
-    short = -len(x_T) % block
-    return torch.nn.functional.pad(x_T, (0, short), value=fill).view(-1, block)
+@triton.jit(do_not_specialize=["num_blocks", "num_others", "stride_block", "stride_other"])
+def list_kernel(
+    kinds,
+    counts,
+    offsets,
+    partial_start,
+    others,
+    num_blocks,
+    num_others,
+    stride_block,
+    stride_other,
+    CHUNK: tl.constexpr,
+):
+    """One program: the list of one block, behind those of the blocks before it."""
+    block = tl.program_id(0)
+    start = 0
+    for begin in range(0, block, CHUNK):
+        before = begin + tl.arange(0, CHUNK)
+        full = tl.load(counts + before, mask=before < block, other=0)
+        partial = tl.load(counts + num_blocks + before, mask=before < block, other=0)
+        start += tl.sum(full + partial, 0)
+    middle = start + tl.load(counts + block)
+    end = middle + tl.load(counts + num_blocks + block)
+    tl.store(offsets + block, start)
+    tl.store(partial_start + block, middle)
+    if block == num_blocks - 1:
+        tl.store(offsets + num_blocks, end)
+        tl.store(offsets + num_blocks + 1, end)
+        tl.store(partial_start + num_blocks, end)
+    for begin in range(0, num_others, CHUNK):
+        other = begin + tl.arange(0, CHUNK)
+        tile = kinds + block.to(tl.int64) * stride_block + other.to(tl.int64) * stride_other
+        kind = tl.load(tile, mask=other < num_others, other=0)
+        full = (kind == _FULL).to(tl.int32)
+        partial = (kind == _PARTIAL).to(tl.int32)
+        tl.store(others + start + tl.cumsum(full, 0) - full, other, mask=full != 0)
+        tl.store(others + middle + tl.cumsum(partial, 0) - partial, other, mask=partial != 0)
+        start += tl.sum(full, 0)
+        middle += tl.sum(partial, 0)
 
 
-def _range(x_T: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    least = _blocks(x_T, block, EVERYTHING).amin(1)
-    return least, _blocks(x_T, block, -EVERYTHING - 1).amax(1)
+def classify(mask: KernelMask, block_q: int, block_k: int) -> Tensor:
+    """Kinds [R, C] uint8: 0 where no pair attends, FULL where all do and exist, else PARTIAL.
+
+    Exact, in one launch. Complexity: O(R C) summaries of a block; O(block_q block_k) for tiles that
+    they leave open. Memory: R C bytes.
+    """
+    num_rows, num_columns = -(-mask.num_queries // block_q), -(-mask.num_keys // block_k)
+    kinds = torch.empty(num_rows, num_columns, dtype=torch.uint8, device=mask.device)
+    if not kinds.numel():
+        return kinds
+    classify_kernel[(num_rows, -(-num_columns // COLUMNS))](
+        mask.query_words,
+        mask.query_limits,
+        mask.key_words,
+        mask.key_places,
+        kinds,
+        mask.num_queries,
+        mask.num_keys,
+        num_columns,
+        BLOCK_Q=block_q,
+        BLOCK_K=block_k,
+        COLUMNS=COLUMNS,
+        STEP=min(STEP, block_k),
+        HAS_WINDOW=mask.has_window,
+        HAS_SEGMENTS=mask.has_segments,
+    )
+    return kinds
 
 
-def _any_bits(word_T: Tensor, block: int) -> Tensor:
-    """[blocks] OR of the words of each block, by halving."""
-    words = _blocks(word_T, block, 0)
-    while words.shape[1] > 1:
-        half = words.shape[1] // 2
-        words = words[:, :half] | words[:, half:]
-    return words[:, 0]
+def listed(kinds_LX: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The tiles of every row of `kinds`, any strides, as lists.
 
+    Returns:
+        counts [2, L] int32 of FULL and of PARTIAL tiles; offsets [L+2], partial_start [L+1] and others
+        [L X + 1], int32. One entry more than asked for, so that a task of the block past the last one
+        reads an empty list; entries of `others` behind the last list are 0.
 
-def _all_bits(word_T: Tensor, block: int) -> Tensor:
-    """[blocks] AND of the words of each block; missing tokens at the end do not count."""
-    return ~_any_bits(~word_T, block)
+    Three launches. Memory: 4 L X bytes, since how many tiles there are is not asked.
+    """
+    num_blocks, num_others = kinds_LX.shape
+    device = kinds_LX.device
+    counts = torch.empty(2, num_blocks, dtype=torch.int32, device=device)
+    offsets = torch.empty(num_blocks + 2, dtype=torch.int32, device=device)
+    partial_start = torch.empty(num_blocks + 1, dtype=torch.int32, device=device)
+    others = torch.zeros(num_blocks * num_others + 1, dtype=torch.int32, device=device)
+    if num_blocks:
+        sizes = (num_blocks, num_others, *kinds_LX.stride())
+        count_kernel[(num_blocks,)](kinds_LX, counts, *sizes, CHUNK=CHUNK)
+        list_kernel[(num_blocks,)](kinds_LX, counts, offsets, partial_start, others, *sizes, CHUNK=CHUNK)
+    return counts, offsets, partial_start, others

@@ -1,0 +1,149 @@
+"""Rows of the kernel benchmark: one for each cell, pass and contender, in a file to go on with."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.kernel_bars import Timing
+from experiments.bench.kernel_cells import Contender
+from workbench.whole_file import check_writable, write_text
+
+FORMAT = 1
+PART = "kernels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One contender's pass on one cell: a median, or the line that says why there is none.
+
+    Args:
+        kind: of the cell, as in `Timing`; "plan" and "bits" are no passes of a cell.
+        direction: "forward", "backward", "plan" or "repeat".
+        who: name of the contender.
+        seconds: median of interleaved runs.
+        spread: (third quartile - first quartile) / median.
+        flop: of a forward, by exact area.
+        modelled: list-scheduling time of the forward in units of a FULL tile, for ours.
+    """
+
+    kind: str
+    mask: str
+    length: int
+    head_dim: int
+    dtype: str
+    seed: int
+    direction: str
+    who: str
+    seconds: float | None = None
+    spread: float | None = None
+    flop: float | None = None
+    modelled: float | None = None
+    error: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What it was that was measured; a file has each once."""
+        cell = f"{PART}/{self.kind}/{self.mask}#{self.seed}/{self.length}/{self.head_dim}/{self.dtype}"
+        return f"{cell}/{self.direction}/{self.who}"
+
+
+def timings_of(rows: Iterable[Row]) -> list[Timing]:
+    """Both passes of a contender on a cell together, where its forward was measured."""
+    rows = list(rows)
+    backward = {row.key: row for row in rows if row.direction == "backward"}
+    found = []
+    for row in rows:
+        if row.direction != "forward" or row.seconds is None:
+            continue
+        after = backward.get(row.key.replace("/forward/", "/backward/"))
+        found.append(
+            Timing(
+                mask=row.mask,
+                length=row.length,
+                kind=row.kind,
+                seed=row.seed,
+                who=Contender[row.who],
+                forward_s=row.seconds,
+                backward_s=None if after is None else after.seconds,
+                forward_flop=row.flop or 0.0,
+                modelled=row.modelled,
+                forward_spread=row.spread or 0.0,
+                backward_spread=(after.spread if after is not None else None) or 0.0,
+            )
+        )
+    return found
+
+
+def rows_of(timing: Timing, head_dim: int, dtype: str) -> list[Row]:
+    """A row for each pass that was measured."""
+    passes = [("forward", timing.forward_s, timing.forward_spread)]
+    if timing.backward_s is not None:
+        passes.append(("backward", timing.backward_s, timing.backward_spread))
+    return [
+        Row(
+            kind=timing.kind,
+            mask=timing.mask,
+            length=timing.length,
+            head_dim=head_dim,
+            dtype=dtype,
+            seed=timing.seed,
+            direction=direction,
+            who=timing.who.name,
+            seconds=seconds,
+            spread=spread,
+            flop=timing.forward_flop,
+            modelled=timing.modelled if direction == "forward" else None,
+        )
+        for direction, seconds, spread in passes
+    ]
+
+
+class RowFile:
+    """The rows of one device and one set of versions; every change is on disk when `add` returns."""
+
+    def __init__(self, path: Path | None, device: str, versions: dict[str, str | None]) -> None:
+        """Go on with the rows that are there; without a path they are kept in memory.
+
+        Raises:
+            ValueError: the file is no such file, of another format, device or other versions, or the
+                path cannot be written.
+        """
+        self._path = path
+        self.head = {"script": "experiments.bench.kernels", "format": FORMAT, "device": device}
+        self.head |= {"versions": versions}
+        self.rows: dict[str, Row] = {}
+        if path is not None:
+            check_writable(path)
+            if path.exists():
+                self.rows = {row.key: row for row in self._read(path)}
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Keep new rows; one whose key is there already stays as it was, errors too."""
+        for row in rows:
+            self.rows.setdefault(row.key, row)
+        if self._path is not None:
+            kept = {**self.head, "rows": [asdict(row) for row in self.rows.values()]}
+            write_text(json.dumps(kept, indent=1) + "\n", self._path)
+
+    def _read(self, path: Path) -> list[Row]:
+        try:
+            kept: Any = json.loads(path.read_text(encoding="utf-8"))
+            rows = [Row(**row) for row in kept["rows"]]
+            head = {name: kept[name] for name in self.head}
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}: no file of this benchmark's rows ({error})") from error
+        for name, ours in self.head.items():
+            if head[name] != ours:
+                raise ValueError(
+                    f"{path}: rows of {name} {head[name]}, these would be of {ours}; want another --out"
+                )
+        if wrong := [row for row in rows if not _is_sound(row)]:
+            raise ValueError(f"{path}: row {wrong[0].key}: unknown contender or a time that is not above 0")
+        return rows
+
+
+def _is_sound(row: Row) -> bool:
+    numbers = [getattr(row, field.name) for field in fields(row) if field.name in ("seconds", "flop")]
+    return row.who in Contender.__members__ and all(x is None or x > 0 for x in numbers)

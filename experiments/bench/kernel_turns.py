@@ -1,0 +1,223 @@
+"""Contenders of the kernel benchmark take turns on one cell: medians and spreads, or why there are none."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.bench.kernel_bars import Timing
+from experiments.bench.kernel_cells import (
+    OPTIONS,
+    Attention,
+    Cell,
+    Contender,
+    Stage,
+    attention_of,
+    flex_mask,
+    has_backward,
+    set_up,
+)
+from experiments.bench.kernel_rows import Row, rows_of
+from runtime.bench_clock import quartile_spread
+from runtime.kernels.bitfield_attention.launch import resident_tasks
+from runtime.kernels.bitfield_attention.plan import make_plan
+from runtime.kernels.bitfield_attention.tasks import make_tasks, modelled_span
+from runtime.kernels.bitfield_attention.tilings import Pass, tiling
+
+LEAST_ROUNDS, MOST_ROUNDS = 5, 50
+PLAN_ROUNDS = 10
+SAME_BITS_RUNS = 5
+FLUSH_BYTES = 256 * 2**20
+PARITY = 2e-2  # of outputs of two bf16 kernels, norm of the difference over norm
+LONGEST_ERROR = 300  # characters
+PLAN, BITS = "plan", "bits"  # kinds of units that are no passes of a cell
+
+Clock = Callable[[Callable[[], object]], float]
+
+
+def event_clock(device: torch.device) -> Clock:
+    """Seconds on the device between two events, the L2 cache flushed before the first."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+
+    def clock(call: Callable[[], object]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        flush.zero_()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3
+
+    return clock
+
+
+def host_clock(call: Callable[[], object]) -> float:
+    """Seconds on the host, for what runs there."""
+    begin_s = time.perf_counter()
+    call()
+    return time.perf_counter() - begin_s
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is measured at once: contenders on one cell, the first of them ours."""
+
+    kind: str
+    cell: Cell
+    who: tuple[Contender, ...]
+
+
+def directions(unit: Unit, who: Contender, device: torch.device) -> tuple[str, ...]:
+    """What is measured of a contender."""
+    if unit.kind in (PLAN, BITS):
+        return (unit.kind,)
+    return ("forward", "backward") if has_backward(who, device) else ("forward",)
+
+
+def row_of(unit: Unit, dtype: torch.dtype, direction: str, who: Contender, **measured: Any) -> Row:
+    """A row; without `measured` it is good for its key only."""
+    cell = unit.cell
+    return Row(
+        kind=unit.kind,
+        mask=cell.mask,
+        length=cell.length,
+        head_dim=cell.head_dim,
+        dtype=str(dtype).removeprefix("torch."),
+        seed=cell.seed,
+        direction=direction,
+        who=who.name,
+        **measured,
+    )
+
+
+def unit_rows(
+    unit: Unit, device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float
+) -> list[Row]:
+    """The rows of a unit; a contender that cannot run, or computes something else, has its error in them."""
+    stage = set_up(unit.cell, device, dtype)
+    if unit.kind == PLAN:
+        return _plan_rows(unit, stage, clock)
+    if unit.kind == BITS:
+        return _bit_rows(unit, stage)
+    able, rows = [], []
+    for each in unit.who:
+        try:
+            measure(unit.kind, stage, [unit.who[0], each], _no_clock, seconds=0.0)
+            able.append(each)
+        except Exception as error:  # whatever a compiler or a library raises is that contender's result
+            line = f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_ERROR]
+            ways = directions(unit, each, device)
+            rows += [row_of(unit, dtype, direction, each, error=line) for direction in ways]
+    for timing in measure(unit.kind, stage, able, clock, seconds) if able else ():
+        rows += rows_of(timing, unit.cell.head_dim, str(dtype).removeprefix("torch."))
+    return rows
+
+
+def measure(kind: str, stage: Stage, who: Sequence[Contender], clock: Clock, seconds: float) -> list[Timing]:
+    """Medians of all contenders, taking turns for about `seconds` each.
+
+    Raises:
+        ValueError: a contender's output is not that of the first one.
+    """
+    inputs = {each: _inputs(each, stage) for each in who}
+    runs = {each: attention_of(each, stage) for each in who}
+    outputs: dict[Contender, Tensor] = {}
+    for each in who:
+        outputs[each] = first_run(runs[each], inputs[each], stage.do)
+        _check_parity(each, outputs[each].detach(), outputs[who[0]].detach(), stage.cell)
+    forward: dict[Contender, list[float]] = {each: [] for each in who}
+    backward: dict[Contender, list[float]] = {each: [] for each in who}
+    begin = time.perf_counter()
+    least = LEAST_ROUNDS if stage.q.is_cuda else 1
+    for done in range(MOST_ROUNDS):
+        if done >= least and time.perf_counter() - begin > seconds * len(who):
+            break
+        for each in who:
+            forward[each].append(clock(partial(runs[each], *inputs[each])))
+            if outputs[each].requires_grad:
+                backward[each].append(clock(_gradient(outputs[each], inputs[each], stage.do)))
+    return [
+        Timing(
+            mask=stage.cell.mask,
+            length=stage.cell.length,
+            kind=kind,
+            seed=stage.cell.seed,
+            who=each,
+            forward_s=statistics.median(forward[each]),
+            backward_s=statistics.median(backward[each]) if backward[each] else None,
+            forward_flop=stage.forward_flop,
+            modelled=_modelled(stage) if each is Contender.OURS else None,
+            forward_spread=quartile_spread(forward[each]),
+            backward_spread=quartile_spread(backward[each]),
+        )
+        for each in who
+    ]
+
+
+def _inputs(who: Contender, stage: Stage) -> list[Tensor]:
+    trained = has_backward(who, stage.q.device)
+    return [x.detach().requires_grad_(trained) for x in (stage.q, stage.k, stage.v)]
+
+
+def first_run(run: Attention, inputs: list[Tensor], do: Tensor) -> Tensor:
+    """Output of a first forward, and backward if there is one: what compiles, compiles now."""
+    out = run(*inputs)
+    if out.requires_grad:
+        torch.autograd.grad(out, inputs, do, retain_graph=True)
+    return out
+
+
+def _gradient(out: Tensor, inputs: list[Tensor], do: Tensor) -> Callable[[], object]:
+    return lambda: torch.autograd.grad(out, inputs, do, retain_graph=True)
+
+
+def _check_parity(who: Contender, out: Tensor, other: Tensor, cell: Cell) -> None:
+    error = float((out.float() - other.float()).norm() / other.float().norm())
+    if not error <= PARITY:
+        raise ValueError(f"{cell.name}: output of {who.value} is {error:.2e} off, want <= {PARITY}")
+
+
+def _modelled(stage: Stage) -> float:
+    """List-scheduling time of our forward, in units of one FULL tile."""
+    q, lists, plan = stage.q, stage.plan.rows, stage.plan
+    tile = tiling(Pass.FORWARD, q.shape[-1], q.dtype, q.device, plan.block_q, plan.block_k)
+    num_heads = q.shape[1] * (plan.block_q // tile.block_m)
+    num_slots = resident_tasks(q.device, tile.num_warps)
+    split = OPTIONS[Contender.OURS].split
+    tasks = make_tasks(
+        lists.num_full, lists.num_partial, num_heads=num_heads, num_slots=num_slots, split=split
+    )
+    return modelled_span(tasks, lists.num_full, lists.num_partial, num_heads=num_heads, num_slots=num_slots)
+
+
+def _no_clock(_call: Callable[[], object]) -> float:
+    return 0.0
+
+
+def _plan_rows(unit: Unit, stage: Stage, clock: Clock) -> list[Row]:
+    """Making the plan of a mask whose folded words lie on the device: ours, and FlexAttention's."""
+    rows = []
+    for each, make in ((Contender.OURS, make_plan), (Contender.FLEX, flex_mask)):
+        make(stage.mask)
+        times = [clock(partial(make, stage.mask)) for _ in range(PLAN_ROUNDS)]
+        found = {"seconds": statistics.median(times), "spread": quartile_spread(times)}
+        rows.append(row_of(unit, stage.q.dtype, PLAN, each, **found))
+    return rows
+
+
+def _bit_rows(unit: Unit, stage: Stage) -> list[Row]:
+    """Whether runs of the deterministic mode have equal bits; if not, that is the row's error."""
+    attention = attention_of(Contender.DETERMINISTIC, stage)
+    runs = []
+    for _ in range(SAME_BITS_RUNS):
+        inputs = [x.detach().requires_grad_() for x in (stage.q, stage.k, stage.v)]
+        out = attention(*inputs)
+        runs.append((out, *torch.autograd.grad(out, inputs, stage.do)))
+    equal = all(torch.equal(x, y) for run in runs[1:] for x, y in zip(runs[0], run, strict=True))
+    error = None if equal else "runs differ in their bits"
+    return [row_of(unit, stage.q.dtype, BITS, Contender.DETERMINISTIC, error=error)]
