@@ -36,9 +36,10 @@ def planned(
     replicas: int = 1,
     images: Sequence[int] = (1, 2, 0, 1),
     clips: Sequence[int] = (1, 0, 0, 2),
+    laid_out: tuple[tuple[int, ...], int] | None = None,
 ) -> Plan:
     """The LLM on two ranks of each replica, laid out for the schedule; one stage per encoder."""
-    ranks, virtual = LAYOUTS[kind]
+    ranks, virtual = laid_out or LAYOUTS[kind]
     per_replica = 1 + max(*ranks, *encoder_ranks)
     stages: list[Stage] = []
     for replica in range(replicas):
@@ -78,6 +79,13 @@ def planned(
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_encoders_on_ranks_of_their_own(kind: ScheduleKind, mix: str, pool: Pool) -> None:
     assert_same(planned(mixed(mix), kind, (2, 3)), pool)
+
+
+def test_interleaved_zero_bubble(pool: Pool) -> None:
+    """Two stages of the LLM on each rank, their backwards split."""
+    plan = planned(mixed("everything", tied=True), ScheduleKind.ZB_H1, (2, 3), laid_out=(ROUND_ROBIN, 2))
+    assert plan.program[0][0].stage != plan.program[0][2].stage
+    assert_same(plan, pool)
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from workbench.schedule.action import Action, Pass
 
@@ -44,16 +45,12 @@ def interleaved_1f1b(
         )
     if num_microbatches < 1:
         raise ValueError(f"interleaved: want at least one microbatch, got {num_microbatches}")
-    num_chunks, rounds = len(stages) // num_ranks, _rounds(num_microbatches, num_ranks)
-    forwards = [(chunk, own) for members in rounds for chunk in range(num_chunks) for own in members]
-    backwards = [
-        (chunk, own) for members in rounds for chunk in reversed(range(num_chunks)) for own in members
-    ]
+    turns = turns_of(len(stages) // num_ranks, num_ranks, num_microbatches)
+    forwards, backwards = turns.forwards, turns.backwards
     programs = []
     for rank in range(num_ranks):
         mine = stages[rank::num_ranks]
-        ahead = (num_chunks - 1) * len(rounds[0]) + 2 * (num_ranks - 1 - rank)
-        warmup = min(ahead, len(forwards))
+        warmup = min(turns.ahead + 2 * (num_ranks - 1 - rank), len(forwards))
         program = [Action(mine[chunk], Pass.F, own) for chunk, own in forwards[:warmup]]
         for place, (chunk, own) in enumerate(backwards, start=warmup):
             if place < len(forwards):
@@ -61,6 +58,29 @@ def interleaved_1f1b(
             program.append(Action(mine[chunk], Pass.B, own))
         programs.append(tuple(program))
     return tuple(programs)
+
+
+class Turns(NamedTuple):
+    """In which order every rank goes through its v stages, which count from the first: chunks.
+
+    Args:
+        forwards, backwards: [m v] (chunk, microbatch).
+        ahead: forwards that the last rank does before its first backward is possible, less one.
+    """
+
+    forwards: list[tuple[int, int]]
+    backwards: list[tuple[int, int]]
+    ahead: int
+
+
+def turns_of(num_chunks: int, num_ranks: int, num_microbatches: int) -> Turns:
+    """Round after round of microbatches through all chunks, and back."""
+    rounds, chunks = _rounds(num_microbatches, num_ranks), range(num_chunks)
+    return Turns(
+        forwards=[(chunk, own) for members in rounds for chunk in chunks for own in members],
+        backwards=[(chunk, own) for members in rounds for chunk in reversed(chunks) for own in members],
+        ahead=(num_chunks - 1) * len(rounds[0]),
+    )
 
 
 def _rounds(num_microbatches: int, num_ranks: int) -> list[range]:
