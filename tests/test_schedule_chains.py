@@ -4,6 +4,7 @@
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.interleaved import interleaved_1f1b
 from workbench.schedule.pass_graph import peak_in_flight
 from workbench.schedule.text import Slot, format_timeline
-from workbench.schedule.zero_bubble import zb_h1, zb_h2, zb_v
+from workbench.schedule.zero_bubble import zb_h1, zb_h1_interleaved, zb_h2, zb_v
 from workbench.trace import Lane
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,6 +35,8 @@ def published(kind, num_ranks, num_microbatches, virtual_stages=None):
     num_stages = num_ranks * schedule.virtual_stages
     if kind is ScheduleKind.INTERLEAVED:
         programs = interleaved_1f1b(range(num_stages), num_ranks, num_microbatches)
+    elif kind is ScheduleKind.ZB_H1 and schedule.virtual_stages > 1:
+        programs = zb_h1_interleaved(range(num_stages), num_ranks, num_microbatches)
     else:
         programs = PUBLISHED[kind](range(num_stages), num_microbatches)
     return dict(zip(groups_of(schedule, num_stages), programs, strict=True))
@@ -56,6 +59,7 @@ def times_of(kind, num_ranks, num_microbatches, virtual_stages=None):
         (ScheduleKind.INTERLEAVED, 4, 8, 2),
         (ScheduleKind.INTERLEAVED, 3, 7, 2),
         (ScheduleKind.ZB_H1, 4, 8, 1),
+        (ScheduleKind.ZB_H1, 4, 8, 2),
         (ScheduleKind.ZB_H2, 4, 8, 1),
         (ScheduleKind.ZB_V, 4, 8, 2),
     ],
@@ -86,13 +90,36 @@ def torch_order(name, num_ranks, virtual_stages, num_microbatches, rank):
 
 @given(num_ranks=st.integers(1, 6), virtual_stages=st.integers(2, 4), num_microbatches=st.integers(1, 24))
 def test_interleaved_is_torchs_where_torch_takes_it(num_ranks, virtual_stages, num_microbatches):
-    num_microbatches += num_ranks - 1
-    if num_microbatches % (num_microbatches // num_ranks):
+    if num_microbatches % max(1, num_microbatches // num_ranks):
         num_microbatches -= num_microbatches % num_ranks  # rounds of equal size are all that torch takes
     ours = interleaved_1f1b(range(num_ranks * virtual_stages), num_ranks, num_microbatches)
     for rank, actions in enumerate(ours):
         theirs = torch_order("ScheduleInterleaved1F1B", num_ranks, virtual_stages, num_microbatches, rank)
         assert [str(action) for action in actions] == theirs
+
+
+@given(num_ranks=st.integers(1, 6), virtual_stages=st.integers(1, 4), num_microbatches=st.integers(1, 24))
+def test_interleaved_zb_h1_is_torchs_and_zb_h1_with_one_stage(num_ranks, virtual_stages, num_microbatches):
+    ours = zb_h1_interleaved(range(num_ranks * virtual_stages), num_ranks, num_microbatches)
+    if virtual_stages == 1:
+        assert ours == zb_h1(range(num_ranks), num_microbatches)
+    if num_microbatches % max(1, num_microbatches // num_ranks):
+        return  # rounds of equal size are all that torch takes
+    for rank, actions in enumerate(ours):
+        theirs = torch_order(
+            "ScheduleInterleavedZeroBubble", num_ranks, virtual_stages, num_microbatches, rank
+        )
+        assert [str(action) for action in actions] == theirs
+
+
+@given(num_ranks=st.integers(1, 6), virtual_stages=st.integers(2, 4), num_microbatches=st.integers(1, 24))
+def test_interleaved_zb_h1_runs_and_holds_no_more_than_p_microbatches(
+    num_ranks, virtual_stages, num_microbatches
+):
+    programs, times = times_of(ScheduleKind.ZB_H1, num_ranks, num_microbatches, virtual_stages)
+    assert sum(len(actions) for actions in programs.values()) == len(times)
+    for group, actions in programs.items():
+        assert peak_in_flight({group: actions}, group) <= num_ranks * virtual_stages
 
 
 @given(num_ranks=st.integers(1, 6), num_microbatches=st.integers(1, 24))
@@ -109,15 +136,40 @@ def test_zb_h1_and_zb_v_are_torchs(num_ranks, num_microbatches):
 
 @given(num_ranks=st.integers(1, 6), virtual_stages=st.integers(2, 4), num_microbatches=st.integers(1, 30))
 def test_interleaved_runs_with_any_number_of_microbatches(num_ranks, virtual_stages, num_microbatches):
-    programs, times = times_of(
-        ScheduleKind.INTERLEAVED, num_ranks, num_ranks + num_microbatches - 1, virtual_stages
-    )
+    programs, times = times_of(ScheduleKind.INTERLEAVED, num_ranks, num_microbatches, virtual_stages)
     assert sum(len(actions) for actions in programs.values()) == len(times)
 
 
-def test_interleaved_with_too_few_microbatches_names_the_nearest():
-    with pytest.raises(ValueError, match="4 ranks, got 3; the nearest is 4"):
-        interleaved_1f1b(range(8), 4, 3)
+@pytest.mark.parametrize("num_ranks", range(2, 9))
+def test_interleaved_with_a_single_round_has_the_moments_that_prove_it(num_ranks):
+    """The moments of its docstring grow along every program and from input to pass: no circle of waits."""
+    for virtual_stages in range(2, 5):
+        for num_microbatches in range(1, 2 * num_ranks):
+            stages = num_ranks * virtual_stages
+            programs = interleaved_1f1b(range(stages), num_ranks, num_microbatches)
+            moment = partial(_moment, num_ranks, virtual_stages, num_microbatches)
+            for actions in programs:
+                moments = [moment(action) for action in actions]
+                assert moments == sorted(set(moments))
+            for action, inputs in passes_read(chain(stages, num_microbatches), Pass.B).items():
+                assert all(moment(read) < moment(action) for read in inputs)
+
+
+def _moment(num_ranks, virtual_stages, num_microbatches, action):
+    chunk, rank = divmod(action.stage, num_ranks)
+    beat, d, last = num_microbatches + num_ranks, num_ranks - 1 - rank, virtual_stages - 1
+    if action.kind is Pass.F:
+        if chunk < last:
+            return chunk * beat + action.microbatch + rank
+        return virtual_stages * beat + action.microbatch - d
+    if chunk == last:
+        return virtual_stages * beat + action.microbatch + d + 0.5
+    return (2 * virtual_stages + 1 - chunk) * beat + action.microbatch + d
+
+
+def test_interleaved_without_microbatches_is_refused():
+    with pytest.raises(ValueError, match="at least one microbatch, got 0"):
+        interleaved_1f1b(range(8), 4, 0)
 
 
 def simulated(kind, num_ranks, num_microbatches, virtual_stages=None):

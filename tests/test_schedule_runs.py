@@ -29,10 +29,17 @@ LAYOUTS = {
 
 
 def planned(
-    model: ModelGraph, kind: ScheduleKind, encoder_ranks: Sequence[int], *, replicas: int = 1
+    model: ModelGraph,
+    kind: ScheduleKind,
+    encoder_ranks: Sequence[int],
+    *,
+    replicas: int = 1,
+    images: Sequence[int] = (1, 2, 0, 1),
+    clips: Sequence[int] = (1, 0, 0, 2),
+    laid_out: tuple[tuple[int, ...], int] | None = None,
 ) -> Plan:
     """The LLM on two ranks of each replica, laid out for the schedule; one stage per encoder."""
-    ranks, virtual = LAYOUTS[kind]
+    ranks, virtual = laid_out or LAYOUTS[kind]
     per_replica = 1 + max(*ranks, *encoder_ranks)
     stages: list[Stage] = []
     for replica in range(replicas):
@@ -52,7 +59,7 @@ def planned(
                     )
                 )
                 first += count
-    batch = tiny_batch((1, 2, 0, 1) * replicas, (1, 0, 0, 2) * replicas)
+    batch = tiny_batch(tuple(images) * replicas, tuple(clips) * replicas)
     draft = Plan(
         strategy="test",
         model=model,
@@ -74,6 +81,13 @@ def test_encoders_on_ranks_of_their_own(kind: ScheduleKind, mix: str, pool: Pool
     assert_same(planned(mixed(mix), kind, (2, 3)), pool)
 
 
+def test_interleaved_zero_bubble(pool: Pool) -> None:
+    """Two stages of the LLM on each rank, their backwards split."""
+    plan = planned(mixed("everything", tied=True), ScheduleKind.ZB_H1, (2, 3), laid_out=(ROUND_ROBIN, 2))
+    assert plan.program[0][0].stage != plan.program[0][2].stage
+    assert_same(plan, pool)
+
+
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_tied_and_replicated(kind: ScheduleKind, pool: Pool) -> None:
     assert_same(planned(mixed("everything", tied=True), kind, (2,), replicas=2), pool)
@@ -87,6 +101,11 @@ def test_split_backwards_stand_in_the_program(kind: ScheduleKind) -> None:
     frozen = planned(mixed("encoders"), kind, (2, 3))
     of_llm = [a for a in frozen.program_actions if a.stage in {s.id for s in frozen.chain["llm", 0]}]
     assert {Pass.F, Pass.I} == {action.kind for action in of_llm}
+
+
+def test_interleaved_with_fewer_microbatches_than_ranks(pool: Pool) -> None:
+    plan = planned(mixed("everything"), ScheduleKind.INTERLEAVED, (2, 3), images=(1,), clips=(2,))
+    assert_same(plan, pool)
 
 
 def test_a_v_ties_embedding_and_head_without_a_message(pool: Pool) -> None:

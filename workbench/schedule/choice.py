@@ -37,7 +37,7 @@ class Schedule:
     Args:
         kind: which one.
         virtual_stages: v, stages of the LLM on each of its ranks; `interleaved` wants >= 2, `zb-v`
-            is a V of exactly 2, the others have 1.
+            is a V of exactly 2, `zb-h1` wants >= 1, the others have 1.
         memory_limit: most microbatches whose activations a rank of the LLM may hold at once, each from
             its F to its W (to its I where it has no W); on one of v stages it counts 1/v. For the
             `zb-` kinds; None: the kind's own limit, p, 2p - 1 and p on p sets of ranks. What feeds
@@ -60,11 +60,9 @@ class Schedule:
     def __post_init__(self) -> None:
         self._check_window()
         usual = self.kind.usual_virtual_stages
-        fits = self.virtual_stages == usual or (
-            self.kind is ScheduleKind.INTERLEAVED and self.virtual_stages > usual
-        )
-        if not fits:
-            least = ">= " if self.kind is ScheduleKind.INTERLEAVED else ""
+        takes_more = self.kind in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_H1)
+        if self.virtual_stages != usual and not (takes_more and self.virtual_stages > usual):
+            least = ">= " if takes_more else ""
             raise ValueError(
                 f"schedule {self.kind}: want virtual_stages {least}{usual}, got {self.virtual_stages}"
             )

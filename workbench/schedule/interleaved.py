@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from workbench.schedule.action import Action, Pass
 
@@ -14,9 +15,16 @@ def interleaved_1f1b(
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters
     Using Megatron-LM", SC, section 2.2. With v stages per rank, each of f / v and b / v, and a
     multiple of p microbatches, all ranks together idle (p - 1)(f + b) / v at both ends.
-    Differs: any number of microbatches from p on. They form max(1, m // p) rounds whose sizes
-    differ by at most one; the paper wants rounds of p. (A round of fewer than p would make the
-    first rank wait for backwards that wait for its next forward.)
+    Differs: any number of microbatches. They form max(1, m // p) rounds whose sizes differ by at most
+    one; the paper wants rounds of p. (One of several rounds with fewer than p would make the first
+    rank wait for backwards that wait for its next forward.)
+
+    A single round never deadlocks, whatever m and p: there are moments that grow along every program
+    and from what a pass reads to the pass. With M = m + p and d = p - 1 - r on rank r:
+    F of chunk c < v - 1 and microbatch i at c M + i + r; F of the last chunk at v M + i - d, its B at
+    v M + i + d + 1/2, as F i + 2d + 1 follows B i there; and B of chunk c < v - 1 at
+    (2v + 1 - c) M + i + d, behind all forwards, since a rank has at most m of them left when its
+    m backwards of the last chunk begin.
 
     Args:
         stages: [p v] ids, first to last; rank r holds those at r, p + r, 2p + r, ...
@@ -27,7 +35,7 @@ def interleaved_1f1b(
         [p] programs, each of m v forwards and m v backwards.
 
     Raises:
-        ValueError: stages that p does not divide, or fewer microbatches than ranks.
+        ValueError: stages that p does not divide, or no microbatch.
 
     Complexity: O(p v m).
     """
@@ -35,21 +43,14 @@ def interleaved_1f1b(
         raise ValueError(
             f"interleaved: {len(stages)} stages must differ and be a multiple of {num_ranks} ranks"
         )
-    if num_microbatches < num_ranks:
-        raise ValueError(
-            f"interleaved: want at least as many microbatches as the {num_ranks} ranks, "
-            f"got {num_microbatches}; the nearest is {num_ranks}"
-        )
-    num_chunks, rounds = len(stages) // num_ranks, _rounds(num_microbatches, num_ranks)
-    forwards = [(chunk, own) for members in rounds for chunk in range(num_chunks) for own in members]
-    backwards = [
-        (chunk, own) for members in rounds for chunk in reversed(range(num_chunks)) for own in members
-    ]
+    if num_microbatches < 1:
+        raise ValueError(f"interleaved: want at least one microbatch, got {num_microbatches}")
+    turns = turns_of(len(stages) // num_ranks, num_ranks, num_microbatches)
+    forwards, backwards = turns.forwards, turns.backwards
     programs = []
     for rank in range(num_ranks):
         mine = stages[rank::num_ranks]
-        ahead = (num_chunks - 1) * len(rounds[0]) + 2 * (num_ranks - 1 - rank)
-        warmup = min(ahead, len(forwards))
+        warmup = min(turns.ahead + 2 * (num_ranks - 1 - rank), len(forwards))
         program = [Action(mine[chunk], Pass.F, own) for chunk, own in forwards[:warmup]]
         for place, (chunk, own) in enumerate(backwards, start=warmup):
             if place < len(forwards):
@@ -57,6 +58,29 @@ def interleaved_1f1b(
             program.append(Action(mine[chunk], Pass.B, own))
         programs.append(tuple(program))
     return tuple(programs)
+
+
+class Turns(NamedTuple):
+    """In which order every rank goes through its v stages, which count from the first: chunks.
+
+    Args:
+        forwards, backwards: [m v] (chunk, microbatch).
+        ahead: forwards that the last rank does before its first backward is possible, less one.
+    """
+
+    forwards: list[tuple[int, int]]
+    backwards: list[tuple[int, int]]
+    ahead: int
+
+
+def turns_of(num_chunks: int, num_ranks: int, num_microbatches: int) -> Turns:
+    """Round after round of microbatches through all chunks, and back."""
+    rounds, chunks = _rounds(num_microbatches, num_ranks), range(num_chunks)
+    return Turns(
+        forwards=[(chunk, own) for members in rounds for chunk in chunks for own in members],
+        backwards=[(chunk, own) for members in rounds for chunk in reversed(chunks) for own in members],
+        ahead=(num_chunks - 1) * len(rounds[0]),
+    )
 
 
 def _rounds(num_microbatches: int, num_ranks: int) -> list[range]:

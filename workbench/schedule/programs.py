@@ -11,7 +11,7 @@ from workbench.schedule.interleaved import interleaved_1f1b
 from workbench.schedule.list_schedule import Chain, Policy, list_schedule
 from workbench.schedule.parts import Group, Part, Programs, independent_parts
 from workbench.schedule.pass_graph import PassGraph, finish_time, one_unit, pass_graph, peak_in_flight
-from workbench.schedule.zero_bubble import zb_h1, zb_h2, zb_v
+from workbench.schedule.zero_bubble import zb_h1_interleaved, zb_h2, zb_v
 
 _POLICIES = tuple(
     Policy(deep_first=deep_first, patience=patience)
@@ -152,8 +152,10 @@ def _with_order(graph: PassGraph, chain: Chain, schedule: Schedule) -> Chain:
     num_ranks = len({graph.group_of[stage] for stage in stages})
     if schedule.kind is ScheduleKind.INTERLEAVED:
         programs = interleaved_1f1b(stages, num_ranks, num_microbatches)
+    elif schedule.kind is ScheduleKind.ZB_H1:
+        programs = zb_h1_interleaved(stages, num_ranks, num_microbatches)
     else:
-        published = {ScheduleKind.ZB_H1: zb_h1, ScheduleKind.ZB_H2: zb_h2, ScheduleKind.ZB_V: zb_v}
+        published = {ScheduleKind.ZB_H2: zb_h2, ScheduleKind.ZB_V: zb_v}
         programs = published[schedule.kind](stages, num_microbatches)
     order = {
         graph.groups[graph.group_of[stage]]: tuple(filter(graph.exists, program))
@@ -167,10 +169,7 @@ def _is_laid_out(graph: PassGraph, stages: tuple[int, ...], schedule: Schedule) 
     places = [graph.group_of[stage] for stage in stages]
     num_ranks = len(set(places))
     first = places[:num_ranks]
-    wanted = {
-        ScheduleKind.INTERLEAVED: first * schedule.virtual_stages,
-        ScheduleKind.ZB_V: first + first[::-1],
-    }.get(schedule.kind, first)
+    wanted = first + first[::-1] if schedule.kind is ScheduleKind.ZB_V else first * schedule.virtual_stages
     return len(set(first)) == num_ranks and places == wanted and _is_line(graph, stages)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from workbench.schedule.action import Action, Pass
+from workbench.schedule.interleaved import turns_of
 
 Programs = tuple[tuple[Action, ...], ...]
 
@@ -24,6 +25,48 @@ def zb_h1(stages: Sequence[int], num_microbatches: int) -> Programs:
     Complexity: O(p m).
     """
     return _split(stages, num_microbatches, lead=1)
+
+
+def zb_h1_interleaved(stages: Sequence[int], num_ranks: int, num_microbatches: int) -> Programs:
+    """Interleaved 1F1B with half its warm-up, whose weight gradients wait as those of ZB-H1.
+
+    Source: Qi et al. 2024, as `zb_h1`, whose rule for the r-th rank, p - 1 - r forwards ahead and r weight
+    gradients behind, is applied to the turns of interleaved 1F1B; torch's ScheduleInterleavedZeroBubble
+    has the same order. With v stages on each rank a rank holds at most v p of them from F to W: what
+    p whole microbatches are. With v = 1 it is `zb_h1`.
+    Differs: any number of microbatches, in rounds as those of `interleaved_1f1b`.
+
+    Args:
+        stages: [p v] ids, first to last; rank r holds those at r, p + r, 2p + r, ...
+        num_ranks: p.
+        num_microbatches: m.
+
+    Returns:
+        [p] programs, each of m v forwards, input gradients and weight gradients.
+
+    Raises:
+        ValueError: stages that p does not divide.
+
+    Complexity: O(p v m).
+    """
+    _check(stages, num_microbatches)
+    if len(stages) % num_ranks:
+        raise ValueError(f"zb-h1: {len(stages)} stages must be a multiple of {num_ranks} ranks")
+    turns = turns_of(len(stages) // num_ranks, num_ranks, num_microbatches)
+    programs = []
+    for rank in range(num_ranks):
+        mine = stages[rank::num_ranks]
+        forwards = [Action(mine[chunk], Pass.F, own) for chunk, own in turns.forwards]
+        inputs = [Action(mine[chunk], Pass.I, own) for chunk, own in turns.backwards]
+        weights = [action._replace(kind=Pass.W) for action in inputs]
+        warmup = min(turns.ahead + num_ranks - 1 - rank, len(forwards))
+        program, coming = forwards[:warmup], forwards[warmup:]
+        for place, action in enumerate(inputs):
+            program += [*coming[place : place + 1], action]
+            if place >= rank:
+                program.append(weights[place - rank])
+        programs.append((*program, *weights[max(0, len(weights) - rank) :]))
+    return tuple(programs)
 
 
 def zb_h2(stages: Sequence[int], num_microbatches: int) -> Programs:
