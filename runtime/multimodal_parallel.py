@@ -45,9 +45,9 @@ from workbench.job import Job
 from workbench.notations.cornstarch import MultimodalSpec, ParallelSpec, layouts_of
 from workbench.plan.accept import accept
 from workbench.plan.plan import Plan, Settings
-from workbench.search.drive import Planner
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.strategies.stage_counts import silent
+from workbench.strategies.strategy_spec import Planner
 from workbench.trace import Trace
 
 _PLANNERS: Mapping[str, Planner] = {

@@ -11,7 +11,6 @@ from tests.layout_jobs import layout_job, vision_language
 from tests.plans import disjoint_plan, sample, two_encoders
 from workbench.balance.orchestration import orchestrate
 from workbench.balance.orchestration_cost import dollars_per_sample, orchestrate_cheapest
-from workbench.commands.strategies import PLANNERS, PRICED
 from workbench.cost.execution import Execution
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
@@ -27,6 +26,7 @@ from workbench.plan.provenance import utilisation, with_provenance
 from workbench.schedule.action import Pass
 from workbench.search.drive import Objective, search
 from workbench.strategies import disttrain
+from workbench.strategies.registry import PLANNERS, PRICED
 
 FAST = Link(name="fast", bytes_per_s=8e9, latency_s=1e-6)
 SLOW = Link(name="slow", bytes_per_s=1e9, latency_s=5e-6)

@@ -7,7 +7,6 @@ import pytest
 from sim.engine import simulate
 from tests.plans import LINK
 from tests.test_fsdp_plan import A40, assert_equal_times, fsdp_job, of_layers
-from workbench.commands.strategies import PLANNERS, Strategy
 from workbench.cost.collectives import all_reduce_s, reduce_scatter_s
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
@@ -20,6 +19,7 @@ from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.sharded import waits_of
 from workbench.strategies.layout_choice import Mode
 from workbench.strategies.layout_search import fastest_layout
+from workbench.strategies.registry import PLANNERS
 
 
 def test_sums_over_instances_stand_behind_the_next_layer_s_reduction() -> None:
@@ -70,7 +70,7 @@ def test_instances_stay_in_a_node_where_the_link_between_is_slow() -> None:
     """The formula says what is simulated, and which of the two is faster."""
     job = two_nodes(1e8)
     simulated = {}
-    for strategy, mode in ((Strategy.FSDP, Mode.SHARDED), (Strategy.HSDP, Mode.HYBRID)):
+    for strategy, mode in (("fsdp", Mode.SHARDED), ("hsdp", Mode.HYBRID)):
         plan = PLANNERS[strategy](job, A40)
         lowered, _ = accept(plan)
         prices = price(lowered, A40)
@@ -84,4 +84,4 @@ def test_instances_stay_in_a_node_where_the_link_between_is_slow() -> None:
 
 def test_two_ranks_are_no_two_instances() -> None:
     with pytest.raises(ValueError, match="no hybrid layout"):
-        PLANNERS[Strategy.HSDP](fsdp_job(1, num_ranks=2), A40)
+        PLANNERS["hsdp"](fsdp_job(1, num_ranks=2), A40)

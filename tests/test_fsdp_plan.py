@@ -16,7 +16,6 @@ from tests.plans import LINK, chain_module, cluster, sample, two_encoders
 from tests.test_fsdp import ALL_ON_ONE, IN_TWO, shared_out
 from tests.test_parity import mixed
 from tests.tiny_valm import tiny_batch
-from workbench.commands.strategies import PLANNERS, Strategy
 from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
@@ -36,6 +35,7 @@ from workbench.schedule.sharded import is_exchange, waits_of, with_rounds
 from workbench.strategies import fsdp
 from workbench.strategies.layout_choice import Mode
 from workbench.strategies.layout_search import fastest_layout
+from workbench.strategies.registry import PLANNERS
 from workbench.trace import Lane
 
 A40 = CostModel(load_profile("A40"))
@@ -239,8 +239,8 @@ def fsdp_job(samples: int, *, num_ranks: int = 4, memory_bytes: int = 2**34) -> 
 def test_the_strategy_shares_out_every_layer_and_trusts_its_formula() -> None:
     """Four ranks, eight samples: one microbatch of two each, and the step model says what is simulated."""
     job = fsdp_job(2)
-    assert [len(m.items) for m in PLANNERS[Strategy.FSDP](fsdp_job(1), A40).microbatches] == [2] * 8
-    plan = PLANNERS[Strategy.FSDP](job, A40)
+    assert [len(m.items) for m in PLANNERS["fsdp"](fsdp_job(1), A40).microbatches] == [2] * 8
+    plan = PLANNERS["fsdp"](job, A40)
     assert {stage.layers[1] - stage.layers[0] for stage in plan.stages} == {1}
     assert {len(m.items) for m in plan.microbatches} == {2}
     assert {s.sharding for s in plan.settings.modules} == {Sharding.PARAMETERS}

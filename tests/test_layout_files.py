@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from workbench.cli import app
 from workbench.commands.layout_files import PLACINGS, content_of, with_layout_file
-from workbench.commands.strategies import Strategy
 from workbench.job import load_job
 from workbench.plan.codec import read_plan
+from workbench.strategies.registry import BY_NAME
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"
 BRIDGE = {
@@ -101,8 +101,8 @@ def test_a_search_takes_the_file_too(tmp_path):
 
 def test_every_strategy_stands_in_a_placing():
     known = {strategy for strategies in PLACINGS.values() for strategy in strategies}
-    shared = {Strategy.DIP, Strategy.MEGATRON_COLOCATED, Strategy.MEGATRON_HOMOGENEOUS, Strategy.FSDP}
-    assert set(Strategy) - known == shared  # their encoders are nowhere a specification says
+    shared = {"dip", "megatron-colocated", "megatron-homogeneous", "fsdp"}
+    assert set(BY_NAME) - known == shared  # their encoders are nowhere a specification says
 
 
 def test_an_error_names_the_file_once(tmp_path):

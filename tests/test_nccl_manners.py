@@ -10,10 +10,10 @@ from experiments.nccl.manners import Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant
 from experiments.nccl.run import HANG_S, HUNG, SAME, SHORT_S, dead_rank, hangs_of_before, outcome
 from runtime.pool import Pool
-from workbench.commands.strategies import PLANNERS, PRICED
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import ScheduleKind
+from workbench.strategies.registry import PLANNERS, PRICED
 
 TOLD_S = 30.0
 NAMES = [*PLANNERS, *PRICED]

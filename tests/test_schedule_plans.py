@@ -10,7 +10,6 @@ from sim.engine import simulate
 from sim.sweep import Sweep
 from tests.job_files import write
 from tests.strategies import plans
-from workbench.commands.strategies import PLANNERS
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job import ModuleLayout, load_job
@@ -23,6 +22,7 @@ from workbench.plan.lowered import Route
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind, rank_block, usual
 from workbench.search.drive import search, with_schedules
+from workbench.strategies.registry import PLANNERS
 
 
 def laid_out(plan, schedule):

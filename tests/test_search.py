@@ -9,8 +9,6 @@ from sim.engine import simulate
 from tests.test_strategies import CLUSTER, cost, job
 from workbench.commands.machines import cost_of
 from workbench.commands.prediction import predict as predicted
-from workbench.commands.strategies import PLANNERS as STRATEGIES
-from workbench.commands.strategies import PRICED
 from workbench.graph.trainable import Trainable
 from workbench.job import load_job
 from workbench.plan.accept import accept
@@ -18,6 +16,8 @@ from workbench.plan.flop import model_flop
 from workbench.plan.price import price
 from workbench.search.drive import Objective, search
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.strategies.registry import PLANNERS as STRATEGIES
+from workbench.strategies.registry import PRICED
 
 PLANNERS = {
     "cornstarch": cornstarch.plan,

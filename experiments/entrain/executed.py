@@ -44,9 +44,9 @@ from workbench.graph.module_layers import Projector
 from workbench.graph.trainable import Trainable
 from workbench.job import Job, ModuleLayout
 from workbench.plan.plan import Plan, Precision, Settings
-from workbench.search.drive import Planner
 from workbench.strategies import cornstarch, entrain, entrain_graded
 from workbench.strategies.stage_counts import silent
+from workbench.strategies.strategy_spec import Planner
 from workbench.whole_file import write_text
 
 OUT = Path("out/entrain_executed")

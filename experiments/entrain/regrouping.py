@@ -20,8 +20,8 @@ from sim.engine import simulate
 from workbench.console import ticking
 from workbench.plan.lower import lower
 from workbench.plan.price import price
-from workbench.search.drive import Planner
 from workbench.strategies import cornstarch, entrain, entrain_graded, reordered
+from workbench.strategies.strategy_spec import Planner
 
 SYSTEMS: dict[str, Planner] = {
     "as drawn": cornstarch.plan,

@@ -9,9 +9,9 @@ from workbench.plan.lower import lower
 from workbench.plan.memory import memory_table
 from workbench.plan.plan import Plan
 from workbench.plan.price import price
-from workbench.search.drive import Planner
 from workbench.strategies import cornstarch, dip, entrain, entrain_graded, reordered
 from workbench.strategies.stage_counts import silent
+from workbench.strategies.strategy_spec import Planner
 from workbench.trace import Trace
 
 PLANNERS: dict[str, Planner] = {

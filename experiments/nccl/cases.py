@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from experiments.fidelity.memory import tiny_job
 from experiments.fidelity.mutant_kinds import EXAMPLES, newer_plans, roomy, small, with_layouts
 from experiments.fidelity.work import LLM, Cuts, Work, decoder, plan_of, text_only, text_samples, this_machine
-from workbench.commands.strategies import PLANNERS, PRICED
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -17,6 +16,7 @@ from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.strategies.registry import PLANNERS, PRICED
 from workbench.strategies.stage_counts import silent
 
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-4)

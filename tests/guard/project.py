@@ -24,7 +24,6 @@ from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
 from sim.engine import simulate
 from sim.sweep import Sweep
-from workbench.commands.strategies import PLANNERS, PRICED
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job import job_from_spec
@@ -36,6 +35,7 @@ from workbench.plan.memory import MemoryTable, peak_bytes
 from workbench.plan.plan import Precision
 from workbench.plan.price import price
 from workbench.schedule.choice import ScheduleKind
+from workbench.strategies.registry import PLANNERS, PRICED
 from workbench.strategies.stage_counts import silent
 from workbench.whole_file import write_text
 

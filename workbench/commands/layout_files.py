@@ -6,18 +6,28 @@ from typing import Any
 
 import yaml
 
-from workbench.commands.strategies import Strategy
 from workbench.job import Job
 from workbench.notations.cornstarch import read_spec
 from workbench.notations.job_layouts import Notation, notation_of, read_layouts
+from workbench.strategies import (
+    colocated,
+    cornstarch,
+    dip,
+    encoders_colocated,
+    encoders_replicated,
+    fsdp,
+    megatron_homogeneous,
+)
+from workbench.strategies.registry import STRATEGIES
 
-_COLOCATED = (Strategy.ENCODERS_COLOCATED_FROZEN_AWARE, Strategy.ENCODERS_COLOCATED)
-_ON_SHARED_RANKS = (Strategy.DIP, Strategy.MEGATRON_COLOCATED, Strategy.MEGATRON_HOMOGENEOUS, Strategy.FSDP)
-_OTHERWISE = (*_COLOCATED, *_ON_SHARED_RANKS, Strategy.ENCODERS_REPLICATED)
-PLACINGS: dict[str, tuple[Strategy, ...]] = {
-    "parallel": (Strategy.CORNSTARCH, *(s for s in Strategy if s not in (*_OTHERWISE, Strategy.CORNSTARCH))),
-    "colocated": _COLOCATED,
-    "replicated": (Strategy.ENCODERS_REPLICATED,),
+_COLOCATED = (encoders_colocated.SPEC_FROZEN_AWARE, encoders_colocated.SPEC)
+_ON_SHARED_RANKS = (dip.SPEC, colocated.SPEC, megatron_homogeneous.SPEC, fsdp.SPEC)
+_OTHERWISE = (*_COLOCATED, *_ON_SHARED_RANKS, encoders_replicated.SPEC)
+_APART = (cornstarch.SPEC, *(s for s in STRATEGIES if s not in (*_OTHERWISE, cornstarch.SPEC)))
+PLACINGS: dict[str, tuple[str, ...]] = {
+    "parallel": tuple(spec.name for spec in _APART),
+    "colocated": tuple(spec.name for spec in _COLOCATED),
+    "replicated": (encoders_replicated.SPEC.name,),
 }
 """Strategies that put encoders where a `modality_parallelism` says, the nearest to it first."""
 
@@ -46,7 +56,7 @@ def placing_of(content: dict[str, Any]) -> str | None:
     return read_spec(content).modality_parallelism
 
 
-def with_layout_file(job: Job, path: Path, strategy: Strategy | None = None) -> Job:
+def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
     """The job with the layouts of a file in any of the notations.
 
     Args:

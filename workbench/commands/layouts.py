@@ -35,7 +35,7 @@ def layout_command(
     if notation is not None:
         wanted = with_layout_file(wanted, notation)
         placing = placing_of(content_of(notation))
-        strategy = {} if placing is None else {"strategy": PLACINGS[placing][0].value}
+        strategy = {} if placing is None else {"strategy": PLACINGS[placing][0]}
     said = write_layouts(wanted, to)
     if output is not None:
         check_writable(output)

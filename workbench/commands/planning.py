@@ -1,6 +1,7 @@
 """Commands that make and judge plans: plan, search, check."""
 
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,6 @@ from workbench.commands.layout_files import with_layout_file
 from workbench.commands.machines import cost_of
 from workbench.commands.options import ExecutionFile, Json, PlanFile
 from workbench.commands.prediction import predict
-from workbench.commands.strategies import PLANNERS, PRICED, Strategy
 from workbench.console import emit_json, show, ticking, warn
 from workbench.job import Job, load_job
 from workbench.job_sizes import Tiling, with_sizes
@@ -27,8 +27,13 @@ from workbench.report.tables import (
 )
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Objective, search, with_schedules
-from workbench.strategies.stable_batch import MACROSCOPIC, too_small
+from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
+from workbench.strategies.stable_batch import too_small
 from workbench.whole_file import check_writable
+
+Strategy = StrEnum("Strategy", {name: name for name in BY_NAME})  # type: ignore[misc]
+"""Strategies by the names users type; of the registry, which no type checker can read."""
+DEFAULT_STRATEGY = Strategy("cornstarch")
 
 Sizes = Annotated[
     str | None,
@@ -51,7 +56,7 @@ def _job(file: Path, sizes: str | None, seed: int, tiling: Tiling) -> Job:
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
-    strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = Strategy.CORNSTARCH,
+    strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = DEFAULT_STRATEGY,
     schedule: Annotated[
         ScheduleKind | None, typer.Option(help="order of passes instead of the job's")
     ] = None,
@@ -83,9 +88,9 @@ def plan_command(
         def progress(done: int, total: int, best_s: float) -> None:
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
-        made = (PLANNERS | PRICED)[strategy](wanted, cost, progress)
+        made = BY_NAME[strategy].planner(wanted, cost, progress)
     accept(made)
-    if made.strategy in MACROSCOPIC:
+    if BY_NAME[strategy].batch_level:
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
         if warning is not None:
             warn(warning)

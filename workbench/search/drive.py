@@ -12,10 +12,9 @@ from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.strategies.stage_counts import Progress
+from workbench.strategies.strategy_spec import Planner
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
-
-Planner = Callable[[Job, CostModel, Progress], Plan]
 
 
 class Objective(StrEnum):

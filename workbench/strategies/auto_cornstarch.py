@@ -22,6 +22,7 @@ from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.layout_search import usable_ranks
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "cornstarch-loosely-coupled"
 
@@ -89,3 +90,10 @@ def _given(job: Job, module: str) -> int | None:
 def _ranks(job: Job, module: str, num_stages: int) -> int:
     layout = layout_of(job, module)
     return layout.tp * layout.cp * num_stages
+
+
+SPEC = StrategySpec(
+    name=NAME,
+    planner=plan,
+    summary="Cornstarch v1's Algorithm 1",
+)

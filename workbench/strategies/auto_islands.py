@@ -14,6 +14,7 @@ from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.layout_choice import LayoutChoice, Mode
 from workbench.strategies.layout_plan import searched_plan
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "megatron-islands"
 
@@ -29,3 +30,10 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         return replace(megatron_heterogeneous.plan(found, cost), strategy=NAME)
 
     return searched_plan(job, cost, Mode.APART, build, progress)
+
+
+SPEC = StrategySpec(
+    name=NAME,
+    planner=plan,
+    summary="searched layouts: every module on an island of its own",
+)

@@ -16,6 +16,7 @@ from workbench.strategies.assembly import in_three_phases
 from workbench.strategies.layout_choice import LayoutChoice, Mode
 from workbench.strategies.layout_plan import searched_plan
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "megatron-colocated"
 
@@ -32,3 +33,10 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         return replace(megatron_heterogeneous.plan(found, cost), strategy=NAME)
 
     return searched_plan(job, cost, Mode.COLOCATED, build, progress)
+
+
+SPEC = StrategySpec(
+    name=NAME,
+    planner=plan,
+    summary="a searched layout: every module over all ranks",
+)

@@ -17,6 +17,7 @@ from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -63,3 +64,16 @@ def with_balanced_tokens(plan: Plan) -> Plan:
     sharded = replace(plan, token_shards=tuple(shards))
     check(sharded)
     return sharded
+
+
+SPEC = StrategySpec(
+    name="cornstarch",
+    planner=plan,
+    summary="encoders on ranks of their own; stages balanced by forward plus the backward that really runs",
+)
+
+SPEC_FROZEN_UNAWARE = StrategySpec(
+    name="cornstarch-frozen-unaware",
+    planner=plan_frozen_unaware,
+    summary="the same, balanced by forward alone, as if all were trainable",
+)

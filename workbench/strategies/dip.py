@@ -25,6 +25,7 @@ from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.megatron_heterogeneous import grid_stages
 from workbench.strategies.sample_work import module_quadratic
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -127,3 +128,10 @@ def _even(
         for part in range(count)
     )
     return tuple(group for group in groups if group)
+
+
+SPEC = StrategySpec(
+    name="dip",
+    planner=plan,
+    summary="encoders and LLM on the same ranks in three phases, encoders in even sub-microbatches",
+)

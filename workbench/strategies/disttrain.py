@@ -27,6 +27,7 @@ from workbench.strategies.layout_choice import ModuleChoice
 from workbench.strategies.layout_search import usable_ranks
 from workbench.strategies.module_price import ModulePrices
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "disttrain"
 CHEAPEST = "disttrain-cheapest"
@@ -227,3 +228,17 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
         activation_bytes=float(sum(layer.kept_bytes for layer in whole)),
         reduction_bytes=trained * (size.gradient + size.weight),
     )
+
+
+SPEC = StrategySpec(
+    name=NAME,
+    planner=plan,
+    summary="DistTrain's orchestration: degrees of every module by its formula, solved exactly",
+)
+
+SPEC_CHEAPEST = StrategySpec(
+    name=CHEAPEST,
+    planner=plan_cheapest,
+    summary="the same for dollars a sample, where devices have prices",
+    wants_prices=True,
+)

@@ -16,6 +16,7 @@ from workbench.strategies.block_cuts import Cuts
 from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 ENCODERS = "encoders"  # the stage count that all encoders share
 
@@ -68,3 +69,16 @@ def _check_layouts(job: Job) -> None:
             "encoders-colocated: all encoders must have the same pp, tp and cp, got "
             + ", ".join(f"{x.module}: pp {x.pp}, tp {x.tp}, cp {x.cp}" for x in layouts)
         )
+
+
+SPEC = StrategySpec(
+    name="encoders-colocated",
+    planner=plan,
+    summary="encoders on the same ranks before the LLM, equal stage counts; balanced by forward alone",
+)
+
+SPEC_FROZEN_AWARE = StrategySpec(
+    name="encoders-colocated-frozen-aware",
+    planner=plan_frozen_aware,
+    summary="the same, by forward plus the backward that really runs",
+)

@@ -32,6 +32,7 @@ from workbench.strategies.block_cuts import Cuts
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_bounds import StageBounds
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -122,3 +123,10 @@ def _copied(draft: Plan, llm: str, copies: int) -> tuple[Microbatch, ...]:
             first = microbatch.replica * copies
             found.extend(replace(microbatch, replica=first + copy) for copy in range(copies))
     return tuple(found)
+
+
+SPEC = StrategySpec(
+    name="encoders-replicated",
+    planner=plan,
+    summary="a copy of the encoders on every LLM stage's ranks",
+)

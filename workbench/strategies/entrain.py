@@ -23,6 +23,7 @@ from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.sample_work import sample_work
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 Followers = Mapping[
     tuple[str, int], Mapping[int, int]
@@ -150,3 +151,11 @@ def _of_replica(
         if add(kept) & add(deferred):
             followers[len(found) - 1] = len(found) - 2
     return found
+
+
+SPEC = StrategySpec(
+    name="entrain",
+    planner=plan,
+    summary="samples dealt out hierarchically, encoder work of heavy microbatches deferred",
+    batch_level=True,
+)

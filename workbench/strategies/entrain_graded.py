@@ -30,6 +30,7 @@ from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.sample_work import sample_work
 from workbench.strategies.stage_counts import Progress, silent
 from workbench.strategies.stage_times import Seconds, StageTimes, stage_times
+from workbench.strategies.strategy_spec import StrategySpec
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of microbatches that are small
 IMPROVED = 6  # candidates whose order is improved, best by the recurrence first
@@ -236,3 +237,12 @@ def _rebuilt(
 
 def _estimate_s(lowered: Lowered, cost: CostModel) -> float:
     return critical_path_s(lowered, price(lowered, cost).duration_s)
+
+
+SPEC = StrategySpec(
+    name="entrain-graded",
+    planner=plan,
+    summary="ours: small microbatches at both ends, Entrain's pairs between, "
+    "stages that may hold both modules",
+    batch_level=True,
+)

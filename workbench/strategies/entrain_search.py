@@ -22,6 +22,7 @@ from workbench.strategies.assembly import draft_plan, layout_of
 from workbench.strategies.boundary_price import crossing_bytes, num_readers
 from workbench.strategies.layer_cost import layer_costs
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 MOST_CP = 1  # the microbatches of this strategy have no shards of tokens
 
@@ -209,3 +210,11 @@ class _Search:
         fits = tp <= node_ranks and all(count % tp == 0 for count in heads) and pp <= len(module.layers)
         kept = given is None or ((given.tp in (1, tp)) and given.pp in (None, pp))
         return ModuleLayout(module=module.name, tp=tp, pp=pp) if fits and kept else None
+
+
+SPEC = StrategySpec(
+    name="entrain-search",
+    planner=plan,
+    summary="Entrain's Algorithm 3: degrees of encoder and LLM by its formula",
+    batch_level=True,
+)

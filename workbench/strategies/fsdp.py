@@ -18,6 +18,7 @@ from workbench.strategies.layout_plan import searched_plan
 from workbench.strategies.layout_search import usable_ranks
 from workbench.strategies.layout_step import LayoutSteps
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 NAME, HYBRID_NAME = "fsdp", "hsdp"
 
@@ -129,3 +130,17 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
             )
     check_ranks(job, 1 + max(rank for stage in stages for rank in stage.flat_ranks))
     return scheduled(replace(draft, stages=tuple(stages)), job.schedule, cost)
+
+
+SPEC = StrategySpec(
+    name=NAME,
+    planner=plan,
+    summary="every layer's weights shared out among all ranks, recomputation and microbatch size searched",
+)
+
+SPEC_HYBRID = StrategySpec(
+    name=HYBRID_NAME,
+    planner=plan_hybrid,
+    summary="the same within instances of near ranks, which add up their parts of gradients; "
+    "their number is searched too",
+)

@@ -25,6 +25,7 @@ from workbench.strategies.block_cuts import Cuts
 from workbench.strategies.cut_candidates import CutCandidates
 from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.stage_counts import Progress, fastest_counts, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "megatron-heterogeneous"
 
@@ -112,3 +113,10 @@ def _check_all_given(job: Job) -> None:
             raise ValueError(
                 f"{NAME}: modules on the same ranks want pp, module {module.name!r} has none; nearest: pp 1"
             )
+
+
+SPEC = StrategySpec(
+    name=NAME,
+    planner=plan,
+    summary="the job's own layout per module, on ranks of their own or all on the same",
+)

@@ -17,6 +17,7 @@ from workbench.strategies.layer_cost import believed_layers_s
 from workbench.strategies.layout_choice import LayoutChoice, Mode
 from workbench.strategies.layout_plan import searched_plan
 from workbench.strategies.stage_counts import Progress, silent
+from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "megatron-homogeneous"
 
@@ -65,3 +66,10 @@ def first_stage_encoders(job: Job, choice: LayoutChoice, cuts: Mapping[str, Cuts
             )
     check_ranks(job, llm.num_ranks)
     return tuple(stages)
+
+
+SPEC = StrategySpec(
+    name=NAME,
+    planner=plan,
+    summary="a searched layout: one grid for all modules",
+)

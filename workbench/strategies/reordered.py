@@ -25,6 +25,7 @@ from workbench.strategies.assembly import scheduled
 from workbench.strategies.sample_work import sample_work
 from workbench.strategies.stage_counts import Progress, silent
 from workbench.strategies.stage_times import StageTimes, stage_times
+from workbench.strategies.strategy_spec import StrategySpec
 
 Reorder = Callable[[StageTimes], tuple[int, ...]]
 
@@ -143,3 +144,16 @@ def _stage_times(plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Seq
     """Seconds of both passes along one chain."""
     places = {sample.id: number for number, chunk in enumerate(chunks) for sample in chunk}
     return stage_times(plan, cost, replica, produced=places, consumed=places)
+
+
+SPEC = StrategySpec(
+    name="disttrain-reordered",
+    planner=plan,
+    summary="samples between replicas and microbatches reordered as DistTrain prints it",
+)
+
+SPEC_BY_EXCHANGES = StrategySpec(
+    name="reordered-by-exchanges",
+    planner=plan_by_exchanges,
+    summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
+)

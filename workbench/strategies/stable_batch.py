@@ -10,9 +10,6 @@ from workbench.strategies.sample_work import sample_work
 CONFIDENCE, MOST_FAILURES = 0.95, 0.05
 MOST_SAMPLES = 1 << 14
 
-MACROSCOPIC = frozenset({"entrain", "entrain-graded", "entrain-search"})
-"""Strategies whose split of the ranks is meant for every batch of the data."""
-
 
 def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int, seed: int = 0) -> int:
     """b_min for a replica of so many ranks.
