@@ -110,3 +110,16 @@ def test_a_file_that_is_none_is_refused(tmp_path, capsys):
     assert "want a file that --update wrote" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--update", "--reduced"])
+
+
+def test_only_cases_that_there_are_can_be_renewed(tmp_path, capsys):
+    kept = tmp_path / "stored.json"
+    write(Stored(project.machine(), BEFORE.entries), kept)
+    held = kept.read_text()
+    assert main(["--update", "--only", "no such case", "--file", str(kept)]) == 2
+    assert "no case has 'no such case' in its name" in capsys.readouterr().err
+    write(Stored({"cpu": "another", "torch": "0"}, BEFORE.entries), kept)
+    assert main(["--update", "--only", "cornstarch 1f1b", "--file", str(kept)]) == 2
+    assert "do not mix" in capsys.readouterr().err
+    write(Stored(project.machine(), BEFORE.entries), kept)
+    assert kept.read_text() == held

@@ -3,6 +3,7 @@
     python -m tests.guard --check              everything; several minutes
     python -m tests.guard --check --reduced    what `make test` runs
     python -m tests.guard --update             writes the file anew; the commit says which entries changed
+    python -m tests.guard --update --only interleaved   cases with that in their name; the others stay
 
 Exit code 1 where an entry changed or is gone; new ones are named and allowed.
 
@@ -56,14 +57,34 @@ def check_few(before: Stored, pool: project.Pool) -> Verdict:
     return compare(before, Stored(project.machine(), found), results | {str(c) for c in entries.cases()})
 
 
+def renewed(before: Stored, only: str) -> Stored:
+    """The file with today's entries of the cases that have `only` in their name.
+
+    Raises:
+        ValueError: no case has, or the file is of another machine.
+    """
+    chosen = [case for case in entries.cases() if only in str(case)]
+    if not chosen:
+        raise ValueError(f"no case has {only!r} in its name; nearest: {entries.cases()[0]}")
+    if before.machine != project.machine():
+        raise ValueError(f"the file is of {dict(before.machine)}: its entries and new ones do not mix")
+    with project.workers() as pool:
+        maker = entries.Maker(pool)
+        new = {str(case): maker.entry(case) for case in chosen}
+    return Stored(before.machine, {**before.entries, **new})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what differs; the exit code."""
     options = _parse(arguments)
-    if options.update:
+    if options.update and options.only is None:
         write(everything(), options.file)
         return 0
     try:
         before = read(options.file)
+        if options.update:
+            write(renewed(before, options.only), options.file)
+            return 0
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -93,9 +114,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--update", action="store_true", help="write the file")
     parser.add_argument("--reduced", action="store_true", help="with --check: a few entries, in seconds")
     parser.add_argument("--file", type=Path, default=STORED, help="instead of the stored one")
+    parser.add_argument("--only", help="with --update: cases with this in their name")
     options = parser.parse_args(arguments)
     if options.update and options.reduced:
-        parser.error("--update writes everything; --reduced goes with --check")
+        parser.error("--reduced goes with --check")
+    if options.only is not None and not options.update:
+        parser.error("--only goes with --update")
     return options
 
 
