@@ -5,7 +5,7 @@ a call only queues work: the device waits, and events in its streams say when, r
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -49,6 +49,12 @@ class Awaited:
 
     what: str
     peers: tuple[int, ...]
+
+    @classmethod
+    def among(cls, rank: int, what: str, ranks: Iterable[int]) -> "Awaited":
+        """What a rank does with all others of a group."""
+        peers = tuple(other for other in ranks if other != rank)
+        return cls(f"rank {rank} {what} with ranks {list(peers)}", peers)
 
     def failed(self, reason: str) -> RankError:
         return RankError(f"{self.what}: {reason}", peers=self.peers)

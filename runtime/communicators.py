@@ -43,10 +43,11 @@ def build_mesh(
 
     NCCL orders operations per communicator and ignores tags, so each direction of each pair
     gets a communicator of its own: a send never stands before a receive that it waits for.
-    Broadcasts have theirs apart from other rows, because their sender posts them in the order
-    in which it needs them itself. So do the attention of a context-parallel stage, the sums of a
-    tensor-parallel one and the exchanges of an expert-parallel one. All are made, and then used for
-    the first time, in one order on all ranks.
+    Broadcasts have theirs apart from other rows, because their sender passes them on as it takes or makes
+    what they follow, not in the order of row numbers. So do the attention of a context-parallel stage, the
+    sums of a tensor-parallel one, the exchanges of an expert-parallel one and the clipping norm, which is
+    not the world's: that one's timeout is of waits of the host. All are made, and then used for the
+    first time, in one order on all ranks.
     Differs: opposite rows of a pair are not batched. A batch starts when both ends have computed what they
     give, so the row of the earlier one would no longer travel beside the later one's action.
 
@@ -76,9 +77,9 @@ def build_mesh(
     _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
     dealt = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
     _open_groups(mesh, dealt, mesh.experts)
-    if mesh.orders_rows and len(ranks) > 1:
-        _use_first(mesh, {ranks: dist.group.WORLD})
-    for held in (mesh.reduction, mesh.units, mesh.context, mesh.tensor, mesh.experts):
+    if mesh.orders_rows:
+        _open_groups(mesh, (ranks,), mesh.everyone)
+    for held in (mesh.reduction, mesh.units, mesh.context, mesh.tensor, mesh.experts, mesh.everyone):
         _use_first(mesh, held)
     open_pairs(mesh, lowered, set())
     return mesh

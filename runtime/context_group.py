@@ -84,6 +84,4 @@ class Pending:
         """Raises RankError when it did not end in time or a peer is gone."""
         if self.work is None:
             return
-        peers = tuple(rank for rank in self.group.ranks if rank != self.group.rank)
-        what = f"rank {self.group.rank} {self.what} with ranks {list(peers)}"
-        self.group.clock.wait(self.work, Awaited(what, peers))
+        self.group.clock.wait(self.work, Awaited.among(self.group.rank, self.what, self.group.ranks))

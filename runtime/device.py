@@ -34,7 +34,10 @@ def device_of(name: str | None, *, index: int = 0, sharers: int = 1) -> torch.de
     count = torch.cuda.device_count()
     if sharers > count or index >= count:
         wanted = max(sharers, index + 1)
-        raise ValueError(f"device cuda: {wanted} ranks of this machine want a GPU each, it has {count}")
+        raise ValueError(
+            f"device cuda: {wanted} ranks of this machine want a GPU each, it has {count}; "
+            "want cpu, or fewer ranks"
+        )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device

@@ -115,8 +115,11 @@ class Executor:
             lowered.inputs, lambda row: rank in lowered.transfers[row].destination_ranks
         )
         self._outputs = rows_by_action(lowered.outputs, lambda row: _sends(lowered.transfers[row], rank))
-        receives = _receives_ahead if recorder.clock.posts_before else _receives_next
-        self._next_rows = receives(self.program, lowered, self._inputs)
+        self._next_rows = (
+            _receives_ahead(self.program, lowered, self._inputs)
+            if recorder.clock.posts_before
+            else _receives_next(self.program, self._inputs)
+        )
         self._check()
 
     def _check(self) -> None:
@@ -355,12 +358,11 @@ def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -
     return tuple(reversed(ahead))
 
 
-def _receives_next(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:
+def _receives_next(program: Sequence[Action], inputs: Rows) -> tuple[tuple[int, ...], ...]:
     """For every position and the end, the rows of the action there.
 
     Those of a later one could need what this rank has yet to send.
     """
-    del lowered
     return (*(inputs.get(action, ()) for action in program), ())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runtime.clock import Awaited, Channel, Stamp, Traffic
 from runtime.mesh import Mesh
-from runtime.optimizer import CLIP_EPSILON, clip_factor, squared_norm
+from runtime.optimizer import clip_factor, squared_norm
 from runtime.tensor_group import SharedWeights
 from runtime.timing import Recorder
 from runtime.weight_bucket import WeightBucket
@@ -174,8 +174,7 @@ class Gradients:
         self._clock.wait(work, self._awaited(ranks, what))
 
     def _awaited(self, ranks: tuple[int, ...], what: str) -> Awaited:
-        peers = tuple(rank for rank in ranks if rank != self._mesh.rank)
-        return Awaited(f"rank {self._mesh.rank} {what} with ranks {list(peers)}", peers)
+        return Awaited.among(self._mesh.rank, what, ranks)
 
     def publish(self) -> None:
         """After the optimizer's step: collect what others updated.
@@ -223,12 +222,9 @@ class Gradients:
         """
         total = squared_norm(self._counted(), self._mesh.device)
         self._mesh.sum_over_all(total)
-        if total.device.type == "cpu":
-            factor: float | Tensor = clip_factor(float(total) ** 0.5, clip_norm)
-            if factor == 1.0:
-                return
-        else:  # the host does not ask
-            factor = (clip_norm / (total.sqrt() + CLIP_EPSILON)).clamp(max=1.0)
+        factor = clip_factor(total, clip_norm)
+        if isinstance(factor, float) and factor == 1.0:
+            return
         for parameter in self.parameters():
             _gradient(parameter).mul_(factor)
 

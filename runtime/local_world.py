@@ -18,7 +18,7 @@ MEETING = "world"  # a file's name
 
 
 def join_here(
-    file: Path, *, rank: int, size: int, wait_s: float, backend: str = "gloo", device: torch.device = CPU
+    file: Path, *, rank: int, size: int, wait_s: float, backend: str | None = None, device: torch.device = CPU
 ) -> None:
     """Join a world whose ranks are all processes of this machine.
 
@@ -29,7 +29,7 @@ def join_here(
     Args:
         file: where they leave their addresses; no earlier world has written to it. It stays there.
         wait_s: for the others to come, and for every collective.
-        backend: as torch names it.
+        backend: as torch names it; None: that of the device.
         device: of this rank. NCCL's communicators are bound to it and connected at once.
     """
     if (loopback := _loopback()) is not None:
@@ -37,7 +37,7 @@ def join_here(
     store = FileStore(str(file), -1)
     store.set_timeout(timedelta(seconds=wait_s))
     dist.init_process_group(
-        backend,
+        backend or backend_of(device),
         store=store,
         rank=rank,
         world_size=size,
@@ -59,7 +59,7 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
         )
     else:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        join_here(file, rank=rank, size=size, wait_s=wait_s, backend=backend_of(device), device=device)
+        join_here(file, rank=rank, size=size, wait_s=wait_s, device=device)
 
 
 def meeting_of(environment: Mapping[str, str]) -> Path | None:

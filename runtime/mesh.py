@@ -37,6 +37,7 @@ class Mesh:
         context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
         tensor: ranks that share the weights of a stage, in grid order -> the process group of their sums.
         experts: ranks that deal out the experts of a stage, in grid order -> that of their exchanges.
+        everyone: all ranks -> that of the clipping norm; empty where it is the world's.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class Mesh:
     context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     tensor: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     experts: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    everyone: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     def process_of(self, rank: int) -> int:
         """Global process index of a rank of the plan."""
@@ -107,7 +109,7 @@ class Mesh:
         Raises:
             RankError: it did not end in time, or a rank is gone.
         """
-        work = dist.all_reduce(total, async_op=True)
+        work = dist.all_reduce(total, group=self.everyone.get(self.ranks), async_op=True)
         self.clock.wait(work, Awaited(f"rank {self.rank} in STEP, summing the norm", self.peers))
 
     def align(self, what: str) -> None:

@@ -125,6 +125,12 @@ def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
     return total
 
 
-def clip_factor(total_norm: float, clip_norm: float) -> float:
-    """What every gradient is multiplied with: min(1, clip / norm), as torch's clip_grad_norm_."""
-    return min(1.0, clip_norm / (total_norm + CLIP_EPSILON))
+def clip_factor(squared: Tensor, clip_norm: float) -> float | Tensor:
+    """What every gradient is multiplied with: min(1, clip / norm), as torch's clip_grad_norm_.
+
+    Args:
+        squared: of the norm, a scalar. On a GPU the factor stays there, so that the host does not wait.
+    """
+    if squared.device.type == "cpu":
+        return min(1.0, clip_norm / (float(squared) ** 0.5 + CLIP_EPSILON))
+    return (clip_norm / (squared.sqrt() + CLIP_EPSILON)).clamp(max=1.0)

@@ -132,7 +132,7 @@ class Reference:
             return
         if self.settings.clip_norm is not None:
             held = [p.grad for p in trainable.values() if p.grad is not None]
-            factor = clip_factor(float(squared_norm(held, CPU)) ** 0.5, self.settings.clip_norm)
+            factor = clip_factor(squared_norm(held, CPU), self.settings.clip_norm)
             for gradient in held:
                 gradient.mul_(factor)
         self._adamw.step()

@@ -166,8 +166,7 @@ class ShardedStages:
 
     def _awaited(self, name: Action) -> Awaited:
         assert name.stage is not None
-        peers = tuple(rank for rank in self._units[name.stage].ranks if rank != self._mesh.rank)
-        return Awaited(f"rank {self._mesh.rank} in {name} with ranks {list(peers)}", peers)
+        return Awaited.among(self._mesh.rank, f"in {name}", self._units[name.stage].ranks)
 
     def finish(self) -> None:
         """At STEP: all exchanges have ended, and every part has a gradient, zeros where none was made."""

@@ -17,7 +17,7 @@ from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.jobs import on_one_rank
 from runtime.batches import SyntheticSource
 from runtime.bench_clock import Clock, quartile_spread
-from runtime.device import backend_of, device_of
+from runtime.device import device_of
 from runtime.launch import result_of
 from runtime.local_world import join_here
 from runtime.pool import Place
@@ -50,7 +50,7 @@ def _world(device: torch.device) -> Iterator[float]:
     with tempfile.TemporaryDirectory(prefix="world-") as folder:
         begin_s = time.perf_counter()
         file = Path(folder) / "world"
-        join_here(file, rank=0, size=1, wait_s=WAIT_S, backend=backend_of(device), device=device)
+        join_here(file, rank=0, size=1, wait_s=WAIT_S, device=device)
         try:
             yield time.perf_counter() - begin_s
         finally:

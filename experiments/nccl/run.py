@@ -15,6 +15,7 @@ from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant, run_with_manne
 from runtime.batches import SyntheticSource
 from runtime.failure import WorldFailed
 from runtime.launch import RunResult, result_of
+from runtime.optimizer import OptimizerSettings
 from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
@@ -27,6 +28,7 @@ HANG_S = 5.0  # after which a job is given up
 JOB_S = 90.0
 SAME = "same"
 HUNG = "hung"
+CLIP_NORM = 1.0  # so that all ranks meet in the step too
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,12 @@ def execute(
     plan: Plan, pool: Pool, conduct: Conduct, *, timeout_s: float = TIMEOUT_S, job_s: float = JOB_S
 ) -> RunResult:
     """One step in float64; errors as `run_lowered`."""
-    settings = RunSettings(precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=timeout_s)
+    settings = RunSettings(
+        precision=Precision.FLOAT64,
+        collect=Collect.STATE,
+        timeout_s=timeout_s,
+        optimizer=OptimizerSettings(clip_norm=CLIP_NORM),
+    )
     lowered, source = lower(plan), SyntheticSource(settings.seed)
     torch.set_num_threads(1)
     reports = pool.run(
