@@ -15,9 +15,9 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.multimodal import EncoderModule, MultimodalModule
-from runtime.multimodal_parallel import MultimodalParallelModule
-from workbench.notations.cornstarch import ParallelSpec
+from runtime.frontend.multimodal import EncoderModule, MultimodalModule
+from runtime.frontend.parallel import MultimodalParallelModule
+from workbench.job.notations.cornstarch import ParallelSpec
 
 MODALITY_PARALLELISM = "parallel"
 IMAGE, CLIP, STEPS = 62, 63, 6

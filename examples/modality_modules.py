@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.multimodal import ModalityModule, MultimodalModule
-from runtime.multimodal_callbacks import AnyRes, merge_special_tokens
-from runtime.multimodal_parallel import MultimodalParallelSpec
-from workbench.notations.cornstarch import ParallelSpec
+from runtime.frontend.callbacks import AnyRes, merge_special_tokens
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.parallel import MultimodalParallelSpec
+from workbench.job.notations.cornstarch import ParallelSpec
 
 IMAGE, CLIP, STEPS = 62, 63, 6  # two special tokens, and how long to train
 

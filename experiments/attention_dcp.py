@@ -3,7 +3,7 @@
 Given:   mask -> tiles -> owners by LPT, rows cut, keys and values gathered head by head (Cornstarch); the
          same tiles placed to move few keys and values, and only what a rank reads sent to it, point to
          point, in 4 divisions of which the next one's transfer hides behind the current one's computing
-         (DCP, played by `workbench.balance.block_placement`, which says how its search is simplified).
+         (DCP, played by `workbench.balance.tokens.block_placement`, which says how its search is simplified).
 Differs: heads, the pattern's parameters, the kernel's rate and what DCP's GPUs share are not printed. Shown:
          32 heads over 8 key-value heads of 128, DCP's own parameters, the profile's rate, an adaptor shared
          by the 4 GPUs of a node.
@@ -35,17 +35,17 @@ from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome, PaperNumber, Unstated
 from experiments.printed import printed_rows
-from sim.attention_price import row_tiles
-from sim.pieces import Order, run_launch, whole_rows
-from workbench.balance.block_placement import BlockReads, Placement, place_blocks
-from workbench.balance.tokens import longest_first
+from sim.attention.pieces import Order, run_launch, whole_rows
+from sim.attention.price import row_tiles
+from workbench.balance.tokens.block_placement import BlockReads, Placement, place_blocks
+from workbench.balance.tokens.policies import longest_first
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.layer import Attention
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import causal, causal_blockwise, lambda_shaped, shared_question
 from workbench.masks.tiles import row_work
+from workbench.model.layer import Attention
 
 NUM_GPUS = 16
 DIVISIONS = 4

@@ -7,17 +7,17 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.modelled import A40
-from sim.attention import AttentionRun, Gpu, Kernel, Wires, launches_of, simulate_attention
-from sim.attention_price import gpu_of, row_tiles, wires_of
-from sim.gpu import compute_units
-from sim.pieces import Order, Split
-from workbench.balance.tokens import contiguous, longest_first, random_blocks, zigzag
+from sim.attention.gpu import compute_units
+from sim.attention.pieces import Order, Split
+from sim.attention.policies import AttentionRun, Gpu, Kernel, Wires, launches_of, simulate_attention
+from sim.attention.price import gpu_of, row_tiles, wires_of
+from workbench.balance.tokens.policies import contiguous, longest_first, random_blocks, zigzag
 from workbench.cost.model import CostModel
-from workbench.graph.layer import Attention, LayerKind
-from workbench.graph.model_graph import Module
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import encoder_embedded, encoder_prepended, multimodal_packed
 from workbench.masks.tiles import Tiles, classify, row_work
+from workbench.model.layer import Attention, LayerKind
+from workbench.model.model_graph import Module
 
 BLOCK = 128
 GPUS_PER_NODE = 4

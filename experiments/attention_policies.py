@@ -21,13 +21,13 @@ from experiments.evidence import Evidence
 from experiments.modelled import A40
 from experiments.paper import PaperNumber, Unstated
 from experiments.printed import printed_rows
-from sim.attention import AttentionRun, Kernel
+from sim.attention.policies import AttentionRun, Kernel
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, RowWork, Work
-from workbench.graph.layer import Attention, LayerKind
-from workbench.graph.model_graph import Module
-from workbench.plan.attention import AttentionTime, without_attention
+from workbench.model.layer import Attention, LayerKind
+from workbench.model.model_graph import Module
+from workbench.timing.attention import AttentionTime, without_attention
 
 POLICIES: Mapping[str, tuple[str, Kernel]] = {
     "causal_cp": ("zigzag", STATIC),

@@ -8,8 +8,8 @@ from experiments.modelled import Setting, layer_times, total
 from experiments.paper import PaperNumber, Unstated
 from experiments.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
-from workbench.graph.layer import LayerKind
-from workbench.graph.model_graph import ModelGraph
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import ModelGraph
 
 RULE_REL_TOL = 0.15  # gradients cost what the forward costs, to the accuracy of the rule of thumb
 RATIO_REL_TOL = 0.15

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from workbench.graph import zoo_cornstarch as zoo
-from workbench.graph.model_graph import ModelGraph, Module, connect
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
+from workbench.model import zoo_cornstarch as zoo
+from workbench.model.model_graph import ModelGraph, Module, connect
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
 
 _LLM = {"S": zoo.llama_small, "M": zoo.llama_medium, "L": zoo.llama_large}
 _QWEN2_VISION = {"S": zoo.qwen2_vision_small, "M": zoo.qwen2_vision_medium, "L": zoo.qwen2_vision_large}

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
-from runtime.bench_plans import BenchSettings, measure
 from runtime.launch import run_local
-from runtime.pool import Pool
+from runtime.measure.plans import BenchSettings, measure
 from runtime.rank_job import Collect
-from sim.engine import simulate
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from workbench.calibrate.fit import fit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile, write_profile
-from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
-from workbench.plan.price import price
-from workbench.plan.provenance import with_provenance
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.accept import accept
+from workbench.timing.price import price
+from workbench.timing.provenance import with_provenance
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
 from workbench.whole_file import write_text

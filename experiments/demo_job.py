@@ -3,13 +3,13 @@
 import os
 
 from workbench.cost.hardware import Cluster, Link, Node
-from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Precision, Settings
 
 LLM_WIDTH = 512

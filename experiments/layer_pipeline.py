@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched
-from sim.engine import simulate
-from workbench.balance.partition import partition
-from workbench.graph.model_graph import ModelGraph
+from sim.step.engine import simulate
+from workbench.balance.stages.partition import partition
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower

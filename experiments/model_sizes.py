@@ -4,8 +4,8 @@ from experiments.cornstarch_models import encoder_family, llm_family
 from experiments.evidence import Evidence
 from experiments.paper import PaperNumber, Unstated
 from experiments.printed import PrintedRow, printed_rows
-from workbench.graph.layer import LayerKind
-from workbench.graph.model_graph import Module
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import Module
 
 REL_TOL = 0.02  # or half a unit of the last printed digit, where that is coarser
 BILLION = 1e9

@@ -7,11 +7,11 @@ from experiments.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.corpus import ItemTokens
-from workbench.graph.frozen import gradient_needs
-from workbench.graph.layer import Attention
-from workbench.graph.model_graph import TEXT, ModelGraph, Module
+from workbench.model.frozen import gradient_needs
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.plan.plan import Recompute
-from workbench.plan.price import pass_times
+from workbench.timing.price import pass_times
 
 A40 = "A40"
 

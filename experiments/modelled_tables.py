@@ -10,7 +10,7 @@ from experiments.paper import PaperNumber, Unstated
 from experiments.planned import STRATEGIES, Awareness, Placement, Planned, best_split, paper_job, simulated
 from experiments.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
-from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.model.model_graph import TEXT, ModelGraph
 
 TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
 GAIN_REL_TOL = 0.15

@@ -6,18 +6,18 @@ from enum import StrEnum
 
 from experiments.modelled import A40, Setting, layer_times, module_tp
 from experiments.printed_pipeline import StageTimes
-from sim.engine import simulate
-from workbench.balance.partition import partition
+from sim.step.engine import simulate
+from workbench.balance.stages.partition import partition
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.data.corpus import fixed_samples
-from workbench.graph.model_graph import TEXT, ModelGraph
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings
-from workbench.plan.price import price
 from workbench.strategies import cornstarch, encoders_colocated
+from workbench.timing.price import price
 
 Strategy = Callable[[Job, CostModel], Plan]
 

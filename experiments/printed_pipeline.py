@@ -8,10 +8,10 @@ their stage times are all there is; `bytes_per_s` of the cluster below is merely
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import ModelGraph
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower

@@ -11,15 +11,15 @@ from experiments.paper import PaperNumber, Unstated
 from experiments.planned import Strategy, paper_job
 from experiments.printed import PrintedRow, claim_value, printed_rows
 from experiments.v1_frozen_tables import CLIPS, IMAGES, NUM_MICROBATCHES, TEXT_TOKENS
-from sim.engine import simulate
+from sim.step.engine import simulate
 from workbench.cost.model import CostModel
+from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import memory_table, peak_bytes
-from workbench.plan.price import Price, price
 from workbench.schedule.action import Action, Pass
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.price import Price, price
 
 NUM_GPUS = 24  # section 6.1
 REPLICATED_STAGES = 6  # appendix B.1

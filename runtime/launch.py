@@ -13,27 +13,27 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runtime.allocator import keep_freed_memory
-from runtime.batches import DataSource, SyntheticSource
-from runtime.checkpoint import Begin, checkpoints_in
-from runtime.checkpoint_files import identity_of
-from runtime.device import CPU, NAMES, kind_of_device, launched_device
-from runtime.failure import RankError
-from runtime.local_world import join_launched
-from runtime.pool import Place, Pool
+from runtime.data.batches import DataSource, SyntheticSource
+from runtime.models.weights import exporting, refuse_taken
 from runtime.preprocess.source import following_of, source_of
 from runtime.rank_job import Build, Collect, RunSettings, run_rank
 from runtime.rank_report import RankReport, RankState
-from runtime.stage_module import build_stage_module
+from runtime.state.checkpoint import Begin, checkpoints_in
+from runtime.state.checkpoint_files import identity_of
+from runtime.step.stage_module import build_stage_module
+from runtime.step.timing import Spread, assemble, iteration_spread, median_trace
 from runtime.step_plans import NextBatches, Planning
-from runtime.timing import Spread, assemble, iteration_spread, median_trace
-from runtime.weights import exporting, refuse_taken
-from workbench.plan.accept import accept
+from runtime.world.allocator import keep_freed_memory
+from runtime.world.device import CPU, NAMES, kind_of_device, launched_device
+from runtime.world.failure import RankError
+from runtime.world.local_world import join_launched
+from runtime.world.pool import Place, Pool
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision
-from workbench.plan.provenance import DEVICE
+from workbench.timing.accept import accept
+from workbench.timing.provenance import DEVICE
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
 from workbench.whole_file import check_writable

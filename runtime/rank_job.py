@@ -11,30 +11,30 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from runtime.activations import watch
-from runtime.batches import DataSource, count_targets
-from runtime.checkpoint import Checkpoints, RankCheckpoints, live_tensors
-from runtime.checkpoint_files import identity_of
-from runtime.communicators import build_mesh
-from runtime.device import CPU
-from runtime.executor import Executor
-from runtime.expert_group import ExpertGroup
-from runtime.feed import feed_of
-from runtime.mesh import Mesh
-from runtime.optimizer import OptimizerSettings
-from runtime.optimizer_part import weight_buckets
-from runtime.pool import Place
+from runtime.data.batches import DataSource, count_targets
+from runtime.models.weights import write_part
+from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.stage_groups import ProcessGroups, StageGroups
+from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_report import RankReport, RankState
-from runtime.sharded_gradients import ShardedGradients
-from runtime.sharded_stages import ShardedStages
-from runtime.stage_groups import ProcessGroups, StageGroups
-from runtime.stage_module import StageModule, build_stage_module
+from runtime.state.checkpoint import Checkpoints, RankCheckpoints, live_tensors
+from runtime.state.checkpoint_files import identity_of
+from runtime.step.activations import watch
+from runtime.step.executor import Executor
+from runtime.step.feed import feed_of
+from runtime.step.fsdp.gradients import ShardedGradients
+from runtime.step.fsdp.stages import ShardedStages
+from runtime.step.optimizer import OptimizerSettings
+from runtime.step.optimizer_part import weight_buckets
+from runtime.step.stage_module import StageModule, build_stage_module
+from runtime.step.tied_weights import hold_with
+from runtime.step.timing import Notes, Recorder, check_order
+from runtime.step.transfers import Wires
 from runtime.step_plans import NextBatches, Planning, StepPlans
-from runtime.tensor_group import TensorGroup
-from runtime.tied_weights import hold_with
-from runtime.timing import Notes, Recorder, check_order
-from runtime.transfers import Wires
-from runtime.weights import write_part
+from runtime.world.communicators import build_mesh
+from runtime.world.device import CPU
+from runtime.world.mesh import Mesh
+from runtime.world.pool import Place
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan, Precision, Stage
@@ -88,7 +88,7 @@ class RunSettings:
         timeout_s: of any single wait.
         weights: a folder to read weights from; None: random from the seed.
         export: a folder for the weights after the last step of the first repetition, written by
-            the ranks as parts (`runtime.weights.exporting` makes it of them); None: not written.
+            the ranks as parts (`runtime.models.weights.exporting` makes it of them); None: not written.
         following: batches of the steps after the first, planned while the step before runs.
         checkpoints: where to save while it runs, and where to start; None: neither.
     """

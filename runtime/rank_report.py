@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from runtime.step.timing import Notes
 from runtime.step_plans import Planning
-from runtime.timing import Notes
 from workbench.plan.lowered import Lowered
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from runtime.batches import DataSource, count_targets, microbatch_data
-from runtime.device import CPU
-from runtime.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
-from runtime.stage_module import StageInput, build_stage_module
+from runtime.data.batches import DataSource, count_targets, microbatch_data
+from runtime.step.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.world.device import CPU
 from workbench.data.sample import Item
-from workbench.graph.model_graph import TEXT, Edge, Module
+from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import Routing
 

@@ -9,10 +9,10 @@ from itertools import count, cycle, islice
 import torch
 import torch.distributed as dist
 
-from runtime.communicators import open_pairs, pairs_of
-from runtime.failure import RankError, first_line
-from runtime.mesh import Mesh, PairKey
-from runtime.planner import Planned, Planner, planned
+from runtime.next_plan import Planned, Planner, planned
+from runtime.world.communicators import open_pairs, pairs_of
+from runtime.world.failure import RankError, first_line
+from runtime.world.mesh import Mesh, PairKey
 from workbench.data.sample import Sample
 from workbench.plan.following import BLOCK_TOKENS
 from workbench.plan.lowered import Lowered

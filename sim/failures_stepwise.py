@@ -1,6 +1,6 @@
-"""`sim.failures` played step by step in SimPy: one event per iteration, checkpoint, copy and recovery.
+"""`sim.failures.simulate` played step by step in SimPy: an event per iteration, checkpoint and recovery.
 
-The slower form that `sim.failures` replaces; kept to hold it against, and to be timed beside it.
+The slower form that `sim.failures.simulate` replaces; kept to hold it against, and to be timed beside it.
 """
 
 from collections.abc import Callable, Generator
@@ -11,10 +11,10 @@ from simpy.core import Environment
 from simpy.events import URGENT, Event, Process
 from simpy.exceptions import Interrupt
 
-from sim.failure_run import FailureRun, Spent, Stretch
-from sim.failures import Instant, instants, node_seconds, window_of
-from sim.training_system import Checkpoints, Joins, Restart, System
-from workbench.resilience.availability import Availability
+from sim.failures.run import FailureRun, Spent, Stretch
+from sim.failures.simulate import Instant, instants, node_seconds, window_of
+from sim.failures.training_system import Checkpoints, Joins, Restart, System
+from workbench.elastic.availability import Availability
 
 Flow = Generator[Event, object, None]
 

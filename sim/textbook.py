@@ -12,8 +12,8 @@ from simpy.events import ProcessGenerator
 from simpy.resources.resource import Resource
 
 from workbench.cost.hardware import Link
+from workbench.memory.account import MemoryTable
 from workbench.plan.lowered import Lowered, Transfer
-from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Program
 from workbench.schedule.action import Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace

@@ -1,9 +1,9 @@
 """Sizes with which the microbenchmark of operators takes a moment."""
 
-from runtime.bench_attention import AttentionSizes, Heads
-from runtime.bench_cells import CellSizes
-from runtime.bench_operators import Sizes
-from runtime.bench_sustained import SustainedSizes
+from runtime.measure.attention import AttentionSizes, Heads
+from runtime.measure.cells import CellSizes
+from runtime.measure.operators import Sizes
+from runtime.measure.sustained import SustainedSizes
 
 SMALL = Sizes(
     products=((8, 16, 16), (16, 16, 16), (32, 16, 32)),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.plans import chain_module
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import connect
+from workbench.model.model_graph import connect
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.plan import Plan, Stage
 from workbench.schedule.choice import Schedule, rank_block

@@ -10,7 +10,7 @@ from hypothesis import settings
 # Kernels run under Triton's interpreter where there is no GPU; read when anything first imports triton.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 
 MAX_RANKS = 8
 

@@ -2,9 +2,9 @@
 
 from workbench.cost.profile import Profile, ideal_profile
 from workbench.cost.roofline import RowWork, Work
-from workbench.graph.layer import Layer, LayerKind, Matmul, Operator
-from workbench.graph.module_layers import block_layers, lm_head, token_embedding
-from workbench.graph.transformer import Block, Heads, Mlp, Norm
+from workbench.model.layer import Layer, LayerKind, Matmul, Operator
+from workbench.model.module_layers import block_layers, lm_head, token_embedding
+from workbench.model.transformer import Block, Heads, Mlp, Norm
 
 LLAMA_8B = Block(
     width=4096,

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from runtime.models.weights import SINGLE
 from runtime.reference import whole_stage
-from runtime.stage_module import build_stage_module
-from runtime.weights import SINGLE
+from runtime.step.stage_module import build_stage_module
 from tests import tiny_models
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 
 WIDTH = tiny_models.WIDTH
 VISION: dict[str, Any] = {

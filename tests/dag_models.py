@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from workbench.graph.layer import Layer, LayerKind, Matmul
-from workbench.graph.model_graph import Edge, ModelGraph, Module
+from workbench.model.layer import Layer, LayerKind, Matmul
+from workbench.model.model_graph import Edge, ModelGraph, Module
 
 WIDTH = 3
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from tests.tiny_valm import LLM, VISION, WIDTH
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import ModelGraph, Module, connect
-from workbench.graph.trainable import Trainable
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import ModelGraph, Module, connect
+from workbench.model.trainable import Trainable
 
 CONDITION = 3
 PATCHES = 6  # 2 x 3 patches of 2 x 2

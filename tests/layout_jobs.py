@@ -6,9 +6,9 @@ from tests.plans import cluster
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.trainable import Trainable
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import megatron_heterogeneous

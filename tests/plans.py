@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
-from workbench.graph.layer import Layer, LayerKind, Matmul, TokenCount
-from workbench.graph.model_graph import ModelGraph, Module, connect
+from workbench.model.layer import Layer, LayerKind, Matmul, TokenCount
+from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.plan import Plan, Precision, Settings, Stage
 

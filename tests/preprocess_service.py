@@ -7,11 +7,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from runtime.data.records import INDEX
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.keys import ServerKeys
 from runtime.preprocess.loader import ServedLoader, Subscription
 from runtime.preprocess.server import Server, ServerSettings
-from runtime.records import INDEX
 
 RULE = SquareRule(image_px=32, patch_px=8)
 WAIT_S = 30.0

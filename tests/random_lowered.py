@@ -7,7 +7,7 @@ from random import Random
 from tests.plans import chain_module
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import ModelGraph
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.lowered import Direction, GradientGroup, Lowered, Route, Transfer, Weights
 from workbench.plan.plan import Plan, Program, Stage
 from workbench.schedule.action import STEP, Action, Pass

@@ -17,16 +17,16 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 from transformers.models.siglip.modeling_siglip import SiglipVisionConfig, SiglipVisionModel
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoder
 
-from runtime.adapters.choose import adapter_of
-from runtime.adapters.decoder import DecoderAdapter, NextTokenHead
-from runtime.adapters.norm import widen_norms
-from runtime.adapters.vision import grid_of
-from runtime.batches import SyntheticSource, microbatch_data
+from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.models.choose import adapter_of
+from runtime.models.decoder import DecoderAdapter, NextTokenHead
+from runtime.models.norm import widen_norms
+from runtime.models.vision import grid_of
 from runtime.reference import whole_stage
-from runtime.stage_module import StageInput, StageModule, build_stage_module
+from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import tiny_models
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.model_graph import TEXT, ModelGraph, Module, Source
+from workbench.model.model_graph import TEXT, ModelGraph, Module, Source
 from workbench.plan.plan import Microbatch
 
 torch.set_num_threads(1)

@@ -8,18 +8,18 @@ from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from runtime.adapters.attention import Packing, pack, packed_sdpa
-from runtime.adapters.choose import adapter_of
-from runtime.adapters.decoder import DECODERS, DecoderAdapter
-from runtime.adapters.norm import widen_norms
-from runtime.adapters.router import WideRouter, widen_routers
-from runtime.stage_module import StageInput, StageModule
-from runtime.weight_gradient import SplitBackward
+from runtime.models.attention import Packing, pack, packed_sdpa
+from runtime.models.choose import adapter_of
+from runtime.models.decoder import DECODERS, DecoderAdapter
+from runtime.models.norm import widen_norms
+from runtime.models.router import WideRouter, widen_routers
+from runtime.step.stage_module import StageInput, StageModule
+from runtime.step.weight_gradient import SplitBackward
 from tests import cross_models, paper_models, tiny_models
 from tests.test_adapters import build, relative
 from tests.test_adapters_llama4 import LLAMA4
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import TEXT
+from workbench.model.model_graph import TEXT
 
 torch.set_num_threads(1)
 F64 = torch.float64

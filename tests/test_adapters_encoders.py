@@ -20,19 +20,19 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from runtime.adapters.choose import adapter_of
-from runtime.adapters.norm import widen_norms
-from runtime.adapters.vision_rotary import rotated, window_order
-from runtime.pool import Pool
-from runtime.stage_module import StageInput, StageModule, build_stage_module
-from runtime.weight_gradient import SplitBackward
+from runtime.models.choose import adapter_of
+from runtime.models.norm import widen_norms
+from runtime.models.vision_rotary import rotated, window_order
+from runtime.step.stage_module import StageInput, StageModule, build_stage_module
+from runtime.step.weight_gradient import SplitBackward
+from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.plans import disjoint_plan
 from tests.test_adapters import build, relative
 from tests.test_parity import assert_same
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import modality_of, module_from_config
-from workbench.graph.model_graph import TEXT, Module, connect
+from workbench.model.hf_config import modality_of, module_from_config
+from workbench.model.model_graph import TEXT, Module, connect
 
 torch.set_num_threads(1)
 F64 = torch.float64

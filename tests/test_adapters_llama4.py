@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama4 import modeling_llama4 as llama4
 
-from runtime.adapters.choose import adapter_of
-from runtime.adapters.decoder import DecoderAdapter
-from runtime.adapters.llama4 import scaled_to_one, turned
-from runtime.adapters.norm import widen_norms
-from runtime.stage_module import StageInput
+from runtime.models.choose import adapter_of
+from runtime.models.decoder import DecoderAdapter
+from runtime.models.llama4 import scaled_to_one, turned
+from runtime.models.norm import widen_norms
+from runtime.step.stage_module import StageInput
 from tests import tiny_models
 from tests.test_adapters import build, relative
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT
 
 torch.set_num_threads(1)
 F64 = torch.float64

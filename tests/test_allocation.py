@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workbench.balance.allocation import (
+from workbench.balance.orchestration.allocation import (
     fastest_allocation,
     num_trials,
     proportional_allocation,

@@ -6,8 +6,8 @@ import resource
 import pytest
 import torch
 
-from runtime.allocator import keep_freed_memory
-from runtime.pool import Place, Pool
+from runtime.world.allocator import keep_freed_memory
+from runtime.world.pool import Place, Pool
 
 NUM_BYTES = 2**26  # more than glibc maps apart by default
 

@@ -64,13 +64,13 @@ def test_every_folder_of_modules_is_a_package():
 
 def test_imports_stand_at_the_top_but_for_the_commands():
     late = [name(path) for path in modules("workbench", "sim", "runtime") if list(in_functions(tree(path)))]
-    assert [path for path in late if not path.startswith("workbench/commands/")] == []
+    assert [path for path in late if not path.startswith("workbench/cli/")] == []
 
 
 def test_simulator_and_runtime_never_meet():
     for package, other in (("sim", "runtime"), ("runtime", "sim"), ("workbench", "experiments")):
         for path in modules(package):
-            if path.parent.name == "commands":
+            if path.parent.name == "cli":
                 continue
             imported = {
                 n.module or "" for n in ast.walk(tree(path)) if isinstance(n, ast.ImportFrom) and not n.level
@@ -78,7 +78,7 @@ def test_simulator_and_runtime_never_meet():
             assert not [m for m in imported if m.split(".")[0] == other], name(path)
 
 
-@pytest.mark.parametrize("module", ["workbench.cli", "workbench.job", "workbench.calibrate.fit"])
+@pytest.mark.parametrize("module", ["workbench.cli.app", "workbench.job.job", "workbench.calibrate.fit"])
 def test_planner_stays_light(module: str):
     """Importing it, or asking for help, loads no framework, engine or plotting library."""
     script = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"

@@ -7,7 +7,11 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_mask
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig
 
-from runtime.attention_mask import (
+from runtime.kernels.bitfield_attention.attention import bitfield_attention
+from runtime.kernels.bitfield_attention.mask import kernel_mask
+from runtime.kernels.bitfield_attention.reference import attends
+from runtime.kernels.bitfield_attention.tiles import FULL
+from runtime.models.attention_mask import (
     BITFIELD,
     AttentionMask,
     attend,
@@ -15,10 +19,6 @@ from runtime.attention_mask import (
     token_fields,
     windowed,
 )
-from runtime.kernels.bitfield_attention.attention import bitfield_attention
-from runtime.kernels.bitfield_attention.mask import kernel_mask
-from runtime.kernels.bitfield_attention.reference import attends
-from runtime.kernels.bitfield_attention.tiles import FULL
 from tests.interpreter import DEVICE
 from tests.kernel_cases import tensors
 from workbench.masks.bitfield import Bitfield, concatenate, dense, pad

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.attention import Kernel, Launches, Wires, simulate_attention
-from sim.attention_price import (
+from sim.attention.pieces import Order, Split
+from sim.attention.policies import Kernel, Launches, Wires, simulate_attention
+from sim.attention.price import (
     SimulatedAttention,
     column_tiles,
     gpu_of,
@@ -14,23 +15,22 @@ from sim.attention_price import (
     row_tiles,
     weights,
 )
-from sim.pieces import Order, Split
 from tests.plans import finish
-from workbench.balance.tokens import contiguous, longest_first, zigzag
+from workbench.balance.tokens.policies import contiguous, longest_first, zigzag
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.layer import Attention, Layer, LayerKind, Matmul, TokenCount
-from workbench.graph.model_graph import ModelGraph, Module
 from workbench.masks.bitfield import dense
 from workbench.masks.builders import causal, full, sample_bitfield
 from workbench.masks.tiles import classify, row_work
-from workbench.plan.attention import AttentionCall, AttentionTime
+from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount
+from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan, Stage, TokenShard
-from workbench.plan.price import price
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import owned_tokens
+from workbench.timing.attention import AttentionCall, AttentionTime
+from workbench.timing.price import price
 
 HEADS = Attention(name="attention", num_heads=4, num_kv_heads=2, head_dim=64, causal=True)
 BLOCK = 128

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from runtime.adapters.adapter import NO_TARGET, PLACEHOLDER
-from runtime.batches import SyntheticSource, count_targets, microbatch_data
+from runtime.data.batches import SyntheticSource, count_targets, microbatch_data
+from runtime.models.adapter import NO_TARGET, PLACEHOLDER
 from tests import tiny_models
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.model_graph import TEXT
+from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Microbatch, Plan
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from experiments.bench import attention
 from experiments.bench.attention import KERNELS, LAUNCHES, Cell, Launch, claims, makespan, published
 from experiments.bench.tokens import POLICIES
 from experiments.paper import RESULTS
-from sim.pieces import UnitTiming
+from sim.attention.pieces import UnitTiming
 
 TIMING = UnitTiming(tile_s=1.0)
 

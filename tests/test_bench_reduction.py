@@ -1,7 +1,7 @@
 """The sums of gradients that are timed alone and beside computing."""
 
 from experiments.bench import reduction
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 
 
 def test_the_slower_rank_counts_and_ratios_are_of_quartiles():

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from experiments.bench import tokens as bench
 from experiments.bench.token_rivals import differencing, multifit
 from tests.token_oracle import greedy, heaviest_first, least_by_brute_force
-from workbench.balance.tokens import longest_first, max_over_mean, sorted_round_robin
-from workbench.balance.tokens_bounds import least_possible
-from workbench.balance.tokens_exchange import longest_first_exchanged
+from workbench.balance.tokens.bounds import least_possible
+from workbench.balance.tokens.exchange import longest_first_exchanged
+from workbench.balance.tokens.policies import longest_first, max_over_mean, sorted_round_robin
 
 works = st.lists(st.integers(1, 30), min_size=1, max_size=7)
 

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.balance.partition import partition
+from workbench.balance.stages.partition import partition
+from workbench.planner.block_cuts import even_blocks
 from workbench.schedule.choice import ScheduleKind, rank_block, usual
-from workbench.strategies.block_cuts import even_blocks
 
 
 def slowest(cost_s, cuts, block_of):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.token_oracle import loads_of
-from workbench.balance import tokens
-from workbench.balance.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
+from workbench.balance.tokens import policies as tokens
+from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
 
 
 def reads_of(rows, block_bytes=10):

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plans import chain_module, disjoint_plan, finish, sample, two_encoders
-from workbench.graph.model_graph import connect
+from workbench.model.model_graph import connect
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.check import check
-from workbench.plan.critical_path import critical_path_s
 from workbench.plan.lower import lower
 from workbench.plan.plan import Stage
 from workbench.schedule.action import Action, Pass
+from workbench.timing.critical_path import critical_path_s
 
 CUTS = {"vision": [2, 1], "audio": [2], "llm": [2, 2]}
 

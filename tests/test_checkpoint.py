@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from experiments.disttrain.checkpoints import checkpoints
-from runtime.checkpoint import Begin, Checkpoints, checkpoints_in
-from runtime.checkpoint_files import (
+from runtime.launch import RunResult, run_lowered
+from runtime.rank_job import Collect, RunSettings
+from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
+from runtime.state.checkpoint_files import (
     ForeignError,
     Identity,
     TornError,
@@ -21,9 +23,7 @@ from runtime.checkpoint_files import (
     identity_of,
     latest_whole,
 )
-from runtime.launch import RunResult, run_lowered
-from runtime.pool import Pool, WorldFailed
-from runtime.rank_job import Collect, RunSettings
+from runtime.world.pool import Pool, WorldFailed
 from tests.test_next_batches import FOLLOWING, plan_with_owners
 from tests.tiny_models import mixed_batch, plan_of, two_encoders
 from workbench.plan.build import with_programs

@@ -14,9 +14,9 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from runtime.scenes import make
+from runtime.data.scenes import make
 from tests.bench_sizes import CELLS
-from workbench.cli import app
+from workbench.cli.app import app
 from workbench.cost.profile import load_profile
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.report.compare import Group
@@ -262,8 +262,8 @@ def test_plan_and_run_on_a_folder_of_data(job: Path):
 
 def test_calibrate_measures_what_a_job_is_made_of(job: Path, monkeypatch: pytest.MonkeyPatch):
     """Nothing of this job's own layers is left unmeasured; a second run has nothing left to do."""
-    monkeypatch.setattr("runtime.microbench.cell_sizes", lambda device: CELLS)
-    monkeypatch.setattr("runtime.bench_wires.BYTES", (2**10, 2**14, 2**18, 2**20))
+    monkeypatch.setattr("runtime.measure.microbench.cell_sizes", lambda device: CELLS)
+    monkeypatch.setattr("runtime.measure.wires.BYTES", (2**10, 2**14, 2**18, 2**20))
     rows, profile = job.with_name("rows.jsonl"), job.with_name("cpu.json")
     accept("calibrate", job, "--rows", rows, "-o", profile, "--json")
     measured = rows.read_bytes()
@@ -332,7 +332,7 @@ def test_bugs_keep_their_traceback(plan: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(path: Path) -> None:
         raise TypeError("a bug")
 
-    monkeypatch.setattr("workbench.commands.planning.read_plan", broken)
+    monkeypatch.setattr("workbench.cli.planning.read_plan", broken)
     assert isinstance(workbench("check", plan).exception, TypeError)
 
 
@@ -351,7 +351,14 @@ def test_files_of_repetitions(name: str, repetitions: int, expected: list[str]):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="finds the ranks by /proc")
 def test_a_killed_rank_ends_the_run_with_its_cause(plan: Path):
-    command = [sys.executable, "-c", "from workbench.cli import main; main()", "run", str(plan), "--local"]
+    command = [
+        sys.executable,
+        "-c",
+        "from workbench.cli.app import main; main()",
+        "run",
+        str(plan),
+        "--local",
+    ]
     command += ["--warmup", "2000", "--trace", str(plan.with_name("run.json"))]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         ranks = wait_for_children(process.pid, 4)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.scenes import make
+from runtime.data.scenes import make
 from tests.test_cli import JOB, accept, refuse
 
 

@@ -12,15 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from runtime import masked_block
-from runtime.all_to_all_attention import all_to_all_attention
-from runtime.attention_block import attend, attend_backward, merge
-from runtime.context_group import ContextGroup
-from runtime.context_parallel import gathered_attention
-from runtime.failure import RankError
-from runtime.pool import Place, Pool
-from runtime.ring_attention import RingAttention
-from runtime.token_shares import TokenShares
+from runtime.parallel.context import masked_block
+from runtime.parallel.context.all_to_all import all_to_all_attention
+from runtime.parallel.context.block import attend, attend_backward, merge
+from runtime.parallel.context.gathered import gathered_attention
+from runtime.parallel.context.group import ContextGroup
+from runtime.parallel.context.ring import RingAttention
+from runtime.parallel.context.token_shares import TokenShares
+from runtime.world.failure import RankError
+from runtime.world.pool import Place, Pool
 from tests.interpreter import INTERPRETED
 from workbench.masks.bitfield import Bitfield, concatenate, dense, padding
 from workbench.masks.builders import (

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from tests.plans import cluster, finish
 from tests.test_context_parallel_step import DISTRIBUTIONS
 from tests.test_parity import MIXES, assert_parity, assert_same, execute, mixed
@@ -15,13 +15,13 @@ from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import ModelGraph, Module, connect
-from workbench.job import Job, ModuleLayout
-from workbench.plan.accept import accept
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.build import with_programs
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
 from workbench.plan.token_shards import Scope, token_shards
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.accept import accept
 
 Cut = tuple[int, Sequence[int]]  # ranks of every stage, and its stages' numbers of layers
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plans import WIDTH, cluster, finish, sample, two_encoders
-from workbench.graph.layer import TokenCount
+from workbench.model.layer import TokenCount
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.gradient_groups import gradient_groups

@@ -6,18 +6,17 @@ from functools import partial
 
 import pytest
 
-from runtime.pool import Pool
-from sim.engine import simulate
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from tests.plans import cluster, finish
 from tests.test_parity import assert_parity, assert_same, execute, mixed
 from tests.tiny_valm import tiny_batch
-from workbench.balance.tokens import Policy, contiguous, longest_first, random_blocks, stripe, zigzag
+from workbench.balance.tokens.policies import Policy, contiguous, longest_first, random_blocks, stripe, zigzag
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import ModelGraph
-from workbench.job import Job, ModuleLayout
-from workbench.plan.accept import accept
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.plan import (
@@ -33,6 +32,7 @@ from workbench.plan.plan import (
 from workbench.plan.token_shards import Scope, token_shards
 from workbench.schedule.action import COMPUTE, Action
 from workbench.strategies import cornstarch
+from workbench.timing.accept import accept
 from workbench.trace import Trace
 
 BLOCK = 2

@@ -28,8 +28,8 @@ from workbench.cost.profile import (
 )
 from workbench.cost.roofline import Gemm, Grid, layer_flop
 from workbench.cost.signature import signature
-from workbench.graph.frozen import Needs
-from workbench.graph.layer import Attention
+from workbench.model.frozen import Needs
+from workbench.model.layer import Attention
 
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
 FROZEN, THROUGH, TRAINED = Needs(False, False), Needs(True, False), Needs(True, True)

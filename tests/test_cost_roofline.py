@@ -20,9 +20,9 @@ from workbench.cost.roofline import (
     tensor_parallel_messages,
 )
 from workbench.cost.signature import signature
-from workbench.graph.layer import Attention, Lookup, Matmul, Pointwise, Shard, TokenCount
-from workbench.graph.module_layers import lm_head, token_embedding
-from workbench.graph.transformer import Norm
+from workbench.model.layer import Attention, Lookup, Matmul, Pointwise, Shard, TokenCount
+from workbench.model.module_layers import lm_head, token_embedding
+from workbench.model.transformer import Norm
 
 ONE = Grid(1, 1)
 

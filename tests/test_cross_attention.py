@@ -10,9 +10,9 @@ from transformers.models.mllama import modeling_mllama as mllama
 from transformers.models.mllama.configuration_mllama import MllamaConfig
 from transformers.models.mllama.processing_mllama import get_cross_attention_token_mask
 
-from runtime.adapters.cross_attention import visible_until
-from runtime.adapters.norm import widen_norms
-from runtime.batches import SyntheticSource
+from runtime.data.batches import SyntheticSource
+from runtime.models.cross_attention import visible_until
+from runtime.models.norm import widen_norms
 from runtime.reference import Reference
 from tests import cross_models, tiny_models
 from workbench.data.sample import Sample

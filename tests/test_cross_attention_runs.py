@@ -8,35 +8,35 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.adapters.choose import adapter_of
-from runtime.batches import SyntheticSource
-from runtime.emulate import Emulation, emulate
+from runtime.data.batches import SyntheticSource
+from runtime.emulation.emulate import Emulation, emulate
 from runtime.launch import RunResult, run_lowered
-from runtime.optimizer import OptimizerSettings
-from runtime.pool import Pool
+from runtime.models.choose import adapter_of
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
-from sim.engine import simulate
+from runtime.step.optimizer import OptimizerSettings
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from tests import cross_models, tiny_models
 from tests.plans import cluster, disjoint_plan, finish
 from tests.test_parity import SEED, assert_order, assert_parity
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.trainable import Trainable, with_trainable
-from workbench.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.memory.stage import Sizes
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
-from workbench.plan.price import price
 from workbench.plan.routing import Routing
-from workbench.plan.stage_memory import Sizes
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.price import price
 
 ALL, PROJECTOR, NONE = Trainable.ALL, Trainable.PROJECTOR, Trainable.NONE
 MIXES = {

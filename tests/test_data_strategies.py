@@ -7,25 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.pool import Pool
-from sim.engine import simulate
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from tests.plans import cluster
 from tests.test_parity import assert_same, mixed
 from tests.tiny_valm import tiny_batch
-from workbench.balance.reorder_interleaved import reorder_in_programs
+from workbench.balance.microbatches.reorder_interleaved import reorder_in_programs
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.cost.quadratic import Quadratic, fit_quadratic
 from workbench.data.sample import Sample, Segment
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
 from workbench.plan.lower import lower
 from workbench.plan.plan import Precision, Settings
-from workbench.plan.price import price
+from workbench.planner.sample_work import sample_work
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.strategies import entrain, reordered
-from workbench.strategies.sample_work import sample_work
-from workbench.strategies.stage_times import stage_times
+from workbench.timing.price import price
+from workbench.timing.stage_times import stage_times
 
 COST = CostModel(ideal_profile())
 IMAGES = (3, 0, 1, 2, 0, 3, 1, 0, 2, 1, 0, 3)

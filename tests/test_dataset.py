@@ -11,21 +11,21 @@ from PIL import Image
 from transformers.audio_utils import mel_filter_bank
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
-from runtime.dataset import (
+from runtime.data.dataset import (
     FolderSource,
     main,
     read_image,
     read_wave,
     samples_of,
 )
-from runtime.mel import log_mel, mel_filters
-from runtime.optimizer import OptimizerSettings
-from runtime.records import BOS, EOS, VOCAB_SIZE, read_records
+from runtime.data.mel import log_mel, mel_filters
+from runtime.data.records import BOS, EOS, VOCAB_SIZE, read_records
+from runtime.data.scenes import make
 from runtime.reference import Reference
-from runtime.scenes import make
+from runtime.step.optimizer import OptimizerSettings
 from tests import tiny_models
 from workbench.data.sample import Segment
-from workbench.graph.model_graph import TEXT, ModelGraph, connect
+from workbench.model.model_graph import TEXT, ModelGraph, connect
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.oracles import Execution, can_run
 from tests.plans import chain_module, cluster, disjoint_plan, finish, sample, two_encoders
 from tests.strategies import plans
-from workbench.graph.model_graph import connect
+from workbench.model.model_graph import connect
 from workbench.plan.build import with_programs
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower

@@ -7,9 +7,9 @@ from experiments.demo import ONE_STAGE_EACH, Planned, predicted, write_predictio
 from experiments.demo_job import demo_job, local_cluster
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
-from workbench.plan.provenance import PROFILE, unmeasured_costs
 from workbench.report.folder import read_folder
 from workbench.strategies import cornstarch
+from workbench.timing.provenance import PROFILE, unmeasured_costs
 
 
 def planned(profile: Profile) -> Planned:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.device import backend_of, device_of, kind_of_device, launched_device
+from runtime.world.device import backend_of, device_of, kind_of_device, launched_device
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from workbench.graph.diffusion import Unet, unet_layers
-from workbench.graph.layer import Attention, Matmul
-from workbench.graph.transformer import Heads, Keys, cross_attention_operators
+from workbench.model.diffusion import Unet, unet_layers
+from workbench.model.layer import Attention, Matmul
+from workbench.model.transformer import Heads, Keys, cross_attention_operators
 
 
 def unet_of(side: int) -> Unet:

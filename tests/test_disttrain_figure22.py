@@ -12,7 +12,7 @@ from experiments.disttrain.figure22 import (
     block,
     llms,
 )
-from workbench.graph.layer import Matmul
+from workbench.model.layer import Matmul
 
 BENCH = Bench()
 

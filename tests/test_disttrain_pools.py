@@ -5,28 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.job_files import put, write
 from tests.layout_jobs import layout_job, vision_language
 from tests.plans import disjoint_plan, sample, two_encoders
-from workbench.balance.orchestration import orchestrate
-from workbench.balance.orchestration_cost import dollars_per_sample, orchestrate_cheapest
+from workbench.balance.orchestration.cheapest import dollars_per_sample, orchestrate_cheapest
+from workbench.balance.orchestration.exact import orchestrate
 from workbench.cost.execution import Execution
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
-from workbench.job import Job, load_job
-from workbench.job_pools import Pool, alone, cost_model, dollars_per_hour, placements
-from workbench.matching import cost_for
-from workbench.plan.accept import accept
+from workbench.job.device_pools import Pool, alone, cost_model, dollars_per_hour, placements
+from workbench.job.job import Job, load_job
+from workbench.job.matching import cost_for
 from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
-from workbench.plan.price import price
-from workbench.plan.provenance import utilisation, with_provenance
 from workbench.schedule.action import Pass
 from workbench.search.drive import Objective, search
 from workbench.strategies import disttrain
 from workbench.strategies.registry import PLANNERS, PRICED
+from workbench.timing.accept import accept
+from workbench.timing.price import price
+from workbench.timing.provenance import utilisation, with_provenance
 
 FAST = Link(name="fast", bytes_per_s=8e9, latency_s=1e-6)
 SLOW = Link(name="slow", bytes_per_s=1e9, latency_s=5e-6)

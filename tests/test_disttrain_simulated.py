@@ -4,8 +4,8 @@ import pytest
 
 from experiments.disttrain.simulated import Candidate, add_model, candidates, job_of
 from experiments.evidence import Evidence
-from workbench.balance.orchestration import best_of_every_pace, orchestrate
-from workbench.balance.orchestration_task import Degrees, Orchestration
+from workbench.balance.orchestration.exact import best_of_every_pace, orchestrate
+from workbench.balance.orchestration.task import Degrees, Orchestration
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.strategies.disttrain import task_of

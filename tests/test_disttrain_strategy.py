@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from tests.layout_jobs import layout_job, vision_language
-from workbench.balance.orchestration import orchestrate
-from workbench.balance.orchestration_task import Degrees, Orchestration
+from workbench.balance.orchestration.exact import orchestrate
+from workbench.balance.orchestration.task import Degrees, Orchestration
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job import Job
-from workbench.plan.accept import accept
+from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.strategies import disttrain
+from workbench.timing.accept import accept
 
 COST = CostModel(load_profile("A40"))
 

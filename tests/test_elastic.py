@@ -12,7 +12,7 @@ from runtime.elastic.history import Cause
 from runtime.elastic.job import held_by
 from runtime.elastic.progress import STAMP, read_progress
 from runtime.elastic.training import ElasticTraining
-from workbench.resilience.reconfigure import CannotContinueError
+from workbench.elastic.reconfigure import CannotContinueError
 
 FLOAT32 = 2e-6  # relative, of a loss after a few steps
 

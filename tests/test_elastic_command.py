@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.oobleck import chaos_job
+from runtime.data.scenes import make
 from runtime.elastic.history import Cause, Reshaped, StepDone
-from runtime.scenes import make
 from tests.test_cli import JOB, accept, refuse, workbench
-from workbench.commands.elastic_data import drawn, read_folder
-from workbench.commands.elastic_forecast import StepPrediction, foresee, predict_steps
-from workbench.commands.elastic_nodes import Shape
-from workbench.commands.elastic_run import Ran, elastic_job
-from workbench.commands.elastic_tables import detection_s, layout_times, next_step_s, sizes_text
-from workbench.commands.machines import cost_of
-from workbench.job import load_job
+from workbench.cli.elastic_data import drawn, read_folder
+from workbench.cli.elastic_forecast import StepPrediction, foresee, predict_steps
+from workbench.cli.elastic_nodes import Shape
+from workbench.cli.elastic_run import Ran, elastic_job
+from workbench.cli.elastic_tables import detection_s, layout_times, next_step_s, sizes_text
+from workbench.cli.machines import cost_of
+from workbench.elastic.availability import Rates, parse_trace, random_trace
+from workbench.elastic.reconfigure import CannotContinueError
+from workbench.elastic.step_events import told_events, traced_events
+from workbench.job.job import load_job
 from workbench.report.elastic_plot import draw_elastic
-from workbench.resilience.availability import Rates, parse_trace, random_trace
-from workbench.resilience.reconfigure import CannotContinueError
-from workbench.resilience.step_events import told_events, traced_events
 from workbench.strategies.elastic_templates import elastic_templates
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
 from runtime.elastic import forming
-from runtime.failure import RankError
+from runtime.world.failure import RankError
 
 PATIENCE = timedelta(seconds=20)
 

@@ -11,9 +11,9 @@ from experiments.oobleck.chaos_job import batch, elastic_job
 from runtime.elastic.job import Reduction, held_by, members_of, plan_step
 from runtime.elastic.moves import moves_between
 from runtime.elastic.replan import after_loss, start_layout
-from workbench.plan.accept import accept
-from workbench.resilience.chain import LayerChain
-from workbench.resilience.node_specification import plan_templates
+from workbench.elastic.chain import LayerChain
+from workbench.elastic.node_specification import plan_templates
+from workbench.timing.accept import accept
 
 NODES = tuple("abcdef")
 JOBS = {

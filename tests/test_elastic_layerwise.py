@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from experiments.oobleck.chaos_job import batch, elastic_job
-from runtime.clock import HOST
 from runtime.elastic.job import ElasticJob, plan_step
 from runtime.elastic.layerwise import LayerwiseGradients, last_backwards
 from runtime.elastic.replan import start_layout
 from runtime.elastic.world import build
-from runtime.stage_module import StageModule
-from runtime.timing import Recorder
+from runtime.step.stage_module import StageModule
+from runtime.step.timing import Recorder
+from runtime.world.clock import HOST
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import Action, Pass, parse_action

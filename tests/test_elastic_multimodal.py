@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.batches import SyntheticSource
+from runtime.data.batches import SyntheticSource
 from runtime.elastic.job import ElasticJob, held_by, plan_step
 from runtime.elastic.replan import start_layout
 from runtime.elastic.training import ElasticTraining
 from runtime.reference import Reference
 from tests.test_cli import JOB
 from workbench.data.sample import Sample
-from workbench.job import Job, load_job
+from workbench.elastic.model_chain import model_chain
+from workbench.elastic.node_specification import plan_templates
+from workbench.job.job import Job, load_job
 from workbench.plan.plan import Sharding
-from workbench.resilience.model_chain import model_chain
-from workbench.resilience.node_specification import plan_templates
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 from experiments.oobleck import chaos_job
 from runtime.elastic.training import ElasticTraining
-from workbench.commands.busy_cores import process_seconds
-from workbench.commands.elastic_run import Saving, run_elastic
-from workbench.commands.node_killer import NodeKiller
-from workbench.resilience.step_events import StepEvents
+from workbench.cli.busy_cores import process_seconds
+from workbench.cli.elastic_run import Saving, run_elastic
+from workbench.cli.node_killer import NodeKiller
+from workbench.elastic.step_events import StepEvents
 
 
 def test_a_signal_lets_the_step_end_and_saves_and_a_second_one_ends_everything(tmp_path: Path):

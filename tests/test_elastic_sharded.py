@@ -9,12 +9,12 @@ from runtime.elastic.history import Cause
 from runtime.elastic.job import ElasticJob, Reduction, plan_step
 from runtime.elastic.progress import read_progress
 from runtime.elastic.training import ElasticTraining
-from runtime.tensor_files import keys_in
+from runtime.state.tensor_files import keys_in
 from tests.test_elastic import FLOAT32, kill, matches_one_process, one_process
+from workbench.elastic.layout import Layout
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Sharding
-from workbench.resilience.layout import Layout
 
 
 def sharded_job(num_nodes: int, layers_per_rank: int = 4) -> ElasticJob:

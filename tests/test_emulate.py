@@ -10,17 +10,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from runtime.batches import SyntheticSource
-from runtime.baton import Baton, Runner
-from runtime.emulate import emulate
-from runtime.emulate_order import legal_order
-from runtime.failure import RankError
+from runtime.data.batches import SyntheticSource
+from runtime.emulation.emulate import emulate
+from runtime.emulation.order import legal_order
+from runtime.emulation.turn import Baton, Runner
 from runtime.launch import run_lowered
-from runtime.optimizer import OptimizerSettings
-from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
-from runtime.stage_module import StageModule, build_stage_module
+from runtime.step.optimizer import OptimizerSettings
+from runtime.step.stage_module import StageModule, build_stage_module
+from runtime.world.failure import RankError
+from runtime.world.pool import Pool
 from tests import strategies
 from tests.plans import disjoint_plan
 from tests.test_cli import JOB, accept, refuse
@@ -30,8 +30,8 @@ from tests.test_parity import CUTS, SEED, assert_parity, mixed
 from tests.test_tensor_parallel import ONE, Degrees, encoders, laid_out
 from tests.test_tensor_sequence import dealt_out
 from tests.tiny_valm import tiny_batch
-from workbench.graph.model_graph import ModelGraph
-from workbench.graph.trainable import Trainable, with_trainable
+from workbench.model.model_graph import ModelGraph
+from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Program, Recompute, Settings
 from workbench.schedule.action import COMPUTE, parse_action

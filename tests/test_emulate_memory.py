@@ -7,18 +7,18 @@ import pytest
 from experiments.fidelity.cases import image_work
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
 from experiments.fidelity.work import plan_of as fidelity_plan
-from runtime.emulate import emulate
-from runtime.emulate_memory import held_bytes, state_bytes
-from runtime.emulate_order import legal_order
+from runtime.emulation.emulate import emulate
+from runtime.emulation.memory import held_bytes, state_bytes
+from runtime.emulation.order import legal_order
 from runtime.rank_job import Collect
-from runtime.stage_module import StageModule, build_stage_module
+from runtime.step.stage_module import StageModule, build_stage_module
 from tests.plans import disjoint_plan
 from tests.test_emulate import PLANS, REPLICATED, SETTINGS
 from tests.test_parity import CUTS, mixed
 from tests.tiny_valm import tiny_batch
+from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table, peak_bytes
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule, ScheduleKind
 
@@ -76,7 +76,7 @@ def test_more_ranks_than_the_machine_holds_are_refused(monkeypatch: pytest.Monke
     """Their weights would fit, what they keep for their backwards would not."""
     lowered = lower(PLANS["everything"]())
     between = (state_bytes(lowered.plan) + held_bytes(lowered, legal_order(lowered))) // 2
-    monkeypatch.setattr("runtime.emulate_memory.capacity_of", lambda device: between)
+    monkeypatch.setattr("runtime.emulation.memory.capacity_of", lambda device: between)
     with pytest.raises(ValueError, match=r"emulation holds all 5 ranks on one device: want .* cpu has"):
         emulate(lowered, SETTINGS)
 

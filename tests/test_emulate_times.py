@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.baton import Baton, Runner
-from runtime.clock import HostClock
-from runtime.device import CPU
-from runtime.emulate import clock_of, emulate, no_exchange_s
-from runtime.emulate_order import ranks_of
-from runtime.emulate_times import Absences, OwnWork, composed_s, median_work, own_work
+from runtime.emulation.emulate import clock_of, emulate, no_exchange_s
+from runtime.emulation.order import ranks_of
+from runtime.emulation.thread_mesh import Exchange, Post, sum_in_place
+from runtime.emulation.times import Absences, OwnWork, composed_s, median_work, own_work
+from runtime.emulation.turn import Baton, Runner
 from runtime.rank_job import Collect
-from runtime.shared_mesh import Exchange, Post, sum_in_place
-from sim.engine import simulate
+from runtime.world.clock import HostClock
+from runtime.world.device import CPU
+from sim.step.engine import simulate
 from tests.test_emulate import PLANS, SETTINGS
-from workbench.commands.emulation import compose
+from workbench.cli.emulation import compose
 from workbench.cost.profile import load_profile
 from workbench.plan.lower import lower
 from workbench.schedule.action import STEP
@@ -54,10 +54,10 @@ def test_work_for_others_ends_before_the_next_clock_starts(monkeypatch: pytest.M
 
         return queued
 
-    monkeypatch.setattr("runtime.emulate.clock_of", lambda device: clock)
+    monkeypatch.setattr("runtime.emulation.emulate.clock_of", lambda device: clock)
     monkeypatch.setattr(Post, "put", slow("put", Post.put))
     monkeypatch.setattr(Post, "take", slow("take", Post.take))
-    monkeypatch.setattr("runtime.shared_mesh.sum_in_place", slow("sum", sum_in_place))
+    monkeypatch.setattr("runtime.emulation.thread_mesh.sum_in_place", slow("sum", sum_in_place))
     began_s = clock.stamp()
     timings = emulate(lower(PLANS["two replicas"]()), replace(SETTINGS, collect=Collect.NOTHING)).timings
     assert all(counts.values())

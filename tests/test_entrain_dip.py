@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from tests.test_data_strategies import CLIPS, COST, IMAGES, skewed_job
 from tests.test_parity import assert_same
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies import dip

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from tests.test_data_strategies import COST, skewed_batch, skewed_job
 from tests.test_parity import assert_same
 from tests.tiny_valm import tiny_valm
-from workbench.balance.pipeline_time import eager_starts, first_stage_starts
-from workbench.balance.unit_order import order_units
+from workbench.balance.microbatches.pipeline_time import eager_starts, first_stage_starts
+from workbench.balance.microbatches.unit_order import order_units
 from workbench.cost.hardware import Link
-from workbench.graph.model_graph import connect
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
-from workbench.plan.critical_path import critical_path_s
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import connect
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
-from workbench.plan.price import price
 from workbench.schedule.action import Action, Pass, parse_action
 from workbench.schedule.eager import with_eager_forwards
 from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
 from workbench.strategies import entrain, entrain_graded
+from workbench.timing.critical_path import critical_path_s
+from workbench.timing.price import price
 
 
 def played(programs: list[list[Action]], forward: np.ndarray, backward: np.ndarray) -> list[float]:

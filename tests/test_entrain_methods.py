@@ -12,7 +12,7 @@ from experiments.entrain.regrouping import iteration_s
 from experiments.entrain.replica import Replica, chain_of
 from experiments.entrain.series import one_sample_stages
 from experiments.entrain.workload import CORPUS_OF, batch_of
-from workbench.balance.microbatches import MicrobatchAssignment
+from workbench.balance.microbatches.assignment import MicrobatchAssignment
 
 LLM = "Llama3-3b"
 

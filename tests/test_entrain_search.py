@@ -6,15 +6,15 @@ from itertools import pairwise
 import pytest
 
 from tests.test_data_strategies import skewed_job
-from workbench.balance.partition import partition
+from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.frozen import FrozenRule
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.frozen import FrozenRule
 from workbench.plan.plan import Plan
+from workbench.planner.assembly import draft_plan
+from workbench.planner.layer_cost import layer_costs
 from workbench.strategies import entrain_search
-from workbench.strategies.assembly import draft_plan
-from workbench.strategies.layer_cost import layer_costs
 
 COST = CostModel(load_profile("A40"))
 

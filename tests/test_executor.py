@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from runtime.clock import HostClock
-from runtime.device import CPU
-from runtime.executor import Executor
-from runtime.failure import RankError, first_line
-from runtime.gradients import Gradients
-from runtime.mesh import Mesh
-from runtime.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
-from runtime.pool import Place, Pool
 from runtime.rank_job import TORCH_TYPE
-from runtime.timing import Recorder
-from runtime.transfers import Wires, accumulate, join, pack
+from runtime.step.executor import Executor
+from runtime.step.gradients import Gradients
+from runtime.step.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
+from runtime.step.timing import Recorder
+from runtime.step.transfers import Wires, accumulate, join, pack
+from runtime.world.clock import HostClock
+from runtime.world.device import CPU
+from runtime.world.failure import RankError, first_line
+from runtime.world.mesh import Mesh
+from runtime.world.pool import Place, Pool
 from tests.plans import disjoint_plan, sample, two_encoders
 from workbench.data.sample import Item
 from workbench.plan.lower import lower

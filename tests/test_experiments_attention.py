@@ -43,9 +43,9 @@ from experiments.cornstarch_icml import figure6, figure9, table3
 from experiments.cornstarch_icml.table5 import TRAINED, iteration_s, layer_times
 from experiments.cornstarch_v1 import table4
 from experiments.printed import printed_rows
-from sim.pieces import Order, run_launch, whole_rows
-from workbench.balance.block_placement import moved_bytes
-from workbench.balance.tokens import rank_loads
+from sim.attention.pieces import Order, run_launch, whole_rows
+from workbench.balance.tokens.block_placement import moved_bytes
+from workbench.balance.tokens.policies import rank_loads
 from workbench.masks.bitfield import dense
 from workbench.masks.builders import causal
 from workbench.masks.tiles import row_work

@@ -19,7 +19,7 @@ from experiments.printed_pipeline import StageTimes, pipeline_plan, run_printed
 from experiments.v1_frozen_tables import CLIPS, IMAGES, implied_pipelines, table_rows
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.model_graph import connect
+from workbench.model.model_graph import connect
 
 
 def chain_makespan_s(stages, num_microbatches):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.memory import measure
-from runtime.batches import SyntheticSource, microbatch_data
-from runtime.context_group import Pending
-from runtime.expert_group import ExpertGroup
-from runtime.pool import Pool
-from runtime.stage_module import StageInput, build_stage_module
-from runtime.tensor_group import TensorGroup
+from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.parallel.context.group import Pending
+from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.tensor.group import TensorGroup
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
@@ -22,16 +22,16 @@ from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
 from workbench.cost.expert_parallel import Exchanges, busiest_share, exchanges_of, on_rank
 from workbench.cost.hardware import Link
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import LayerPoint, LayerTable, ideal_profile, load_profile
 from workbench.cost.roofline import Grid, RowWork, Work, forward_flop, layer_flop
 from workbench.cost.signature import signature
-from workbench.graph.experts import EXPERT
-from workbench.graph.layer import Layer
+from workbench.model.experts import EXPERT
+from workbench.model.layer import Layer
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.price import price
 from workbench.plan.work import work_of
+from workbench.timing.price import price
 
 torch.set_num_threads(1)
 WORK = Work((RowWork(4096, 4096, 4096 * 4097 // 2),))

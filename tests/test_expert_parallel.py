@@ -13,16 +13,16 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.adapters.choose import adapter_of
-from runtime.expert_cuts import parts_of, place_of
-from runtime.expert_group import ExpertGroup, exchange_counts
-from runtime.expert_mixture import mixtures_of
-from runtime.failure import RankError, WorldFailed
 from runtime.launch import run_local, run_lowered
-from runtime.pool import Place, Pool
+from runtime.models.choose import adapter_of
+from runtime.parallel.expert.cuts import parts_of, place_of
+from runtime.parallel.expert.group import ExpertGroup, exchange_counts
+from runtime.parallel.expert.mixture import mixtures_of
+from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
-from runtime.stage_module import StageModule, build_stage_module
-from runtime.tensor_parts import held_parts
+from runtime.step.stage_module import StageModule, build_stage_module
+from runtime.world.failure import RankError, WorldFailed
+from runtime.world.pool import Place, Pool
 from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan

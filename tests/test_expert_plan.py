@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from tests import paper_models, tiny_models
 from tests.plans import cluster
 from tests.test_adapters_llama4 import LLAMA4
-from workbench.balance.expert_degrees import expert_degrees, nearest_expert_degree
+from workbench.balance.orchestration.expert_degrees import expert_degrees, nearest_expert_degree
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.graph.experts import is_of_expert, num_experts
-from workbench.graph.model_graph import TEXT, ModelGraph
-from workbench.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.memory.stage import state_of, updated_elements
+from workbench.model.experts import is_of_expert, num_experts
+from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
-from workbench.plan.stage_memory import state_of, updated_elements
 from workbench.report.tables import stage_cells
 from workbench.strategies import cornstarch, megatron_heterogeneous
 

@@ -6,27 +6,27 @@ from typing import Any
 import pytest
 
 from workbench.cost.hardware import Link, Node, uniform
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import fixed_samples
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT, ModelGraph
-from workbench.graph.zoo import from_shape
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.stage import state_of
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.zoo import from_shape
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import Settings
-from workbench.plan.price import price
-from workbench.plan.stage_memory import state_of
+from workbench.planner.expert_choices import expert_choices, fastest_degree, with_fastest_degrees
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_plan import job_with
+from workbench.planner.layout_search import exhaustive_layout, fastest_layout
+from workbench.planner.layout_space import Freedom, LayoutSpace
+from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.module_price import ModulePrices, total_of
 from workbench.schedule.action import Action, Pass
 from workbench.strategies import disttrain, megatron_heterogeneous
-from workbench.strategies.expert_choices import expert_choices, fastest_degree, with_fastest_degrees
-from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.strategies.layout_plan import job_with
-from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
-from workbench.strategies.layout_space import Freedom, LayoutSpace
-from workbench.strategies.layout_step import LayoutSteps
-from workbench.strategies.module_price import ModulePrices, total_of
+from workbench.timing.price import price
 from workbench.units import GB
 
 COST = CostModel(load_profile("H100"))

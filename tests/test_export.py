@@ -8,14 +8,14 @@ import torch
 from safetensors import safe_open
 
 from runtime.launch import run_local
-from runtime.pool import Pool
+from runtime.models.weights import part_folder
 from runtime.rank_job import Collect
-from runtime.weights import part_folder
+from runtime.world.pool import Pool
 from tests.plans import disjoint_plan
 from tests.test_parity import mixed
 from tests.test_schedule_runs import planned
 from tests.tiny_valm import tiny_batch, tiny_valm
-from workbench.graph.trainable import Trainable
+from workbench.model.trainable import Trainable
 from workbench.plan.plan import Precision
 from workbench.schedule.choice import ScheduleKind
 

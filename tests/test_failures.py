@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.expert_group import ExpertGroup
-from runtime.failure import Failure, RankError, WorldFailed, death_of, failure_of, root_cause
 from runtime.launch import run_lowered
-from runtime.pool import Place, Pool
+from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_job import RunSettings
-from runtime.stage_module import StageInput, StageModule, build_stage_module
-from runtime.tensor_group import TensorGroup
+from runtime.step.stage_module import StageInput, StageModule, build_stage_module
+from runtime.world.failure import Failure, RankError, WorldFailed, death_of, failure_of, root_cause
+from runtime.world.pool import Place, Pool
 from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.plan.lower import lower

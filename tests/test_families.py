@@ -2,14 +2,14 @@
 
 from typer.testing import CliRunner
 
-from runtime.adapters.choose import known_architectures
+from runtime.models.choose import known_architectures
 from tests import cross_models, tiny_models
 from tests.test_adapters_encoders import CASES
-from workbench.cli import app
-from workbench.graph.dit import DIT
-from workbench.graph.families import FAMILIES
-from workbench.graph.hf_encoder import ENCODERS
-from workbench.graph.hf_llm import LLMS
+from workbench.cli.app import app
+from workbench.model.dit import DIT
+from workbench.model.families import FAMILIES
+from workbench.model.hf_encoder import ENCODERS
+from workbench.model.hf_llm import LLMS
 
 
 def test_every_known_architecture_is_listed_once() -> None:

@@ -11,9 +11,9 @@ SCRIPT = f"""
 import sys
 
 sys.modules.update(dict.fromkeys({LACKING!r}))  # importing these raises
-import runtime.bench_layers
-import runtime.bench_operators
-import runtime.microbench
+import runtime.measure.layers
+import runtime.measure.operators
+import runtime.measure.microbench
 import workbench.calibrate.measurement
 from pathlib import Path
 from workbench.calibrate.fit import fit

@@ -31,19 +31,19 @@ from experiments.fidelity.work import (
     text_samples,
     this_machine,
 )
-from runtime.device import CPU
 from runtime.launch import run_local
-from runtime.pool import Pool
 from runtime.rank_job import RunSettings
-from sim.engine import simulate
+from runtime.world.device import CPU
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from tests.bench_sizes import CELLS
 from workbench.cost.profile import ideal_profile, load_profile
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
-from workbench.plan.price import Price
 from workbench.schedule.action import Action, Pass
+from workbench.timing.price import Price
 from workbench.trace import Executor, Trace
 from workbench.trace_json import read_trace
 
@@ -247,7 +247,7 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
         plan = tiny_plan(2, samples=(2, 1))
         return (Case(name="tiny rehearsal", job="tiny", part=Part.REHEARSAL, plan=plan),)
 
-    monkeypatch.setattr("runtime.microbench.cell_sizes", lambda device: CELLS)
+    monkeypatch.setattr("runtime.measure.microbench.cell_sizes", lambda device: CELLS)
     monkeypatch.setattr(suite, "cases", few)
     monkeypatch.setattr(suite, "rehearsals", rehearsed)
     extent = suite.Extent(rounds=2, steps=1, budget_s=0.01)
@@ -292,7 +292,7 @@ def test_one_device_plays_all_ranks_of_the_whole_suite(
     monkeypatch.setattr(suite, "cases", lambda *_: case(Part.EMULATED, (1, 1, 1)))
     monkeypatch.setattr(suite, "rehearsals", lambda *_: case(Part.REHEARSAL, (2, 1)))
     monkeypatch.setattr(suite, "Pool", None)
-    monkeypatch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
+    monkeypatch.setattr("runtime.measure.plans.operator_tasks", lambda clock, dtype: [])
     extent = suite.Extent(rounds=1, steps=3, budget_s=0.01)
     result = suite.run(tmp_path, extent, is_quiet=True, alone=CPU)
     assert result["left_out"] == []

@@ -14,9 +14,9 @@ from experiments.mimo.figure11 import (
 )
 from experiments.mimo.figure11_runs import Arithmetic, Mix, Played, optimizer, plan_of, train
 from experiments.mimo.loss_curves_runs import runs
-from runtime.pool import Pool
-from workbench.plan.accept import accept
+from runtime.world.pool import Pool
 from workbench.plan.plan import Precision
+from workbench.timing.accept import accept
 
 
 def is_grouping(played: Played) -> bool:

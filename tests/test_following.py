@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.planner import Planner, planned
+from runtime.next_plan import Planner, planned
 from tests.plans import cluster, disjoint_plan, sample, two_encoders
 from tests.test_context_parallel_step import BATCHES, plan_of, with_owners
-from workbench.balance.tokens import contiguous
+from workbench.balance.tokens.policies import contiguous
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job import Job, ModuleLayout
-from workbench.plan.accept import accept
+from workbench.job.job import Job, ModuleLayout
 from workbench.plan.build import with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.following import next_plan
@@ -23,6 +22,7 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.token_shards import token_shards
 from workbench.schedule.action import Pass
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.accept import accept
 
 CUTS = {"vision": (2, 1), "audio": (2,), "llm": (2, 2)}
 

@@ -8,9 +8,9 @@ from tests.layout_jobs import APART, layout_job, planned, three_phase, vision_la
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.plan.accept import accept
 from workbench.plan.following import next_plan
 from workbench.strategies import megatron_heterogeneous
+from workbench.timing.accept import accept
 
 BEFORE, AFTER = (1, 1, 2, 1, 1, 0, 1, 1), (0, 2, 1, 1, 3, 1, 1, 2)
 

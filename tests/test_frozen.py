@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dag_models import WIDTH, chain, dag_models
-from workbench.graph.frozen import FrozenRule, Needs, gradient_needs
-from workbench.graph.model_graph import Edge, ModelGraph, connect
+from workbench.model.frozen import FrozenRule, Needs, gradient_needs
+from workbench.model.model_graph import Edge, ModelGraph, connect
 
 Place = tuple[str, int]  # module, layer
 

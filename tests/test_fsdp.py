@@ -8,32 +8,32 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.checkpoint import Checkpoints
-from runtime.checkpoint_files import check_whole, identity_of
-from runtime.emulate import emulate
+from runtime.emulation.emulate import emulate
 from runtime.launch import RunResult, run_lowered
-from runtime.mesh import Mesh
-from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
-from runtime.sharded_weights import ShardedWeights
+from runtime.state.checkpoint import Checkpoints
+from runtime.state.checkpoint_files import check_whole, identity_of
+from runtime.step.fsdp.weights import ShardedWeights
+from runtime.world.mesh import Mesh
+from runtime.world.pool import Pool
 from tests.layout_jobs import layout_job, vision_language
 from tests.plans import cluster
 from tests.test_parity import SEED, assert_order, assert_parity, execute, mixed
 from tests.tiny_valm import tiny_batch
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
-from workbench.graph.model_graph import ModelGraph
-from workbench.plan.accept import accept
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table, peak_bytes
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
 from workbench.strategies import megatron_heterogeneous
+from workbench.timing.accept import accept
 
 torch.set_num_threads(1)
 MODULES = ("vision", "audio", "llm")

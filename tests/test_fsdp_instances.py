@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.plans import LINK
 from tests.test_fsdp_plan import A40, assert_equal_times, fsdp_job, of_layers
 from workbench.cost.collectives import all_reduce_s, reduce_scatter_s
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job import Job
-from workbench.plan.accept import accept
+from workbench.job.job import Job
 from workbench.plan.lower import lower
-from workbench.plan.price import price
+from workbench.planner.layout_choice import Mode
+from workbench.planner.layout_search import fastest_layout
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.sharded import waits_of
-from workbench.strategies.layout_choice import Mode
-from workbench.strategies.layout_search import fastest_layout
 from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 
 
 def test_sums_over_instances_stand_behind_the_next_layer_s_reduction() -> None:

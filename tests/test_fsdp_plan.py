@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
-from sim.sweep import Sweep
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from tests.job_files import put, write
 from tests.layout_jobs import vision_language
 from tests.plans import LINK, chain_module, cluster, sample, two_encoders
@@ -20,22 +20,22 @@ from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
 from workbench.data.sample import Sample
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.job import Job, ModuleLayout, load_job
-from workbench.plan.accept import accept
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.memory.account import peak_bytes
+from workbench.model.model_graph import ModelGraph, connect
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import peak_bytes
 from workbench.plan.plan import Plan, Precision, Settings, Sharding
-from workbench.plan.price import price
+from workbench.planner.layout_choice import Mode
+from workbench.planner.layout_search import fastest_layout
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass, parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.parts import Programs
 from workbench.schedule.sharded import is_exchange, waits_of, with_rounds
 from workbench.strategies import fsdp
-from workbench.strategies.layout_choice import Mode
-from workbench.strategies.layout_search import fastest_layout
 from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 from workbench.trace import Lane
 
 A40 = CostModel(load_profile("A40"))

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaForCausalLM, LlamaRMSNorm
 
-from runtime.adapters.choose import adapter_of
-from runtime.adapters.diffusion import kept_share, noise_of, time_of, waves
-from runtime.adapters.norm import widen_norms
-from runtime.batches import SyntheticSource
-from runtime.bench_executor import build_empty
+from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
-from runtime.pool import Pool
+from runtime.measure.executor import build_empty
+from runtime.models.choose import adapter_of
+from runtime.models.diffusion import kept_share, noise_of, time_of, waves
+from runtime.models.norm import widen_norms
 from runtime.rank_job import RunSettings
 from runtime.reference import Reference
-from runtime.stage_module import build_stage_module
-from sim.engine import simulate
+from runtime.step.stage_module import build_stage_module
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from tests.generator_models import CONDITION, DIT, SETTINGS, drawing_batch, drawing_model, generator
 from tests.job_files import write
 from tests.plans import cluster, disjoint_plan
@@ -29,17 +29,17 @@ from tests.tiny_valm import LLM
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.module_layers import Projector
-from workbench.graph.native_tokens import native_tokens
-from workbench.graph.zoo import from_shape
-from workbench.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.model.hf_config import module_from_config
+from workbench.model.module_layers import Projector
+from workbench.model.native_tokens import native_tokens
+from workbench.model.zoo import from_shape
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
-from workbench.plan.price import price
 from workbench.plan.routing import Routing
 from workbench.schedule.action import Pass
 from workbench.strategies import cornstarch, megatron_heterogeneous
+from workbench.timing.price import price
 
 CUTS = {"vision": (5,), "llm": (3, 3), "generator": (5,)}
 SEED = 3

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.balance.bottleneck_match import even_match
-from workbench.balance.chain_cuts import chain_cuts
-from workbench.balance.graded import graded_assignment
-from workbench.balance.microbatches import hierarchical_assignment
-from workbench.balance.partition import bottleneck_s
-from workbench.balance.pipeline_time import iteration_s
-from workbench.balance.unit_order import order_units
+from workbench.balance.microbatches.assignment import hierarchical_assignment
+from workbench.balance.microbatches.bottleneck_match import even_match
+from workbench.balance.microbatches.graded import graded_assignment
+from workbench.balance.microbatches.pipeline_time import iteration_s
+from workbench.balance.microbatches.unit_order import order_units
+from workbench.balance.stages.chain_cuts import chain_cuts
+from workbench.balance.stages.partition import bottleneck_s
 from workbench.strategies.entrain_graded import units_of
 
 SECONDS = st.floats(0.0, 10.0)

@@ -9,7 +9,7 @@ from workbench.cost.group_link import group_link, ring_link
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.profile import load_profile
-from workbench.graph.zoo import from_shape
+from workbench.model.zoo import from_shape
 
 NVLINK = Link(name="nvlink", bytes_per_s=300.0, latency_s=1.0)
 CARD = Link(name="card", bytes_per_s=50.0, latency_s=2.0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from tests.guard import entries, project
 from tests.guard.__main__ import check_few, main
 from tests.guard.stored import STORED, Stored, compare, read, write

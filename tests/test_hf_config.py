@@ -50,12 +50,12 @@ from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionCon
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.adapters.choose import adapter_of
-from workbench.graph.hf_config import canonical_json, modality_of, module_from_config, read_config
-from workbench.graph.layer import Attention, LayerKind, Matmul, Shard, TokenCount
-from workbench.graph.model_graph import Module
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
+from runtime.models.choose import adapter_of
+from workbench.model.hf_config import canonical_json, modality_of, module_from_config, read_config
+from workbench.model.layer import Attention, LayerKind, Matmul, Shard, TokenCount
+from workbench.model.model_graph import Module
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
 
 LLM_WIDTH = 512
 

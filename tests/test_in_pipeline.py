@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, dump_profile, ideal_profile, parse_profile
-from workbench.graph.trainable import Trainable
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
-from workbench.plan.price import price
+from workbench.timing.price import price
 from workbench.trace import Trace
 
 CUTS = {"vision": [3, 2], "audio": [4], "llm": [3, 3]}

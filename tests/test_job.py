@@ -11,11 +11,11 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.data.sample import Sample, Segment
-from workbench.graph.layer import LayerKind
-from workbench.graph.model_graph import Module, connect
-from workbench.graph.zoo import from_shape
-from workbench.job import Job, ModuleLayout, load_job
-from workbench.job_parts import zoo_names
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.parts import zoo_names
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import Module, connect
+from workbench.model.zoo import from_shape
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
 from workbench.units import GIB
 

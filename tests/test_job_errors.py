@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.job_files import JOB, put, write
-from workbench.job import load_job
-from workbench.job_schema import JobSpec, parse_spec
+from workbench.job.job import load_job
+from workbench.job.schema import JobSpec, parse_spec
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from runtime.multimodal_callbacks import AnyRes
+from runtime.frontend.callbacks import AnyRes
 from tests.test_data_strategies import skewed_job
-from workbench.cli import app
+from workbench.cli.app import app
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, anyres_tokens
-from workbench.job import Job, load_job
-from workbench.job_sizes import Tiling, with_sizes
+from workbench.job.job import Job, load_job
+from workbench.job.sample_sizes import Tiling, with_sizes
+from workbench.planner.stable_batch import stable_batch_samples, too_small
 from workbench.strategies import entrain_search
-from workbench.strategies.stable_batch import stable_batch_samples, too_small
 
 VALM = Path("examples/valm.yaml")
 COST = CostModel(load_profile("A40"))

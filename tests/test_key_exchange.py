@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from tests.plans import LINK, finish
 from tests.test_context_parallel_step import BATCHES, modality_alone, plan_of, with_owners
 from tests.test_parity import assert_same, mixed
@@ -13,15 +13,15 @@ from tests.tiny_models import LLAMA, SIGLIP, encoder, llm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.graph.layer import Attention
-from workbench.graph.model_graph import connect
-from workbench.plan.accept import accept
-from workbench.plan.attention import AttentionCall, AttentionTime
-from workbench.plan.key_exchange import with_key_exchange
+from workbench.model.layer import Attention
+from workbench.model.model_graph import connect
 from workbench.plan.lower import lower
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Recompute, Settings, Stage, TokenShard
-from workbench.plan.price import price
 from workbench.schedule.action import parse_action
+from workbench.timing.accept import accept
+from workbench.timing.attention import AttentionCall, AttentionTime
+from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.price import price
 
 
 def exchanging(plan: Plan, kind: KeyExchange, recompute: Recompute = Recompute.NONE) -> Plan:

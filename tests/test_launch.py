@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from runtime.launch import main, place_in_program, run_local
-from runtime.pool import Pool, cores_of
 from runtime.rank_job import Collect, RunSettings
-from runtime.timing import (
+from runtime.step.timing import (
     Notes,
     action_spreads,
     assemble,
@@ -20,10 +19,11 @@ from runtime.timing import (
     median_trace,
     spread_of,
 )
+from runtime.world.pool import Pool, cores_of
 from tests.plans import disjoint_plan, finish
 from tests.tiny_valm import tiny_batch, tiny_valm
-from workbench.graph.model_graph import ModelGraph
-from workbench.graph.trainable import Trainable
+from workbench.model.model_graph import ModelGraph
+from workbench.model.trainable import Trainable
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from workbench.cli import app
-from workbench.commands.layout_files import PLACINGS, content_of, with_layout_file
-from workbench.job import load_job
+from workbench.cli.app import app
+from workbench.cli.layout_files import PLACINGS, content_of, with_layout_file
+from workbench.job.job import load_job
 from workbench.plan.codec import read_plan
 from workbench.strategies.registry import BY_NAME
 

@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from workbench.cost.execution import ActivationCut, Execution
 from workbench.cost.hardware import Link, Node, uniform
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
-from workbench.graph.model_graph import connect
-from workbench.graph.zoo import from_shape
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import connect
+from workbench.model.zoo import from_shape
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Recompute, Settings
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_search import exhaustive_layout, fastest_layout
+from workbench.planner.layout_space import Freedom, LayoutSpace
+from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, pipeline_s
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import colocated
-from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
-from workbench.strategies.layout_space import Freedom, LayoutSpace
-from workbench.strategies.layout_step import LayoutSteps, least_pipeline_s, pipeline_s
 from workbench.units import GB
 
 COST = CostModel(load_profile("H100"), Execution(activations=ActivationCut.SEQUENCE))

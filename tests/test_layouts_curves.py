@@ -9,9 +9,9 @@ from experiments.mimo import loss_curves, parity_grid_runs
 from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, train
 from experiments.mimo.parity_grid_runs import Layout, gap
 from runtime.launch import RunResult
-from runtime.pool import Pool
 from runtime.rank_report import RankState
-from workbench.rank_spans import Placement
+from runtime.world.pool import Pool
+from workbench.planner.rank_spans import Placement
 
 
 def test_every_printed_configuration_is_run_apart_and_shared():

@@ -8,7 +8,7 @@ import pytest
 
 from tests.layout_jobs import planned
 from tests.tiny_valm import tiny_valm
-from workbench.graph.trainable import Trainable
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction
 from workbench.schedule.action import COMPUTE, Pass

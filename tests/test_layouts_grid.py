@@ -8,8 +8,8 @@ import pytest
 from experiments.mimo import parity_grid
 from experiments.mimo.parity_grid import Point, holds, one_encoder, pairwise_cover, summary, two_encoders
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Gap, Layout, plan_of
-from runtime.pool import Pool
-from workbench.rank_spans import Placement
+from runtime.world.pool import Pool
+from workbench.planner.rank_spans import Placement
 
 
 def test_enumerates_every_pair_that_fits():

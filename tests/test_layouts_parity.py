@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.batches import SyntheticSource
+from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
-from runtime.offload import Offload
-from runtime.pool import Pool
 from runtime.rank_job import RunSettings
 from runtime.reference import Reference
+from runtime.step.offload import Offload
+from runtime.world.pool import Pool
 from tests.layout_jobs import Degrees, planned, three_phase, vision_language
 from tests.test_parity import assert_same
 from tests.tiny_valm import tiny_valm
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.trainable import Trainable
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import Precision
 from workbench.schedule.action import Pass

@@ -7,27 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
-from sim.sweep import Sweep
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from tests.job_files import write
 from tests.layout_jobs import APART, layout_job, planned, three_phase, vision_language
 from tests.tiny_valm import tiny_valm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.memory.account import check_memory, memory_table, static_holders
+from workbench.model.trainable import Trainable
 from workbench.plan.build import shared_microbatches
 from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
-from workbench.plan.memory import check_memory, memory_table, static_holders
-from workbench.plan.price import HOST_BYTES_PER_S, price
-from workbench.rank_spans import Placement, Span, placement_of
+from workbench.planner.assembly import shared_draft
+from workbench.planner.rank_spans import Placement, Span, placement_of
 from workbench.schedule.action import MOVES, Action, Pass
 from workbench.schedule.reductions import with_reductions
 from workbench.strategies import megatron_heterogeneous
-from workbench.strategies.assembly import shared_draft
+from workbench.timing.price import HOST_BYTES_PER_S, price
 
 IMAGES = (1, 2, 0, 1, 1, 0, 2, 1)
 GRIDS = {

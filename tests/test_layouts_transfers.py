@@ -7,10 +7,10 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from runtime.transfers import accumulate, join, pack
+from runtime.step.transfers import accumulate, join, pack
 from tests.layout_jobs import APART, planned, three_phase
 from tests.tiny_valm import tiny_valm
-from workbench.graph.trainable import Trainable
+from workbench.model.trainable import Trainable
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route

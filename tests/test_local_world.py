@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.local_world import INTERFACE, MEETING, join_launched, meeting_of
-from runtime.pool import Place, Pool
+from runtime.world.local_world import INTERFACE, MEETING, join_launched, meeting_of
+from runtime.world.pool import Place, Pool
 
 LAUNCHED = {
     "RANK": "1",
@@ -55,7 +55,7 @@ WORLDS = """
 import os
 from pathlib import Path
 import torch.distributed as dist
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from tests.test_local_world import sum_in_groups
 
 asked = Path(os.environ["ASKED"])

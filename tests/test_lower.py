@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from tests.plans import WIDTH, chain_module, disjoint_plan, finish, sample, two_encoders
-from workbench.graph.layer import Matmul
-from workbench.graph.model_graph import connect
+from workbench.model.layer import Matmul
+from workbench.model.model_graph import connect
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Weights

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from tests.cost_models import GPT, LLAMA_8B, block, causal, llama_8b_layers
 from tests.plans import WIDTH, disjoint_plan, finish, sample, two_encoders
-from workbench.cost.memory import saved_bytes, state_bytes, working_bytes
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample, Segment
-from workbench.graph.frozen import Needs
-from workbench.graph.model_graph import ModelGraph, Module
-from workbench.graph.module_layers import Projection, Projector, lm_head, projector_layer, token_embedding
-from workbench.graph.transformer import Norm
+from workbench.memory.account import check_memory, memory_table, peak_bytes, static_holders
+from workbench.memory.layer import saved_bytes, state_bytes, working_bytes
+from workbench.model.frozen import Needs
+from workbench.model.model_graph import ModelGraph, Module
+from workbench.model.module_layers import Projection, Projector, lm_head, projector_layer, token_embedding
+from workbench.model.transformer import Norm
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
-from workbench.plan.memory import check_memory, memory_table, peak_bytes, static_holders
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding, Stage
 from workbench.schedule.action import parse_action
 from workbench.units import GIB

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.adapters.adapter import MicrobatchData, StageLayer
-from runtime.adapters.choose import adapter_of
-from workbench.cost.eager_memory import eager_kept, shared_bytes
-from workbench.cost.memory_setting import Setting
+from runtime.models.adapter import MicrobatchData, StageLayer
+from runtime.models.choose import adapter_of
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Item
-from workbench.graph.frozen import Needs
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import Module
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
+from workbench.memory.eager import eager_kept, shared_bytes
+from workbench.memory.setting import Setting
+from workbench.model.frozen import Needs
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import Module
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
 
 WIDTH = 64
 DECODER = {

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.fidelity.family_memory import GOAL, cases_of, family_of, worst_by_family
 from experiments.fidelity.memory import Row, measure
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from experiments.fidelity.memory import TINY_MIXES, measure, summarise, tiny_job, variants
-from runtime.activations import Allocations
-from runtime.pool import Pool
+from runtime.step.activations import Allocations
+from runtime.world.pool import Pool
 from tests.split_programs import split, weights_anywhere, weights_last
 from tests.test_compare import SIMULATED, executed
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.graph.hf_config import module_from_config
-from workbench.job import Job
+from workbench.job.job import Job
+from workbench.model.hf_config import module_from_config
 from workbench.plan.build import with_programs
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Group, compare

@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-from runtime.communicators import build_mesh
-from runtime.pool import Place, Pool
+from runtime.world.communicators import build_mesh
+from runtime.world.pool import Place, Pool
 from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
-from workbench.graph.trainable import Trainable
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.lowered_by_hand import lowered, one_node, row
 from tests.random_lowered import random_durations, random_lowered
 from workbench.cost.hardware import Link

@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.balance.bottleneck_match import bottleneck_match, even_match
-from workbench.balance.deferral import pairwise_deferral, whole_units
-from workbench.balance.microbatches import hierarchical_assignment
-from workbench.balance.replicas import assign_to_replicas
-from workbench.balance.stratified import coarse_and_fine, effective_microbatches, stratified_microbatches
-from workbench.balance.subset_sums import SubsetSums
+from workbench.balance.microbatches.assignment import hierarchical_assignment
+from workbench.balance.microbatches.bottleneck_match import bottleneck_match, even_match
+from workbench.balance.microbatches.deferral import pairwise_deferral, whole_units
+from workbench.balance.microbatches.replicas import assign_to_replicas
+from workbench.balance.microbatches.stratified import (
+    coarse_and_fine,
+    effective_microbatches,
+    stratified_microbatches,
+)
+from workbench.balance.microbatches.subset_sums import SubsetSums
 
 MATCHINGS = (bottleneck_match, even_match)
 units = st.integers(0, 9)

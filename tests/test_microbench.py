@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import bench_wires
-from runtime.bench_clock import Clock, quartile_spread
-from runtime.bench_executor import build_empty, time_executor
-from runtime.bench_layers import Kind, Part, rows_of, time_window
-from runtime.bench_plans import BenchSettings, measure, measuring_tasks
-from runtime.bench_windows import runs_of, windows_of
-from runtime.bench_wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.launch import run_lowered
-from runtime.microbench import header_here
-from runtime.pool import Place, Pool
+from runtime.measure import wires as bench_wires
+from runtime.measure.clock import Clock, quartile_spread
+from runtime.measure.executor import build_empty, time_executor
+from runtime.measure.layers import Kind, Part, rows_of, time_window
+from runtime.measure.microbench import header_here
+from runtime.measure.plans import BenchSettings, measure, measuring_tasks
+from runtime.measure.windows import runs_of, windows_of
+from runtime.measure.wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.rank_job import RunSettings
+from runtime.world.pool import Place, Pool
 from tests.plans import disjoint_plan
 from tests.test_context_parallel_step import plan_of, with_owners
 from tests.tiny_valm import tiny_batch, tiny_valm
@@ -35,11 +35,11 @@ from workbench.calibrate.measurement import (
 )
 from workbench.cost.model import CostModel
 from workbench.cost.signature import signature
-from workbench.graph.trainable import Trainable
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
-from workbench.plan.price import price
 from workbench.plan.work import work_of
+from workbench.timing.price import price
 
 QUICK = BenchSettings(sizes=2, budget_s=0.001, timeout_s=60.0)
 ALONE = Place(0, 1, lambda position: None)
@@ -55,8 +55,8 @@ def plan() -> Plan:
 def measured(plan: Plan, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Measurement:
     """All layers and the executor; operators and wires have tests of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
-        patch.setattr("runtime.bench_plans.wire_tasks", lambda clock, rings, mine: [])
+        patch.setattr("runtime.measure.plans.operator_tasks", lambda clock, dtype: [])
+        patch.setattr("runtime.measure.plans.wire_tasks", lambda clock, rings, mine: [])
         return measure([plan], pool, settings=QUICK, path=tmp_path_factory.mktemp("rows") / "rows.jsonl")
 
 
@@ -102,8 +102,8 @@ def test_profile_prices_every_action_from_measured_layers(plan: Plan, measured: 
 def test_an_interrupted_measurement_goes_on(
     plan: Plan, pool: Pool, measured: Measurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
-    monkeypatch.setattr("runtime.bench_plans.wire_tasks", lambda clock, rings, mine: [])
+    monkeypatch.setattr("runtime.measure.plans.operator_tasks", lambda clock, dtype: [])
+    monkeypatch.setattr("runtime.measure.plans.wire_tasks", lambda clock, rings, mine: [])
     path = tmp_path / "here.jsonl"
     layers = [row for row in measured.rows if isinstance(row, LayerRow)]
     kept = tuple(row for row in measured.rows if row is not layers[-1])
@@ -141,7 +141,7 @@ def test_one_process_measures_layers_and_executor_alone(
     plan: Plan, measured: Measurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does on a GPU: the same rows as on a pool, but for what several processes say to each other."""
-    monkeypatch.setattr("runtime.bench_plans.operator_tasks", lambda clock, dtype: [])
+    monkeypatch.setattr("runtime.measure.plans.operator_tasks", lambda clock, dtype: [])
     names = [task.what for task in measuring_tasks([plan, plan], None, replace(QUICK, sizes=3))]
     assert len(set(names)) == len(names)
     before = torch.get_num_threads()

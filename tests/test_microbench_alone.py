@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.bench_attention import num_pairs, time_attention
-from runtime.bench_clock import Clock
-from runtime.bench_operators import time_host_copies, time_operator, time_products
-from runtime.microbench import header_here, kind_of, known_rows, main, operator_tasks, run_tasks
-from runtime.token_fields import token_fields
+from runtime.measure.attention import num_pairs, time_attention
+from runtime.measure.clock import Clock
+from runtime.measure.microbench import header_here, kind_of, known_rows, main, operator_tasks, run_tasks
+from runtime.measure.operators import time_host_copies, time_operator, time_products
+from runtime.models.token_fields import token_fields
 from tests.bench_sizes import CELLS, SHORT, SMALL
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import (
@@ -47,10 +47,10 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 from runtime import bench_wires, microbench
-from runtime.bench_attention import AttentionSizes, Heads
-from runtime.bench_cells import CellSizes
-from runtime.bench_operators import Sizes
-from runtime.bench_sustained import SustainedSizes
+from runtime.measure.attention import AttentionSizes, Heads
+from runtime.measure.cells import CellSizes
+from runtime.measure.operators import Sizes
+from runtime.measure.sustained import SustainedSizes
 
 bench_wires.BYTES = (2**10, 2**14, 2**18, 2**20)
 bench_wires.OVERLAP_BYTES = 2**23
@@ -85,7 +85,7 @@ def test_it_runs_without_the_rest_and_goes_on_where_it_was(
     assert all(any(isinstance(row, kind) for row in measured.rows) for kind in kinds)
     kept = tuple(row for row in measured.rows if not isinstance(row, MatmulRow))
     write_measurement(Measurement(measured.header, kept), path)
-    monkeypatch.setattr("runtime.microbench.cell_sizes", lambda device: CELLS)
+    monkeypatch.setattr("runtime.measure.microbench.cell_sizes", lambda device: CELLS)
     assert main(["--device", "cpu", "-o", str(path)]) == 0
     again = read_measurement(path)
     assert again.rows[: len(kept)] == kept

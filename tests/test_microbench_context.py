@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.bench_layers import rows_of, time_window
-from runtime.bench_windows import windows_of
-from runtime.pool import Place
+from runtime.measure.layers import rows_of, time_window
+from runtime.measure.windows import windows_of
+from runtime.world.pool import Place
 from tests import cross_models, tiny_models
 from workbench.calibrate.fit import layer_fits, layer_tables
 from workbench.calibrate.measurement import LayerRow

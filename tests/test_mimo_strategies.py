@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.test_layout_search import COST, job_on
-from workbench.balance.partition import bottleneck_s
-from workbench.graph.model_graph import TEXT
-from workbench.job import ModuleLayout
-from workbench.plan.accept import accept
+from workbench.balance.stages.partition import bottleneck_s
+from workbench.job.job import ModuleLayout
+from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Sharding
-from workbench.plan.price import price
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_plan import job_with
+from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import auto_cornstarch, auto_islands, colocated, megatron_homogeneous
-from workbench.strategies.belief import FROZEN_AWARE
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.strategies.layout_plan import job_with
-from workbench.strategies.layout_step import LayoutSteps
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 
 STRATEGIES = (megatron_homogeneous, colocated, auto_islands)
 

@@ -9,7 +9,7 @@ from experiments.mimo.compared import gain_evidence, same_sign, step_of, with_wh
 from experiments.mimo.models import LLM, VISION, assumptions, model_of, variations
 from experiments.printed import printed_rows
 from workbench.plan.plan import Recompute
-from workbench.strategies.layout_choice import LayoutChoice
+from workbench.planner.layout_choice import LayoutChoice
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,22 @@ import torch
 from torch import nn
 
 from runtime.launch import RunResult, run_lowered
-from runtime.optimizer import OptimizerSettings, RateSchedule, build_adamw
-from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
-from runtime.weight_bucket import Share, WeightBucket
+from runtime.step.optimizer import OptimizerSettings, RateSchedule, build_adamw
+from runtime.step.weight_bucket import Share, WeightBucket
+from runtime.world.pool import Pool
 from tests.job_files import put, write
 from tests.plans import disjoint_plan
 from tests.test_parity import SEED, mixed
 from tests.test_sharded_optimizer import WHOLE, on_fewer_ranks, sharded
 from tests.tiny_valm import tiny_batch
-from workbench.cost.memory import Kernels, StateBytes, state_bytes
-from workbench.job import load_job
+from workbench.job.job import load_job
+from workbench.memory.layer import StateBytes, state_bytes
 from workbench.plan.codec import dumps, loads, plan_hash
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings
-from workbench.plan.price import step_bytes
+from workbench.timing.price import step_bytes
 
 torch.set_num_threads(1)
 ALONE = Share(instance=(0,), peers=(0,), rank=0)

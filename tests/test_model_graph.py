@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 
 from tests.dag_models import chain, dag_models
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.layer import Layer, LayerKind, Lookup, Matmul, Parameter, Pointwise, Shard
-from workbench.graph.model_graph import Edge, ModelGraph, Module, connect
-from workbench.graph.module_layers import Projection, Projector, projector_layer
-from workbench.graph.trainable import Trainable, with_trainable
-from workbench.graph.transformer import Heads, Norm
+from workbench.model.hf_config import module_from_config
+from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Parameter, Pointwise, Shard
+from workbench.model.model_graph import Edge, ModelGraph, Module, connect
+from workbench.model.module_layers import Projection, Projector, projector_layer
+from workbench.model.trainable import Trainable, with_trainable
+from workbench.model.transformer import Heads, Norm
 
 
 def layer(name: str, *operators, **more) -> Layer:

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.failure import WorldFailed
-from runtime.multimodal import EncoderModule, ModalityModule, MultimodalModule
-from runtime.multimodal_callbacks import AnyRes, prepend_tokens
-from runtime.multimodal_parallel import MultimodalParallelModule, MultimodalParallelSpec, Ranks
-from runtime.optimizer import OptimizerSettings
-from runtime.pool import Pool
+from runtime.frontend.callbacks import AnyRes, prepend_tokens
+from runtime.frontend.multimodal import EncoderModule, ModalityModule, MultimodalModule
+from runtime.frontend.parallel import MultimodalParallelModule, MultimodalParallelSpec, Ranks
+from runtime.step.optimizer import OptimizerSettings
+from runtime.world.failure import WorldFailed
+from runtime.world.pool import Pool
 from tests import user_models
 from tests.user_models import SIDE_PX, TOKEN_IDS, VISION
-from workbench.notations.cornstarch import ParallelSpec
+from workbench.job.notations.cornstarch import ParallelSpec
 
 BOUND = 1e-10
 NEGLIGIBLE = 1e-12  # of the global norm: such a gradient is rounding

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.image_processing_utils import select_best_resolution
 
-from runtime.multimodal_callbacks import AnyRes
+from runtime.frontend.callbacks import AnyRes
 from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid, anyres_tokens
 
 SIDES = st.integers(1, 3000)

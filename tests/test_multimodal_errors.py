@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 
-from runtime.adapters.projector import LinearProjector
-from runtime.multimodal import ModalityModule, MultimodalModule
-from runtime.multimodal_callbacks import AnyRes, merge_special_tokens, prepend_tokens
-from runtime.multimodal_parallel import MultimodalParallelModule, MultimodalParallelSpec, Ranks
-from runtime.optimizer import OptimizerSettings
+from runtime.frontend.callbacks import AnyRes, merge_special_tokens, prepend_tokens
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.parallel import MultimodalParallelModule, MultimodalParallelSpec, Ranks
+from runtime.models.projector import LinearProjector
+from runtime.step.optimizer import OptimizerSettings
 from tests import user_models
 from tests.user_models import AUDIO, TOKEN_IDS, VISION
-from workbench.notations.cornstarch import ParallelSpec
+from workbench.job.notations.cornstarch import ParallelSpec
 
 
 def vit() -> ViTModel:

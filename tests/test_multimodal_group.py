@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runtime.multimodal import MultimodalModule
-from runtime.multimodal_parallel import MultimodalParallelSpec
-from runtime.pool import Place, Pool
+from runtime.frontend.multimodal import MultimodalModule
+from runtime.frontend.parallel import MultimodalParallelSpec
+from runtime.world.pool import Place, Pool
 from tests import user_models
-from workbench.notations.cornstarch import ParallelSpec
+from workbench.job.notations.cornstarch import ParallelSpec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BOUND = 1e-10

@@ -12,17 +12,17 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from runtime.adapters.norm import widen_norms
-from runtime.adapters.patch_grid import image_of, patches_of
-from runtime.adapters.vision_rotary import rotated
-from runtime.multimodal import ModalityModule, MultimodalModule
-from runtime.multimodal_parallel import Ranks
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.parallel import Ranks
+from runtime.models.norm import widen_norms
+from runtime.models.patch_grid import image_of, patches_of
+from runtime.models.vision_rotary import rotated
 from tests import tiny_models, user_models
 from tests.test_adapters_encoders import CASES
 from tests.test_multimodal import assert_parity, spec_of
 from tests.user_models import VISION
-from workbench.graph.model_graph import TEXT
-from workbench.notations.cornstarch import ParallelSpec
+from workbench.job.notations.cornstarch import ParallelSpec
+from workbench.model.model_graph import TEXT
 
 PATCH, MERGE, FRAMES = 4, 2, 2
 SIZES = ((8, 16), (16, 24), (24, 8))  # height and width in pixels

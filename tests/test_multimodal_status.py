@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.failure import RankError, WorldFailed
-from runtime.multimodal import ModalityModule, MultimodalModule
-from runtime.multimodal_callbacks import merge_special_tokens
-from runtime.multimodal_parallel import Ranks
-from runtime.pool import Place, Pool
+from runtime.frontend.callbacks import merge_special_tokens
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.parallel import Ranks
+from runtime.world.failure import RankError, WorldFailed
+from runtime.world.pool import Place, Pool
 from tests import user_models
 from tests.test_multimodal import assert_equal, gradients_of, spec_of
 from tests.user_models import VISION

@@ -9,7 +9,7 @@ from experiments.nccl.cases import Case, cases, pipeline
 from experiments.nccl.manners import Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant
 from experiments.nccl.run import HANG_S, HUNG, SAME, SHORT_S, dead_rank, hangs_of_before, outcome
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import ScheduleKind

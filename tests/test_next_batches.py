@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from runtime.batches import SyntheticSource
+from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.pool import Pool, WorldFailed
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import Reference, ReferenceResult
-from runtime.stage_module import StageInput, StageModule, build_stage_module
+from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step_plans import NextBatches, batches_after
+from runtime.world.pool import Pool, WorldFailed
 from tests.test_context_parallel_step import embedded, plan_of, prepended, short, with_owners
 from tests.test_parity import SEED, assert_parity, norm_of
 from workbench.data.sample import Sample, Segment

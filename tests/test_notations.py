@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.tiny_valm import tiny_batch, tiny_valm
-from workbench.cli import app
+from workbench.cli.app import app
 from workbench.cost.hardware import Link, Node, uniform
-from workbench.job import Job, ModuleLayout, load_job
-from workbench.notations import layout_string, torchtitan
-from workbench.notations.bridge import read_parallelisms, write_parallelisms
-from workbench.notations.cornstarch import (
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.notations import layout_string, torchtitan
+from workbench.job.notations.bridge import read_parallelisms, write_parallelisms
+from workbench.job.notations.cornstarch import (
     MultimodalSpec,
     ParallelSpec,
     layouts_of,
@@ -24,7 +24,7 @@ from workbench.notations.cornstarch import (
     spec_of,
     write_spec,
 )
-from workbench.notations.job_layouts import Notation, notation_of, read_layouts, write_layouts
+from workbench.job.notations.job_layouts import Notation, notation_of, read_layouts, write_layouts
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"
 SIZES = st.integers(1, 8)

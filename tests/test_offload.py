@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import offload
-from runtime.offload import Offload
+from runtime.step import offload
+from runtime.step.offload import Offload
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 REUSED, FRESH = 0xAA, 0xFF  # what other tensors write into freed memory, and what is in new memory
@@ -71,7 +71,7 @@ class Memory:
 
 
 class Gpu:
-    """What `runtime.offload` asks of torch."""
+    """What `runtime.step.offload` asks of torch."""
 
     uint8 = None
 

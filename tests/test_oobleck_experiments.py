@@ -16,10 +16,10 @@ from experiments.oobleck.seconds import seconds_of
 from experiments.oobleck.simulated import pipeline_s
 from experiments.paper import RESULTS, Verdict
 from experiments.printed import is_true, printed_rows
-from sim.failures import simulate_failures
+from sim.failures.simulate import simulate_failures
+from workbench.elastic.exact_mapping import exact_templates
+from workbench.elastic.model_chain import chain_order, model_chain
 from workbench.plan.plan import Recompute
-from workbench.resilience.exact_mapping import exact_templates
-from workbench.resilience.model_chain import chain_order, model_chain
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from runtime.optimizer import OptimizerSettings, RateSchedule, Update, build_adamw, step_count, update_of
+from runtime.step.optimizer import OptimizerSettings, RateSchedule, Update, build_adamw, step_count, update_of
 
 
 @pytest.mark.parametrize(

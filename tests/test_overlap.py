@@ -15,9 +15,9 @@ from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, Pair, added_kernels, exposed_s, pairs_of
 from workbench.cost.profile import ideal_profile
 from workbench.cost.roofline import Gemm, Grid, gemm_of, tensor_parallel_messages
-from workbench.graph.layer import Matmul, Shard
-from workbench.graph.module_layers import lm_head, token_embedding
-from workbench.graph.transformer import Norm
+from workbench.model.layer import Matmul, Shard
+from workbench.model.module_layers import lm_head, token_embedding
+from workbench.model.transformer import Norm
 
 GRID = Grid(4, 1)
 

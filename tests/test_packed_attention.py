@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runtime.adapters.attention import pack, packed_sdpa, positions
-from runtime.adapters.norm import WideRMSNorm
+from runtime.models.attention import pack, packed_sdpa, positions
+from runtime.models.norm import WideRMSNorm
 
 torch.set_num_threads(1)
 

@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.batches import SyntheticSource
+from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.optimizer import OptimizerSettings
-from runtime.pool import Pool
+from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.rank_report import RankState
 from runtime.reference import Reference, ReferenceResult, reference_step
-from runtime.tensor_parts import held_parts
+from runtime.step.optimizer import OptimizerSettings
+from runtime.world.pool import Pool
 from tests.plans import cluster, disjoint_plan, finish
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
-from workbench.graph.model_graph import ModelGraph
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import ModelGraph
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
 from workbench.schedule.action import COMPUTE

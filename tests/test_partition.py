@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracles import all_partitions
-from workbench.balance.partition import (
+from workbench.balance.stages.partition import (
     MemoryLimit,
     bottleneck_s,
     partition,

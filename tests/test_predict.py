@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sim.sweep import Sweep
-from workbench.cli import app
-from workbench.commands.predicting import time_of
+from sim.step.sweep import Sweep
+from workbench.cli.app import app
+from workbench.cli.predicting import time_of
 from workbench.cost.execution import Execution, load_execution, write_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Sample
+from workbench.llm_table.columns import COLUMNS, read_row
+from workbench.llm_table.llm_row import LlmRow
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.replicas import in_one_buffer, standing_for
+from workbench.llm_table.row_bytes import activation_bytes, held_bytes
+from workbench.llm_table.row_plan import model_of, plan_of
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
-from workbench.plan.price import price
-from workbench.rows.columns import COLUMNS, read_row
-from workbench.rows.llm_row import LlmRow
-from workbench.rows.predict import RowPredictor
-from workbench.rows.replicas import in_one_buffer, standing_for
-from workbench.rows.row_bytes import activation_bytes, held_bytes
-from workbench.rows.row_plan import model_of, plan_of
+from workbench.timing.price import price
 from workbench.units import GIB
 
 SMALL = {"hidden": "64", "layers": "4", "heads": "4", "sequence": "32", "global_batch": "8", "vocab": "100"}

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from runtime.dataset import pixels_of, read_image
+from runtime.data.dataset import pixels_of, read_image
+from runtime.data.records import read_records
 from runtime.preprocess.example import example_frames, example_of, packed, preprocess, unpacked
 from runtime.preprocess.images import (
     MalformedImageError,
@@ -24,7 +25,6 @@ from runtime.preprocess.images import (
     rule_from_json,
 )
 from runtime.preprocess.order import OrderSettings, Reordering, Size, ordered
-from runtime.records import read_records
 from tests.preprocess_service import folder_of_images
 from workbench.data.corpus import qwen2_vl_tokens
 

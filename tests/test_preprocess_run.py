@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.source import rule_of
-from runtime.scenes import make
 from tests.preprocess_service import WAIT_S, break_image, serving
 from tests.test_cli import JOB, accept, refuse
-from workbench.job import load_job
+from workbench.job.job import load_job
 
 NUM = 14
 AUDIO_LINES = slice(JOB.index("    audio:\n"), JOB.index("    llm:\n"))
@@ -69,7 +69,7 @@ def test_serve_run_status(job: Path) -> None:
         "--keys",
         keys / "server.json",
     ]
-    command = ["-c", "from workbench.cli import main; main()", "preprocess", "serve", folder, *options]
+    command = ["-c", "from workbench.cli.app import main; main()", "preprocess", "serve", folder, *options]
     with subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]

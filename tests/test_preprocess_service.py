@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import zmq
 
+from runtime.data.records import read_records
+from runtime.data.scenes import make
 from runtime.preprocess.keys import (
     ClientKeys,
     client_pair,
@@ -24,8 +26,6 @@ from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.producer import produce
 from runtime.preprocess.server import Server, ServerSettings
 from runtime.preprocess.stream import Content, Malformed
-from runtime.records import read_records
-from runtime.scenes import make
 from tests.preprocess_service import RULE, WAIT_S, break_image, loading, serving
 
 NUM = 24

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from runtime.data.records import Record
 from runtime.preprocess.leases import Leases
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.stream import Held, Skipped, Stream
-from runtime.records import Record
 
 NUM, SIZE, WINDOW = 7, 2, 2
 

@@ -10,7 +10,7 @@ from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel, LayerTime, RowWork, Work
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.frozen import Needs
+from workbench.model.frozen import Needs
 from workbench.plan.lower import lower
 from workbench.plan.plan import (
     Microbatch,
@@ -23,9 +23,9 @@ from workbench.plan.plan import (
     Sharding,
     TokenShard,
 )
-from workbench.plan.price import pass_times, price, stage_link, step_bytes
 from workbench.plan.work import attention_area, work_of
 from workbench.schedule.action import STEP, parse_action
+from workbench.timing.price import pass_times, price, stage_link, step_bytes
 
 LAYER_FLOP = 2 * WIDTH * WIDTH  # per token
 VISION, AUDIO, LLM = 8, 6, 5 + 4 + 3 + 2  # tokens of one sample

@@ -9,12 +9,12 @@ from experiments.public import korthikanti, vtrain
 from experiments.public.fit import Free, execution_of, fitted, ready, times_s
 from experiments.public.korthikanti import MODES, continued_s, predictions, printed, rows
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
-from workbench.commands.predicting import time_of
+from workbench.cli.predicting import time_of
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import Execution
 from workbench.cost.profile import load_profile
-from workbench.rows.columns import read_row
-from workbench.rows.predict import RowPredictor
+from workbench.llm_table.columns import read_row
+from workbench.llm_table.predict import RowPredictor
 
 EXECUTION = Execution(matmul_rate=0.8, kernel_gap_s=2e-5, host_kernel_s=7e-5, reduction_rate=1.5)
 

@@ -12,14 +12,14 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSN
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.adapters.norm import widen_norms
-from runtime.batches import SyntheticSource, count_targets
-from runtime.optimizer import OptimizerSettings
+from runtime.data.batches import SyntheticSource, count_targets
+from runtime.models.norm import widen_norms
 from runtime.reference import Reference, reference_step
-from runtime.stage_module import StageModule
+from runtime.step.optimizer import OptimizerSettings
+from runtime.step.stage_module import StageModule
 from tests import tiny_models
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import TEXT, ModelGraph
+from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Plan
 
 torch.set_num_threads(1)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.balance.pipeline_time import first_stage_starts, iteration_s
-from workbench.balance.reorder import reorder_by_exchanges, reorder_microbatches, reorder_samples
-from workbench.balance.tokens import longest_first_equal_counts
+from workbench.balance.microbatches.pipeline_time import first_stage_starts, iteration_s
+from workbench.balance.microbatches.reorder import reorder_by_exchanges, reorder_microbatches, reorder_samples
+from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.schedule.one_f_one_b import one_f_one_b
 
 

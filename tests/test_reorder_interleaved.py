@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.balance.reorder_interleaved import intervals, play, reorder_interleaved
+from workbench.balance.microbatches.reorder_interleaved import intervals, play, reorder_interleaved
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.interleaved import interleaved_1f1b
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.plans import disjoint_plan, sample, two_encoders
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.lower import lower

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.test_cli import JOB, workbench
-from workbench.cli import app
+from workbench.cli.app import app
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job import load_job
+from workbench.job.job import load_job
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 
 NODES = """cluster:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.bench.small_templates import random_chain
-from workbench.resilience.batch_distribution import distribute, nearest_batch, num_microbatches
-from workbench.resilience.chain import LayerChain
-from workbench.resilience.instantiate import fastest, instantiate, multisets
-from workbench.resilience.node_specification import (
+from workbench.elastic.batch_distribution import distribute, nearest_batch, num_microbatches
+from workbench.elastic.chain import LayerChain
+from workbench.elastic.instantiate import fastest, instantiate, multisets
+from workbench.elastic.node_specification import (
     NodeSpecification,
     TemplateSet,
     frobenius_number,

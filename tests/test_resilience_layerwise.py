@@ -10,10 +10,10 @@ from experiments.bench.layerwise import WEIGHTS, simulated_gains
 from experiments.oobleck.chaos_job import batch, elastic_job
 from runtime.elastic.job import plan_step
 from runtime.elastic.replan import start_layout
-from sim.engine import simulate
+from sim.step.engine import simulate
+from workbench.elastic.layerwise import LastBackward, layerwise
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.resilience.layerwise import LastBackward, layerwise
 from workbench.schedule.action import STEP, Action, Pass, parse_action
 from workbench.trace import Lane
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.resilience.chain import LayerChain
-from workbench.resilience.copies import copies_between
-from workbench.resilience.exact_mapping import exact_templates
-from workbench.resilience.instantiate import fastest
-from workbench.resilience.layout import Layout, first_layout, held_layers
-from workbench.resilience.node_specification import NodeSpecification, TemplateSet
-from workbench.resilience.reconfigure import CannotContinueError, StepKind, join, survive
+from workbench.elastic.chain import LayerChain
+from workbench.elastic.copies import copies_between
+from workbench.elastic.exact_mapping import exact_templates
+from workbench.elastic.instantiate import fastest
+from workbench.elastic.layout import Layout, first_layout, held_layers
+from workbench.elastic.node_specification import NodeSpecification, TemplateSet
+from workbench.elastic.reconfigure import CannotContinueError, StepKind, join, survive
 
 MOST_NODES = 64
 

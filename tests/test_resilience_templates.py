@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from experiments.bench.small_templates import compare, random_chain, small_chains
-from workbench.resilience.chain import LayerChain
-from workbench.resilience.divide_and_conquer import GaveUpError, divided_template
-from workbench.resilience.exact_mapping import exact_templates
-from workbench.resilience.template import Template, TemplateStage
+from workbench.elastic.chain import LayerChain
+from workbench.elastic.divide_and_conquer import GaveUpError, divided_template
+from workbench.elastic.exact_mapping import exact_templates
+from workbench.elastic.template import Template, TemplateStage
 
 NUM_CHAINS = 400
 

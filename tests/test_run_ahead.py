@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.plans import cluster
 from tests.test_parity import assert_same, mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job import Job, ModuleLayout
-from workbench.plan.accept import accept
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table, peak_bytes
 from workbench.plan.plan import Precision, Settings
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch
+from workbench.timing.accept import accept
 
 COST = CostModel(load_profile("A40"))
 ENCODERS = ("vision", "audio")

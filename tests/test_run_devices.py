@@ -53,7 +53,7 @@ def test_a_profile_of_another_device_is_one_line(folder: Path) -> None:
 
 
 def test_more_than_the_device_holds_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.emulate_memory.capacity_of", lambda device: 2**20)
+    monkeypatch.setattr("runtime.emulation.memory.capacity_of", lambda device: 2**20)
     words = "emulation holds all 1 ranks on one device|cpu has 0.000977 GiB"
     refuse("run", folder / "plan.json", "--emulate", words=words, folder=folder)
 

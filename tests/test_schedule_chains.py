@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.chains import chain, chain_plan, groups_of
 from tests.oracles import passes_read, timed
 from workbench.plan.build import with_programs

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from tests.chains import alone, chain
 from tests.job_files import put, write
-from workbench.cli import app
-from workbench.job import load_job
+from workbench.cli.app import app
+from workbench.job.job import load_job
 from workbench.plan.codec import read_plan
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind

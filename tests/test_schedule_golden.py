@@ -10,7 +10,7 @@ import pytest
 
 from tests import figures
 from tests.figures import FIGURES
-from workbench.balance.partition import partition
+from workbench.balance.stages.partition import partition
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.text import parse_timeline
 

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.engine import simulate
-from sim.sweep import Sweep
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from tests.job_files import write
 from tests.strategies import plans
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job import ModuleLayout, load_job
-from workbench.plan.accept import accept
+from workbench.job.job import ModuleLayout, load_job
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
@@ -23,6 +22,7 @@ from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind, rank_block, usual
 from workbench.search.drive import search, with_schedules
 from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept
 
 
 def laid_out(plan, schedule):

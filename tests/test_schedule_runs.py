@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from tests.plans import cluster
 from tests.test_parity import assert_same, mixed
 from tests.tiny_valm import tiny_batch
-from workbench.graph.model_graph import ModelGraph
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route

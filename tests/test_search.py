@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.test_strategies import CLUSTER, cost, job
-from workbench.commands.machines import cost_of
-from workbench.commands.prediction import predict as predicted
-from workbench.graph.trainable import Trainable
-from workbench.job import load_job
-from workbench.plan.accept import accept
+from workbench.cli.machines import cost_of
+from workbench.cli.prediction import predict as predicted
+from workbench.job.job import load_job
+from workbench.model.trainable import Trainable
 from workbench.plan.flop import model_flop
-from workbench.plan.price import price
 from workbench.search.drive import Objective, search
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.strategies.registry import PLANNERS as STRATEGIES
 from workbench.strategies.registry import PRICED
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 
 PLANNERS = {
     "cornstarch": cornstarch.plan,

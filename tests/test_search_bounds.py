@@ -11,13 +11,18 @@ from tests.test_disttrain_pools import machines, mixed_cluster
 from tests.test_strategies import CLUSTER, cost, counts_of_items, job
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
-from workbench.job_pools import Aim, Pool, dollars_per_hour
+from workbench.job.device_pools import Aim, Pool, dollars_per_hour
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import check_memory, memory_table, peak_bytes
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
-from workbench.plan.memory import check_memory, memory_table, peak_bytes
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
 from workbench.plan.routing import Routing
+from workbench.planner.layout_choice import Mode
+from workbench.planner.layout_space import LayoutSpace
+from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.planner.stage_bounds import StageBounds
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.strategies import (
     cornstarch,
@@ -26,11 +31,6 @@ from workbench.strategies import (
     entrain,
     megatron_heterogeneous,
 )
-from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
-from workbench.strategies.layout_choice import Mode
-from workbench.strategies.layout_space import LayoutSpace
-from workbench.strategies.layout_step import LayoutSteps
-from workbench.strategies.stage_bounds import StageBounds
 
 BELIEFS = {
     cornstarch.plan: FROZEN_AWARE,

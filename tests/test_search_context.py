@@ -6,28 +6,28 @@ import pytest
 
 from tests import cross_models
 from tests.plans import cluster
-from workbench.balance.partition import partition
+from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
-from workbench.graph.frozen import FrozenRule
-from workbench.graph.layer import TokenCount
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.frozen import FrozenRule
+from workbench.model.layer import TokenCount
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route
 from workbench.plan.plan import Precision, Settings
-from workbench.plan.price import price
+from workbench.planner.assembly import draft_plan
+from workbench.planner.boundary_price import crossing_tokens, num_readers
+from workbench.planner.layer_cost import layer_costs
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_plan import job_with
+from workbench.planner.layout_search import exhaustive_layout, fastest_layout
+from workbench.planner.layout_space import Freedom
+from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.module_price import total_of
+from workbench.planner.sample_work import sample_work
 from workbench.schedule.action import Action, Pass
 from workbench.strategies import entrain_search, megatron_heterogeneous
-from workbench.strategies.assembly import draft_plan
-from workbench.strategies.boundary_price import crossing_tokens, num_readers
-from workbench.strategies.layer_cost import layer_costs
-from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.strategies.layout_plan import job_with
-from workbench.strategies.layout_search import exhaustive_layout, fastest_layout
-from workbench.strategies.layout_space import Freedom
-from workbench.strategies.layout_step import LayoutSteps
-from workbench.strategies.module_price import total_of
-from workbench.strategies.sample_work import sample_work
+from workbench.timing.price import price
 
 COST = CostModel(ideal_profile())
 LAYERS = len(cross_models.language().layers)

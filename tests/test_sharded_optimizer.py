@@ -10,33 +10,33 @@ from hypothesis import strategies as st
 from torch import nn
 
 from experiments.fidelity.memory import measure
-from runtime.emulate import emulate
-from runtime.gradients import Gradients
+from runtime.emulation.emulate import emulate
 from runtime.launch import RunResult, run_lowered
-from runtime.mesh import Mesh
-from runtime.optimizer import OptimizerSettings, build_adamw
-from runtime.optimizer_part import weight_buckets
-from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
-from runtime.stage_module import build_stage_module
-from runtime.timing import Recorder
-from runtime.weight_bucket import Share, WeightBucket
+from runtime.step.gradients import Gradients
+from runtime.step.optimizer import OptimizerSettings, build_adamw
+from runtime.step.optimizer_part import weight_buckets
+from runtime.step.stage_module import build_stage_module
+from runtime.step.timing import Recorder
+from runtime.step.weight_bucket import Share, WeightBucket
+from runtime.world.mesh import Mesh
+from runtime.world.pool import Pool
 from tests.job_files import put, write
 from tests.plans import LINK, disjoint_plan, finish
 from tests.test_parity import SEED, assert_parity, execute, mixed
 from tests.test_tensor_parallel import CONFIGS, encoders, laid_out
 from tests.tiny_valm import tiny_batch
 from workbench.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job import load_job
+from workbench.job.job import load_job
+from workbench.memory.account import static_holders
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.lowered import GradientGroup, Weights
-from workbench.plan.memory import static_holders
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
-from workbench.plan.price import price
+from workbench.timing.price import price
 
 torch.set_num_threads(1)
 WHOLE = {"vision": (5,), "audio": (4,), "llm": (6,)}

@@ -7,16 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.attention import (
-    Gpu,
-    Kernel,
-    Launches,
-    Wires,
-    launches_of,
-    simulate_attention,
-)
-from sim.attention_price import backward_gpu, gpu_of, wires_of
-from sim.gpu import (
+from sim.attention.gpu import (
     COMPUTE_UNITS,
     activity,
     compute_units,
@@ -24,7 +15,7 @@ from sim.gpu import (
     longest_first,
     makespan_bounds,
 )
-from sim.pieces import (
+from sim.attention.pieces import (
     Order,
     Split,
     UnitTiming,
@@ -35,12 +26,21 @@ from sim.pieces import (
     run_launch,
     whole_rows,
 )
+from sim.attention.policies import (
+    Gpu,
+    Kernel,
+    Launches,
+    Wires,
+    launches_of,
+    simulate_attention,
+)
+from sim.attention.price import backward_gpu, gpu_of, wires_of
 from workbench.cost.collectives import all_gather_s
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
 from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.graph.layer import Attention
+from workbench.model.layer import Attention
 
 UNIT = UnitTiming(tile_s=1.0)
 TIMING = UnitTiming(tile_s=1.0, block_s=0.5, partial_s=0.25, merge_s=0.25, launch_s=0.125)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.lowered_by_hand import FAST, group, lowered, one_node, parse, row
 from workbench.cost.hardware import Cluster, Link, Node
+from workbench.memory.account import MemoryTable
 from workbench.plan.lowered import Lowered, Route, Transfer
-from workbench.plan.memory import MemoryTable
 from workbench.schedule.action import STEP, Pass, parse_action
 from workbench.trace import Lane, MemorySample
 

@@ -6,16 +6,16 @@ from random import Random
 
 import pytest
 
-from sim.deadlock import DeadlockError
-from sim.engine import simulate
+from sim.step.deadlock import DeadlockError
+from sim.step.engine import simulate
 from tests.lowered_by_hand import group, lowered, row
 from tests.plans import disjoint_plan, sample, two_encoders
 from tests.random_lowered import random_durations, random_lowered
+from workbench.memory.account import memory_table
+from workbench.memory.account import peak_bytes as planned_peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
-from workbench.plan.memory import memory_table
-from workbench.plan.memory import peak_bytes as planned_peak_bytes
 from workbench.plan.plan import Program
 from workbench.schedule.action import COMPUTE, Action, parse_action
 from workbench.trace import Executor, Lane

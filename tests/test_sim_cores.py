@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.lowered_by_hand import lowered, one_node
 
 works = st.floats(0.001, 5.0)

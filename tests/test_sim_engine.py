@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.deadlock import DeadlockError
-from sim.engine import simulate
+from sim.step.deadlock import DeadlockError
+from sim.step.engine import simulate
 from tests.event_oracle import brute_force
 from tests.random_lowered import random_durations, random_lowered
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.failure_run import Spent
-from sim.failures import simulate_failures
-from sim.training_system import Checkpoints, Joins, Restart, System
-from workbench.resilience.availability import (
+from sim.failures.run import Spent
+from sim.failures.simulate import simulate_failures
+from sim.failures.training_system import Checkpoints, Joins, Restart, System
+from workbench.elastic.availability import (
     Availability,
     Change,
     NodeEvent,

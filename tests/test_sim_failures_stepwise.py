@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from experiments.bench import failures
 from experiments.oobleck.runs import BUILDERS
-from sim.failure_run import FailureRun, Iteration
-from sim.failures import simulate_failures
+from sim.failures.run import FailureRun, Iteration
+from sim.failures.simulate import simulate_failures
+from sim.failures.training_system import Checkpoints, Joins, Restart, System
 from sim.failures_stepwise import play_failures
-from sim.training_system import Checkpoints, Joins, Restart, System
-from workbench.resilience.availability import Availability, Change, NodeEvent, Rates, random_trace, warned
+from workbench.elastic.availability import Availability, Change, NodeEvent, Rates, random_trace, warned
 
 NODES = 4
 REL_TOL = 1e-9

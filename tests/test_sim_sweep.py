@@ -2,9 +2,9 @@
 
 import pytest
 
-from sim.deadlock import DeadlockError
-from sim.engine import simulate
-from sim.sweep import Sweep
+from sim.step.deadlock import DeadlockError
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from tests.lowered_by_hand import lowered, one_node
 from tests.plans import disjoint_plan, sample, two_encoders
 from tests.random_lowered import random_durations, random_lowered

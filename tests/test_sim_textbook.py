@@ -2,14 +2,14 @@
 
 import pytest
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from sim.textbook import simulate_textbook
 from tests.lowered_by_hand import lowered, one_node, row
 from tests.plans import disjoint_plan, sample, two_encoders
 from tests.random_lowered import random_durations
 from workbench.cost.hardware import Link
+from workbench.memory.account import memory_table
 from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table
 
 SLOW = one_node(3, link=Link(name="slow", bytes_per_s=1, latency_s=0))
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from runtime.activations import Allocations
-from runtime.pool import Pool
-from runtime.weight_gradient import SplitBackward
+from runtime.step.activations import Allocations
+from runtime.step.weight_gradient import SplitBackward
+from runtime.world.pool import Pool
 from tests.plans import disjoint_plan
 from tests.split_programs import Order, split, weights_anywhere, weights_last, weights_last_reversed
 from tests.test_context_parallel_step import plan_of, with_owners

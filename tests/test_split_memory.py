@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.activations import Allocations
-from runtime.adapters.choose import adapter_of
-from runtime.weight_gradient import SplitBackward
+from runtime.models.choose import adapter_of
+from runtime.step.activations import Allocations
+from runtime.step.weight_gradient import SplitBackward
 from tests.plans import WIDTH as TOY_WIDTH
 from tests.plans import disjoint_plan, sample, two_encoders
 from tests.split_programs import split, weights_last
@@ -23,13 +23,14 @@ from tests.test_memory_eager import (
     materialised,
     module_of,
 )
-from workbench.cost.memory import Kernels, layer_split_bytes
-from workbench.cost.memory_setting import Setting
 from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.cost.split_memory import SplitBytes
-from workbench.graph.frozen import Needs
+from workbench.memory.account import memory_table
+from workbench.memory.layer import layer_split_bytes
+from workbench.memory.setting import Setting
+from workbench.memory.split import SplitBytes
+from workbench.model.frozen import Needs
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table
 
 torch.set_num_threads(1)
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.adapters.adapter import MicrobatchData
-from runtime.batches import SyntheticSource, microbatch_data
+from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.models.adapter import MicrobatchData
 from runtime.reference import whole_stage
-from runtime.stage_module import StageInput, StageModule, build_stage_module
+from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import tiny_models
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.model_graph import TEXT, Edge, ModelGraph, connect
+from workbench.model.model_graph import TEXT, Edge, ModelGraph, connect
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings, Stage
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.resilience.availability import Rates, parse_trace, random_trace
-from workbench.resilience.step_events import AtStep, Happening, told_events, traced_events
+from workbench.elastic.availability import Rates, parse_trace, random_trace
+from workbench.elastic.step_events import AtStep, Happening, told_events, traced_events
 
 
 def test_a_node_that_comes_back_has_a_name_of_its_own():

@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.frozen import FrozenRule
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.frozen import FrozenRule
+from workbench.model.trainable import Trainable
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
-from workbench.plan.price import price
+from workbench.planner.assembly import draft_plan, layout_of
+from workbench.planner.layer_cost import layer_costs
 from workbench.schedule.action import Pass
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
-from workbench.strategies.assembly import draft_plan, layout_of
-from workbench.strategies.layer_cost import layer_costs
+from workbench.timing.price import price
 
 STRATEGIES = (
     cornstarch.plan,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from workbench.commands.planning import Strategy
+from workbench.cli.planning import Strategy
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED, STRATEGIES
 
 README = Path(__file__).parent.parent / "README.md"

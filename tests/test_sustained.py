@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from runtime.bench_cells import operator_cells
-from runtime.bench_clock import Clock
-from runtime.bench_sustained import DIRECTIONS, _Operands, num_sets, time_sustained_attention
+from runtime.measure.cells import operator_cells
+from runtime.measure.clock import Clock
+from runtime.measure.sustained import DIRECTIONS, _Operands, num_sets, time_sustained_attention
 from tests.bench_sizes import CELLS, LOOPS
 from tests.cost_models import causal, linear
 from tests.test_fit import HEADER, OTHERS
@@ -28,7 +28,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import Direction, SustainedHeads, Table, dump_profile, parse_profile
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Gemm, Grid
 from workbench.cost.sustained import HeadWidths, Line, in_direction
-from workbench.graph.layer import Attention, Layer, LayerKind
+from workbench.model.layer import Attention, Layer, LayerKind
 
 SLOWER = {"forward": 1.2, "input_grad": 1.5, "weight_grad": 2.0}
 SHAPES = ((64, 64, 64), (128, 64, 64), (128, 64, 32))

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from runtime.adapters.choose import adapter_of
-from runtime.batches import SyntheticSource, microbatch_data
+from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
-from runtime.pool import Pool
+from runtime.models.choose import adapter_of
+from runtime.parallel.tensor.cuts import Cut, cuts_of
+from runtime.parallel.tensor.group import TensorGroup
+from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect
-from runtime.stage_module import StageInput, build_stage_module
-from runtime.tensor_cuts import Cut, cuts_of
-from runtime.tensor_group import TensorGroup
-from runtime.tensor_parts import held_parts
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.world.pool import Pool
 from tests import paper_models, tiny_models
 from tests.plans import cluster, finish
 from tests.test_adapters_encoders import CASES, module_of
@@ -32,10 +32,10 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import Grid, tensor_parallel_messages
 from workbench.data.sample import Sample, Segment
-from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import TEXT, ModelGraph, connect
-from workbench.graph.module_layers import Projector
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.model.module_layers import Projector
 from workbench.plan.build import with_programs
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from experiments.fidelity.memory import measure
-from runtime.batches import SyntheticSource, microbatch_data
-from runtime.context_group import Pending
-from runtime.pool import Pool
-from runtime.stage_module import StageInput, build_stage_module
-from runtime.tensor_group import TensorGroup
+from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.parallel.context.group import Pending
+from runtime.parallel.tensor.group import TensorGroup
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.job_files import put, write
 from tests.plans import LINK, finish
@@ -30,23 +30,23 @@ from tests.test_tensor_parallel import (
 )
 from tests.tiny_models import whole_batch
 from workbench.cost.collectives import all_gather_s, all_reduce_s
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.cost.roofline import Grid, tensor_parallel_messages
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import TEXT, connect
-from workbench.job import load_job
+from workbench.job.job import load_job
+from workbench.memory.account import memory_table
+from workbench.model.model_graph import TEXT, connect
 from workbench.plan.build import with_programs
 from workbench.plan.codec import dumps, loads
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding, Stage
-from workbench.plan.price import price
 from workbench.plan.sequence import TokenBorders, token_borders
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass, parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.timing.price import price
 
 torch.set_num_threads(1)
 

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import torch
 
-from runtime.gradients import copies_of
-from runtime.pool import Pool
-from runtime.stage_module import build_stage_module
-from runtime.tied_weights import hold_with
+from runtime.step.gradients import copies_of
+from runtime.step.stage_module import build_stage_module
+from runtime.step.tied_weights import hold_with
+from runtime.world.pool import Pool
 from tests.test_parity import assert_parity, execute, mixed, on_ranks
 from tests.test_sharded_optimizer import on_fewer_ranks
 from tests.tiny_valm import tiny_batch
+from workbench.memory.stage import state_of
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Precision, Program
-from workbench.plan.stage_memory import state_of
 from workbench.plan.tied import tied_on
 from workbench.schedule.action import Action, Pass
 

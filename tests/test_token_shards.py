@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.plans import finish, two_encoders
-from workbench.balance import tokens
-from workbench.balance.tokens_exchange import longest_first_exchanged
+from workbench.balance.tokens import policies as tokens
+from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.data.sample import Sample, Segment
 from workbench.masks.bitfield import dense
 from workbench.plan.check import check

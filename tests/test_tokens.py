@@ -8,15 +8,15 @@ from torch import tensor
 from torch.distributed.tensor.experimental._context_parallel import _load_balancer as torch_balancer
 
 from tests import token_oracle as oracle
-from workbench.balance import tokens
-from workbench.balance.tokens_bounds import (
+from workbench.balance.tokens import policies as tokens
+from workbench.balance.tokens.bounds import (
     graham_additive,
     graham_longest_first,
     graham_unsorted,
     least_possible,
 )
-from workbench.balance.tokens_compiled import descending_order
-from workbench.balance.tokens_exchange import (
+from workbench.balance.tokens.compiled import descending_order
+from workbench.balance.tokens.exchange import (
     Exchange,
     equal_counts_exchanged,
     exchanged,

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.token_oracle import loads_of
-from workbench.balance.tokens import max_over_mean, random_blocks
-from workbench.balance.tokens_bounds import (
+from workbench.balance.tokens.bounds import (
     graham_additive,
     graham_longest_first,
     graham_unsorted,
@@ -19,6 +18,7 @@ from workbench.balance.tokens_bounds import (
     random_tail,
     random_variance,
 )
+from workbench.balance.tokens.policies import max_over_mean, random_blocks
 
 works = st.lists(st.integers(0, 20), min_size=1, max_size=7)
 

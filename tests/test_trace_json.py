@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from tests.random_lowered import random_durations, random_lowered
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace

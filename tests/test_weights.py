@@ -11,14 +11,14 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.adapters.adapter import MicrobatchData
-from runtime.batches import SyntheticSource, microbatch_data
-from runtime.initialise import initial_value, normal
+from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.models.adapter import MicrobatchData
+from runtime.models.initialise import initial_value, normal
+from runtime.models.weights import finish_export, part_folder, start_export, write_part
 from runtime.reference import whole_stage
-from runtime.stage_module import StageInput, StageModule, build_stage_module
-from runtime.weights import finish_export, part_folder, start_export, write_part
+from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import tiny_models
-from workbench.graph.model_graph import ModelGraph
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import Plan
 
 torch.set_num_threads(1)

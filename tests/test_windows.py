@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from runtime.adapters.choose import adapter_of
+from runtime.models.choose import adapter_of
 from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.layer import Attention, LayerKind, Pointwise
-from workbench.graph.model_graph import TEXT, Module
+from workbench.model.hf_config import module_from_config
+from workbench.model.layer import Attention, LayerKind, Pointwise
+from workbench.model.model_graph import TEXT, Module
 
 FOUR = tiny_models.LLAMA | {"num_hidden_layers": 4, "pad_token_id": 0}
 GEMMA = FOUR | {"head_dim": 8, "query_pre_attn_scalar": 8}

@@ -33,16 +33,16 @@ from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionCon
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.adapters.choose import ENCODERS
-from runtime.adapters.decoder import DECODERS
-from workbench.graph import zoo_cornstarch
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.layer import Attention, LayerKind
-from workbench.graph.model_graph import Module
-from workbench.graph.module_layers import Projector
-from workbench.graph.native_tokens import native_tokens
-from workbench.graph.trainable import Trainable
-from workbench.graph.zoo import from_shape, role_of, shape_names, shapes
+from runtime.models.choose import ENCODERS
+from runtime.models.decoder import DECODERS
+from workbench.model import zoo_cornstarch
+from workbench.model.hf_config import module_from_config
+from workbench.model.layer import Attention, LayerKind
+from workbench.model.model_graph import Module
+from workbench.model.module_layers import Projector
+from workbench.model.native_tokens import native_tokens
+from workbench.model.trainable import Trainable
+from workbench.model.zoo import from_shape, role_of, shape_names, shapes
 
 LLM_WIDTH = 4096
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT, ModelGraph, Module, connect
-from workbench.graph.module_layers import Projector
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.model.module_layers import Projector
 from workbench.plan.plan import Microbatch, Plan, Precision, Settings, Stage
 
 WIDTH = 32

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.trainable import Trainable
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.trainable import Trainable
 
 WIDTH = 32
 

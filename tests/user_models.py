@@ -21,8 +21,8 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.adapters.norm import widen_norms
-from runtime.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.models.norm import widen_norms
 from tests import tiny_models
 
 LLAMA = tiny_models.LLAMA

@@ -3,7 +3,7 @@
 Paper:   Entrain (dissertation) section 4.5, Algorithm 4; it prints no planning time.
 Setup:   4 replicas, 4 samples a microbatch on average (its section 4.7.1); encoder and LLM seconds of a
          sample are independent and lognormal; median and 95th percentile over repeats on new draws.
-Ours:    `workbench.balance.microbatches`, once with the printed matching and once with the even one.
+Ours:    `workbench.balance.microbatches.assignment`, printed matching against the even one.
          `residual` is the heaviest microbatch over the mean, LLM side, before and after deferral.
 Goal:    below 1 % of a step of 1 s at 512 samples.
 Run:     python -m experiments.bench.assignment [--json]
@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from workbench.balance.bottleneck_match import Matching, bottleneck_match, even_match
-from workbench.balance.microbatches import MicrobatchAssignment, hierarchical_assignment
+from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
+from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match, even_match
 
 SIZES = (512, 2048, 8192)
 REPEATS = {512: 40, 2048: 20, 8192: 7}

@@ -30,15 +30,15 @@ from experiments.bench.kernel_cells import MASKS
 from experiments.bench.tokens import LENGTHS, POLICIES
 from experiments.bench.tokens import MASKS as MULTIMODAL
 from experiments.paper import RESULTS
-from sim.attention_price import gpu_of, row_tiles
-from sim.gpu import compute_units, makespan_bounds
-from sim.pieces import Order, Split, UnitTiming, cut, run_launch, whole_rows
-from workbench.balance.tokens import max_over_mean
-from workbench.balance.tokens_exchange import longest_first_exchanged
+from sim.attention.gpu import compute_units, makespan_bounds
+from sim.attention.pieces import Order, Split, UnitTiming, cut, run_launch, whole_rows
+from sim.attention.price import gpu_of, row_tiles
+from workbench.balance.tokens.exchange import longest_first_exchanged
+from workbench.balance.tokens.policies import max_over_mean
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.layer import Attention
 from workbench.masks.tiles import classify, row_work
+from workbench.model.layer import Attention
 
 OUT = RESULTS / "bench_attention.json"
 PROFILE = "H200"

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.mesh import GATHER, SCATTER
-from runtime.microbench import header_here
-from runtime.pool import Place, Pool
+from runtime.measure.microbench import header_here
+from runtime.world.mesh import GATHER, SCATTER
+from runtime.world.pool import Place, Pool
 
 ROUNDS, WARMUP = 60, 10
 NUM_ELEMENTS = 65536

@@ -22,26 +22,26 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.work import text_only, text_samples, this_machine
-from runtime.batches import SyntheticSource, microbatch_data
-from runtime.bench_plans import BenchSettings, measure
-from runtime.expert_mixture import mixtures_of
+from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
-from runtime.pool import Pool
-from runtime.stage_module import StageInput, build_stage_module
-from sim.engine import simulate
+from runtime.measure.plans import BenchSettings, measure
+from runtime.parallel.expert.mixture import mixtures_of
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from workbench.calibrate.fit import fit
 from workbench.cost.expert_parallel import busiest_share
 from workbench.cost.hardware import Link
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT
-from workbench.job import Job, ModuleLayout
-from workbench.plan.accept import accept
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Precision, Settings
-from workbench.plan.price import price
 from workbench.strategies import megatron_heterogeneous
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 
 NUM_RANKS, TOKENS, NUM_SAMPLES, CHOSEN, NUM_EXPERTS = 2, 256, 4, 2, 4
 MODEL: dict[str, Any] = {

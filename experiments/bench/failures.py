@@ -2,8 +2,8 @@
 
 Setup:   BERT-Large on up to 30 nodes for a week; a node leaves every 10 minutes or every 6 hours on average
          and comes back after half an hour; a warning of 30 s. Every system of the Oobleck chapter.
-Ours:    `sim.failures`, and `sim.failures_stepwise` on the same system and trace, in the same run, in turns;
-         the fastest of several repeats each, in CPU seconds of one thread. Seconds by kind, samples and
+Ours:    `sim.failures.simulate`, and `sim.failures_stepwise` on the same system and trace, in turns
+         in one run; the fastest of several, in CPU seconds of one thread. Seconds by kind, samples and
          recoveries of both must agree to a billionth.
 Run:     python -m experiments.bench.failures [--json]
 """
@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 
 from experiments.oobleck.runs import BUILDERS
 from experiments.oobleck.systems import MOST_NODES
-from sim.failure_run import FailureRun
-from sim.failures import simulate_failures
+from sim.failures.run import FailureRun
+from sim.failures.simulate import simulate_failures
 from sim.failures_stepwise import play_failures
-from workbench.resilience.availability import Availability, Rates, random_trace, warned
+from workbench.elastic.availability import Availability, Rates, random_trace, warned
 
 MODEL, DAYS, REPEATS, SEED = "BERT-Large", 7.0, 3, 0
 HOURS_BETWEEN_LEAVES = {"10m": 1 / 6, "6h": 6.0}

@@ -14,13 +14,13 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, create_block_mask, flex_attention
 
-from runtime.attention_mask import AttentionMask
 from runtime.kernels.bitfield_attention.attention import Backward, Options, bitfield_attention
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
-from workbench.balance.tokens import longest_first
+from runtime.models.attention_mask import AttentionMask
+from workbench.balance.tokens.policies import longest_first
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import causal, encoder_embedded, encoder_prepended, multimodal_packed
 from workbench.masks.tiles import area, classify, row_work

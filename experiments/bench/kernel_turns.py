@@ -23,11 +23,11 @@ from experiments.bench.kernel_cells import (
     set_up,
 )
 from experiments.bench.kernel_rows import Row, rows_of
-from runtime.bench_clock import quartile_spread
 from runtime.kernels.bitfield_attention.launch import resident_tasks
 from runtime.kernels.bitfield_attention.plan import make_plan
 from runtime.kernels.bitfield_attention.tasks import make_tasks, modelled_span
 from runtime.kernels.bitfield_attention.tilings import Pass, tiling
+from runtime.measure.clock import quartile_spread
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 50
 PLAN_ROUNDS = 10

@@ -42,8 +42,8 @@ from experiments.bench.kernel_turns import (
     row_of,
     unit_rows,
 )
-from runtime.device import device_of
 from runtime.kernels.bitfield_attention.forward import forward_kernel
+from runtime.world.device import device_of
 
 LENGTHS = (16384, 65536, 32768)
 WIDTH_LENGTH = 16384

@@ -23,9 +23,9 @@ from experiments.oobleck.chaos_job import LLAMA, elastic_job
 from runtime.elastic.job import ElasticJob, Reduction, plan_step
 from runtime.elastic.replan import start_layout
 from runtime.elastic.training import ElasticTraining
-from sim.engine import simulate
+from sim.step.engine import simulate
+from workbench.elastic.layerwise import layerwise
 from workbench.plan.lower import lower
-from workbench.resilience.layerwise import layerwise
 from workbench.schedule.action import Pass
 
 ROUNDS, STEPS, WARM_UP = 5, 12, 2

@@ -15,9 +15,9 @@ import time
 
 from experiments.mimo.models import Workload, assumptions, job_of, machine
 from workbench.cost.model import CostModel
-from workbench.job import Job
-from workbench.strategies.layout_choice import Mode
-from workbench.strategies.layout_search import FoundLayout, exhaustive_layout, fastest_layout
+from workbench.job.job import Job
+from workbench.planner.layout_choice import Mode
+from workbench.planner.layout_search import FoundLayout, exhaustive_layout, fastest_layout
 
 GOAL_S = 60.0
 NAMES = {

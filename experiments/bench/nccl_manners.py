@@ -22,7 +22,7 @@ import torch
 from experiments.nccl.cases import cases
 from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all
 from experiments.paper import commit
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from workbench.whole_file import check_writable, write_text
 
 MOST_RANKS = 8

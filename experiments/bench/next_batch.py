@@ -18,18 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.planner import answer_for
-from sim.attention_price import attention_of
-from sim.engine import simulate
+from runtime.next_plan import answer_for
+from sim.attention.price import attention_of
+from sim.step.engine import simulate
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.plan.following import BLOCK_TOKENS
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
-from workbench.plan.price import price
 from workbench.strategies import cornstarch
+from workbench.timing.price import price
 from workbench.units import ms
 
 JOB = Path(__file__).parents[2] / "examples" / "valm.yaml"

@@ -3,7 +3,7 @@
 Paper:   DistTrain section 7.2, Table 3: 133, 441, 641 and 922 ms at 112, 324, 648 and 1,296 GPUs.
 Setup:   ViT-H, Llama 3 70B and the SD 2.1 UNet (MLLM-72B) on A100-80GB; a sample has 8,192 LLM tokens, two
          images of 1,024 px for the encoder and one for the generator. Seconds by our cost model; M = 1.
-Ours:    `workbench.balance.orchestration`, the exact integer optimum; the printed relaxation with
+Ours:    `workbench.balance.orchestration.exact`, the exact integer optimum; the printed relaxation with
          rounding in the same run where it takes less than a minute (its seconds are Python's).
 Differs: the paper states no images per sample; the search time hardly depends on it.
 Goal:    < 100 ms at 1,296 GPUs, with the same or a better objective.
@@ -17,16 +17,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from workbench.balance.orchestration import orchestrate
-from workbench.balance.orchestration_relaxed import orchestrate_relaxed
-from workbench.balance.orchestration_task import Orchestration, Task, Unit
+from workbench.balance.orchestration.exact import orchestrate
+from workbench.balance.orchestration.relaxed import orchestrate_relaxed
+from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work
-from workbench.graph.frozen import Needs
-from workbench.graph.model_graph import Module
-from workbench.graph.zoo import from_shape
+from workbench.model.frozen import Needs
+from workbench.model.model_graph import Module
+from workbench.model.zoo import from_shape
 from workbench.plan.plan import Precision
 
 PAPER_MS = {112: 133, 324: 441, 648: 641, 1296: 922}

@@ -2,7 +2,7 @@
 
 Paper:   Cornstarch (ICML) section 4.1, Eq. 5-6: hundreds of layers, tens of stages, O(N^2 K).
 Setup:   random layer costs; both in one run, alternating, the fastest of several repeats each.
-Ours:    `workbench.balance.partition`; the bottlenecks of both are compared on every chain.
+Ours:    `workbench.balance.stages.partition`; the bottlenecks of both are compared on every chain.
 Run:     python -m experiments.bench.partition_speed [--json]
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from workbench.balance.partition import Cuts, bottleneck_s, partition, partition_as_printed
+from workbench.balance.stages.partition import Cuts, bottleneck_s, partition, partition_as_printed
 
 SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))
 REPEATS = 3

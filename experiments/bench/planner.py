@@ -21,14 +21,14 @@ from dataclasses import dataclass
 
 from experiments.bench import small_templates
 from experiments.printed import printed_rows
-from workbench.resilience.chain import LayerChain
-from workbench.resilience.divide_and_conquer import GaveUpError, divided_template
-from workbench.resilience.exact_mapping import exact_templates
-from workbench.resilience.instantiate import instantiate
-from workbench.resilience.layout import first_layout
-from workbench.resilience.node_specification import plan_templates
-from workbench.resilience.reconfigure import survive
-from workbench.resilience.template import Template
+from workbench.elastic.chain import LayerChain
+from workbench.elastic.divide_and_conquer import GaveUpError, divided_template
+from workbench.elastic.exact_mapping import exact_templates
+from workbench.elastic.instantiate import instantiate
+from workbench.elastic.layout import first_layout
+from workbench.elastic.node_specification import plan_templates
+from workbench.elastic.reconfigure import survive
+from workbench.elastic.template import Template
 
 LIMIT_S = 600.0
 GOALS_S = {(96, 24, 8): 2.0, (256, 64, 8): 60.0}

@@ -31,13 +31,13 @@ from typing import Any
 from experiments.bench.preprocess_chaos import Chaos, survived
 from experiments.bench.preprocess_folder import draw_photographs, server_process
 from experiments.paper import RESULTS, commit
+from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.connection import Message
 from runtime.preprocess.example import example_frames, packed, preprocess, unpacked
 from runtime.preprocess.images import QwenRule, preprocess_image
 from runtime.preprocess.loader import ColocatedLoader, ServedLoader, Subscription, batch_of_message
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.stalls import stalls_of
-from runtime.records import IMAGE, read_records
 from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
 from workbench.units import ms
 

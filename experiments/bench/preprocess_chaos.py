@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.bench.preprocess_folder import ServerProcess, draw_photographs, end, start_server
+from runtime.data.records import read_records
 from runtime.preprocess.loader import ServedLoader, Subscription
-from runtime.records import read_records
 
 BATCH_SIZE = 8
 NUM_BATCHES = 5

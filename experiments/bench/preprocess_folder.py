@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from runtime.records import INDEX
+from runtime.data.records import INDEX
 
 GRAIN_PX = 16
 QUALITY = 90
@@ -54,7 +54,7 @@ def start_server(
     """The command `workbench preprocess serve`, it and its producers on those cores alone."""
     options = ("--max-pixels", 2**22, "--batch-size", batch_size, "--window", window)
     options += ("--producers", producers, "--port", port)
-    script = "from workbench.cli import main; main()"
+    script = "from workbench.cli.app import main; main()"
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

@@ -3,7 +3,7 @@
 Setup:   two gloo ranks, each pinned to a core as the runtime pins them; the gradient groups of one stage
          (six of 143,000 float32 elements) are summed by six collectives started one after the other.
 Ours:    seconds until the last one ends, least quartile over the rounds: buffers that are there; buffers
-         made of gradients first, as `runtime.gradients` makes them; the same while the rank goes on
+         made of gradients first, as `runtime.step.gradients` makes them; the same while the rank goes on
          computing, as passes beside a REDUCE_GRAD do; and one collective over all elements, alone and
          beside computing. `shared` is the ratio that sharing the core costs.
 Run:     python -m experiments.bench.reduction [--rounds 60] [--json]
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from runtime.pool import Place, Pool
+from runtime.world.pool import Place, Pool
 
 NUM_RANKS, NUM_GROUPS, ELEMENTS, PIECES = 2, 6, 143_000, 8
 PRODUCT = 256  # rows of the product that a rank goes on with

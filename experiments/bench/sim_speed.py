@@ -2,11 +2,11 @@
 
 Setup:   vision + audio + LLM of published sizes, 1F1B over the model's DAG, priced with the H100
          profile; links, memory over time and the trace are on in every figure.
-Ours:    time of `sim.engine.simulate` alone, the fastest of several repeats, in CPU seconds of its
+Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeats, in CPU seconds of its
          one thread: wall time where it has a core to itself. An action counts once, on however
          many ranks it runs. The same plan of 24 stages on one GPU each
          also goes through SimPy's textbook way (`sim.textbook`), in the same run, alternating.
-         The sweep (`sim.sweep`) times every plan too, compiled once; its times must be equal.
+         The sweep (`sim.step.sweep`) times every plan too, compiled once; its times must be equal.
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
@@ -19,24 +19,24 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
-from sim.engine import simulate
-from sim.sweep import Sweep
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from sim.textbook import simulate_textbook
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.graph.model_graph import ModelGraph, Module, connect
-from workbench.graph.trainable import Trainable
-from workbench.graph.zoo import from_shape
+from workbench.memory.account import MemoryTable, check_memory, memory_table
+from workbench.model.model_graph import ModelGraph, Module, connect
+from workbench.model.trainable import Trainable
+from workbench.model.zoo import from_shape
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import MemoryTable, check_memory, memory_table
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.price import price
 from workbench.schedule.action import Action
+from workbench.timing.price import price
 
 T = TypeVar("T")
 

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bench.token_rivals import differencing, multifit
-from workbench.balance import tokens
-from workbench.balance.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
-from workbench.balance.tokens_bounds import least_possible, random_bound
-from workbench.balance.tokens_exchange import equal_counts_exchanged, longest_first_exchanged
+from workbench.balance.tokens import policies as tokens
+from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
+from workbench.balance.tokens.bounds import least_possible, random_bound
+from workbench.balance.tokens.exchange import equal_counts_exchanged, longest_first_exchanged
 from workbench.masks import builders
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.tiles import Tiles, classify, classify_runs, row_work

@@ -19,9 +19,9 @@ from experiments.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import square_image_tokens
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.trainable import Trainable
-from workbench.graph.zoo import from_shape
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.trainable import Trainable
+from workbench.model.zoo import from_shape
 
 WHERE = "Figure 1b"
 UNSTATED = "batch 1 to 8, 0.5k to 2k text tokens"

@@ -17,8 +17,8 @@ from experiments.layer_pipeline import LayerTimes, layer_plan, run_layers
 from experiments.paper import Outcome
 from experiments.printed import PrintedRow, is_true, printed_rows
 from experiments.printed_pipeline import PrintedRun, StageTimes
-from workbench.graph.layer import LayerKind
-from workbench.graph.model_graph import ModelGraph, Module
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import ModelGraph, Module
 
 NUM_STAGES = 4
 NUM_MICROBATCHES = 64

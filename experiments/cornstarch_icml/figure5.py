@@ -38,8 +38,8 @@ from experiments.printed import claim_value
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
-from workbench.graph.model_graph import TEXT, ModelGraph
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Plan, Recompute
 from workbench.strategies import cornstarch, encoders_colocated, fsdp
 

@@ -20,7 +20,7 @@ from experiments.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome
-from sim.attention import AttentionRun
+from sim.attention.policies import AttentionRun
 
 LLM = "LLM-L"
 NUM_TOKENS = 65536

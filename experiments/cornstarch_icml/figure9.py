@@ -18,7 +18,7 @@ from experiments.cornstarch_icml.table3 import LLMS
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome
-from sim.attention import AttentionRun
+from sim.attention.policies import AttentionRun
 
 NUM_BINS = 400
 

@@ -33,14 +33,14 @@ from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome, PaperNumber, Unstated
 from experiments.printed import printed_rows
-from workbench.balance.block_placement import place_blocks
-from workbench.balance.tokens import longest_first
+from workbench.balance.tokens.block_placement import place_blocks
+from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import LayerTime
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, RowWork, Work
-from workbench.graph.frozen import Needs
-from workbench.graph.layer import Attention, LayerKind
 from workbench.masks.tiles import row_work
-from workbench.plan.attention import AttentionTime, with_attention, without_attention
+from workbench.model.frozen import Needs
+from workbench.model.layer import Attention, LayerKind
+from workbench.timing.attention import AttentionTime, with_attention, without_attention
 
 SETTING = DcpSetting(llm="S")
 TIME_REL_TOL = 0.25

@@ -23,10 +23,10 @@ from experiments.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, square_image_tokens
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
-from workbench.graph.zoo import from_shape
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
+from workbench.model.zoo import from_shape
 
 WHERE = "Figure 3b"
 UNSTATED = "CLIP L/14 at 224 or 336 px or as many tiles of it as cover 1280x720, 0.5k to 2k text tokens"

@@ -29,8 +29,8 @@ from experiments.paper import Outcome, PaperNumber, Unstated
 from experiments.printed import claim_value, printed_rows
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.graph.layer import Attention
 from workbench.masks.builders import MIXTURE, Mixture, multimodal_packed
+from workbench.model.layer import Attention
 
 LLAMA_70B = Attention(name="attention", num_heads=64, num_kv_heads=8, head_dim=128, causal=True)
 NUM_RANKS = 8

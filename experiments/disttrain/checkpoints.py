@@ -31,14 +31,14 @@ from experiments import paper
 from experiments.evidence import Evidence, outcome_of
 from experiments.oobleck.chaos_job import elastic_job
 from experiments.paper import Outcome
-from runtime.checkpoint import Begin, checkpoints_in
-from runtime.checkpoint_files import PART, check_whole, clear_parts, identity_of
 from runtime.elastic.job import plan_step
 from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
+from runtime.state.checkpoint import Begin, checkpoints_in
+from runtime.state.checkpoint_files import PART, check_whole, clear_parts, identity_of
+from workbench.elastic.layout import Layout
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.resilience.layout import Layout
 
 KILLS, SEED = 20, 0
 STEPS_PER_KILL = 3  # so that the job lasts longer than its killers

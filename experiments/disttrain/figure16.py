@@ -26,9 +26,9 @@ from experiments.disttrain.gains import claimed
 from experiments.entrain.intervals import Interval, bootstrap
 from experiments.evidence import Evidence, outcome_of
 from experiments.paper import Outcome, PaperNumber, Unstated
-from workbench.balance.pipeline_time import Seconds, iteration_s
-from workbench.balance.reorder import reorder_microbatches, reorder_samples
-from workbench.balance.tokens import longest_first_equal_counts
+from workbench.balance.microbatches.pipeline_time import Seconds, iteration_s
+from workbench.balance.microbatches.reorder import reorder_microbatches, reorder_samples
+from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.data.corpora import corpus
 
 CORPUS, IMAGE_PATCH_PX, SEEDS = "laion-interleaved-like", 16, range(20)

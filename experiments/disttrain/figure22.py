@@ -29,9 +29,9 @@ from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, exposed_s, pairs_of
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import Gemm, Grid, RowWork, Work
-from workbench.graph.layer import Layer
-from workbench.graph.module_layers import block_layers
-from workbench.graph.transformer import Block, Heads, Mlp, Norm
+from workbench.model.layer import Layer
+from workbench.model.module_layers import block_layers
+from workbench.model.transformer import Block, Heads, Mlp, Norm
 from workbench.plan.plan import Precision
 from workbench.units import ms
 

@@ -15,8 +15,8 @@ from experiments.disttrain.systems import PROFILE, Images, Systems, Workload
 from experiments.evidence import Evidence, outcome_of
 from experiments.paper import Outcome
 from experiments.printed_pipeline import StageTimes, pipeline_plan
-from sim.engine import simulate
-from workbench.graph.model_graph import ModelGraph
+from sim.step.engine import simulate
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.lower import lower
 from workbench.schedule.action import Action, Pass
 

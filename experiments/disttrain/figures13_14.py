@@ -2,7 +2,7 @@
 
 Paper:   Z. Zhang et al., "DistTrain", section 7.1; the figures' bars are not printed, the prose gives ranges.
 Setup:   ViT-Huge, Llama of Table 2 and the SD 2.1 UNet; batch 1,920; A100-class nodes of 8 GPUs.
-Ours:    orchestration by `workbench.balance.orchestration`, seconds by the cost model.
+Ours:    orchestration by `workbench.balance.orchestration.exact`, seconds by the cost model.
 Differs: images in a sample are not stated; every figure comes with its range over the plausible ones.
          Preprocessing and stragglers, which the paper's gain includes, are not in ours.
 Run:     python -m experiments.disttrain.figures13_14 [--json]

@@ -14,8 +14,8 @@ from experiments.disttrain.gains import claimed
 from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
 from experiments.evidence import Evidence, outcome_of
 from experiments.paper import Outcome, PaperNumber, Unstated
-from workbench.balance.orchestration_task import Degrees
-from workbench.balance.reorder import reorder_samples
+from workbench.balance.microbatches.reorder import reorder_samples
+from workbench.balance.orchestration.task import Degrees
 
 COVERED = {
     "figures13_14": ("dt_mfu", "dt_tput_gain", "dt_mfu_gain"),

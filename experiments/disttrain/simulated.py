@@ -25,19 +25,19 @@ from experiments.disttrain.systems import (
 )
 from experiments.evidence import Evidence, outcome_of
 from experiments.paper import Outcome
-from sim.sweep import Sweep
-from workbench.balance.orchestration import best_of_every_pace, evaluate
-from workbench.balance.orchestration_task import Cut, Orchestration, Task
+from sim.step.sweep import Sweep
+from workbench.balance.orchestration.exact import best_of_every_pace, evaluate
+from workbench.balance.orchestration.task import Cut, Orchestration, Task
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
-from workbench.job import Job
-from workbench.plan.accept import accept
+from workbench.job.job import Job
 from workbench.plan.plan import ModuleSettings, Settings, Sharding
-from workbench.plan.price import price
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.disttrain import task_of, with_degrees
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 
 MODELS = ("MLLM-9B", "MLLM-15B")
 NODES, BATCH = 4, 32

@@ -12,18 +12,18 @@ from math import ceil
 
 from experiments.printed import printed_rows
 from experiments.printed_pipeline import StageTimes
-from workbench.balance.allocation import proportional_allocation
-from workbench.balance.orchestration import orchestrate
-from workbench.balance.orchestration_task import Orchestration, Task, Unit
+from workbench.balance.orchestration.allocation import proportional_allocation
+from workbench.balance.orchestration.exact import orchestrate
+from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work, layer_flop
-from workbench.graph.diffusion import STABLE_DIFFUSION_2_1, unet_layers
-from workbench.graph.dit import behind_projector
-from workbench.graph.frozen import Needs
-from workbench.graph.model_graph import GENERATED, ModelGraph, Module, connect
-from workbench.graph.zoo import from_shape
+from workbench.model.diffusion import STABLE_DIFFUSION_2_1, unet_layers
+from workbench.model.dit import behind_projector
+from workbench.model.frozen import Needs
+from workbench.model.model_graph import GENERATED, ModelGraph, Module, connect
+from workbench.model.zoo import from_shape
 from workbench.plan.plan import Precision
 
 PROFILE = "A100-80GB"

@@ -2,7 +2,7 @@
 
 Paper:   Z. Zhang et al., "DistTrain", section 7.2: 133 to 922 ms, below a second everywhere.
 Setup:   MLLM-72B as in `experiments.bench.orchestration`, which also has 10,000 GPUs and the printed way.
-Ours:    `workbench.balance.orchestration`, the exact integers; the median of five searches on this machine.
+Ours:    `workbench.balance.orchestration.exact`, exact integers; the median of five searches on this machine.
 Differs: another machine and another language; only who is faster is held against the paper.
 Run:     python -m experiments.disttrain.table3 [--json]
 """
@@ -16,8 +16,8 @@ from experiments.disttrain.gains import claimed
 from experiments.evidence import Evidence, outcome_of
 from experiments.paper import Outcome
 from experiments.printed import printed_rows
-from workbench.balance.orchestration import orchestrate
-from workbench.balance.orchestration_task import Task, Unit
+from workbench.balance.orchestration.exact import orchestrate
+from workbench.balance.orchestration.task import Task, Unit
 from workbench.units import ms
 
 REPEATS = 5

@@ -19,13 +19,13 @@ from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome
-from sim.engine import simulate
-from workbench.job import Job
+from sim.step.engine import simulate
+from workbench.job.job import Job
+from workbench.memory.account import check_memory, memory_table
 from workbench.plan.lower import lower
-from workbench.plan.memory import check_memory, memory_table
-from workbench.plan.price import price
 from workbench.strategies import entrain
 from workbench.strategies.entrain_search import Configuration, configurations
+from workbench.timing.price import price
 
 NUM_SAMPLES, SIMULATED, LLM = 128, 16, "Llama3-3b"
 

@@ -19,7 +19,7 @@ from experiments.entrain.workload import CORPUS_OF, GPUS_PER_REPLICA, LLM_OF, ba
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome
-from workbench.balance.allocation import SizeTrials, num_trials, trials_of
+from workbench.balance.orchestration.allocation import SizeTrials, num_trials, trials_of
 
 SIZES = (1, 4, 16, 64, 256)
 TABLES = {

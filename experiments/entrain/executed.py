@@ -29,24 +29,24 @@ from experiments.fidelity.cases import Case, Part
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
 from experiments.fidelity.work import LLM, UNMEASURED, decoder, this_machine, with_encoders
 from experiments.paper import RESULTS, commit
-from runtime.microbench import header_here
-from runtime.pool import Pool
-from workbench.console import ticking
+from runtime.measure.microbench import header_here
+from runtime.world.pool import Pool
+from workbench.cli.console import ticking
 from workbench.cost.hardware import Link
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
 from workbench.data.corpora import corpus
 from workbench.data.sample import Sample, Segment
 from workbench.data.sizes import Sizes
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.hf_config import module_from_config
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Precision, Settings
+from workbench.planner.stage_counts import silent
+from workbench.planner.strategy_spec import Planner
 from workbench.strategies import cornstarch, entrain, entrain_graded
-from workbench.strategies.stage_counts import silent
-from workbench.strategies.strategy_spec import Planner
 from workbench.whole_file import write_text
 
 OUT = Path("out/entrain_executed")

@@ -29,7 +29,7 @@ from experiments.entrain.workload import CORPUS_OF, batch_of, work_pool
 from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import RESULTS, Outcome
-from workbench.balance.allocation import proportional_allocation
+from workbench.balance.orchestration.allocation import proportional_allocation
 
 LLM = "Llama3-1b"
 STAGES, MICROBATCHES, BATCHES = 4, 16, 100

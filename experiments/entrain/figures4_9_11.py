@@ -17,8 +17,8 @@ from experiments.entrain.replica import Chain, chain_of, nodes_of
 from experiments.entrain.timelines import Box, draw
 from experiments.evidence import Evidence, outcome_of
 from experiments.paper import RESULTS, Outcome
-from workbench.balance.deferral import pairwise_deferral
-from workbench.balance.microbatches import MicrobatchAssignment
+from workbench.balance.microbatches.assignment import MicrobatchAssignment
+from workbench.balance.microbatches.deferral import pairwise_deferral
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.choice import Schedule

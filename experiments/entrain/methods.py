@@ -17,14 +17,14 @@ from experiments.entrain.replica import (
     nodes_of,
 )
 from experiments.entrain.stage_work import Seconds, Which, shared_cuts
-from workbench.balance.bottleneck_match import even_match
-from workbench.balance.graded import graded_assignment
-from workbench.balance.microbatches import MicrobatchAssignment, hierarchical_assignment
-from workbench.balance.pipeline_time import iteration_s
-from workbench.balance.reorder import reorder_by_exchanges, reorder_microbatches
-from workbench.balance.replicas import assign_to_replicas, heaviest_first
-from workbench.balance.tokens import longest_first, longest_first_equal_counts
-from workbench.balance.unit_order import UnitOrder, order_units, unimproved_order
+from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
+from workbench.balance.microbatches.bottleneck_match import even_match
+from workbench.balance.microbatches.graded import graded_assignment
+from workbench.balance.microbatches.pipeline_time import iteration_s
+from workbench.balance.microbatches.reorder import reorder_by_exchanges, reorder_microbatches
+from workbench.balance.microbatches.replicas import assign_to_replicas, heaviest_first
+from workbench.balance.microbatches.unit_order import UnitOrder, order_units, unimproved_order
+from workbench.balance.tokens.policies import longest_first, longest_first_equal_counts
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.schedule.pass_graph import one_unit, pass_graph

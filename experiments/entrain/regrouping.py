@@ -16,12 +16,12 @@ import sys
 from collections.abc import Sequence
 
 from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
-from sim.engine import simulate
-from workbench.console import ticking
+from sim.step.engine import simulate
+from workbench.cli.console import ticking
 from workbench.plan.lower import lower
-from workbench.plan.price import price
+from workbench.planner.strategy_spec import Planner
 from workbench.strategies import cornstarch, entrain, entrain_graded, reordered
-from workbench.strategies.strategy_spec import Planner
+from workbench.timing.price import price
 
 SYSTEMS: dict[str, Planner] = {
     "as drawn": cornstarch.plan,

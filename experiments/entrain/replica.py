@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from experiments.entrain.stage_work import Cuts, Seconds, StageWork, Which, stage_work
-from workbench.balance.microbatches import MicrobatchAssignment
+from workbench.balance.microbatches.assignment import MicrobatchAssignment
 from workbench.data.sample import Sample
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.adjacent import with_followers

@@ -22,8 +22,8 @@ from experiments.entrain.methods import METHODS, disttrain, replicas_of
 from experiments.entrain.replica import BLOCKS, Replica, Taken
 from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_of, work_pool
 from experiments.paper import RESULTS
-from workbench.balance.allocation import proportional_allocation
-from workbench.console import ticking
+from workbench.balance.orchestration.allocation import proportional_allocation
+from workbench.cli.console import ticking
 from workbench.data.sample import Sample
 from workbench.whole_file import write_text
 

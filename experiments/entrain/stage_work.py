@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.entrain.workload import TP, cost_model, model
-from workbench.balance.chain_cuts import chain_cuts
-from workbench.balance.partition import partition
+from workbench.balance.stages.chain_cuts import chain_cuts
+from workbench.balance.stages.partition import partition
 from workbench.cost.model import LayerTime, RowWork, Work
 from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
 from workbench.cost.signature import signature
 from workbench.data.sample import Sample
-from workbench.graph.frozen import Needs, gradient_needs
-from workbench.graph.layer import Layer
-from workbench.graph.model_graph import TEXT
+from workbench.model.frozen import Needs, gradient_needs
+from workbench.model.layer import Layer
+from workbench.model.model_graph import TEXT
 
 Seconds = NDArray[np.float64]
 MERGED = 4  # patches to a token of the LLM

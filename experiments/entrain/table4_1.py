@@ -19,7 +19,7 @@ from experiments.evidence import Evidence, outcome_of
 from experiments.modelled import A40
 from experiments.paper import Outcome
 from experiments.printed import printed_rows
-from workbench.balance.allocation import Allocation, num_trials, proportional_allocation
+from workbench.balance.orchestration.allocation import Allocation, num_trials, proportional_allocation
 
 PROFILED = {"disttrain": 1, "entrain": 256}
 

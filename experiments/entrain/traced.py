@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from experiments.entrain.series import stable_stages
 from experiments.entrain.workload import batch_of, cost_model, job_of
-from sim.engine import simulate
+from sim.step.engine import simulate
+from workbench.memory.account import memory_table
 from workbench.plan.lower import lower
-from workbench.plan.memory import memory_table
 from workbench.plan.plan import Plan
-from workbench.plan.price import price
+from workbench.planner.stage_counts import silent
+from workbench.planner.strategy_spec import Planner
 from workbench.strategies import cornstarch, dip, entrain, entrain_graded, reordered
-from workbench.strategies.stage_counts import silent
-from workbench.strategies.strategy_spec import Planner
+from workbench.timing.price import price
 from workbench.trace import Trace
 
 PLANNERS: dict[str, Planner] = {

@@ -12,10 +12,10 @@ from workbench.data.corpora import Corpus, corpus
 from workbench.data.corpus import qwen2_vl_tokens
 from workbench.data.sample import Sample
 from workbench.data.sizes import Rules, samples_of
-from workbench.graph.model_graph import ModelGraph, connect
-from workbench.graph.zoo import from_shape
-from workbench.job import Job, ModuleLayout
-from workbench.strategies.sample_work import SampleWork, sample_work
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.zoo import from_shape
+from workbench.planner.sample_work import SampleWork, sample_work
 from workbench.units import GB, US_PER_S
 
 CORPUS_OF = {

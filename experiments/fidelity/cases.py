@@ -21,9 +21,9 @@ from experiments.fidelity.work import (
     this_machine,
     with_encoders,
 )
-from workbench.balance.tokens import Policy, contiguous, longest_first, zigzag
+from workbench.balance.tokens.policies import Policy, contiguous, longest_first, zigzag
 from workbench.cost.hardware import Cluster, Link
-from workbench.graph.trainable import Trainable
+from workbench.model.trainable import Trainable
 from workbench.plan.check import check
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.token_shards import Scope, token_shards

@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sim.engine import simulate
+from sim.step.engine import simulate
 from workbench.metrics import exposed_communication_s
 from workbench.plan.lowered import Lowered
-from workbench.plan.price import Price
 from workbench.schedule.action import Action, Pass
+from workbench.timing.price import Price
 from workbench.trace import Trace
 
 OTHER = "between actions"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of, text_only, text_samples
 from workbench.cost.hardware import Cluster
-from workbench.graph.hf_config import module_from_config
+from workbench.model.hf_config import module_from_config
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Sharding
 

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.device import kind_of_device
-from runtime.emulate import emulate
+from runtime.emulation.emulate import emulate
 from runtime.launch import Progress
 from runtime.rank_job import RunSettings
-from sim.engine import simulate
+from runtime.world.device import kind_of_device
+from sim.step.engine import simulate
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
-from workbench.commands.emulation import compose
+from workbench.cli.emulation import compose
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
-from workbench.matching import check_profile
-from workbench.plan.accept import accept
+from workbench.job.matching import check_profile
+from workbench.memory.account import MemoryTable
 from workbench.plan.codec import plan_hash
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import MemoryTable
 from workbench.plan.plan import Plan
-from workbench.plan.price import Price, price
-from workbench.plan.provenance import with_provenance
 from workbench.schedule.action import Action
+from workbench.timing.accept import accept
+from workbench.timing.price import Price, price
+from workbench.timing.provenance import with_provenance
 from workbench.trace import Trace
 
 STEPS = 5

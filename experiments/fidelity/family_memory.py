@@ -18,13 +18,13 @@ from typing import Any
 
 from experiments.fidelity.memory import Row, measure, summarise
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
-from runtime.pool import Pool
-from workbench.cost.memory import Kernels
+from runtime.world.pool import Pool
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import modality_of, module_from_config
-from workbench.graph.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
-from workbench.graph.trainable import Trainable
+from workbench.model.hf_config import modality_of, module_from_config
+from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
+from workbench.model.trainable import Trainable
 from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
 from workbench.units import MIB
 

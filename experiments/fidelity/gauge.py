@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from runtime.bench_layers import Kind, Part, WindowTimes, time_window
-from runtime.bench_windows import Window, windows_of
-from runtime.device import CPU
-from runtime.pool import Place, Pool
+from runtime.measure.layers import Kind, Part, WindowTimes, time_window
+from runtime.measure.windows import Window, windows_of
+from runtime.world.device import CPU
+from runtime.world.pool import Place, Pool
 from workbench.plan.plan import Plan
 
 BUDGET_S = 0.3  # of each kind of pass

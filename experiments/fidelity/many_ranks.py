@@ -9,14 +9,14 @@ get in each other's way.
 from dataclasses import replace
 
 from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of
-from runtime.emulate import Emulation, emulate
-from runtime.pool import Place, Pool
+from runtime.emulation.emulate import Emulation, emulate
 from runtime.rank_job import RunSettings
-from workbench.commands.emulation import compose
+from runtime.world.pool import Place, Pool
+from workbench.cli.emulation import compose
 from workbench.cost.hardware import Cluster
-from workbench.plan.accept import accept
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.timing.accept import accept
 from workbench.trace import Trace
 
 MANY = 8  # ranks, of which a plan may leave some idle

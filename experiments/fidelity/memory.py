@@ -3,7 +3,7 @@
 Setup:   gloo ranks on this machine; the demo's model on a small batch and the tiny model of
          examples/tiny.yaml, under every strategy and several mixes of frozen and trained
          modules, and with recompute, larger microbatches, two replicas and other precisions.
-Ours:    the peak of `workbench.plan.memory`'s account, written down before the run; measured is
+Ours:    the peak of `workbench.memory.account`'s account, written down before the run; measured is
          the second step, every storage counted as it is made and dropped.
 Run:     python -m experiments.fidelity.memory [--json]
 """
@@ -19,19 +19,19 @@ from pathlib import Path
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
 from runtime.launch import run_local
-from runtime.pool import Pool
 from runtime.rank_job import Collect
+from runtime.world.pool import Pool
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.graph.model_graph import TEXT
-from workbench.graph.trainable import Trainable, with_trainable
-from workbench.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.memory.account import peak_bytes as planned_peak_bytes
 from workbench.metrics import peak_bytes
-from workbench.plan.accept import accept
-from workbench.plan.memory import peak_bytes as planned_peak_bytes
+from workbench.model.model_graph import TEXT
+from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.accept import accept
 from workbench.units import MIB
 
 STRATEGIES: tuple[Callable[[Job, CostModel], Plan], ...] = (

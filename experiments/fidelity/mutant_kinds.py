@@ -8,9 +8,9 @@ from pathlib import Path
 from experiments.fidelity.memory import tiny_job
 from workbench.cost.hardware import Cluster
 from workbench.cost.model import CostModel
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT
-from workbench.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Settings, Sharding, Stage

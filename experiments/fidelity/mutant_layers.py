@@ -24,9 +24,9 @@ from experiments.fidelity.mutant_meaning import (
 )
 from experiments.fidelity.mutant_weights import own_experts
 from workbench.data.sample import Item
-from workbench.graph.experts import num_experts
-from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import TEXT, Edge, Module
+from workbench.model.experts import num_experts
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 
 Places = NDArray[np.int64]

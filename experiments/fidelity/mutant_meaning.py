@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.data.sample import Item, Sample
-from workbench.graph.experts import num_experts
-from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import TEXT, Edge, Module
+from workbench.model.experts import num_experts
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan
 
 Tokens = NDArray[np.float64]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from experiments.fidelity.mutant_kinds import NUM_RANKS
-from runtime.batches import SyntheticSource
-from runtime.failure import WorldFailed
+from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.pool import Pool
+from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
-from runtime.tensor_parts import held_parts
+from runtime.world.failure import WorldFailed
+from runtime.world.pool import Pool
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision
 

@@ -6,7 +6,7 @@ from collections import Counter
 from experiments.fidelity.mutant_lanes import Ended, Kind, Lanes, What
 from experiments.fidelity.mutant_meaning import Key, keys_of
 from experiments.fidelity.mutant_verdict import Stalled, Wrong
-from workbench.graph.experts import num_experts
+from workbench.model.experts import num_experts
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import Action, Pass

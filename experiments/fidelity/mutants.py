@@ -31,12 +31,12 @@ from experiments.fidelity.mutant_pool import pool
 from experiments.fidelity.mutant_rows import ROW_OPERATORS
 from experiments.fidelity.mutant_runs import Sample, run_samples
 from experiments.fidelity.mutant_verdict import Judgement, Verdict
-from workbench.plan.accept import accept
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.timing.accept import accept
 
 RESULT = Path(__file__).parents[1] / "results" / "fidelity_mutants.json"
 PLAN_OPERATORS = (*OPERATORS, *EXCHANGE_OPERATORS)

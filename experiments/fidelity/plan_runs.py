@@ -19,12 +19,12 @@ from experiments.fidelity import emulated
 from experiments.fidelity.cases import PAIR, Case, LeftOut, Part
 from experiments.fidelity.emulated import WAIT_S, WARMUP, Prediction, execute_emulated
 from experiments.fidelity.many_ranks import emulate_on
-from runtime.bench_plans import BenchSettings, measure
-from runtime.device import CPU
-from runtime.failure import RankError, WorldFailed
 from runtime.launch import run_local
-from runtime.pool import Pool
+from runtime.measure.plans import BenchSettings, measure
 from runtime.rank_job import Collect, RunSettings
+from runtime.world.device import CPU
+from runtime.world.failure import RankError, WorldFailed
+from runtime.world.pool import Pool
 from workbench.calibrate.fit import fit
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.profile import Profile

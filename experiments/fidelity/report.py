@@ -11,8 +11,8 @@ from experiments.fidelity.memory import Row as MemoryRow
 from experiments.fidelity.memory import summarise as summarise_memory
 from experiments.fidelity.plan_runs import Predicted
 from experiments.fidelity.score import Ranking, Timed, accuracy, job_regrets, ranking
+from workbench.memory.account import peak_bytes as planned_peak_bytes
 from workbench.metrics import peak_bytes
-from workbench.plan.memory import peak_bytes as planned_peak_bytes
 from workbench.report.compare import Group, compare
 from workbench.trace import Trace
 

@@ -37,10 +37,10 @@ from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import ASSUMED, UNMEASURED, emulated_machine
 from experiments.paper import commit
 from experiments.plots import PLOTS
-from runtime.device import CPU, NAMES, device_of
-from runtime.microbench import header_here
-from runtime.pool import Pool
-from workbench.console import ticking
+from runtime.measure.microbench import header_here
+from runtime.world.device import CPU, NAMES, device_of
+from runtime.world.pool import Pool
+from workbench.cli.console import ticking
 from workbench.cost.profile import Profile, write_profile
 from workbench.whole_file import write_text
 

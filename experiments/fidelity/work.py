@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runtime.device import kind_of_device
-from runtime.emulate_memory import capacity_of
+from runtime.emulation.memory import capacity_of
+from runtime.world.device import kind_of_device
 from workbench.cost.hardware import Cluster, Link, Node
-from workbench.cost.memory import Kernels
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import ModelGraph, Module, connect
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import ModelGraph, Module, connect
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
 from workbench.plan.build import with_programs
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import (
     Microbatch,
     ModuleSettings,

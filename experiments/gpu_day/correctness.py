@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
-from runtime.device import device_of
 from runtime.kernels.bitfield_attention.attention import Backward, Options, attention_with_lse
 from runtime.kernels.bitfield_attention.mask import kernel_mask
 from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
 from runtime.kernels.bitfield_attention.reference import attends, attention
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
-from runtime.token_fields import token_fields
+from runtime.models.token_fields import token_fields
+from runtime.world.device import device_of
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import (
     causal,

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
-from runtime.bench_clock import Clock, quartile_spread
-from runtime.device import device_of
-from runtime.microbench import header_here
+from runtime.measure.clock import Clock, quartile_spread
+from runtime.measure.microbench import header_here
+from runtime.world.device import device_of
 
 BUDGET_S = {Extent.FULL: 1.0, Extent.SMALL: 0.02}
 PRODUCTS = {Extent.FULL: (8192, 16384), Extent.SMALL: (256, 512)}
@@ -22,11 +22,11 @@ IMPORTS = (  # what plans, their predictions and their execution load
     "workbench.plan.codec",
     "workbench.cost.profile",
     "workbench.calibrate.fit",
-    "workbench.job",
-    "sim.engine",
-    "runtime.emulate",
+    "workbench.job.job",
+    "sim.step.engine",
+    "runtime.emulation.emulate",
     "runtime.launch",
-    "runtime.microbench",
+    "runtime.measure.microbench",
 )
 DIRECTIONS = TO_DEVICE, TO_HOST = "to the device", "to the host"
 PROPERTIES = ("name", "total_memory", "multi_processor_count", "L2_cache_size", "major", "minor")

@@ -6,13 +6,13 @@ from functools import cache
 
 from experiments.fidelity.work import LLM, Cuts, Work, emulated_machine, plan_of, sample, with_encoders
 from experiments.gpu_day.campaign import Extent, Session
-from runtime.device import device_of
-from workbench.cost.memory import Kernels
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import ModelGraph, Module
-from workbench.graph.module_layers import Projector
-from workbench.graph.trainable import Trainable
-from workbench.graph.zoo import from_shape
+from runtime.world.device import device_of
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import ModelGraph, Module
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
+from workbench.model.zoo import from_shape
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Precision, Recompute
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 

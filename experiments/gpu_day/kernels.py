@@ -13,7 +13,7 @@ from experiments.bench.kernel_turns import BITS, PLAN, Unit, event_clock, host_c
 from experiments.bench.kernels import cells as launches
 from experiments.bench.kernels import small_units, units
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
-from runtime.device import device_of
+from runtime.world.device import device_of
 
 LENGTHS = (16384, 65536)
 WHOLE = "full"  # kind of a unit: all queries of a mask

@@ -2,11 +2,11 @@
 
 from experiments.gpu_day.campaign import Cell, Measured, Session
 from experiments.gpu_day.jobs import on_one_rank
-from runtime.device import device_of
-from runtime.peak_memory import peak_memory
+from runtime.emulation.peak_memory import peak_memory
 from runtime.rank_job import RunSettings
-from workbench.plan.accept import accept
+from runtime.world.device import device_of
 from workbench.plan.codec import plan_hash
+from workbench.timing.accept import accept
 from workbench.units import gib
 
 BOUND_S = 240.0

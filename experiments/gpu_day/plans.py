@@ -22,9 +22,9 @@ from experiments.gpu_day.profile import PART as PROFILE
 from experiments.gpu_day.profile import cells as profile_cells
 from experiments.gpu_day.profile import measured_profile
 from experiments.gpu_day.store import rows_in
-from runtime.device import device_of, kind_of_device
+from runtime.world.device import device_of, kind_of_device
 from workbench.cost.profile import Profile
-from workbench.matching import check_profile
+from workbench.job.matching import check_profile
 from workbench.metrics import time_by_kind
 from workbench.plan.codec import plan_hash
 from workbench.trace import Trace

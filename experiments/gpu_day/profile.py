@@ -17,11 +17,11 @@ from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.environment import facts
 from experiments.gpu_day.jobs import judged, rehearsed
 from experiments.gpu_day.store import rows_in
-from runtime.bench_cells import CellSizes, cell_sizes, operator_cells
-from runtime.bench_clock import Clock
-from runtime.bench_plans import BenchSettings, distinct, executor_task, layer_tasks
-from runtime.device import device_of
+from runtime.measure.cells import CellSizes, cell_sizes, operator_cells
+from runtime.measure.clock import Clock
+from runtime.measure.plans import BenchSettings, distinct, executor_task, layer_tasks
 from runtime.rank_job import TORCH_TYPE
+from runtime.world.device import device_of
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Header, Measurement, Row, row_of, row_values
 from workbench.cost.profile import Profile, write_profile

@@ -15,16 +15,16 @@ import torch.distributed as dist
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.jobs import on_one_rank
-from runtime.batches import SyntheticSource
-from runtime.bench_clock import Clock, quartile_spread
-from runtime.device import device_of
+from runtime.data.batches import SyntheticSource
 from runtime.launch import result_of
-from runtime.local_world import join_here
-from runtime.pool import Place
+from runtime.measure.clock import Clock, quartile_spread
 from runtime.rank_job import RunSettings, run_rank
+from runtime.world.device import device_of
+from runtime.world.local_world import join_here
+from runtime.world.pool import Place
 from workbench.metrics import time_by_kind
-from workbench.plan.accept import accept
 from workbench.plan.codec import plan_hash
+from workbench.timing.accept import accept
 
 WAIT_S = 30.0
 BUDGET_S = 0.05

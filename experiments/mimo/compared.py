@@ -20,8 +20,8 @@ from experiments.mimo.models import (
 from experiments.paper import PaperNumber, Unstated
 from experiments.printed import PrintedRow
 from workbench.plan.plan import Recompute
-from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
-from workbench.strategies.layout_step import LayoutSteps
+from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
+from workbench.planner.layout_step import LayoutSteps
 from workbench.units import GB
 
 ON_PAR = 0.03  # gains no larger than this are none

@@ -37,7 +37,7 @@ from experiments.mimo.figure11_runs import IN_ORDER, Arithmetic, Mix, Played, op
 from experiments.mimo.loss_curves import BASELINE, RESULTS, read_curves
 from experiments.mimo.loss_curves_runs import Run, runs
 from experiments.mimo.parity_grid_runs import NUM_RANKS
-from runtime.pool import Pool
+from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
 from workbench.whole_file import write_text
 

@@ -9,9 +9,9 @@ from experiments.mimo.loss_curves_runs import SEED, TIMEOUT_S, Run, batch, micro
 from experiments.mimo.loss_curves_runs import optimizer as first_rate
 from experiments.mimo.loss_curves_runs import plan_of as plan_in_order
 from runtime.launch import run_lowered
-from runtime.optimizer import OptimizerSettings, RateSchedule
-from runtime.pool import Pool
 from runtime.rank_job import RunSettings
+from runtime.step.optimizer import OptimizerSettings, RateSchedule
+from runtime.world.pool import Pool
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings, Stage
 

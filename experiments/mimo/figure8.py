@@ -15,7 +15,7 @@ from experiments.mimo.compared import step_of
 from experiments.mimo.models import LLM, PROFILE, VISION, Workload, assumptions
 from experiments.paper import Outcome
 from workbench.plan.plan import Recompute
-from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.units import GB
 
 BOUND = 0.01

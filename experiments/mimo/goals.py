@@ -33,7 +33,7 @@ from experiments.mimo.models import PROFILE, assumptions, job_of, machine
 from experiments.paper import RESULTS, Outcome
 from experiments.printed import PrintedRow, printed_rows
 from workbench.cost.model import CostModel
-from workbench.strategies.layout_step import LayoutSteps
+from workbench.planner.layout_step import LayoutSteps
 
 PERCENT = 100.0
 LAUNCHES = ("kernel_gap_s", "host_kernel_s", "host_collective_s", "host_rank_s")

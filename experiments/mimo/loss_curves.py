@@ -26,8 +26,8 @@ from typing import Any
 
 from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, train
 from experiments.mimo.parity_grid_runs import NUM_RANKS
-from runtime.failure import WorldFailed
-from runtime.pool import Pool
+from runtime.world.failure import WorldFailed
+from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
 from workbench.whole_file import write_text
 

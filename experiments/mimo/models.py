@@ -7,12 +7,12 @@ from pathlib import Path
 
 from workbench.cost.execution import ActivationCut, Execution, KeyTravel
 from workbench.cost.hardware import Cluster, Node, uniform
-from workbench.cost.memory import Kernels
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
-from workbench.graph.model_graph import TEXT, ModelGraph, Module, connect
-from workbench.graph.module_layers import (
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.model.module_layers import (
     Projection,
     Projector,
     block_layers,
@@ -21,8 +21,8 @@ from workbench.graph.module_layers import (
     projector_layer,
     token_embedding,
 )
-from workbench.graph.transformer import Block, Heads, Mlp, Norm, vit_block
-from workbench.job import Job
+from workbench.model.transformer import Block, Heads, Mlp, Norm, vit_block
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Precision, Settings
 
 FOLDER = Path(__file__).parent

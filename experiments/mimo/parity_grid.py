@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, plan_of, run
-from runtime.failure import WorldFailed
-from runtime.pool import Pool
+from runtime.world.failure import WorldFailed
+from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
-from workbench.rank_spans import Placement
+from workbench.planner.rank_spans import Placement
 from workbench.whole_file import write_text
 
 BOUND = 1e-10

@@ -9,23 +9,23 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from runtime.batches import SyntheticSource
+from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.pool import Pool
+from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
-from runtime.tensor_parts import held_parts
+from runtime.world.pool import Pool
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT, ModelGraph, connect
-from workbench.graph.trainable import Trainable
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings
-from workbench.rank_spans import Placement
+from workbench.planner.rank_spans import Placement
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import megatron_heterogeneous
 

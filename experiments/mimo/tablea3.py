@@ -26,7 +26,7 @@ from experiments.mimo.compared import (
 from experiments.mimo.models import PROFILE
 from experiments.paper import Outcome
 from experiments.printed import PrintedRow, printed_rows
-from workbench.strategies.layout_choice import LayoutChoice, LayoutStep, Mode
+from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 
 
 def compared(row: PrintedRow) -> Compared:

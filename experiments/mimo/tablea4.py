@@ -25,7 +25,7 @@ from experiments.mimo.models import PROFILE
 from experiments.mimo.tablea2 import step_s
 from experiments.paper import Outcome
 from experiments.printed import PrintedRow, printed_rows
-from workbench.strategies.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_choice import LayoutChoice, Mode
 
 
 def compared(row: PrintedRow) -> Compared:

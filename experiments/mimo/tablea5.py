@@ -21,9 +21,9 @@ from experiments.mimo.models import PROFILE, Workload, assumptions, job_of, mach
 from experiments.paper import Outcome
 from experiments.printed import PrintedRow, printed_rows
 from workbench.plan.plan import Recompute
-from workbench.strategies.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.strategies.layout_space import Freedom, LayoutSpace
-from workbench.strategies.layout_step import LayoutSteps
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_space import Freedom, LayoutSpace
+from workbench.planner.layout_step import LayoutSteps
 
 CROSSOVER_B = 6.0  # billions of parameters from which NC is printed as best
 HUNDRED = 100.0

@@ -9,15 +9,15 @@ from experiments.fidelity.work import LLM, Cuts, Work, decoder, plan_of, text_on
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job import Job, ModuleLayout, load_job
-from workbench.job_pools import Aim, Pool
+from workbench.job.device_pools import Aim, Pool
+from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
+from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies.registry import PLANNERS, PRICED
-from workbench.strategies.stage_counts import silent
 
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-4)
 RANK_COUNTS = 2

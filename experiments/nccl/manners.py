@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-import runtime.context_group
-import runtime.mesh
-import runtime.tensor_group
-from runtime.clock import Channel
+import runtime.parallel.context.group
+import runtime.parallel.tensor.group
+import runtime.world.mesh
+from runtime.world.clock import Channel
 
 LOOK_EVERY_S = 0.002
 ENOUGH_S = 3600.0  # no rank of a case lives that long
@@ -109,7 +109,7 @@ class Moment:
 
 
 class QueuingDevice:
-    """Streams as `runtime.streams` wants them, and works as torch.distributed gives them.
+    """Streams as `runtime.world.streams` wants them, and works as torch.distributed gives them.
 
     Args:
         manners: those that it has.
@@ -220,7 +220,7 @@ def _poison(tensor: Tensor) -> None:
 REAL: Mapping[str, Callable[..., Any]] = {
     name: getattr(dist, name) for name in ("isend", "irecv", "all_reduce", "all_gather", "all_to_all_single")
 }
-REAL_GATHER, REAL_SCATTER = runtime.mesh.GATHER, runtime.mesh.SCATTER
+REAL_GATHER, REAL_SCATTER = runtime.world.mesh.GATHER, runtime.world.mesh.SCATTER
 
 
 class PeerOperation(NamedTuple):
@@ -293,7 +293,7 @@ def well_mannered(device: QueuingDevice) -> Iterator[None]:
     with ExitStack() as stack:
         for name, function in instead.items():
             stack.enter_context(mock.patch.object(dist, name, function))
-        for module in (runtime.mesh, runtime.context_group, runtime.tensor_group):
+        for module in (runtime.world.mesh, runtime.parallel.context.group, runtime.parallel.tensor.group):
             stack.enter_context(mock.patch.object(module, "GATHER", ours.gather))
             stack.enter_context(mock.patch.object(module, "SCATTER", ours.scatter))
         yield

@@ -11,18 +11,18 @@ from unittest import mock
 
 import torch.distributed as dist
 
-import runtime.communicators
+import runtime.world.communicators
 from experiments.nccl.manners import ALL, ENOUGH_S, Manner, QueuingDevice, well_mannered
-from runtime.batches import DataSource
-from runtime.clock import Awaited, Stamp
-from runtime.communicators import build_mesh
-from runtime.device import CPU
-from runtime.mesh import Mesh
-from runtime.pool import Place
+from runtime.data.batches import DataSource
 from runtime.rank_job import RunSettings, run_steps
 from runtime.rank_report import RankReport
-from runtime.stage_module import build_stage_module
-from runtime.streams import StreamClock, Watch
+from runtime.step.stage_module import build_stage_module
+from runtime.world.clock import Awaited, Stamp
+from runtime.world.communicators import build_mesh
+from runtime.world.device import CPU
+from runtime.world.mesh import Mesh
+from runtime.world.pool import Place
+from runtime.world.streams import StreamClock, Watch
 from workbench.plan.lowered import Lowered
 
 
@@ -115,7 +115,7 @@ def run_with_manners(
         return OrderedMesh(**fields | {"clock": clock})
 
     late = conduct.variant is Variant.OPENS_LATE
-    unopened = mock.patch.object(runtime.communicators, "_send_first", return_value=None)
+    unopened = mock.patch.object(runtime.world.communicators, "_send_first", return_value=None)
     with well_mannered(device), unopened if late else nullcontext():
         mesh = build_mesh(lowered, CPU, settings.timeout_s, make)
         try:

@@ -12,13 +12,13 @@ from experiments.fidelity.mutant_runs import compared
 from experiments.nccl.cases import Case
 from experiments.nccl.manners import ALL, Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant, run_with_manners
-from runtime.batches import SyntheticSource
-from runtime.failure import WorldFailed
+from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, result_of
-from runtime.optimizer import OptimizerSettings
-from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
+from runtime.step.optimizer import OptimizerSettings
+from runtime.world.failure import WorldFailed
+from runtime.world.pool import Pool
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision
 

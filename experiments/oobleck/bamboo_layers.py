@@ -7,7 +7,7 @@ has a second attention, over as many tokens. What an operator keeps is what its 
 """
 
 from experiments.oobleck.modelled import ELEMENT_BYTES, TOKENS, graph, kept_bytes
-from workbench.graph.layer import Attention, Layer, LayerKind
+from workbench.model.layer import Attention, Layer, LayerKind
 
 MASK_BYTES = 1  # of a dropped element
 NORM = 4  # tensors: input, difference, product with the weight, result

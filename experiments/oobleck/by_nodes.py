@@ -40,7 +40,7 @@ from experiments.oobleck.seconds import seconds_of
 from experiments.oobleck.simulated import pipeline_s
 from experiments.oobleck.systems import BAMBOO_USEFUL_SHARE, MODELS, MOST_NODES, published_rates
 from experiments.paper import Outcome, PaperNumber
-from workbench.resilience.template import Template, TemplateStage
+from workbench.elastic.template import Template, TemplateStage
 
 JUDGED, REL_TOL = (30, 23, 16), 0.25
 FORMULA_TOL = 0.05

@@ -33,8 +33,8 @@ from runtime.elastic.history import Cause, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, held_by
 from runtime.elastic.progress import Progress, read_progress
 from runtime.elastic.training import ElasticTraining
+from workbench.elastic.reconfigure import CannotContinueError
 from workbench.plan.plan import Sharding
-from workbench.resilience.reconfigure import CannotContinueError
 
 KILLS, SEED = 50, 0
 NUM_NODES, RANKS_PER_NODE, LAYERS_PER_RANK = 8, 2, 2

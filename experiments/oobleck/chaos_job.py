@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from runtime.batches import SyntheticSource
+from runtime.data.batches import SyntheticSource
 from runtime.elastic.job import ElasticJob, plan_step
 from runtime.elastic.replan import start_layout
 from runtime.reference import Reference
 from workbench.data.sample import Sample, Segment
-from workbench.graph.hf_config import module_from_config
-from workbench.graph.model_graph import TEXT, ModelGraph
-from workbench.resilience.model_chain import model_chain
-from workbench.resilience.node_specification import plan_templates
+from workbench.elastic.model_chain import model_chain
+from workbench.elastic.node_specification import plan_templates
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT, ModelGraph
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -6,7 +6,7 @@ Setup:   every N up to 64, every n0 and every f that N allows (8,104 jobs); in e
 Claims:  after each failure all nodes left are in pipelines of n0 to N - f n0 nodes, f + 1 or more, with
          every missing layer copied from a survivor; or fewer than (f + 1) n0 nodes are left, or more
          than f failed at once and took the last copy of a layer with them, and either is said.
-Ours:    `workbench.resilience`, one sequence a job: about half a minute on one CPU core.
+Ours:    `workbench.elastic`, one sequence a job: about half a minute on one CPU core.
 Run:     python -m experiments.oobleck.coverage
 """
 
@@ -16,12 +16,12 @@ from collections import Counter
 from experiments import paper
 from experiments.evidence import Evidence, outcome_of
 from experiments.paper import Outcome
-from workbench.resilience.chain import LayerChain
-from workbench.resilience.exact_mapping import exact_templates
-from workbench.resilience.layout import Layout, first_layout, held_layers
-from workbench.resilience.node_specification import NodeSpecification, TemplateSet
-from workbench.resilience.reconfigure import CannotContinueError, Reconfiguration, survive
-from workbench.resilience.template import Template
+from workbench.elastic.chain import LayerChain
+from workbench.elastic.exact_mapping import exact_templates
+from workbench.elastic.layout import Layout, first_layout, held_layers
+from workbench.elastic.node_specification import NodeSpecification, TemplateSet
+from workbench.elastic.reconfigure import CannotContinueError, Reconfiguration, survive
+from workbench.elastic.template import Template
 
 MOST_NODES, MOST_AT_ONCE, SEED = 64, 8, 0
 

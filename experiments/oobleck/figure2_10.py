@@ -19,8 +19,8 @@ from experiments.oobleck.runs import on_spot, plausible
 from experiments.oobleck.spot import TITLES, TRACES, draw, spot_evidence, write_series
 from experiments.oobleck.systems import spot_trace
 from experiments.paper import Outcome, PaperNumber
-from sim.failures import simulate_failures
-from workbench.resilience.availability import warned
+from sim.failures.simulate import simulate_failures
+from workbench.elastic.availability import warned
 
 LARGEST = "GPT-3 6.7b"
 MODELS = ("BERT-Large", "GPT-3 2.7b", LARGEST)

@@ -17,8 +17,8 @@ from experiments.modelled import A40
 from experiments.oobleck.modelled import GLOBAL_BATCH, MICROBATCH, chain, forward_share, graph, planned
 from experiments.oobleck.simulated import pipeline_s, simulated_s
 from experiments.paper import Outcome
-from workbench.resilience.instantiate import instantiate, multisets
-from workbench.resilience.template import PLANNED_PER_STAGE
+from workbench.elastic.instantiate import instantiate, multisets
+from workbench.elastic.template import PLANNED_PER_STAGE
 
 MODEL, NUM_NODES, NUM_COMPARED, MORE = "GPT-3 2.7b", 18, 3, 8
 

@@ -9,19 +9,20 @@ from experiments.modelled import A40, Setting, layer_times
 from experiments.oobleck.systems import MOST_NODES
 from experiments.printed_pipeline import StageTimes
 from workbench.cost.execution import AttentionKernel, Execution
-from workbench.cost.memory import Kernels, layer_bytes
-from workbench.cost.memory_setting import Setting as MemorySetting
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.graph.frozen import gradient_needs
-from workbench.graph.layer import Operator, Pointwise
-from workbench.graph.model_graph import ModelGraph
-from workbench.graph.zoo import from_shape
+from workbench.elastic.instantiate import Instantiation, fastest
+from workbench.elastic.model_chain import ModelChain, model_chain
+from workbench.elastic.node_specification import TemplateSet, plan_templates
+from workbench.memory.layer import layer_bytes
+from workbench.memory.setting import Setting as MemorySetting
+from workbench.model.frozen import gradient_needs
+from workbench.model.layer import Operator, Pointwise
+from workbench.model.model_graph import ModelGraph
+from workbench.model.zoo import from_shape
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Recompute
-from workbench.resilience.instantiate import Instantiation, fastest
-from workbench.resilience.model_chain import ModelChain, model_chain
-from workbench.resilience.node_specification import TemplateSet, plan_templates
 
 SHAPES = {
     "BERT-Large": "bert-large",

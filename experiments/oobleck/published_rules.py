@@ -1,8 +1,9 @@
 """The rules by which the authors' published simulator plays Varuna and Bamboo, restated.
 
 Source: github.com/SymbioticLab/Oobleck, branch `sosp23-artifact` @ 7966556, tools/simulator,
-varuna_simulator.py and bamboo_simulator.py (MIT), read and written anew. They are not how `sim.failures`
-plays a job, and not what the chapter's text says; they are what its printed averages come from:
+varuna_simulator.py and bamboo_simulator.py (MIT), read and written anew. They are not how
+`sim.failures.simulate` plays a job, and not what the chapter's text says; they are what its printed averages
+come from:
 
 - Nodes meet before they train, and meet again after a loss; training goes on meanwhile as before, the lost
   node included. When they have met, the next iteration starts; the one that runs is dropped, its time
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from experiments.oobleck.systems import CHECKPOINT_EVERY, CHECKPOINT_EVERY_FREE, published_rates, recovery
-from workbench.resilience.availability import Availability, Change
+from workbench.elastic.availability import Availability, Change
 
 CREATION_MS, GLOBAL_MEETING_MS, NUM_STAGES, SLOWDOWN = 45_000, 30_000, 12, 1.5
 LIKELY_AGAIN = 0.05  # nodes whose loss ends a pipeline, above which Bamboo meets

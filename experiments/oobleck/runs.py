@@ -9,10 +9,10 @@ from experiments.oobleck import systems
 from experiments.oobleck.published_rules import restated_average
 from experiments.paper import PaperNumber, Unstated
 from experiments.printed import printed_rows
-from sim.failure_run import FailureRun, Spent
-from sim.failures import simulate_failures
-from sim.training_system import Restart, System
-from workbench.resilience.availability import warned
+from sim.failures.run import FailureRun, Spent
+from sim.failures.simulate import simulate_failures
+from sim.failures.training_system import Restart, System
+from workbench.elastic.availability import warned
 
 REL_TOL = 0.03
 SPARES_BEYOND = 24  # nodes of the plain job; what else there is stands by

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from experiments.printed_pipeline import free_cluster, microbatched
-from sim.sweep import Sweep
-from workbench.graph.model_graph import ModelGraph
+from sim.step.sweep import Sweep
+from workbench.elastic.instantiate import Instantiation
+from workbench.elastic.model_chain import ModelChain
+from workbench.elastic.node_specification import TemplateSet
+from workbench.elastic.template import Template
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import Stage
-from workbench.resilience.instantiate import Instantiation
-from workbench.resilience.model_chain import ModelChain
-from workbench.resilience.node_specification import TemplateSet
-from workbench.resilience.template import Template
 from workbench.schedule.action import Action, Pass
 
 FORWARD_SHARE = 1 / 3

@@ -18,7 +18,7 @@ from experiments.evidence import Evidence
 from experiments.oobleck.runs import breakdown, on_spot, runs
 from experiments.oobleck.systems import DOLLARS_PER_NODE_H, MOST_NODES, spot_trace
 from experiments.paper import RESULTS
-from sim.failure_run import FailureRun, Spent
+from sim.failures.run import FailureRun, Spent
 
 TRACES = {  # trace -> notice before a node goes, as the providers promise it
     "spot_ec2_p3_scaled30": 120.0,

@@ -1,7 +1,7 @@
 """The systems of the Oobleck chapter as the failure simulator sees them, and the traces they run on.
 
 Throughputs and times to recover are those of the authors' published simulator. What it does with
-them is not copied: `sim.failures` has rules of its own, see `simulate_failures`.
+them is not copied: `sim.failures.simulate` has rules of its own, see `simulate_failures`.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.printed import REFERENCE, PrintedRow, printed_rows
-from sim.training_system import Checkpoints, Joins, System
-from workbench.resilience.availability import Availability, by_nodes, parse_trace, rescaled
+from sim.failures.training_system import Checkpoints, Joins, System
+from workbench.elastic.availability import Availability, by_nodes, parse_trace, rescaled
 
 MODELS = ("BERT-Large", "GPT-2", "GPT-3 Medium", "GPT-3 2.7b", "GPT-3 6.7b")
 INTERVALS = ("6h", "1h", "10m")

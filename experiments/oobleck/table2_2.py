@@ -4,8 +4,8 @@ Paper:   I. Jang, dissertation, section 2.7.2, Table 2.2.
 Setup:   30 nodes with one A40 each; one is lost every 6 h, 1 h or 10 min and none comes back.
 Given:   throughput by number of nodes, batch, time to recover and to save, as in the published simulator;
          its traces of losses.
-Differs: the rules of the simulation are our own (`sim.failures`): the iteration that a failure hits is
-         lost, Varuna goes back to its last checkpoint, and recovering takes its time. The text leaves room
+Differs: the rules of the simulation are our own (`sim.failures.simulate`): the iteration that a failure hits
+         is lost, Varuna goes back to its last checkpoint, and recovering takes its time. The text leaves room
          for more: cells that depend on it are UNDERSPECIFIED, with our range over these readings. The
          published simulator, restated rule by rule, gives all 21 cells within 3 %: there Varuna trains
          on while it restarts, saves right after and stops where two restarts overlap, and iterations of

@@ -29,7 +29,7 @@ from experiments.oobleck.systems import (
 )
 from experiments.paper import Outcome, PaperNumber
 from experiments.printed import printed_rows
-from sim.failures import simulate_failures
+from sim.failures.simulate import simulate_failures
 
 ABSOLUTE_TOL, RATIO_TOL = 0.25, 0.1
 

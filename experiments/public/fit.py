@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from sim.sweep import Sweep
+from sim.step.sweep import Sweep
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
+from workbench.llm_table.llm_row import LlmRow
+from workbench.llm_table.predict import RowPredictor, with_replicas
+from workbench.llm_table.row_plan import plan_of
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.price import price
-from workbench.rows.llm_row import LlmRow
-from workbench.rows.predict import RowPredictor, with_replicas
-from workbench.rows.row_plan import plan_of
+from workbench.timing.price import price
 
 Floats = NDArray[np.float64]
 

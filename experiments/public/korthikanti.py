@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 
 from experiments.paper import Claim, Outcome, PaperNumber, Provenance, command, judge
 from experiments.public.reference import read
-from workbench.commands.predicting import time_of
+from workbench.cli.predicting import time_of
+from workbench.llm_table.columns import read_row
+from workbench.llm_table.llm_row import LlmRow, Recomputed, YesNo
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.row_bytes import activation_bytes, held_bytes
+from workbench.llm_table.row_plan import plan_of, settings_of
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.price import price
-from workbench.rows.columns import read_row
-from workbench.rows.llm_row import LlmRow, Recomputed, YesNo
-from workbench.rows.predict import RowPredictor
-from workbench.rows.row_bytes import activation_bytes, held_bytes
-from workbench.rows.row_plan import plan_of, settings_of
+from workbench.timing.price import price
 from workbench.units import GIB
 
 SCRIPT = "public/korthikanti"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from workbench.cost.collectives import Collective
 from workbench.cost.profile import CollectiveTable, Profile, Table
-from workbench.rows.columns import read_row
-from workbench.rows.llm_row import LlmRow
+from workbench.llm_table.columns import read_row
+from workbench.llm_table.llm_row import LlmRow
 
 FOLDER = Path(__file__).parent.parent / "reference"
 NS_PER_S = 1e9

@@ -26,11 +26,11 @@ from experiments.paper import RESULTS, Claim, Outcome, Provenance, as_record, ju
 from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
 from experiments.public.plot import scatter
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
-from workbench.commands.predicting import time_of
+from workbench.cli.predicting import time_of
 from workbench.cost.execution import Execution, write_execution
 from workbench.cost.profile import load_profile
-from workbench.rows.llm_row import LlmRow
-from workbench.rows.predict import RowPredictor
+from workbench.llm_table.llm_row import LlmRow
+from workbench.llm_table.predict import RowPredictor
 
 SCRIPT = "public/vtrain"
 EXECUTION = RESULTS / "executions" / "public_vtrain.json"  # for `workbench predict --execution`

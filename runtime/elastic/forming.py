@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from runtime.failure import RankError
+from runtime.world.failure import RankError
 
 BACKEND = "elastic_gloo"
 LOOK_EVERY_S = 0.005

@@ -6,20 +6,20 @@ from enum import StrEnum
 
 import torch
 
-from runtime.batches import DataSource
-from runtime.optimizer import OptimizerSettings
+from runtime.data.batches import DataSource
 from runtime.rank_job import TORCH_TYPE
+from runtime.step.optimizer import OptimizerSettings
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample
-from workbench.graph.model_graph import ModelGraph
+from workbench.elastic.batch_distribution import distribute
+from workbench.elastic.layout import Layout
+from workbench.elastic.model_chain import ModelChain
+from workbench.elastic.node_specification import TemplateSet
+from workbench.elastic.template import TemplateStage
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import chunked_microbatches, with_programs
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
-from workbench.resilience.batch_distribution import distribute
-from workbench.resilience.layout import Layout
-from workbench.resilience.model_chain import ModelChain
-from workbench.resilience.node_specification import TemplateSet
-from workbench.resilience.template import TemplateStage
 
 STRATEGY = "oobleck"
 STATES_PER_WEIGHT = 3  # the weight and AdamW's two moments

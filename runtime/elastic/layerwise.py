@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from runtime.gradients import Gradients
-from runtime.mesh import Mesh
-from runtime.stage_module import StageModule
-from runtime.timing import Recorder
+from runtime.step.gradients import Gradients
+from runtime.step.stage_module import StageModule
+from runtime.step.timing import Recorder
+from runtime.world.mesh import Mesh
+from workbench.elastic.layerwise import last_backward
 from workbench.plan.lowered import Lowered
-from workbench.resilience.layerwise import last_backward
 from workbench.schedule.action import Action
 
 

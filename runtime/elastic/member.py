@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from runtime.allocator import keep_freed_memory
-from runtime.communicators import build_mesh
 from runtime.elastic.connections import leave_world, open_sockets, sever
 from runtime.elastic.forming import BACKEND, Forming
 from runtime.elastic.job import ElasticJob, Reduction
@@ -36,8 +34,10 @@ from runtime.elastic.orders import (
 )
 from runtime.elastic.state_files import read_state, write_state
 from runtime.elastic.world import World, empty_layers, read_lowered
-from runtime.failure import RankError
-from runtime.local_world import join_here
+from runtime.world.allocator import keep_freed_memory
+from runtime.world.communicators import build_mesh
+from runtime.world.failure import RankError
+from runtime.world.local_world import join_here
 from workbench.schedule.action import Pass
 
 POLL_S = 1.0  # how often a process looks whether its supervisor is still there

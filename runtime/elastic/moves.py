@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.clock import Awaited, HostClock
 from runtime.elastic.job import ElasticJob, Member, held_by, members_of
-from workbench.resilience.copies import Copy
-from workbench.resilience.layout import Layout
+from runtime.world.clock import Awaited, HostClock
+from workbench.elastic.copies import Copy
+from workbench.elastic.layout import Layout
 
 # Shape suffixes: N = all numbers of a layer's state.
 

@@ -9,7 +9,7 @@ from runtime.elastic.history import ElasticFailed
 from runtime.elastic.job import ElasticJob, Member, held_by
 from runtime.elastic.nodes import Nodes
 from runtime.elastic.orders import Save, Saved
-from workbench.resilience.layout import Layout
+from workbench.elastic.layout import Layout
 
 STAMP = "progress.json"
 

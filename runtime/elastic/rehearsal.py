@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.batches import microbatch_data
+from runtime.data.batches import microbatch_data
 from runtime.elastic.job import ElasticJob, plan_step
-from workbench.plan.accept import accept
+from workbench.elastic.layout import Layout
 from workbench.plan.plan import Plan
-from workbench.resilience.layout import Layout
+from workbench.timing.accept import accept
 
 TIMES = 3
 

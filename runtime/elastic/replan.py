@@ -7,11 +7,11 @@ from pathlib import Path
 
 from runtime.elastic.job import ElasticJob, plan_step
 from runtime.elastic.moves import Move, moves_between
-from workbench.plan.accept import accept
-from workbench.resilience.copies import copies_between
-from workbench.resilience.instantiate import fastest
-from workbench.resilience.layout import Layout, first_layout
-from workbench.resilience.reconfigure import CannotContinueError, drain, join, survive
+from workbench.elastic.copies import copies_between
+from workbench.elastic.instantiate import fastest
+from workbench.elastic.layout import Layout, first_layout
+from workbench.elastic.reconfigure import CannotContinueError, drain, join, survive
+from workbench.timing.accept import accept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from runtime.elastic.moves import Holdings
-from runtime.tensor_files import keys_in, read_tensors, write_tensors
+from runtime.state.tensor_files import keys_in, read_tensors, write_tensors
 
 PLACES = ("weight", "first_moment", "second_moment")
 

@@ -14,8 +14,8 @@ from runtime.elastic.nodes import Heard, Nodes
 from runtime.elastic.orders import Begin, Fetch, Fetched, Order, Paused, Ready, TrainStep, Vote
 from runtime.elastic.progress import Progress, save_progress
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout, write_plan
-from workbench.resilience.layout import Layout
-from workbench.resilience.reconfigure import CannotContinueError
+from workbench.elastic.layout import Layout
+from workbench.elastic.reconfigure import CannotContinueError
 
 MOST_UNEXPLAINED = 2  # disturbances in a row in which nobody was lost
 

@@ -8,21 +8,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from runtime.adapters.adapter import StageLayer
 from runtime.elastic.job import ElasticJob, Reduction
 from runtime.elastic.layerwise import LayerwiseGradients, last_backwards
 from runtime.elastic.moves import CPU, Holdings, Kept, Owner
-from runtime.executor import Executor
-from runtime.feed import feed_of
-from runtime.gradients import Gradients
-from runtime.mesh import Mesh
-from runtime.optimizer import step_count
+from runtime.models.adapter import StageLayer
 from runtime.rank_job import count_all_targets
-from runtime.sharded_gradients import ShardedGradients
-from runtime.sharded_stages import ShardedStages
-from runtime.stage_module import StageModule, build_stage_module
-from runtime.timing import Recorder
-from runtime.transfers import Wires
+from runtime.step.executor import Executor
+from runtime.step.feed import feed_of
+from runtime.step.fsdp.gradients import ShardedGradients
+from runtime.step.fsdp.stages import ShardedStages
+from runtime.step.gradients import Gradients
+from runtime.step.optimizer import step_count
+from runtime.step.stage_module import StageModule, build_stage_module
+from runtime.step.timing import Recorder
+from runtime.step.transfers import Wires
+from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.data.records import IMAGE, Record, text_tokens
 from runtime.preprocess.images import Patches, Rule, preprocess_image
-from runtime.records import IMAGE, Record, text_tokens
 from workbench.data.corpus import TEXT, ItemTokens
 
 Buffer = bytes | memoryview

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from runtime.data.records import Record, read_records
 from runtime.preprocess.connection import Connection, Message
 from runtime.preprocess.example import Buffer, Example, example_of, num_frames, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, Rule, rule_from_json
 from runtime.preprocess.keys import ClientKeys, key_hint
 from runtime.preprocess.order import OrderSettings, Size, ordered
 from runtime.preprocess.stream import Content, Malformed, Skipped
-from runtime.records import Record, read_records
 from workbench.units import S_PER_DAY
 
 ASK_AGAIN_S = 3.0  # a server that was started anew has forgotten what was asked

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from workbench.balance.reorder import reorder_microbatches, reorder_samples
-from workbench.balance.tokens import longest_first_equal_counts
+from workbench.balance.microbatches.reorder import reorder_microbatches, reorder_samples
+from workbench.balance.tokens.policies import longest_first_equal_counts
 
 BACKWARD_PER_FORWARD = 2.0
 

@@ -10,11 +10,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from runtime.data.records import Record
 from runtime.preprocess.connection import Connection, Message
 from runtime.preprocess.example import Buffer, example_frames, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, rule_from_json
 from runtime.preprocess.keys import ClientKeys, key_hint
-from runtime.records import Record
 from workbench.units import S_PER_DAY
 
 READY_AGAIN_S = 3.0  # a server that was started anew does not know its producers

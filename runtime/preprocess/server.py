@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.crew import Crew
 from runtime.preprocess.doorway import Doorway
 from runtime.preprocess.example import Buffer, example_of, packed, unpacked
@@ -18,7 +19,6 @@ from runtime.preprocess.keys import ClientKeys, ServerKeys, client_pair
 from runtime.preprocess.leases import Task
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.stream import Content, Held, Malformed, Skipped, Stream
-from runtime.records import IMAGE, read_records
 from workbench.units import S_PER_DAY
 
 POLL_S = 0.1

@@ -8,18 +8,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.adapters.choose import adapter_of
-from runtime.adapters.vision import VisionAdapter
-from runtime.dataset import FolderSource, following_samples, pixels_of, sizes_of
+from runtime.data.dataset import FolderSource, following_samples, pixels_of, sizes_of
+from runtime.data.records import VOCAB_SIZE, Record
+from runtime.models.choose import adapter_of
+from runtime.models.vision import VisionAdapter
 from runtime.preprocess.example import Example
 from runtime.preprocess.images import SquareRule, joined
 from runtime.preprocess.keys import read_client_keys
 from runtime.preprocess.loader import ServedLoader, Subscription
 from runtime.preprocess.stream import Content, Skipped
-from runtime.records import VOCAB_SIZE, Record
 from runtime.step_plans import NextBatches, batches_after
 from workbench.data.sample import Segment
-from workbench.graph.model_graph import ModelGraph
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import Plan
 
 SCHEME = "tcp://"
@@ -39,7 +39,7 @@ def rule_of(model: ModelGraph) -> SquareRule:
 
 
 class ServedSource:
-    """A `runtime.batches.DataSource` whose images and texts a server has prepared.
+    """A `runtime.data.batches.DataSource` whose images and texts a server has prepared.
 
     Texts and images come over connections of their own, each opened by the first who asks, so a rank
     that needs texts alone is sent no image. Batches ahead are on their way while a step runs.

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from runtime.data.records import AUDIO, Record
 from runtime.preprocess.example import Buffer, num_frames
 from runtime.preprocess.leases import Leases, Task
 from runtime.preprocess.order import OrderSettings, Size, ordered
-from runtime.records import AUDIO, Record
 
 
 class Malformed(StrEnum):

@@ -20,23 +20,23 @@ from experiments.mimo import figure11, loss_curves, parity_grid
 from experiments.mimo.parity_grid_runs import plan_of as grid_plan
 from experiments.paper import RESULTS, as_record
 from runtime.launch import RunResult, run_lowered
-from runtime.pool import Pool
 from runtime.rank_job import Collect, RunSettings
-from sim.engine import simulate
-from sim.sweep import Sweep
+from runtime.world.pool import Pool
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job import job_from_spec
-from workbench.job_schema import JobSpec
+from workbench.job.job import job_from_spec
+from workbench.job.schema import JobSpec
+from workbench.memory.account import MemoryTable, peak_bytes
 from workbench.plan import codec
-from workbench.plan.accept import accept
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import MemoryTable, peak_bytes
 from workbench.plan.plan import Precision
-from workbench.plan.price import price
+from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.registry import PLANNERS, PRICED
-from workbench.strategies.stage_counts import silent
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 from workbench.whole_file import write_text
 
 Facts = dict[str, Any]  # JSON data

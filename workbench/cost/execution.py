@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.frozen_json import FrozenJson, parse_json
-from workbench.graph.layer import Attention, Matmul, Operator
+from workbench.model.layer import Attention, Matmul, Operator
 from workbench.whole_file import write_text
 
 ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores read in smaller pieces

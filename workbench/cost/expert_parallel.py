@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
 from workbench.cost.roofline import Grid, Work, operator_tokens
-from workbench.graph.experts import EXPERT, JOIN, SHARED, expert_index, num_experts
-from workbench.graph.layer import Layer, Matmul, Operator, Pointwise, Shard
+from workbench.model.experts import EXPERT, JOIN, SHARED, expert_index, num_experts
+from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
 
 ROUTER = "mlp.router"
 COMBINE = "mlp.combine"  # where results have come back to their tokens

@@ -14,7 +14,7 @@ from workbench.cost.sustained import (
     in_direction,
     product_slowdowns,
 )
-from workbench.graph.layer import Attention, Lookup, Pointwise
+from workbench.model.layer import Attention, Lookup, Pointwise
 
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.graph.frozen import Needs
+from workbench.model.frozen import Needs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import LayerPoint, LayerTable
 from workbench.cost.roofline import Work
-from workbench.graph.layer import TokenCount
+from workbench.model.layer import TokenCount
 
 COLUMNS = (
     "forward_s",

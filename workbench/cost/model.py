@@ -27,8 +27,8 @@ from workbench.cost.roofline import (
 )
 from workbench.cost.signature import signature
 from workbench.cost.sustained import in_direction
-from workbench.graph.experts import num_experts
-from workbench.graph.layer import Attention, Layer, Matmul, Operator, Shard, TokenCount
+from workbench.model.experts import num_experts
+from workbench.model.layer import Attention, Layer, Matmul, Operator, Shard, TokenCount
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
 

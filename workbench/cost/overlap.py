@@ -11,8 +11,8 @@ from typing import NamedTuple
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut
 from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
-from workbench.graph.experts import EXPERT, SHARED
-from workbench.graph.layer import Attention, Layer, Matmul, Shard
+from workbench.model.experts import EXPERT, SHARED
+from workbench.model.layer import Attention, Layer, Matmul, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

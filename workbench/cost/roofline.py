@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from workbench.graph.experts import EXPERT, JOIN, SHARED
-from workbench.graph.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
+from workbench.model.experts import EXPERT, JOIN, SHARED
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
 
 
 @dataclass(frozen=True, slots=True)

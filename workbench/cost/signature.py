@@ -3,7 +3,7 @@
 from dataclasses import MISSING, fields
 from hashlib import sha256
 
-from workbench.graph.layer import Layer, Operator
+from workbench.model.layer import Layer, Operator
 
 
 def signature(layer: Layer) -> str:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from workbench.data.sample import Sample
-from workbench.graph.layer import LayerKind
-from workbench.graph.model_graph import TEXT
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import TEXT
 from workbench.plan.check import check
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.parameter_shards import shard_units

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from workbench.data.sample import Item
-from workbench.graph.layer import Attention
+from workbench.model.layer import Attention
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.optimizer_shards import optimizer_shards

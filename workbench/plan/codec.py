@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from workbench.data.sample import Item
 from workbench.frozen_json import FrozenJson, Shorthand, check_keys, parse_json
-from workbench.graph.layer import Operator
+from workbench.model.layer import Operator
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action, parse_action
 from workbench.whole_file import write_text

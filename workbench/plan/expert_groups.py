@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from workbench.balance.expert_degrees import nearest_expert_degree
-from workbench.graph.experts import is_of_expert, num_experts
-from workbench.graph.layer import Layer, Parameter, Shard
+from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
+from workbench.model.experts import is_of_expert, num_experts
+from workbench.model.layer import Layer, Parameter, Shard
 from workbench.plan.plan import Stage
 
 

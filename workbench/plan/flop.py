@@ -3,8 +3,8 @@
 from functools import cache
 
 from workbench.cost.roofline import Grid, Work, attention_flop, layer_flop
-from workbench.graph.frozen import Needs
-from workbench.graph.layer import Attention, Layer
+from workbench.model.frozen import Needs
+from workbench.model.layer import Attention, Layer
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing
 from workbench.plan.work import work_of

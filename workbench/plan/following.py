@@ -5,10 +5,10 @@ from dataclasses import replace
 from itertools import dropwhile, takewhile
 from typing import NamedTuple
 
-from workbench.balance.tokens import Policy
-from workbench.balance.tokens_exchange import longest_first_exchanged
+from workbench.balance.tokens.exchange import longest_first_exchanged
+from workbench.balance.tokens.policies import Policy
 from workbench.data.sample import Item, Sample
-from workbench.graph.model_graph import TEXT
+from workbench.model.model_graph import TEXT
 from workbench.plan.build import schedule_nodes, shared_microbatches, with_programs
 from workbench.plan.check import check
 from workbench.plan.plan import Microbatch, Plan

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from workbench.graph.experts import is_of_expert
-from workbench.graph.layer import Layer, Shard
+from workbench.model.experts import is_of_expert
+from workbench.model.layer import Layer, Shard
 from workbench.plan.expert_groups import check_equal_degrees, deals_out, expert_elements, expert_holders
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages

@@ -6,8 +6,8 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from workbench.data.sample import Item
-from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import Edge
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import Edge
 from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.lowered import Direction, Lowered, Route, Slice, Transfer
 from workbench.plan.order import issue_ticks

@@ -6,9 +6,9 @@ from functools import cached_property
 from math import lcm
 
 from workbench.cost.hardware import Cluster
-from workbench.cost.memory import Kernels
 from workbench.data.sample import WHERE_SET, Item, Sample
-from workbench.graph.model_graph import ModelGraph
+from workbench.model.model_graph import ModelGraph
+from workbench.plan.kernels import Kernels
 from workbench.schedule.action import Action
 
 

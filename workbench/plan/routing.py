@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from workbench.data.sample import Item
-from workbench.graph.frozen import GradientFlow, gradient_flow
-from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import TEXT, Edge, Module
+from workbench.model.frozen import GradientFlow, gradient_flow
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 
 

@@ -8,7 +8,7 @@ them and tokens shrink there.
 
 from dataclasses import dataclass
 
-from workbench.graph.layer import Layer, LayerKind
+from workbench.model.layer import Layer, LayerKind
 from workbench.plan.plan import Plan, Stage
 
 

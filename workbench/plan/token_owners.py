@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.data.sample import Item
-from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import TEXT, Edge
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import TEXT, Edge
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.routing import Routing
 

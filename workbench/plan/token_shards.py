@@ -5,9 +5,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.balance.tokens import Policy, with_token_cost
-from workbench.graph.model_graph import Module
+from workbench.balance.tokens.policies import Policy, with_token_cost
 from workbench.masks.tiles import classify_runs, row_work
+from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.work import row_mask
 
@@ -41,7 +41,7 @@ def token_shards(
     Args:
         plan: stages and microbatches; its own token shards are not looked at.
         module: whose rows.
-        policy: one of `workbench.balance.tokens` or `tokens_exchange`.
+        policy: one of `workbench.balance.tokens.policies` or `tokens_exchange`.
         block_tokens: tokens of a block, a power of two; the last block of a row may be shorter.
         per_token: pairs that the work of a token outside attention is worth.
         scope: what is evened out at once.

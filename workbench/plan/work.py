@@ -7,11 +7,11 @@ import numpy as np
 
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.sample import Item, Sample, Segment
-from workbench.graph.layer import TokenCount
-from workbench.graph.model_graph import TEXT, Module
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.builders import SAMPLE_MASKS, full, sample_bitfield
 from workbench.masks.tiles import area
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.plan.provenance import DEVICE
+from workbench.timing.provenance import DEVICE
 from workbench.trace import Trace
 
 CPU = "cpu"

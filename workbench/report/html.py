@@ -8,7 +8,6 @@ from statistics import median
 from string import Template
 
 from workbench.plan.plan import Plan
-from workbench.plan.provenance import unmeasured_costs
 from workbench.report.compare import Comparison, Group, compare, timed, watched
 from workbench.report.folder import Entry, Folder
 from workbench.report.plots import MOST_MEMORY_PLOTS, PlanTimes, accuracy_svg, memory_svg, ranking_svg
@@ -23,6 +22,7 @@ from workbench.report.tables import (
     stage_cells,
 )
 from workbench.report.timeline import MOST_ROWS, legend_html, timeline_rows, timeline_svg
+from workbench.timing.provenance import unmeasured_costs
 from workbench.trace import Trace
 
 

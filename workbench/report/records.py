@@ -7,8 +7,8 @@ from typing import Any
 
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
-from workbench.plan.provenance import unmeasured_costs, utilisation
 from workbench.search.drive import Candidate
+from workbench.timing.provenance import unmeasured_costs, utilisation
 from workbench.trace import Trace
 
 

@@ -10,9 +10,9 @@ from rich.text import Text
 from workbench.cost.profile import Profile
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.provenance import utilisation
 from workbench.report.compare import Comparison, Group, Row
 from workbench.search.drive import Candidate
+from workbench.timing.provenance import utilisation
 from workbench.trace import Trace
 from workbench.units import gib, ms
 

@@ -6,13 +6,13 @@ from enum import StrEnum
 from functools import partial
 
 from workbench.cost.model import CostModel
-from workbench.job import Job
-from workbench.job_pools import Aim, check_taken, dollars_per_hour
+from workbench.job.device_pools import Aim, check_taken, dollars_per_hour
+from workbench.job.job import Job
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
-from workbench.strategies.stage_counts import Progress
-from workbench.strategies.strategy_spec import Planner
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
 

@@ -8,21 +8,21 @@ counts that the job gives are kept; depths whose plans do not fit are passed ove
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from workbench.balance.partition import bottleneck_s, partition_min_stages
+from workbench.balance.stages.partition import bottleneck_s, partition_min_stages
 from workbench.cost.model import CostModel
-from workbench.graph.model_graph import TEXT
-from workbench.job import Job
+from workbench.job.job import Job
+from workbench.memory.account import check_memory, memory_table
+from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
-from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
-from workbench.strategies.assembly import disjoint_stages, draft_plan, layout_of, virtual_stages
-from workbench.strategies.belief import FROZEN_AWARE
+from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, virtual_stages
+from workbench.planner.cut_candidates import CutCandidates
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.layout_search import usable_ranks
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies.cornstarch import with_balanced_tokens
-from workbench.strategies.cut_candidates import CutCandidates
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.layout_search import usable_ranks
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "cornstarch-loosely-coupled"
 

@@ -8,13 +8,13 @@ Differs: the paper gives encoders 8 GPUs; here the size of the islands is search
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
-from workbench.job import Job
+from workbench.job.job import Job
 from workbench.plan.plan import Plan
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import searched_plan
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import megatron_heterogeneous
-from workbench.strategies.layout_choice import LayoutChoice, Mode
-from workbench.strategies.layout_plan import searched_plan
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "megatron-islands"
 

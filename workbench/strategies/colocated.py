@@ -9,14 +9,14 @@ have one stage.
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
-from workbench.job import Job
+from workbench.job.job import Job
 from workbench.plan.plan import Plan
+from workbench.planner.assembly import in_three_phases
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import searched_plan
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import megatron_heterogeneous
-from workbench.strategies.assembly import in_three_phases
-from workbench.strategies.layout_choice import LayoutChoice, Mode
-from workbench.strategies.layout_plan import searched_plan
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "megatron-colocated"
 

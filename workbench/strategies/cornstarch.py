@@ -6,18 +6,18 @@ Source: Cornstarch v1 section 4.1 (modality parallelism) and 4.2, ICML section 3
 
 from dataclasses import replace
 
-from workbench.balance.tokens_exchange import longest_first_exchanged
+from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.cost.model import CostModel
-from workbench.job import Job
+from workbench.job.job import Job
 from workbench.plan.check import check
 from workbench.plan.plan import Plan
 from workbench.plan.token_shards import token_shards
-from workbench.strategies.assembly import disjoint_stages, draft_plan, layout_of
-from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
-from workbench.strategies.cut_candidates import CutCandidates
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.stage_counts import Progress, fastest_counts, silent
-from workbench.strategies.strategy_spec import StrategySpec
+from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
+from workbench.planner.cut_candidates import CutCandidates
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.strategy_spec import StrategySpec
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:

@@ -9,23 +9,23 @@ Differs: its search over schedules at run time is not part of this.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from workbench.balance.tokens import longest_first
+from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import CostModel
 from workbench.cost.quadratic import Quadratic
 from workbench.data.sample import Item
-from workbench.graph.model_graph import TEXT
-from workbench.job import Job
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches
 from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
-from workbench.strategies.assembly import dp_of, empty_draft, in_three_phases, layout_of
-from workbench.strategies.belief import FROZEN_AWARE
-from workbench.strategies.cut_candidates import CutCandidates
-from workbench.strategies.layer_cost import believed_layers_s
+from workbench.planner.assembly import dp_of, empty_draft, in_three_phases, layout_of
+from workbench.planner.cut_candidates import CutCandidates
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.planner.sample_work import module_quadratic
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies.megatron_heterogeneous import grid_stages
-from workbench.strategies.sample_work import module_quadratic
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:

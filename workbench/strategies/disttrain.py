@@ -7,27 +7,27 @@ orchestration; section 8: modules on different kinds of GPUs. Sample order is ap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from workbench.balance.orchestration import orchestrate
-from workbench.balance.orchestration_cost import dollars_per_sample, orchestrate_cheapest
-from workbench.balance.orchestration_depth import orchestrate_in_flight
-from workbench.balance.orchestration_task import Cut, Orchestration, Task, Unit
-from workbench.balance.orchestration_task import Pool as GpuPool
-from workbench.cost.memory import state_bytes
+from workbench.balance.orchestration.cheapest import dollars_per_sample, orchestrate_cheapest
+from workbench.balance.orchestration.depth import orchestrate_in_flight
+from workbench.balance.orchestration.exact import orchestrate
+from workbench.balance.orchestration.task import Cut, Orchestration, Task, Unit
+from workbench.balance.orchestration.task import Pool as GpuPool
 from workbench.cost.model import CostModel
-from workbench.graph.layer import Attention
-from workbench.graph.model_graph import TEXT, Module
-from workbench.job import Job, ModuleLayout
-from workbench.job_pools import Pool, alone, placements
+from workbench.job.device_pools import Pool, alone, placements
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import check_memory, memory_table
+from workbench.memory.layer import state_bytes
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, Module
 from workbench.plan.lower import lower
-from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan, Sharding
+from workbench.planner.expert_choices import fastest_degree, with_fastest_degrees
+from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.layout_search import usable_ranks
+from workbench.planner.module_price import ModulePrices
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import megatron_heterogeneous
-from workbench.strategies.expert_choices import fastest_degree, with_fastest_degrees
-from workbench.strategies.layout_choice import ModuleChoice
-from workbench.strategies.layout_search import usable_ranks
-from workbench.strategies.module_price import ModulePrices
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 NAME = "disttrain"
 CHEAPEST = "disttrain-cheapest"

@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.cost.hardware import Cluster, Node
-from workbench.cost.memory import state_bytes
 from workbench.cost.model import CostModel
-from workbench.job import Job
+from workbench.elastic.instantiate import Instantiation, fastest
+from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
+from workbench.elastic.node_specification import TemplateSet, plan_templates
+from workbench.elastic.template import TemplateStage
+from workbench.job.job import Job
+from workbench.memory.layer import state_bytes
 from workbench.plan.plan import Sharding
-from workbench.resilience.instantiate import Instantiation, fastest
-from workbench.resilience.model_chain import ModelChain, chain_order, model_chain
-from workbench.resilience.node_specification import TemplateSet, plan_templates
-from workbench.resilience.template import TemplateStage
-from workbench.strategies.layout_choice import ModuleChoice
-from workbench.strategies.module_price import LayerPrice, ModulePrices
-from workbench.strategies.sharded_step import PREFETCHED, layer_exchange
+from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.module_price import LayerPrice, ModulePrices
+from workbench.planner.sharded_step import PREFETCHED, layer_exchange
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,16 @@ baseline of section 6.1; the ICML version's Table 2 uses the frozen-aware form.
 from collections.abc import Mapping
 
 from workbench.cost.model import CostModel
-from workbench.graph.model_graph import TEXT
-from workbench.job import Job
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
-from workbench.strategies.belief import FROZEN_AWARE, FROZEN_UNAWARE, Belief
-from workbench.strategies.block_cuts import Cuts
-from workbench.strategies.cut_candidates import CutCandidates
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.stage_counts import Progress, fastest_counts, silent
-from workbench.strategies.strategy_spec import StrategySpec
+from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
+from workbench.planner.block_cuts import Cuts
+from workbench.planner.cut_candidates import CutCandidates
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.strategy_spec import StrategySpec
 
 ENCODERS = "encoders"  # the stage count that all encoders share
 

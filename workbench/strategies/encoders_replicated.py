@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
-from workbench.graph.model_graph import TEXT
-from workbench.job import Job
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.strategies.assembly import (
+from workbench.planner.assembly import (
     blocks_cut,
     bottleneck_s,
     check_ranks,
@@ -27,12 +27,12 @@ from workbench.strategies.assembly import (
     scheduled,
     virtual_stages,
 )
-from workbench.strategies.belief import FROZEN_UNAWARE
-from workbench.strategies.block_cuts import Cuts
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.stage_bounds import StageBounds
-from workbench.strategies.stage_counts import Progress, fastest_counts, silent
-from workbench.strategies.strategy_spec import StrategySpec
+from workbench.planner.block_cuts import Cuts
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_UNAWARE
+from workbench.planner.stage_bounds import StageBounds
+from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.strategy_spec import StrategySpec
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:

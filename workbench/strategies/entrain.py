@@ -6,24 +6,24 @@ Source: Entrain (dissertation chapter 4), sections 4.3 and 4.5.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from workbench.balance.bottleneck_match import even_match
-from workbench.balance.microbatches import MicrobatchAssignment, hierarchical_assignment
+from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
+from workbench.balance.microbatches.bottleneck_match import even_match
 from workbench.cost.model import CostModel
-from workbench.graph.model_graph import TEXT, Module
-from workbench.job import Job
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT, Module
 from workbench.plan.check import check
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Program
 from workbench.plan.routing import Routing
+from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
+from workbench.planner.cut_candidates import CutCandidates
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.planner.sample_work import sample_work
+from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.eager import with_eager_forwards
-from workbench.strategies.assembly import disjoint_stages, draft_plan, layout_of
-from workbench.strategies.belief import FROZEN_AWARE
-from workbench.strategies.cut_candidates import CutCandidates
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.sample_work import sample_work
-from workbench.strategies.stage_counts import Progress, fastest_counts, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 Followers = Mapping[
     tuple[str, int], Mapping[int, int]

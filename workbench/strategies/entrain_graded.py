@@ -10,27 +10,27 @@ from itertools import islice
 
 import numpy as np
 
-from workbench.balance.chain_cuts import chain_cuts
-from workbench.balance.graded import graded_assignment
-from workbench.balance.microbatches import MicrobatchAssignment
-from workbench.balance.unit_order import UnitOrder, order_units, unimproved_order
+from workbench.balance.microbatches.assignment import MicrobatchAssignment
+from workbench.balance.microbatches.graded import graded_assignment
+from workbench.balance.microbatches.unit_order import UnitOrder, order_units, unimproved_order
+from workbench.balance.stages.chain_cuts import chain_cuts
 from workbench.cost.model import CostModel
-from workbench.graph.model_graph import TEXT
-from workbench.job import Job
-from workbench.plan.critical_path import critical_path_s
+from workbench.job.job import Job
+from workbench.memory.account import check_memory, memory_table
+from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.price import price
+from workbench.planner.assembly import draft_plan, grid, layout_of, num_microbatches, scheduled
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.planner.sample_work import sample_work
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import entrain
-from workbench.strategies.assembly import draft_plan, grid, layout_of, num_microbatches, scheduled
-from workbench.strategies.belief import FROZEN_AWARE
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.sample_work import sample_work
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.stage_times import Seconds, StageTimes, stage_times
-from workbench.strategies.strategy_spec import StrategySpec
+from workbench.timing.critical_path import critical_path_s
+from workbench.timing.price import price
+from workbench.timing.stage_times import Seconds, StageTimes, stage_times
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of microbatches that are small
 IMPROVED = 6  # candidates whose order is improved, best by the recurrence first

@@ -7,22 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from workbench.balance.allocation import proportional_allocation
-from workbench.balance.partition import partition
+from workbench.balance.orchestration.allocation import proportional_allocation
+from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
-from workbench.graph.frozen import FrozenRule
-from workbench.graph.layer import Attention
-from workbench.graph.model_graph import Module
-from workbench.job import Job, ModuleLayout
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import check_memory, memory_table
+from workbench.model.frozen import FrozenRule
+from workbench.model.layer import Attention
+from workbench.model.model_graph import Module
 from workbench.plan.lower import lower
-from workbench.plan.memory import check_memory, memory_table
 from workbench.plan.plan import Plan
+from workbench.planner.assembly import draft_plan, layout_of
+from workbench.planner.boundary_price import crossing_bytes, num_readers
+from workbench.planner.layer_cost import layer_costs
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import entrain
-from workbench.strategies.assembly import draft_plan, layout_of
-from workbench.strategies.boundary_price import crossing_bytes, num_readers
-from workbench.strategies.layer_cost import layer_costs
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 MOST_CP = 1  # the microbatches of this strategy have no shards of tokens
 

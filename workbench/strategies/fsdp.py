@@ -9,16 +9,16 @@ Differs: a unit is a layer of the model's graph, so embedding and head are units
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
-from workbench.job import Job
+from workbench.job.job import Job
 from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.planner.assembly import check_ranks, module_stages, scheduled, shared_draft
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import searched_plan
+from workbench.planner.layout_search import usable_ranks
+from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.schedule.choice import ScheduleKind
-from workbench.strategies.assembly import check_ranks, module_stages, scheduled, shared_draft
-from workbench.strategies.layout_choice import LayoutChoice, Mode
-from workbench.strategies.layout_plan import searched_plan
-from workbench.strategies.layout_search import usable_ranks
-from workbench.strategies.layout_step import LayoutSteps
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
 
 NAME, HYBRID_NAME = "fsdp", "hsdp"
 

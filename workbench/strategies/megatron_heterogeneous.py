@@ -9,10 +9,9 @@ here, and stages that it leaves open are balanced by the gradients that really r
 from collections.abc import Mapping, Sequence
 
 from workbench.cost.model import CostModel
-from workbench.job import Job
+from workbench.job.job import Job
 from workbench.plan.plan import Plan, Stage
-from workbench.rank_spans import Span, placement_of
-from workbench.strategies.assembly import (
+from workbench.planner.assembly import (
     check_ranks,
     dp_of,
     layout_of,
@@ -20,12 +19,13 @@ from workbench.strategies.assembly import (
     num_ranks,
     shared_draft,
 )
-from workbench.strategies.belief import FROZEN_AWARE
-from workbench.strategies.block_cuts import Cuts
-from workbench.strategies.cut_candidates import CutCandidates
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.stage_counts import Progress, fastest_counts, silent
-from workbench.strategies.strategy_spec import StrategySpec
+from workbench.planner.block_cuts import Cuts
+from workbench.planner.cut_candidates import CutCandidates
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.planner.rank_spans import Span, placement_of
+from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.strategy_spec import StrategySpec
 
 NAME = "megatron-heterogeneous"
 

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
-from workbench.job import Job
+from workbench.job.job import Job
 from workbench.plan.plan import Plan, Stage
-from workbench.strategies.assembly import blocks_cut, check_ranks, module_stages, scheduled, shared_draft
-from workbench.strategies.belief import FROZEN_AWARE
-from workbench.strategies.block_cuts import Cuts
-from workbench.strategies.layer_cost import believed_layers_s
-from workbench.strategies.layout_choice import LayoutChoice, Mode
-from workbench.strategies.layout_plan import searched_plan
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.strategy_spec import StrategySpec
+from workbench.planner.assembly import blocks_cut, check_ranks, module_stages, scheduled, shared_draft
+from workbench.planner.block_cuts import Cuts
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import searched_plan
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 
 NAME = "megatron-homogeneous"
 

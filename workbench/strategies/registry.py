@@ -1,5 +1,6 @@
 """All strategies, in the order in which they are listed: one line for each, its own file has the rest."""
 
+from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.strategies import (
     auto_cornstarch,
     auto_islands,
@@ -17,7 +18,6 @@ from workbench.strategies import (
     megatron_homogeneous,
     reordered,
 )
-from workbench.strategies.strategy_spec import Planner, StrategySpec
 
 STRATEGIES: tuple[StrategySpec, ...] = (
     cornstarch.SPEC,

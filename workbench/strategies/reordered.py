@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from workbench.balance.reorder import reorder_by_exchanges, reorder_microbatches, reorder_samples
-from workbench.balance.reorder_interleaved import reorder_in_programs
-from workbench.balance.tokens import longest_first_equal_counts
+from workbench.balance.microbatches.reorder import reorder_by_exchanges, reorder_microbatches, reorder_samples
+from workbench.balance.microbatches.reorder_interleaved import reorder_in_programs
+from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
-from workbench.job import Job
+from workbench.job.job import Job
 from workbench.plan.build import chunked_microbatches
 from workbench.plan.plan import Plan
+from workbench.planner.assembly import scheduled
+from workbench.planner.sample_work import sample_work
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.programs import programs_of
 from workbench.strategies import cornstarch
-from workbench.strategies.assembly import scheduled
-from workbench.strategies.sample_work import sample_work
-from workbench.strategies.stage_counts import Progress, silent
-from workbench.strategies.stage_times import StageTimes, stage_times
-from workbench.strategies.strategy_spec import StrategySpec
+from workbench.timing.stage_times import StageTimes, stage_times
 
 Reorder = Callable[[StageTimes], tuple[int, ...]]
 

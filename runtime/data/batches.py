@@ -1,0 +1,253 @@
+"""What a stage is fed with: pixels, mel frames, tokens and targets of one microbatch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.data.generated import entering_conditions
+from runtime.data.records import CAUSAL
+from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Brought, MicrobatchData
+from runtime.models.attention_mask import AttentionMask
+from runtime.models.choose import adapter_of
+from runtime.models.decoder import DecoderAdapter
+from runtime.models.initialise import generator_of
+from runtime.models.masked_attention import MaskedAttention
+from runtime.parallel.context.batch import shared_data
+from runtime.parallel.context.group import ContextGroup
+from workbench.data.sample import Item, Sample, Segment
+from workbench.masks.builders import sample_bitfield
+from workbench.model.model_graph import TEXT, Edge
+from workbench.plan.plan import Microbatch, Plan, Stage
+
+# Shape suffixes: T = packed tokens, E = packed tokens of one edge.
+
+
+class DataSource(Protocol):
+    """Where raw data come from, by sample id. A rank asks only for the items it holds."""
+
+    def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
+        """float32 pixels [C, H, W] or mel frames [bins, frames] of one segment, of that shape."""
+        ...
+
+    def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
+        """int64 [segment.tokens_out] tokens of one text segment, each in [0, vocab_size)."""
+        ...
+
+
+class SyntheticSource:
+    """Random data: each segment's is a function of (seed, sample id, modality, k) alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
+        """Values from N(0, 1)."""
+        generator = generator_of("raw", self.seed, sample, segment.modality, segment.k)
+        return torch.empty(*shape, dtype=torch.float32).normal_(generator=generator)
+
+    def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
+        """Uniform over the vocabulary."""
+        generator = generator_of("tokens", self.seed, sample, segment.modality, segment.k)
+        return torch.randint(vocab_size, (segment.tokens_out,), generator=generator)
+
+
+def microbatch_data(
+    plan: Plan,
+    stage: Stage,
+    microbatch: Microbatch,
+    source: DataSource,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    context: ContextGroup | None = None,
+) -> MicrobatchData:
+    """Everything the stage reads for that microbatch, apart from activations and features.
+
+    Raw inputs go to an encoder's first stage, tokens to the LLM's first, targets to its last.
+    Call it before the clock starts: it draws or loads the data.
+
+    Args:
+        plan, stage, microbatch: what is run where.
+        source: of raw data and tokens.
+        dtype: of raw data.
+        device: where everything is put.
+        context: the ranks that share the stage's tokens; None: this rank holds all of them.
+
+    Raises:
+        ValueError: a segment that no edge brings to the LLM, or of a size its encoder cannot take;
+            a context group where the stage has none, or none where it has.
+    """
+    module = plan.model.module(stage.module)
+    if (1 if context is None else context.size) != stage.cp:
+        raise ValueError(f"stage {stage.id} wants a context group of {stage.cp} ranks, got {context}")
+    if module.modality == TEXT:
+        data = _llm_data(plan, stage, microbatch, source)
+    else:
+        data = _encoder_data(plan, stage, microbatch, source)
+    if context is not None:
+        data = shared_data(plan, stage, microbatch, data, context, device=device)
+    elif module.modality == TEXT:
+        data = _masked(data, [plan.sample[item.sample] for item in microbatch.items], device)
+    return _on_device(data, device, dtype)
+
+
+def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
+    """Of all tokens of the microbatch, on the CPU."""
+    module = plan.model.module(stage.module)
+    found = [_segment(plan.sample[item.sample], module.modality, item) for item in microbatch.items]
+    raw: tuple[Tensor, ...] = ()
+    adapter = adapter_of(module)
+    if stage.layers[0] <= adapter.raw_layer < stage.layers[1]:
+        raw = tuple(
+            source.raw(item.sample, segment, adapter.raw_shape(segment))
+            for item, segment in zip(microbatch.items, found, strict=True)
+        )
+    return MicrobatchData(
+        items=microbatch.items,
+        tokens_in=tuple(segment.tokens_in for segment in found),
+        tokens_out=tuple(segment.tokens_out for segment in found),
+        raw=raw,
+        grids=tuple(segment.grid for segment in found),
+        **_conditions(plan, stage, microbatch),
+    )
+
+
+def _conditions(plan: Plan, stage: Stage, microbatch: Microbatch) -> dict[str, dict[str, Tensor]]:
+    """Of a generator: of the LLM's states it reads those at its items' places, in the items' order."""
+    chosen = entering_conditions(plan, stage, microbatch)
+    placed = {name: torch.arange(len(place_E)) for name, place_E in chosen.items()}
+    return {"chosen": chosen, "placed": placed}
+
+
+def count_targets(sample: Sample) -> int:
+    """Next-token targets of a sample: its text tokens but one that stands first."""
+    text = sum(segment.tokens_out for segment in sample.of(TEXT))
+    return text - (sample.segments[0].modality == TEXT)
+
+
+def _segment(sample: Sample, modality: str, item: Item) -> Segment:
+    for segment in sample.of(modality):
+        if segment.k == item.k:
+            return segment
+    raise ValueError(f"sample {sample.id} has no segment {modality}[{item.k}]")
+
+
+def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
+    """Of all tokens of the microbatch, on the CPU."""
+    samples = [plan.sample[item.sample] for item in microbatch.items]
+    edges = plan.model.edges_into(stage.module)
+    _check_served(plan, samples, (*edges, *plan.model.edges_out_of(stage.module)))
+    lengths = tuple(sample.num_tokens for sample in samples)
+    num_layers = len(plan.model.module(stage.module).layers)
+    ids_T, labels_T = None, None
+    if stage.layers[0] == 0 or stage.layers[1] == num_layers:
+        adapter = adapter_of(plan.model.module(stage.module))
+        assert isinstance(adapter, DecoderAdapter), "the text module is a language model"
+        ids_T = torch.cat([_ids(sample, source, adapter.vocab_size) for sample in samples])
+        labels_T = _labels(ids_T, lengths)
+    entering = [edge for edge in edges if edge.entered_in(stage.layers)]
+    brought = {edge.name: _brought(plan, edge, samples) for edge in entering if plan.model.is_context(edge)}
+    placed = {edge.name: _placed(plan, edge, samples) for edge in entering if edge.name not in brought}
+    return MicrobatchData(
+        items=microbatch.items,
+        tokens_in=lengths,
+        tokens_out=lengths,
+        input_ids=ids_T if stage.layers[0] == 0 else None,
+        labels=labels_T if stage.layers[1] == num_layers else None,
+        placed={name: place_E for name, place_E in placed.items() if len(place_E)},
+        brought={name: images for name, images in brought.items() if images},
+        item_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) if brought else None,
+    )
+
+
+def _masked(data: MicrobatchData, samples: list[Sample], device: torch.device | str) -> MicrobatchData:
+    """With an attention that knows the samples' masks; causal ones need none."""
+    if all(sample.mask == CAUSAL for sample in samples):
+        return data
+    fields = sample_bitfield([samples])
+    mask = AttentionMask(fields, fields, torch.device(device))
+    mask.prepare()
+    return replace(data, attention=MaskedAttention(mask))
+
+
+def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dtype) -> MicrobatchData:
+    def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+    def one(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(device)
+
+    return replace(
+        data,
+        raw=tuple(tensor.to(device=device, dtype=dtype) for tensor in data.raw),
+        placed=moved(data.placed),
+        chosen=moved(data.chosen),
+        input_ids=one(data.input_ids),
+        labels=one(data.labels),
+        position_ids=one(data.position_ids),
+        item_ids=one(data.item_ids),
+        embedded=one(data.embedded),
+        returned=one(data.returned),
+    )
+
+
+def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) -> None:
+    ends = (end for edge in edges for end in (edge.source, edge.target))
+    served = {plan.model.module(end).modality for end in ends} | {TEXT}
+    for sample in samples:
+        for segment in sample.segments:
+            if segment.modality not in served:
+                raise ValueError(
+                    f"sample {sample.id}: no module brings {segment.modality!r} to the LLM or makes it; "
+                    f"it has {', '.join(sorted(served))}"
+                )
+
+
+def _ids(sample: Sample, source: DataSource, vocab_size: int) -> Tensor:
+    """[tokens of the sample]: its text, and `PLACEHOLDER` where another modality stands."""
+    pieces = [
+        source.token_ids(sample.id, segment, vocab_size)
+        if segment.modality == TEXT
+        else torch.full((segment.tokens_out,), PLACEHOLDER)
+        for segment in sample.segments
+    ]
+    return torch.cat(pieces)
+
+
+def _labels(ids_T: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """[T] the next token of the same item where that is text, else `NO_TARGET`."""
+    labels_T = ids_T.roll(-1)
+    labels_T[torch.tensor(lengths).cumsum(0) - 1] = NO_TARGET
+    return labels_T.masked_fill(labels_T == PLACEHOLDER, NO_TARGET)
+
+
+def _placed(plan: Plan, edge: Edge, samples: list[Sample]) -> Tensor:
+    """[E] where an edge's features stand in the packed samples, in sequence order."""
+    modality = plan.model.module(edge.source).modality
+    runs = [torch.arange(start, stop) for start, stop in _runs(samples, modality)]
+    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
+
+
+def _brought(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[Brought, ...]:
+    """What cross-attention reads of an edge, in the order of its features: sample by sample, in sequence."""
+    source = plan.model.module(edge.source)
+    adapter, found = adapter_of(source), []
+    for index, sample in enumerate(samples):
+        place = 0
+        for segment in sample.segments:
+            if segment.modality == source.modality:
+                found.append(Brought(index, place, adapter.tiles(segment)))
+            place += segment.tokens_out
+    return tuple(found)
+
+
+def _runs(samples: list[Sample], modality: str) -> Iterator[tuple[int, int]]:
+    start = 0
+    for sample in samples:
+        for segment in sample.segments:
+            if segment.modality == modality:
+                yield start, start + segment.tokens_out
+            start += segment.tokens_out

@@ -1,0 +1,224 @@
+"""A folder of texts, PNG images and WAV clips as samples for a plan and as tensors for its ranks."""
+
+import argparse
+import sys
+import wave
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from runtime.data.mel import HOP, SAMPLE_HZ, log_mel
+from runtime.data.records import AUDIO, IMAGE, VOCAB_SIZE, Record, read_records, text_tokens
+from runtime.data.scenes import make
+from runtime.models.audio import FRAMES_PER_TOKEN, WhisperAdapter
+from runtime.models.choose import adapter_of
+from runtime.models.vision import VisionAdapter
+from runtime.step_plans import NextBatches, batches_after
+from workbench.data.sample import Sample, Segment
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.plan.plan import Plan
+
+_A = TypeVar("_A", VisionAdapter, WhisperAdapter)
+
+BAD_INPUT = 2  # exit code
+
+
+class FolderSource:
+    """The data of a folder, by sample id; a `runtime.data.batches.DataSource`.
+
+    Images are resized to what the encoder reads and scaled to [-1, 1]; clips become log-mel
+    frames, cut or continued with silence to the length that the plan says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.records = {record.id: record for record in read_records(folder)}
+
+    def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
+        """Pixels for a shape of three dims, mel frames for one of two."""
+        kind = IMAGE if len(shape) == 3 else AUDIO
+        path = self.folder / self._content(sample, kind, segment)
+        return read_image(path, shape) if kind == IMAGE else _fit(log_mel(read_wave(path), shape[0]), shape)
+
+    def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
+        """The bytes of a text; the first of a sample starts with BOS, the last ends with EOS."""
+        if vocab_size < VOCAB_SIZE:
+            raise ValueError(f"bytes need a vocabulary of {VOCAB_SIZE}, the model has {vocab_size}")
+        self._content(sample, TEXT, segment)
+        return torch.tensor(text_tokens(self.records[sample], segment.k))
+
+    def _content(self, sample: int, kind: str, segment: Segment) -> str:
+        if sample not in self.records:
+            raise ValueError(f"data folder {self.folder}: no sample {sample}")
+        contents = self.records[sample].of(kind)
+        if segment.k >= len(contents):
+            raise ValueError(
+                f"data folder {self.folder}: sample {sample} has {len(contents)} segments of {kind}, "
+                f"want number {segment.k}"
+            )
+        return contents[segment.k]
+
+
+def samples_of(folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
+    """What a plan needs to know of a folder: per example, the sizes that the model's encoders give.
+
+    Images take the encoder's own size; a clip has one token per two mel frames, up to the
+    encoder's last position.
+
+    Raises:
+        ValueError: the model has no encoder for a kind that appears, or several.
+    """
+    return sizes_of(read_records(folder), folder, model)
+
+
+def sizes_of(records: Sequence[Record], folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
+    """`samples_of` of records that are known already."""
+    sizes = _Sizes(folder, model)
+    return tuple(sizes.sample(record) for record in records)
+
+
+def with_data(job: Job, folder: Path) -> Job:
+    """The job with the folder's first samples for its batch; ValueError where there are too few."""
+    found = samples_of(folder, job.model)
+    if len(found) < len(job.batch):
+        raise ValueError(
+            f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(found)}"
+        )
+    return replace(job, batch=found[: len(job.batch)])
+
+
+def following_samples(folder: Path | None, plan: Plan) -> NextBatches:
+    """What the plan's batch leaves of a folder, as the batches of further steps; None: nothing."""
+    return NextBatches() if folder is None else batches_after(plan.batch, samples_of(folder, plan.model))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    folder: Path
+    model: ModelGraph
+
+    def sample(self, record: Record) -> Sample:
+        segments: list[Segment] = []
+        count: dict[str, int] = {}
+        for kind, content in record.segments:
+            k = count.get(kind, 0)
+            count[kind] = k + 1
+            if kind == TEXT:
+                num = len(text_tokens(record, k))
+                segments.append(Segment(TEXT, k, num, num))
+            elif kind == IMAGE:
+                modality, vision = self._vision
+                segments.append(Segment(modality, k, *vision.native_tokens))
+            else:
+                modality, audio = self._audio
+                num = min(_num_frames(self.folder / content) // FRAMES_PER_TOKEN, audio.max_tokens)
+                segments.append(Segment(modality, k, num, num))
+        return Sample(record.id, tuple(segments), record.mask)
+
+    @cached_property
+    def _vision(self) -> tuple[str, VisionAdapter]:
+        return self._only(VisionAdapter, IMAGE)
+
+    @cached_property
+    def _audio(self) -> tuple[str, WhisperAdapter]:
+        return self._only(WhisperAdapter, AUDIO)
+
+    def _only(self, kind: type[_A], name: str) -> tuple[str, _A]:
+        found = [(module.modality, adapter_of(module)) for module in self.model.modules]
+        fitting = [(modality, adapter) for modality, adapter in found if isinstance(adapter, kind)]
+        if len(fitting) != 1:
+            raise ValueError(
+                f"data folder {self.folder} has {name} segments: want one encoder for them in model "
+                f"{self.model.name!r}, got {len(fitting)}"
+            )
+        return fitting[0]
+
+
+def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
+    """[C, H, W] in [-1, 1], resized bilinearly; grey for one channel, colour for three."""
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise ValueError(f"image {path}: can be read with 1 or 3 channels, want {channels}")
+    try:
+        with Image.open(path) as image:
+            resized = image.convert("L" if channels == 1 else "RGB").resize(
+                (width, height), Image.Resampling.BILINEAR
+            )
+    except OSError as error:
+        raise ValueError(f"image {path}: cannot be read: {error}") from None
+    return pixels_of(np.array(resized).reshape(height, width, channels).transpose(2, 0, 1))
+
+
+def pixels_of(bytes_CHW: NDArray[np.uint8]) -> Tensor:
+    """[C, H, W] in [-1, 1]."""
+    return torch.from_numpy(bytes_CHW.astype(np.float32, order="C")) / 127.5 - 1.0
+
+
+def read_wave(path: Path) -> Tensor:
+    """[samples] in [-1, 1] of a mono 16-bit WAV file at 16 kHz; ValueError for any other."""
+    with _opened(path) as file:
+        found = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
+        if found != (1, 16, SAMPLE_HZ):
+            raise ValueError(
+                f"clip {path}: want 1 channel of 16 bits at {SAMPLE_HZ} Hz, got {found[0]} of {found[1]} "
+                f"bits at {found[2]} Hz"
+            )
+        data = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+    return torch.from_numpy(data.astype(np.float32) / 32768.0)
+
+
+def _num_frames(path: Path) -> int:
+    with _opened(path) as file:
+        return file.getnframes() // HOP
+
+
+def _opened(path: Path) -> wave.Wave_read:
+    try:
+        return wave.open(str(path), "rb")
+    except (OSError, EOFError, wave.Error) as error:
+        raise ValueError(f"clip {path}: cannot be read: {error}") from None
+
+
+def _fit(mel: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Cut to `shape`, or continued with the clip's quietest value."""
+    bins, frames = shape
+    missing = frames - mel.shape[1]
+    if missing > 0:
+        mel = torch.cat([mel, mel.min().expand(bins, missing)], dim=1)
+    return mel[:, :frames].contiguous()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m runtime.data.dataset make FOLDER`."""
+    parser = argparse.ArgumentParser(prog="runtime.data.dataset", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("make", help="draw a small data set from a seed")
+    verb.add_argument("folder", type=Path)
+    verb.add_argument("--samples", type=int, default=64)
+    verb.add_argument("--seed", type=int, default=0)
+    verb.add_argument(
+        "--kinds", nargs="*", default=[IMAGE, AUDIO], help="which of image and audio may appear"
+    )
+    chosen = parser.parse_args(arguments)
+    try:
+        made = make(chosen.folder, num_samples=chosen.samples, seed=chosen.seed, kinds=tuple(chosen.kinds))
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return BAD_INPUT
+    sys.stdout.write(
+        f"{chosen.folder}: {made.num_samples} samples, {made.num_images} images, {made.num_clips} clips\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

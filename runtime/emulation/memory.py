@@ -1,0 +1,81 @@
+"""What one device holds that plays all ranks of a plan."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from runtime.emulation.order import ranks_of
+from workbench.memory.account import memory_table
+from workbench.memory.stage import elements_of
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.schedule.action import Action
+from workbench.units import gib
+
+MOMENTS = 2  # of AdamW
+
+
+def state_bytes(plan: Plan) -> int:
+    """Bytes of all ranks' weights and optimizer state; a frozen weight is stored once.
+
+    Complexity: O(parameters of all stages).
+    """
+    narrow = plan.settings.precision.num_bytes
+    wide = plan.settings.optimizer_precision
+    updated = narrow if wide is None else max(narrow, wide.num_bytes)
+    per_trained = narrow + MOMENTS * updated + (updated if updated > narrow else 0)
+    trained, frozen = 0.0, 0
+    seen: set[tuple[str, str]] = set()
+    for stage in plan.stages:
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            for parameter in layer.parameters():
+                if layer.trainable:
+                    trained += elements_of(parameter, stage) * len(stage.flat_ranks)
+                elif (stage.module, parameter.name) not in seen:
+                    seen.add((stage.module, parameter.name))
+                    frozen += parameter.num_elements
+    return round(per_trained * trained + narrow * frozen)
+
+
+def held_bytes(lowered: Lowered, order: Sequence[Action]) -> int:
+    """Most bytes that all ranks hold together: their state, and what the account of memory says of actions.
+
+    Args:
+        order: in which the actions are done, one at a time.
+
+    Complexity: that of `memory_table`.
+    """
+    table = memory_table(lowered)
+    held = most = 0
+    for action in order:
+        taken = [(rank, action) for rank in ranks_of(lowered, action)]
+        held += sum(table.acquired_bytes.get(key, 0) for key in taken)
+        most = max(most, held)
+        held -= sum(table.released_bytes.get(key, 0) for key in taken)
+    return state_bytes(lowered.plan) + most
+
+
+def capacity_of(device: torch.device) -> int | None:
+    """Bytes of the device's memory; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    with suppress(ValueError, OSError):
+        capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return capacity if capacity > 0 else None
+    return None
+
+
+def check_fits(lowered: Lowered, order: Sequence[Action], device: torch.device) -> None:
+    """Refuse what can not be held: better than to be ended by the system in the middle.
+
+    Raises:
+        ValueError: all ranks together need more than the device has.
+    """
+    wanted, capacity = held_bytes(lowered, order), capacity_of(device)
+    if capacity is not None and wanted > capacity:
+        raise ValueError(
+            f"emulation holds all {len(lowered.plan.ranks)} ranks on one device: want {gib(wanted):.3g} GiB, "
+            f"{device} has {gib(capacity):.3g} GiB; want fewer ranks, smaller microbatches or a smaller model"
+        )

@@ -1,0 +1,187 @@
+"""Groups of ranks that are threads of one process: what stages say inside a pass stays in memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.emulation.thread_mesh import (
+    Attendance,
+    Combine,
+    Exchange,
+    Kind,
+    Payload,
+    SharedMesh,
+    gather,
+    scatter,
+    sum_in_place,
+)
+from runtime.parallel.context.group import ContextGroup, Pending
+from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.tensor.group import TensorGroup
+from runtime.world.mesh import Mesh
+from workbench.plan.plan import Stage
+
+
+class SharedGroups:
+    """Finds them; see `runtime.parallel.stage_groups`."""
+
+    def context(self, mesh: Mesh, stage: Stage) -> ContextGroup | None:
+        """The ranks that share the stage's tokens; None where this one is alone."""
+        if stage.cp == 1:
+            return None
+        place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
+        return SharedContext(tuple(sorted(row[place] for row in stage.ranks)), mesh.rank, None, _shared(mesh))
+
+    def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:
+        """The ranks that share its weights; None where this one has whole ones."""
+        if stage.tp == 1:
+            return None
+        ranks = next(row for row in stage.ranks if mesh.rank in row)
+        return SharedTensor(ranks, mesh.rank, None, _shared(mesh))
+
+    def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
+        """The ranks that deal out its experts; None where this one has all."""
+        if stage.ep == 1:
+            return None
+        ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
+        return SharedExperts(ranks, mesh.rank, None, _shared(mesh))
+
+
+def _shared(mesh: Mesh) -> SharedMesh:
+    assert isinstance(mesh, SharedMesh), "made by an emulation"
+    return mesh
+
+
+class _Collectives:
+    """What any of the groups can do. Every collective starts by waiting for nobody.
+
+    `ranks` may stand in another order than the parts of a collective, which is theirs ascending.
+    """
+
+    __slots__ = ()
+    ranks: tuple[int, ...]
+    rank: int
+    mesh: SharedMesh
+
+    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
+        return self._start(Kind.GATHER, (gathered, own), gathered.nbytes, partial(gather, self._order))
+
+    def scatter(self, own: Tensor, parts: Tensor) -> Pending:
+        return self._start(Kind.SCATTER, (own, parts), parts.nbytes, partial(scatter, self._order))
+
+    def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
+        order = self._order
+
+        def combine(brought: Mapping[int, tuple[Tensor, Tensor, list[int]]]) -> None:
+            pieces = {rank: brought[rank][1].split(brought[rank][2]) for rank in order}
+            for member, rank in enumerate(order):
+                brought[rank][0].copy_(torch.cat([pieces[other][member] for other in order]))
+
+        return self._start(Kind.EXCHANGE, (received, sent, counts[1]), sent.nbytes, combine)
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        return tuple(sorted(self.ranks))
+
+    def _start(self, kind: str, part: Payload, num_bytes: int, combine: Combine) -> Pending:
+        assert isinstance(self, ContextGroup), "mixed into groups"
+        work = _Watched(self.mesh, type(self).__name__, (kind, num_bytes, self._order), part, combine)
+        return Pending(self, cast(dist.Work, work), kind)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedContext(_Collectives, ContextGroup):
+    """A context-parallel group of threads."""
+
+    mesh: SharedMesh
+
+    def pass_on(self, received: Tensor, sent: Tensor) -> tuple[Pending, Pending]:
+        order = self._order
+
+        def combine(brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+            for member, rank in enumerate(order):
+                brought[rank][0].copy_(brought[order[member - 1]][1])
+
+        pending = self._start(Kind.PASS_ON, (received, sent), sent.nbytes, combine)
+        return pending, pending
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor(_Collectives, TensorGroup):
+    """A tensor-parallel group of threads."""
+
+    mesh: SharedMesh
+
+    def collect(self, own: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        parts: list[Tensor] = []
+
+        def combine(brought: Mapping[int, tuple[list[Tensor], Tensor]]) -> None:
+            for found, _ in brought.values():
+                found += [
+                    brought[rank][1].reshape(tuple(s)) for rank, s in zip(self.ranks, shapes, strict=True)
+                ]
+
+        self._start(Kind.GATHER, (parts, own), own.nbytes * self.size, combine).wait()
+        return parts
+
+    def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
+        del what
+        combine = sum_in_place if operation == dist.ReduceOp.SUM else _largest_in_place
+        if x.numel():  # all members hold equally many
+            self._start(Kind.SUM, x, x.nbytes, combine).wait()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExperts(_Collectives, ExpertGroup):
+    """An expert-parallel group of threads."""
+
+    mesh: SharedMesh
+
+    collect = SharedTensor.collect
+
+
+def _largest_in_place(parts: Mapping[int, Tensor]) -> None:
+    largest = torch.stack(list(parts.values())).amax(0)
+    for part in parts.values():
+        part.copy_(largest)
+
+
+class _Watched:
+    """A collective inside an action, that notes when its rank came and waited."""
+
+    def __init__(
+        self,
+        mesh: SharedMesh,
+        channel: str,
+        note: tuple[str, int, tuple[int, ...]],
+        part: Payload,
+        combine: Combine,
+    ) -> None:
+        self._mesh, self._note = mesh, note
+        self._start_s = mesh.clock.stamp()
+        kind, _, ranks = note
+        meeting = mesh.post.join(channel, kind, ranks, mesh.rank, part, combine)
+        self._attendance = Attendance(mesh.post, mesh.runner, meeting)
+        self._is_noted = False
+
+    def wait(self, timeout: object = None) -> bool:
+        began_s = self._mesh.clock.stamp()
+        self._attendance.wait(timeout)
+        if not self._is_noted:
+            kind, num_bytes, ranks = self._note
+            self._is_noted = True
+            self._mesh.exchanges.append(
+                Exchange(
+                    kind=kind,
+                    num_bytes=num_bytes,
+                    ranks=ranks,
+                    start_s=self._start_s,
+                    wait_s=(began_s, self._mesh.clock.stamp()),
+                )
+            )
+        return True

@@ -1,0 +1,253 @@
+"""A mesh whose ranks are threads of one process: what they say to each other stays in memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from runtime.emulation.turn import Baton, Runner
+from runtime.world.failure import RankError
+from runtime.world.mesh import Mesh
+from workbench.plan.lowered import Transfer
+
+Payload = Any  # what one rank brings to a meeting
+Combine = Callable[[Mapping[int, Payload]], None]
+
+
+class Kind:
+    """Names of meetings, as they stand in messages and in the log of exchanges."""
+
+    ALIGN = "the start of a step"
+    GRADIENTS = "a gradient sum"
+    PARTS = "a sum of parts of gradients"
+    WEIGHTS = "a collection of updated weights"
+    NORM = "the clipping norm"
+    SUM = "all_reduce"
+    GATHER = "all_gather"
+    SCATTER = "reduce_scatter"
+    EXCHANGE = "all_to_all"
+    PASS_ON = "ring"
+
+
+@dataclass(slots=True)
+class Meeting:
+    """A collective: done when all ranks have brought their part."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    combine: Combine
+    parts: dict[int, Payload] = field(default_factory=dict)
+    is_done: bool = False
+    futures: list[Future[None]] = field(default_factory=list)
+
+    def describe(self) -> str:
+        missing = [rank for rank in self.ranks if rank not in self.parts]
+        return f"{self.kind} of ranks {list(self.ranks)}, where ranks {missing} have not come"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective inside an action, as one rank saw it.
+
+    Args:
+        kind: which; names of `workbench.cost.collectives.Collective` where there are such.
+        num_bytes: of the whole tensor.
+        ranks: of its group.
+        start_s: when this rank came to it, on the machine's monotonic clock.
+        wait_s: [2] when this rank began to wait for it, and when it went on.
+    """
+
+    kind: str
+    num_bytes: int
+    ranks: tuple[int, ...]
+    start_s: float
+    wait_s: tuple[float, float]
+
+
+class Post:
+    """What all ranks of one process share: messages under way and meetings."""
+
+    def __init__(self, baton: Baton) -> None:
+        self.baton = baton
+        self._sent: dict[tuple[int, int], Tensor] = {}
+        self._meetings: dict[tuple[tuple[int, ...], str, int], Meeting] = {}
+        self._num_met: dict[tuple[int, tuple[int, ...], str], int] = {}
+
+    def put(self, row: int, rank: int, packed: Tensor) -> None:
+        """A row for a rank: kept, as a copy, until it is taken."""
+        if (row, rank) in self._sent:
+            raise RankError(f"row {row} was sent to rank {rank} twice")
+        self._sent[row, rank] = packed.clone()
+
+    def is_there(self, row: int, rank: int) -> bool:
+        return (row, rank) in self._sent
+
+    def take(self, row: int, rank: int, buffer: Tensor) -> None:
+        """Copy a row that is there into its receiver's buffer."""
+        buffer.copy_(self._sent.pop((row, rank)))
+
+    def join(
+        self, channel: str, kind: str, ranks: tuple[int, ...], rank: int, part: Payload, combine: Combine
+    ) -> Meeting:
+        """Bring a part to the next meeting of these ranks on a channel; the last one combines.
+
+        Raises:
+            RankError: another rank is at a meeting of another kind.
+        """
+        number = self._num_met.get((rank, ranks, channel), 0)
+        self._num_met[rank, ranks, channel] = number + 1
+        key = (ranks, channel, number)
+        meeting = self._meetings.setdefault(key, Meeting(kind, ranks, combine))
+        if meeting.kind != kind:
+            there = sorted(meeting.parts)
+            raise RankError(f"rank {rank} comes to {kind}, but ranks {there} are at {meeting.kind}")
+        meeting.parts[rank] = part
+        if len(meeting.parts) == len(ranks):
+            with self.baton.aside(self.baton.runners[rank]):
+                meeting.combine(meeting.parts)
+                del self._meetings[key]
+                meeting.is_done = True
+                for future in meeting.futures:
+                    future.set_result(None)
+        return meeting
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """A row's arrival, as a work and as an event."""
+
+    post: Post
+    runner: Runner
+    row: Transfer
+    buffer: Tensor
+
+    @property
+    def is_done(self) -> bool:
+        return self.post.is_there(self.row.row, self.runner.rank)
+
+    def describe(self) -> str:
+        return f"row {self.row.row} ({self.row.edge}, {self.row.producer} to {self.row.consumer})"
+
+    def wait(self, timeout: object = None) -> bool:
+        del timeout
+        while not self.is_done:
+            self.post.baton.hand_back(self.runner, self)
+        with self.post.baton.aside(self.runner):
+            self.post.take(self.row.row, self.runner.rank, self.buffer)
+        return True
+
+
+class _Gone:
+    """A send: over as soon as it is made."""
+
+    def wait(self, timeout: object = None) -> bool:
+        del timeout
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """A meeting as one rank's work."""
+
+    post: Post
+    runner: Runner
+    meeting: Meeting
+
+    def wait(self, timeout: object = None) -> bool:
+        del timeout
+        while not self.meeting.is_done:
+            self.post.baton.hand_back(self.runner, self.meeting)
+        return True
+
+    def get_future(self) -> Future[None]:
+        future: Future[None] = Future()  # type: ignore[no-untyped-call]
+        if self.meeting.is_done:
+            future.set_result(None)
+        else:
+            self.meeting.futures.append(future)
+        return future
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMesh(Mesh):
+    """One rank of a process that holds them all.
+
+    Args:
+        post: shared by all ranks.
+        runner: this rank's thread.
+        exchanges: grows by every collective inside an action.
+    """
+
+    post: Post
+    runner: Runner
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def send(self, row: Transfer, rank: int, packed: Tensor) -> dist.Work:
+        with self.post.baton.aside(self.runner):
+            self.post.put(row.row, rank, packed)
+        return cast(dist.Work, _Gone())
+
+    def receive(self, row: Transfer, buffer: Tensor) -> dist.Work:
+        return cast(dist.Work, _Delivery(self.post, self.runner, row, buffer))
+
+    def start_sum(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        meeting = self.post.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, sum_in_place)
+        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
+
+    def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        meeting = self.post.join(
+            "gradients", Kind.PARTS, ranks, self.rank, (part, whole), partial(scatter, ranks)
+        )
+        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
+
+    def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        given = (whole, part.clone())
+        meeting = self.post.join("weights", Kind.WEIGHTS, ranks, self.rank, given, partial(gather, ranks))
+        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
+
+    def sum_over_all(self, total: Tensor) -> None:
+        meeting = self.post.join("world", Kind.NORM, self.ranks, self.rank, total, sum_in_place)
+        Attendance(self.post, self.runner, meeting).wait()
+
+    @property
+    def orders_rows(self) -> bool:
+        return False
+
+    def align(self, what: str) -> None:
+        del what
+        self.runner.place = -1
+        meeting = self.post.join("world", Kind.ALIGN, self.ranks, self.rank, None, lambda parts: None)
+        Attendance(self.post, self.runner, meeting).wait()
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    """In the order of the ranks."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
+
+
+def gather(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """(into, own) of every rank: everybody's own one after the other."""
+    whole = torch.cat([brought[rank][1] for rank in ranks])
+    for into, _ in brought.values():
+        into.copy_(whole)
+
+
+def scatter(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """(own, parts) of every rank: the sum of everybody's part for it."""
+    for member, rank in enumerate(ranks):
+        brought[rank][0].copy_(_sum([brought[other][1].chunk(len(ranks))[member] for other in ranks]))
+
+
+def sum_in_place(parts: Mapping[int, Tensor]) -> None:
+    """Everybody's becomes the sum, in the order of the ranks."""
+    total = _sum([parts[rank] for rank in sorted(parts)])
+    for part in parts.values():
+        part.copy_(total)

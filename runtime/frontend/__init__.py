@@ -1,0 +1,1 @@
+"""Users' own multimodal models: written down in torch, run under a plan."""

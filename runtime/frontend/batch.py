@@ -1,0 +1,238 @@
+"""From a batch of tensors, as a data loader gives it, to samples of a plan and a source of its data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.frontend.callbacks import (
+    IDS,
+    BeforeEncoder,
+    BeforeLLM,
+    EncoderOutputs,
+    called,
+    merge_special_tokens,
+)
+from runtime.frontend.items import Size, items_of, size_of
+from runtime.models.adapter import Adapter
+from workbench.data.sample import Sample, Segment
+from workbench.model.model_graph import TEXT
+
+# Shape suffixes: T = tokens of a sample, D = width of the language model.
+
+MASK, LABELS = "attention_mask", "labels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInput:
+    """How one encoder reads a batch.
+
+    Args:
+        keys: the names of its inputs; the first holds its items, e.g. "pixel_values".
+        adapter: of its architecture.
+        width: of the language model.
+        token_id: stands in `input_ids` for one of its tokens; None: it has no place there.
+        before: the callback in front of the encoder.
+    """
+
+    keys: tuple[str, ...]
+    adapter: Adapter
+    width: int
+    token_id: int | None = None
+    before: BeforeEncoder | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSource:
+    """Data that lie in memory; a `runtime.data.batches.DataSource`.
+
+    Args:
+        items: (sample, encoder, k) -> pixels or frames.
+        texts: (sample, k) -> int64 tokens.
+    """
+
+    items: Mapping[tuple[int, str, int], Tensor]
+    texts: Mapping[tuple[int, int], Tensor]
+
+    def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
+        item = self.items[sample, segment.modality, segment.k]
+        assert tuple(item.shape) == shape, "sizes were checked when the samples were made"
+        return item
+
+    def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
+        """ValueError for a token outside the vocabulary."""
+        ids_T = self.texts[sample, segment.k]
+        wrong = ids_T[(ids_T < 0) | (ids_T >= vocab_size)]
+        if len(wrong):
+            raise ValueError(f"sample {sample}: tokens must be in [0, {vocab_size}), got {int(wrong[0])}")
+        return ids_T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedBatch:
+    """A batch after all callbacks in front of encoders and the language model."""
+
+    samples: tuple[Sample, ...]
+    source: TensorSource
+
+
+def prepare(
+    batch: Mapping[str, Any], encoders: Mapping[str, EncoderInput], before_llm: BeforeLLM | None = None
+) -> PreparedBatch:
+    """Run the callbacks that come first and read off every sample's segments.
+
+    Args:
+        batch: `input_ids` [B, T] or one tensor per sample; `attention_mask` [B, T] says what of it is
+            not padding. An encoder's input stands under its key, or with others under the encoder's name:
+            per sample one item, a tensor of several, a sequence of them, or None.
+        encoders: by name, which is the modality of their segments.
+        before_llm: merges special tokens; None: `merge_special_tokens`. The features have not been
+            computed yet where it runs, so it is given their shapes: tensors on the meta device.
+
+    Raises:
+        ValueError: what is missing, of another shape or of another count, with sample and encoder named.
+    """
+    texts = _texts(batch)
+    inputs = {name: _own_input(batch, name, encoders) for name in encoders}
+    _refuse_unknown(batch, encoders)
+    items = {name: _items(name, encoder, inputs[name], texts) for name, encoder in encoders.items()}
+    sizes = {
+        name: [
+            [size_of(encoder.adapter, item, name, i) for item in held] for i, held in enumerate(items[name])
+        ]
+        for name, encoder in encoders.items()
+    }
+    outputs: EncoderOutputs = {
+        name: [
+            tuple(torch.empty(size.tokens_out, encoders[name].width, device="meta") for size in held)
+            for held in sizes[name]
+        ]
+        for name in encoders
+    }
+    token_ids = {name: e.token_id for name, e in encoders.items() if e.token_id is not None}
+    merge = merge_special_tokens(token_ids) if before_llm is None else before_llm
+    merged = called(merge, "before the LLM", outputs, {IDS: list(texts)})
+    if len(merged[IDS]) != len(texts):
+        raise ValueError(f"the callback before the LLM made {len(merged[IDS])} samples of {len(texts)}")
+    samples, kept = [], {}
+    for index, ids_T in enumerate(merged[IDS]):
+        own = {name: sizes[name][index] for name in encoders}
+        sample, parts = _sample(index, ids_T, own, token_ids)
+        samples.append(sample)
+        kept.update(parts)
+    found = {
+        (index, name, k): item
+        for name in encoders
+        for index, held in enumerate(items[name])
+        for k, item in enumerate(held)
+    }
+    return PreparedBatch(samples=tuple(samples), source=TensorSource(items=found, texts=kept))
+
+
+def _texts(batch: Mapping[str, Any]) -> list[Tensor]:
+    """Per sample its tokens, without padding."""
+    if IDS not in batch:
+        raise ValueError(f"the batch has no {IDS!r}; it has {', '.join(map(repr, batch)) or 'nothing'}")
+    rows = [torch.as_tensor(row) for row in batch[IDS]]
+    masks, labels = batch.get(MASK), batch.get(LABELS)
+    kept = (
+        rows
+        if masks is None
+        else [row[torch.as_tensor(m).bool()] for row, m in zip(rows, masks, strict=True)]
+    )
+    for index, ids_T in enumerate(kept):
+        if ids_T.dim() != 1 or ids_T.is_floating_point() or not len(ids_T):
+            raise ValueError(f"{IDS} of sample {index}: want a row of whole numbers, got {ids_T}")
+        if labels is not None:
+            _check_labels(index, rows[index], torch.as_tensor(labels[index]), masks)
+    return [ids_T.long().cpu() for ids_T in kept]
+
+
+def _check_labels(index: int, ids_T: Tensor, labels_T: Tensor, masks: Any) -> None:
+    mask_T = (
+        torch.ones_like(ids_T, dtype=torch.bool) if masks is None else torch.as_tensor(masks[index]).bool()
+    )
+    if labels_T.shape != ids_T.shape or bool((labels_T != ids_T)[mask_T].any()):
+        raise ValueError(
+            f"{LABELS} of sample {index}: every text token is predicted, so they must equal {IDS}; "
+            "leave them out"
+        )
+
+
+def _own_input(batch: Mapping[str, Any], name: str, encoders: Mapping[str, EncoderInput]) -> dict[str, Any]:
+    own = batch.get(name)
+    if isinstance(own, Mapping):
+        return dict(own)
+    keys = encoders[name].keys
+    shared = {key: batch[key] for key in keys if key in batch}
+    rivals = [other for other in encoders if encoders[other].keys[0] == keys[0]]
+    if shared and len(rivals) > 1:
+        raise ValueError(
+            f"encoders {' and '.join(rivals)} both read {keys[0]!r}: give each its own, as "
+            f"batch[{name!r}] = {{{keys[0]!r}: ...}}"
+        )
+    return shared
+
+
+def _refuse_unknown(batch: Mapping[str, Any], encoders: Mapping[str, EncoderInput]) -> None:
+    known = [IDS, MASK, LABELS, *encoders, *dict.fromkeys(key for e in encoders.values() for key in e.keys)]
+    for key in batch:
+        if key not in known:
+            raise ValueError(f"the batch has {key!r}, which nothing reads; want {', '.join(known)}")
+
+
+def _items(
+    name: str, encoder: EncoderInput, inputs: dict[str, Any], texts: Sequence[Tensor]
+) -> list[tuple[Tensor, ...]]:
+    """Per sample the encoder's items, after its callback."""
+    if not inputs:
+        return [()] * len(texts)
+    if encoder.before is not None:
+        inputs = called(encoder.before, f"before encoder {name!r}", inputs)
+    key = encoder.keys[0]
+    if key not in inputs:
+        raise ValueError(f"encoder {name!r} reads {key!r}, its input has {', '.join(inputs)}")
+    token = encoder.token_id
+    places = [None if token is None else int((ids_T == token).sum()) for ids_T in texts]
+    return items_of(encoder.adapter, key, inputs, places)
+
+
+def _sample(
+    index: int, ids_T: Tensor, sizes: Mapping[str, list[Size]], token_ids: Mapping[str, int]
+) -> tuple[Sample, dict[tuple[int, int], Tensor]]:
+    """Runs of special tokens become items, in order; what lies between is text."""
+    owner = {token: name for name, token in token_ids.items()}
+    for name, held in sizes.items():
+        count = int((ids_T == token_ids[name]).sum()) if name in token_ids else 0
+        want = sum(size.tokens_out for size in held)
+        if count != want:
+            raise ValueError(
+                f"sample {index}: encoder {name!r} makes {len(held)} items of {want} tokens, {IDS} has "
+                f"{count} places for them (token {token_ids.get(name)})"
+            )
+    segments: list[Segment] = []
+    texts: dict[tuple[int, int], Tensor] = {}
+    next_k = dict.fromkeys(sizes, 0)
+    start = 0
+    while start < len(ids_T):
+        owned = owner.get(int(ids_T[start]))
+        if owned is None:
+            stop = start + 1
+            while stop < len(ids_T) and int(ids_T[stop]) not in owner:
+                stop += 1
+            texts[index, len(texts)] = ids_T[start:stop]
+            segments.append(Segment(TEXT, len(texts) - 1, stop - start, stop - start))
+        else:
+            size = sizes[owned][next_k[owned]]
+            stop = start + size.tokens_out
+            if bool((ids_T[start:stop] != token_ids[owned]).any()):
+                raise ValueError(
+                    f"sample {index}: item {next_k[owned]} of encoder {owned!r} wants {size.tokens_out} "
+                    f"places in one run, token {start} begins a shorter one"
+                )
+            segments.append(Segment(owned, next_k[owned], *size))
+            next_k[owned] += 1
+        start = stop
+    return Sample(index, tuple(segments)), texts

@@ -1,0 +1,254 @@
+"""How a user's encoder reads its inputs: which keys, which items they hold, and what one item becomes."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from runtime.models.adapter import Adapter
+from runtime.models.audio import FRAMES_PER_TOKEN, Qwen2AudioAdapter, WhisperAdapter
+from runtime.models.audio_conformer import ConformerAdapter
+from runtime.models.patch_grid import image_of, patches_of
+from runtime.models.vision import VisionAdapter, square_px
+from runtime.models.vision_rotary import GridAdapter, PixtralAdapter, QwenVisionAdapter
+from workbench.data.sample import Segment
+
+# Shape suffixes: C = channels, Y, X = height, width of an image, T = tokens, P = patches, D = numbers of one.
+
+PIXELS, SIZES, GRIDS = "pixel_values", "image_sizes", "image_grid_thw"
+CLIPS = "audio_input_features"
+
+
+class Size(NamedTuple):
+    """Tokens of an item inside its encoder and behind it, and the grid of an image."""
+
+    tokens_in: int
+    tokens_out: int
+    grid: tuple[int, int] | None = None
+
+
+def keys_of(model: PreTrainedModel, adapter: Adapter) -> tuple[str, ...]:
+    """The names under which a batch has the encoder's inputs; the first holds the items.
+
+    Raises:
+        ValueError: no rule says how its items look.
+    """
+    if isinstance(adapter, QwenVisionAdapter):
+        return (PIXELS, GRIDS)
+    if isinstance(adapter, PixtralAdapter):
+        return (PIXELS, SIZES)
+    if isinstance(adapter, ConformerAdapter):
+        return (CLIPS,)
+    if isinstance(adapter, VisionAdapter | WhisperAdapter):
+        return (str(model.main_input_name),)
+    raise ValueError(
+        f"module {adapter.module.name!r}: no rule says what items {type(model).__name__} reads; a job file "
+        "can plan and run it"
+    )
+
+
+def items_of(
+    adapter: Adapter, key: str, inputs: Mapping[str, Any], places: Sequence[int | None]
+) -> list[tuple[Tensor, ...]]:
+    """Per sample its items: images [C, Y, X], or frames [bins, frames].
+
+    An input is, per sample, one item, a tensor of several, a sequence of them, or None. Images that
+    lie padded in one tensor have their (height, width) in `image_sizes`. Patches, in one tensor for the
+    whole batch or per sample, have (frames, rows, columns) in `image_grid_thw`.
+
+    Args:
+        adapter: of the encoder.
+        key: that holds the items.
+        inputs: by key, after the callback.
+        places: per sample, how many special tokens of this encoder its text has; None: it has none yet.
+
+    Raises:
+        ValueError: what does not fit, with the sample named.
+    """
+    name = adapter.module.name
+    held = inputs[key]
+    if isinstance(adapter, QwenVisionAdapter) and inputs.get(GRIDS) is not None:
+        held = _cut_images(adapter, held, inputs[GRIDS], places)
+    if len(held) != len(places):
+        raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(held)}")
+    num_dims = 3 if isinstance(adapter, VisionAdapter | GridAdapter) else 2
+    found = [_of_sample(entry, num_dims, name, index) for index, entry in enumerate(held)]
+    sizes = inputs.get(SIZES)
+    return found if sizes is None else _cropped(found, sizes, name)
+
+
+def _of_sample(entry: Any, num_dims: int, name: str, index: int) -> tuple[Tensor, ...]:
+    if entry is None:
+        return ()
+    if not isinstance(entry, Tensor):
+        return tuple(item for part in entry for item in _of_sample(part, num_dims, name, index))
+    if entry.dim() == num_dims:
+        return (entry,)
+    if entry.dim() == num_dims + 1:
+        return tuple(entry)
+    raise ValueError(
+        f"encoder {name!r}, sample {index}: an item has {num_dims} dims, several {num_dims + 1}, "
+        f"got shape {tuple(entry.shape)}"
+    )
+
+
+def _cropped(found: list[tuple[Tensor, ...]], sizes: Any, name: str) -> list[tuple[Tensor, ...]]:
+    """Every image without what pads it: sizes of all images one after the other, or per sample."""
+    flat = [tuple(size) for size in _flattened(sizes)]
+    num = sum(map(len, found))
+    if len(flat) != num:
+        raise ValueError(f"encoder {name!r}: {SIZES} must name {num} images, got {len(flat)}")
+    rest = iter(flat)
+    return [tuple(_crop(image, next(rest), name) for image in images) for images in found]
+
+
+def _crop(image_CYX: Tensor, size: tuple[int, ...], name: str) -> Tensor:
+    height, width = (int(side) for side in size)
+    if not (0 < height <= image_CYX.shape[1] and 0 < width <= image_CYX.shape[2]):
+        raise ValueError(
+            f"encoder {name!r}: {SIZES} says {height} x {width} of an image of {tuple(image_CYX.shape)}"
+        )
+    return image_CYX[:, :height, :width]
+
+
+def _flattened(rows: Any) -> list[list[int]]:
+    """[n, k] whole numbers out of a tensor, or of one tensor or None per sample."""
+    if isinstance(rows, Tensor):
+        return [[int(value) for value in row] for row in rows.reshape(-1, rows.shape[-1])]
+    return [row for entry in rows if entry is not None for row in _flattened(torch.as_tensor(entry))]
+
+
+def _cut_images(
+    adapter: QwenVisionAdapter, pixels: Any, grids: Any, places: Sequence[int | None]
+) -> list[tuple[Tensor, ...]]:
+    name = adapter.module.name
+    thw = _flattened(grids)
+    clips = [grid for grid in thw if grid[0] != 1]
+    if clips:
+        raise ValueError(f"encoder {name!r}: images alone, no clips; {GRIDS} has {clips[0]}")
+    patches_PD = _joined(pixels, name)
+    wanted = sum(rows * columns for _, rows, columns in thw)
+    if len(patches_PD) != wanted:
+        raise ValueError(f"encoder {name!r}: {GRIDS} counts {wanted} patches, {PIXELS} has {len(patches_PD)}")
+    config, images = adapter.config, []
+    cut = patches_PD.split([rows * columns for _, rows, columns in thw])
+    for own_PD, (_, rows, columns) in zip(cut, thw, strict=True):
+        try:
+            image = image_of(
+                own_PD, (rows, columns), config.patch_size, adapter.merge, config.temporal_patch_size
+            )
+        except ValueError as error:
+            raise ValueError(f"encoder {name!r}, image {len(images)}: {error}") from None
+        images.append(image)
+    if isinstance(grids, Tensor):
+        tokens = [rows * columns // adapter.merge**2 for _, rows, columns in thw]
+        return _dealt(images, _counts(tokens, places, name))
+    return _dealt(images, [0 if entry is None else len(torch.as_tensor(entry)) for entry in grids])
+
+
+def _joined(pixels: Any, name: str) -> Tensor:
+    parts = [pixels] if isinstance(pixels, Tensor) else [entry for entry in pixels if entry is not None]
+    if any(not isinstance(part, Tensor) or part.dim() != 2 for part in parts):
+        raise ValueError(f"encoder {name!r}: with {GRIDS}, {PIXELS} must be patches [patches, numbers]")
+    return torch.cat(parts) if parts else torch.empty(0, 0)
+
+
+def _counts(tokens: Sequence[int], places: Sequence[int | None], name: str) -> list[int]:
+    """How many of all images each sample has, by its special tokens: one an image, or all of its tokens."""
+    known = [count for count in places if count is not None]
+    if len(known) != len(places):
+        raise ValueError(
+            f"encoder {name!r}: no token says which sample an image is of; give {GRIDS} and {PIXELS} "
+            "per sample"
+        )
+    if sum(known) == len(tokens):
+        return known
+    found, next_image = [], 0
+    for index, count in enumerate(known):
+        first, left = next_image, count
+        while left > 0 and next_image < len(tokens):
+            left -= tokens[next_image]
+            next_image += 1
+        if left:
+            raise ValueError(
+                f"encoder {name!r}, sample {index}: {count} special tokens are not those of whole images of "
+                f"{', '.join(map(str, tokens[first:next_image])) or 'no'} tokens"
+            )
+        found.append(next_image - first)
+    if next_image != len(tokens):
+        raise ValueError(
+            f"encoder {name!r}: the texts have special tokens for {next_image} images, got {len(tokens)}"
+        )
+    return found
+
+
+def _dealt(images: list[Tensor], counts: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    rest = iter(images)
+    return [tuple(next(rest) for _ in range(count)) for count in counts]
+
+
+def size_of(adapter: Adapter, item: Tensor, name: str, index: int) -> Size:
+    """Tokens and grid of one item.
+
+    Raises:
+        ValueError: the encoder cannot read an item of that shape.
+    """
+    size = _guess(adapter, item)
+    want = None
+    if size.tokens_out:
+        want = adapter.raw_shape(Segment(name, 0, size.tokens_in, size.tokens_out, size.grid))
+    if want != tuple(item.shape):
+        raise ValueError(
+            f"encoder {name!r}, sample {index}: an item has shape {tuple(item.shape)}, the nearest that "
+            f"it can read is {want or 'of one token'}"
+        )
+    return size
+
+
+def _guess(adapter: Adapter, item: Tensor) -> Size:
+    if isinstance(adapter, VisionAdapter):
+        patch = square_px(adapter.config.patch_size)
+        rows, columns = item.shape[1] // patch, item.shape[2] // patch
+        patches = rows * columns
+        return Size(patches + (1 if adapter.has_class_token else 0), patches, _grid(rows, columns))
+    if isinstance(adapter, GridAdapter):
+        patch, side = adapter.config.patch_size, adapter.merge
+        rows, columns = (length // patch // side * side for length in item.shape[1:])
+        return Size(rows * columns, rows * columns // side**2, _grid(rows, columns))
+    if isinstance(adapter, ConformerAdapter):
+        tokens = item.shape[1] // int(adapter.config.time_reduction)
+        return Size(tokens, tokens)
+    tokens = item.shape[1] // FRAMES_PER_TOKEN
+    return Size(tokens, tokens // 2 if isinstance(adapter, Qwen2AudioAdapter) else tokens)
+
+
+def _grid(rows: int, columns: int) -> tuple[int, int] | None:
+    """None for an image smaller than a patch, which is refused."""
+    return (rows, columns) if rows and columns else None
+
+
+def encode(model: PreTrainedModel, adapter: Adapter, item: Tensor) -> Tensor:
+    """[T, D] that the user's own model makes of one item, without a class token."""
+    call: Callable[..., Any] = model
+    x = item.to(model.device, model.dtype)
+    if isinstance(adapter, QwenVisionAdapter):
+        config, merge = adapter.config, adapter.merge
+        rows, columns = (length // config.patch_size for length in x.shape[1:])
+        cut_PD = patches_of(x, config.patch_size, merge, config.temporal_patch_size)
+        merged_TD: Tensor = call(cut_PD, torch.tensor([[1, rows, columns]])).pooler_output
+        return merged_TD
+    if isinstance(adapter, ConformerAdapter):
+        heard_TD: Tensor = call(x.t()[None], None)[0]
+        return heard_TD
+    resized: dict[str, bool] = {}
+    class_tokens = 0
+    if isinstance(adapter, VisionAdapter):
+        if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+            side = square_px(adapter.config.image_size)
+            resized["interpolate_pos_encoding"] = item.shape[1:] != (side, side)
+        class_tokens = 1 if adapter.has_class_token else 0
+    seen_TD: Tensor = call(x[None], **resized).last_hidden_state[0]
+    return seen_TD[class_tokens:]

@@ -1,0 +1,387 @@
+"""A multimodal model out of unimodal transformers models, as a user writes it down.
+
+Source: Cornstarch v1, section 3 and Listings 1 and 2; ICML version, Listing 1. It runs as it stands in
+one process (`MultimodalModule.forward`), and on the ranks of a plan through
+`runtime.frontend.parallel`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from runtime.frontend.architecture import Architecture, architecture_of
+from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare
+from runtime.frontend.callbacks import BeforeEncoder, BeforeLLM
+from runtime.frontend.items import encode, keys_of
+from runtime.frontend.stage import AfterCallback, AroundProjector, Outputs, call_checked
+from runtime.models.adapter import PLACEHOLDER, Adapter
+from runtime.models.projector import PROJECTORS
+from workbench.data.sample import Item
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.model.module_layers import Projector
+from workbench.model.trainable import Trainable
+
+# Shape suffixes: T = tokens of a sample, D = width of the language model.
+
+LLM = "llm"  # the language model's name in plans
+_DERIVED = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype")
+
+
+class ModalityModule(nn.Module):
+    """A unimodal model and, for an encoder, the projector behind it.
+
+    Both parts start trainable. A part is frozen by `.train(mode=False)`, by `requires_grad_(False)` on it
+    or on some of its weights, or by `trainable`; status is read anew for every step.
+
+    Args:
+        model: a transformers model.
+        projector: "mlp", "linear", or a module of one of those two classes; fresh ones start as torch
+            starts linear layers. "merger": the one that Qwen's vision towers end with, part of the
+            model. None: the language model.
+        proj: another spelling of `projector`.
+        trainable: which parts are.
+        preprocess_callback: before the encoder: its inputs in, its inputs out. One image may become
+            several, a row of a tensor with one more dim. It runs where the batch is prepared.
+        postprocess_module_callback: between encoder and projector, inside the stage that holds the
+            projector; see `AroundProjector` for what it is given.
+        postprocess_projector_callback: after the projector, likewise.
+
+    Raises:
+        ValueError: an unknown projector, two of them, a status that names a part that is not there.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        projector: str | nn.Module | None = None,
+        *,
+        proj: str | nn.Module | None = None,
+        trainable: Trainable | str = Trainable.ALL,
+        preprocess_callback: BeforeEncoder | None = None,
+        postprocess_module_callback: AfterCallback | None = None,
+        postprocess_projector_callback: AfterCallback | None = None,
+    ) -> None:
+        super().__init__()
+        if projector is not None and proj is not None:
+            raise ValueError(
+                f"'proj' is another spelling of 'projector': give one, got {projector} and {proj}"
+            )
+        chosen = proj if projector is None else projector
+        self.kind = None if chosen is None else _kind_of(chosen)
+        self.module = model
+        self.projector = chosen if isinstance(chosen, nn.Module) else None
+        self.trainable = Trainable(trainable)
+        self.preprocess_callback = preprocess_callback
+        self.around = AroundProjector(
+            after_encoder=postprocess_module_callback, after_projector=postprocess_projector_callback
+        )
+        self.train()
+        if self.kind == Projector.MERGER and postprocess_module_callback is not None:
+            raise ValueError("projector 'merger' is part of its model: nothing stands between the two")
+        if self.trainable is not Trainable.ALL:
+            model.requires_grad_(requires_grad=False)
+        if self.trainable is Trainable.PROJECTOR and self.kind == Projector.MERGER:
+            model.get_submodule("merger").requires_grad_(requires_grad=True)
+        if self.trainable is Trainable.NONE and self.projector is not None:
+            self.projector.requires_grad_(requires_grad=False)
+
+    def graph(self, name: str, llm_width: int | None) -> Module:
+        """What plans know of it, all layers trainable; with a width for an encoder, without for the LLM."""
+        config = json.loads(self.module.config.to_json_string(use_diff=False))
+        kept = {key: value for key, value in config.items() if key not in _DERIVED and value is not None}
+        if (self.kind is None) != (llm_width is None):
+            raise ValueError(
+                f"module {name!r} is {'the language model' if llm_width is None else 'an encoder'}: want "
+                f"{'no' if llm_width is None else 'a'} projector, got {self.kind}"
+            )
+        return module_from_config(
+            kept,
+            name=name,
+            modality=TEXT if llm_width is None else name,
+            projector=None if self.kind is None else Projector(self.kind),
+            llm_width=llm_width,
+        )
+
+    def fit_projector(self, module: Module) -> None:
+        """Make the projector, now that the language model's width is known.
+
+        Raises:
+            ValueError: one was given that does not fit.
+        """
+        if self.kind is None or self.kind == Projector.MERGER:
+            return
+        widths = (module.layers[-2].out_width, module.layers[-1].out_width)
+        made = PROJECTORS[self.kind](*widths)
+        if self.projector is None:
+            self.projector = made.to(self.module.dtype)
+            self.projector.requires_grad_(requires_grad=self.trainable is not Trainable.NONE)
+        want = {name: tuple(weight.shape) for name, weight in made.named_parameters()}
+        have = {name: tuple(weight.shape) for name, weight in self.projector.named_parameters()}
+        if want != have:
+            raise ValueError(f"module {module.name!r}: its projector must have weights {want}, got {have}")
+
+    def weights(self, architecture: Architecture) -> dict[str, nn.Parameter]:
+        """Name in a plan -> the given parameter, for every weight that the plan's module has.
+
+        Raises:
+            ValueError: the model lacks one, or has it in another shape.
+        """
+        shapes = architecture.shapes
+        found: dict[str, nn.Parameter] = {}
+        for name, parameter in self.module.named_parameters():
+            for prefix in architecture.adapter.prefixes:
+                bare = name.removeprefix(prefix)
+                if name.startswith(prefix) and bare in shapes:
+                    found.setdefault(bare, parameter)
+        if self.projector is not None:
+            found |= {f"projector.{name}": p for name, p in self.projector.named_parameters()}
+        for name, shape in shapes.items():
+            if name not in found or tuple(found[name].shape) != shape:
+                have = tuple(found[name].shape) if name in found else "none"
+                raise ValueError(
+                    f"module {architecture.module.name!r}: {type(self.module).__name__} must have a weight "
+                    f"{name!r} of shape {shape}, got {have}"
+                )
+        return {name: found[name] for name in shapes}
+
+    def trains(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether the weight of that name in a plan is trained now."""
+        part = self.projector if name.startswith("projector.") else self.module
+        assert part is not None
+        return parameter.requires_grad and part.training
+
+
+EncoderModule = ModalityModule  # the ICML version's name
+
+
+def _kind_of(projector: str | nn.Module) -> str:
+    if projector == Projector.MERGER:
+        return str(Projector.MERGER)
+    for kind, made in PROJECTORS.items():
+        if projector == kind or type(projector) is made:
+            return kind
+    classes = ", ".join(made.__name__ for made in PROJECTORS.values())
+    raise ValueError(
+        f"projector must be one of {', '.join(PROJECTORS)}, merger, or a {classes}, got {projector!r}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOutput:
+    """What a pass through a whole model gives: the mean loss of the batch's next text tokens."""
+
+    loss: Tensor
+
+
+class MultimodalModule(nn.Module):
+    """Encoders, groups of encoders, and one language model.
+
+    An encoder `vision` is also the attribute `vision_encoder`; inside a group `senses` its name in plans,
+    batches and specifications is `senses.vision`.
+
+    Args:
+        encoders: by name; a value that is a `MultimodalModule` without language model is a group.
+        language_model: with or without its wrapper; None in a group.
+        token_ids: encoder -> the token of `input_ids` that stands for one of its tokens.
+        preprocess_callback: before the language model: `(encoder_outputs, inputs)` -> inputs. It runs where
+            the batch is prepared: outputs have shapes and no values (meta device).
+
+    Raises:
+        ValueError: a name, a width or a type that does not fit, two token ids alike, a model within a model.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, "ModalityModule | MultimodalModule"],
+        language_model: PreTrainedModel | ModalityModule | None = None,
+        *,
+        token_ids: Mapping[str, int] | None = None,
+        preprocess_callback: BeforeLLM | None = None,
+    ) -> None:
+        super().__init__()
+        for name, encoder in encoders.items():
+            _check_encoder(name, encoder)
+            self.add_module(f"{name}_encoder", encoder)
+        if isinstance(language_model, PreTrainedModel):
+            language_model = ModalityModule(language_model)
+        self.names = tuple(encoders)
+        self._known: dict[str, Architecture] = {}
+        self.language_model = language_model
+        self.preprocess_callback = preprocess_callback
+        self.token_ids = dict(token_ids or {})
+        for name, encoder in encoders.items():
+            if isinstance(encoder, MultimodalModule):
+                self.token_ids |= {f"{name}.{inner}": token for inner, token in encoder.token_ids.items()}
+        if language_model is not None:
+            self._fit(language_model)
+
+    def _fit(self, language_model: ModalityModule) -> None:
+        width = language_model.graph(LLM, None).layers[0].out_width
+        leaves = dict(self.leaves())
+        for name, leaf in leaves.items():
+            leaf.fit_projector(leaf.graph(name, width))
+        for name, token in self.token_ids.items():
+            if name not in leaves:
+                raise ValueError(f"token_ids names {name!r}; there are {', '.join(leaves) or 'no encoders'}")
+            alike = [other for other, its in self.token_ids.items() if its == token]
+            if len(alike) > 1:
+                raise ValueError(f"encoders {' and '.join(alike)} share token {token}: give each its own")
+        types = {name: part.module.dtype for name, part in self.parts().items()}
+        if len(set(types.values())) > 1:
+            raise ValueError(f"all models must be of one dtype, got {types}")
+
+    def leaves(self) -> Iterator[tuple[str, ModalityModule]]:
+        """(name in plans, encoder), groups opened."""
+        for name in self.names:
+            encoder = getattr(self, f"{name}_encoder")
+            if isinstance(encoder, MultimodalModule):
+                yield from ((f"{name}.{inner}", leaf) for inner, leaf in encoder.leaves())
+            else:
+                yield name, encoder
+
+    def parts(self) -> dict[str, ModalityModule]:
+        """Name in plans -> module, the language model last; ValueError for a group, which has none."""
+        if self.language_model is None:
+            raise ValueError("a group of encoders cannot run by itself: want a language_model, got None")
+        return {**dict(self.leaves()), LLM: self.language_model}
+
+    def architectures(self) -> dict[str, Architecture]:
+        """Name in plans -> what the runtime knows about the part."""
+        if not self._known:
+            parts = self.parts()
+            llm = parts[LLM].graph(LLM, None)
+            width = llm.layers[0].out_width
+            encoders = [part.graph(name, width) for name, part in parts.items() if name != LLM]
+            self._known = {module.name: architecture_of(module) for module in (*encoders, llm)}
+        return self._known
+
+    def weights(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Name in plans -> name in a plan -> the given parameter."""
+        known = self.architectures()
+        return {name: part.weights(known[name]) for name, part in self.parts().items()}
+
+    def graph(self) -> ModelGraph:
+        """The model as plans know it: a layer is trainable where any of its weights is now."""
+        weights = self.weights()
+        *encoders, llm = [self._flagged(known, weights[name]) for name, known in self.architectures().items()]
+        return connect("multimodal", *([encoder, llm] for encoder in encoders), [llm])
+
+    def _flagged(self, known: Architecture, weights: Mapping[str, nn.Parameter]) -> Module:
+        part = self.parts()[known.module.name]
+        trained = {name: part.trains(name, weight) for name, weight in weights.items()}
+        flags = [any(trained[name] for name in names) for names in known.layers]
+        layers = (replace(x, trainable=on) for x, on in zip(known.module.layers, flags, strict=True))
+        return replace(known.module, layers=tuple(layers))
+
+    def prepare(self, batch: Mapping[str, Any]) -> PreparedBatch:
+        """The batch behind the callbacks that come first; see `runtime.frontend.batch.prepare`."""
+        known, parts = self.architectures(), self.parts()
+        inputs = {
+            name: EncoderInput(
+                keys=keys_of(part.module, known[name].adapter),
+                adapter=known[name].adapter,
+                width=known[LLM].module.layers[0].out_width,
+                token_id=self.token_ids.get(name),
+                before=part.preprocess_callback,
+            )
+            for name, part in parts.items()
+            if name != LLM
+        }
+        return prepare(batch, inputs, self.preprocess_callback)
+
+    def forward(self, batch: Mapping[str, Any]) -> ModelOutput:
+        """The given models themselves on the batch, item by item and sample by sample, in one process.
+
+        Differs: the runtime switches dropout off; here a model in training mode applies its own.
+        """
+        prepared, known = self.prepare(batch), self.architectures()
+        features: dict[tuple[str, Item], Tensor] = {}
+        with self._frozen_parts():
+            for name, part in self.leaves():
+                features |= self._features(name, part, known[name].adapter, prepared)
+            sums = [self._sample_loss(index, prepared, features) for index in range(len(prepared.samples))]
+        count = sum(num for _, num in sums)
+        if not count:
+            raise ValueError("the batch has no text token to predict")
+        return ModelOutput(loss=torch.stack([loss for loss, _ in sums]).sum() / count)
+
+    @contextmanager
+    def _frozen_parts(self) -> Iterator[None]:
+        """Parts that are not in training mode make no gradients of their weights, as on the ranks."""
+        still = [
+            weight
+            for part in self.parts().values()
+            for held in (part.module, part.projector)
+            if held is not None and not held.training
+            for weight in held.parameters()
+            if weight.requires_grad
+        ]
+        for weight in still:
+            weight.requires_grad = False
+        try:
+            yield
+        finally:
+            for weight in still:
+                weight.requires_grad = True
+
+    def _features(
+        self, name: str, part: ModalityModule, adapter: Adapter, prepared: PreparedBatch
+    ) -> dict[tuple[str, Item], Tensor]:
+        """Every item of one encoder, behind its projector."""
+        held = {Item(i, k): x for (i, of, k), x in prepared.source.items.items() if of == name}
+        if not held:
+            return {}
+        encoded: Outputs = tuple(encode(part.module, adapter, item) for item in held.values())
+        inputs = {"items": tuple(map(tuple, held)), "num_tokens": tuple(map(len, encoded))}
+        if part.around.after_encoder is not None:
+            encoded = call_checked(part.around.after_encoder, inputs, encoded)
+        projected: Outputs = encoded
+        if part.projector is not None:
+            projected = tuple(part.projector(x_TD) for x_TD in encoded)
+        if part.around.after_projector is not None:
+            projected = call_checked(part.around.after_projector, inputs, projected)
+        return {(name, item): y_TD for item, y_TD in zip(held, projected, strict=True)}
+
+    def _sample_loss(
+        self, index: int, prepared: PreparedBatch, features: Mapping[tuple[str, Item], Tensor]
+    ) -> tuple[Tensor, int]:
+        """Sum over the next text tokens of one sample, and how many they are."""
+        model = self.parts()[LLM].module
+        embed = model.get_input_embeddings()
+        ids, embedded = [], []
+        for segment in prepared.samples[index].segments:
+            if segment.modality == TEXT:
+                ids_T = prepared.source.token_ids(index, segment, model.config.vocab_size).to(model.device)
+                embedded.append(embed(ids_T))
+            else:
+                embedded.append(features[segment.modality, Item(index, segment.k)])
+                ids_T = torch.full((segment.tokens_out,), PLACEHOLDER, device=model.device)
+            ids.append(ids_T)
+        logits_TV = model(inputs_embeds=torch.cat(embedded)[None]).logits[0]
+        next_T = torch.cat(ids)[1:]
+        loss = functional.cross_entropy(logits_TV[:-1], next_T, ignore_index=PLACEHOLDER, reduction="sum")
+        return loss, int((next_T != PLACEHOLDER).sum())
+
+
+def _check_encoder(name: str, encoder: object) -> None:
+    if not name.isidentifier() or name in (TEXT, LLM):
+        raise ValueError(f"encoder name must be an identifier other than {TEXT!r} and {LLM!r}, got {name!r}")
+    if isinstance(encoder, MultimodalModule):
+        if encoder.language_model is not None:
+            raise ValueError(
+                f"encoder {name!r} is a model with a language model of its own; plans have one language model"
+            )
+        if encoder.preprocess_callback is not None:
+            raise ValueError(f"group {name!r}: the callback before the LLM belongs to the whole model")
+    elif not isinstance(encoder, ModalityModule):
+        raise ValueError(
+            f"encoder {name!r}: want a ModalityModule or a MultimodalModule, got {type(encoder).__name__}"
+        )

@@ -1,0 +1,371 @@
+"""Users' multimodal models on the ranks of a plan: how each part is laid out, and steps on batches.
+
+Source: Cornstarch v1, section 3 and Listing 1 (`MultimodalParallelSpec.apply`); ICML version, Listing 1
+(`MultimodalParallelModule` with `modality_parallelism`).
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime.frontend.architecture import Weight, whole_weights
+from runtime.frontend.batch import PreparedBatch
+from runtime.frontend.multimodal import LLM, MultimodalModule
+from runtime.frontend.ranks import (
+    EmulatedRanks,
+    GroupRanks,
+    LocalRanks,
+    Ran,
+    Runner,
+    all_say,
+    everybodys,
+    has_group,
+    made_by_all,
+)
+from runtime.frontend.stage import UserStage
+from runtime.models.weights import SINGLE
+from runtime.rank_job import TORCH_TYPE, Collect, RunSettings
+from runtime.step.optimizer import OptimizerSettings
+from runtime.world.pool import Pool
+from workbench.cost.hardware import Cluster, Link, Node, uniform
+from workbench.cost.model import CostModel
+from workbench.cost.profile import MachineLink, Profile, ideal_profile
+from workbench.data.sample import Sample
+from workbench.job.job import Job
+from workbench.job.notations.cornstarch import MultimodalSpec, ParallelSpec, layouts_of
+from workbench.plan.kernels import Kernels
+from workbench.plan.plan import Plan, Settings
+from workbench.planner.stage_counts import silent
+from workbench.planner.strategy_spec import Planner
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.accept import accept
+from workbench.trace import Trace
+
+_PLANNERS: Mapping[str, Planner] = {
+    "parallel": cornstarch.plan,
+    "colocated": encoders_colocated.plan_frozen_aware,
+    "replicated": encoders_replicated.plan,
+}
+
+
+_LINK = Link(name="local", bytes_per_s=1e30, latency_s=0.0)  # its figures only matter to a simulator
+
+
+class Ranks(Enum):
+    """What ranks are.
+
+    PROCESSES: those of the process group that exists (one per rank, as torchrun starts them), or else
+    processes of this machine that this one starts. EMULATED: one at a time inside this process.
+    """
+
+    PROCESSES = "processes"
+    EMULATED = "emulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultimodalParallelSpec(MultimodalSpec):
+    """How a whole model is laid out; see `MultimodalSpec`. It has the model's own structure."""
+
+    def apply(self, model: MultimodalModule, **where: Any) -> "MultimodalParallelModule":
+        """The model laid out like this; `where` as in `MultimodalParallelModule`."""
+        return MultimodalParallelModule(
+            model,
+            modality_parallelism=self.modality_parallelism,
+            encoder_specs=self.encoder_specs,
+            language_model_spec=self.language_model_spec,
+            num_microbatches=self.num_microbatches,
+            microbatch_size=self.microbatch_size,
+            dp_size=self.dp_size,
+            **where,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What ranks did.
+
+    Args:
+        losses: mean over the next text tokens of the batch, before each step.
+        plan: that they followed.
+        trace: of the last step; None where ranks were emulated.
+    """
+
+    losses: tuple[float, ...]
+    plan: Plan
+    trace: Trace | None
+
+    @property
+    def loss(self) -> float:
+        """Of the last step."""
+        return self.losses[-1]
+
+
+class MultimodalParallelModule:
+    """A model with a layout. Every batch becomes a job, a strategy's plan, and a run of that plan.
+
+    Without a process group this process starts the ranks and keeps the given models: weights go to the
+    ranks with every call and gradients, or weights, come back. Use it as a context, or `close` it, to end
+    them. In a process group every process holds the given models and gets the gradients of what its rank
+    holds; the optimizer then skips the rest, and `collect_weights` makes all copies equal again.
+
+    Args:
+        model: what is trained.
+        encoder_specs, language_model_spec, num_microbatches, microbatch_size, modality_parallelism,
+            dp_size: as in `MultimodalSpec`.
+        ranks: what they are.
+        pool: processes to use; None: this module's own, where it needs any.
+        profile: costs that stages are balanced by; None: FLOP alone.
+        cluster: whose ranks the plan names; None: this machine as one node.
+        timeout_s: of any single wait.
+
+    Raises:
+        ValueError: what the runtime cannot do, names that are not there, degrees that do not fit.
+    """
+
+    def __init__(
+        self,
+        model: MultimodalModule,
+        *,
+        modality_parallelism: str = "parallel",
+        encoder_specs: Mapping[str, ParallelSpec | MultimodalSpec] | None = None,
+        language_model_spec: ParallelSpec | None = None,
+        num_microbatches: int = 1,
+        microbatch_size: int = 1,
+        dp_size: int = 1,
+        ranks: Ranks = Ranks.PROCESSES,
+        pool: Pool | None = None,
+        profile: Profile | None = None,
+        cluster: Cluster | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.model = model
+        self.spec = MultimodalSpec(
+            encoder_specs=encoder_specs or {},
+            language_model_spec=language_model_spec,
+            num_microbatches=num_microbatches,
+            microbatch_size=microbatch_size,
+            modality_parallelism=modality_parallelism,
+            dp_size=dp_size,
+        )
+        num_ranks = _checked_ranks(model, self.spec)
+        self._timeout_s = timeout_s
+        self._cost = CostModel(profile or _flop_alone())
+        self._cluster = cluster or _this_machine(num_ranks)
+        self._is_group = ranks is Ranks.PROCESSES and has_group()
+        self._runner: Runner
+        if ranks is Ranks.EMULATED:
+            self._runner = EmulatedRanks()
+        else:
+            self._runner = GroupRanks(timeout_s) if self._is_group else LocalRanks(num_ranks, pool)
+        self._planned: tuple[Job, Plan] | None = None
+        self._held: frozenset[Weight] = frozenset()
+
+    def __enter__(self) -> "MultimodalParallelModule":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes that were started, if there are any."""
+        self._runner.close()
+
+    def execute(self, batch: Mapping[str, Any]) -> StepOutput:
+        """Forward and backward on the ranks; gradients are added to `.grad` of the given parameters.
+
+        The optimizer is the caller's, over the given models' parameters. The update that the plan's STEP
+        does on the ranks is dropped.
+
+        Raises:
+            ValueError: a batch of another size, or that does not fit the model.
+            WorldFailed, RankError: a rank failed; the message names it.
+        """
+        plan, ran = self._run(batch, 1, OptimizerSettings())
+        weights = self.model.weights()
+        for (module, name), gradient in self._whole(plan, {s.rank: s.gradients for s in ran.states}).items():
+            parameter = weights[module][name]
+            own = gradient.to(parameter.device, parameter.dtype)
+            parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+        return _output(plan, ran)
+
+    def train_steps(
+        self, batch: Mapping[str, Any], *, steps: int = 1, optimizer: OptimizerSettings | None = None
+    ) -> StepOutput:
+        """So many AdamW steps on the ranks, from a fresh optimizer state; the given models get the weights.
+
+        Raises:
+            ValueError, WorldFailed, RankError: as `execute`; the given models are then as before.
+        """
+        plan, ran = self._run(batch, steps, optimizer or OptimizerSettings())
+        self._take(self._whole(plan, {state.rank: state.weights for state in ran.states}))
+        return _output(plan, ran)
+
+    def collect_weights(self) -> None:
+        """In a process group, give every process all weights as their ranks have them; a collective."""
+        if self._is_group:
+            weights = self.model.weights()
+            self._take(everybodys({key: weights[key[0]][key[1]].detach() for key in self._held}))
+
+    def plan(self, batch: Mapping[str, Any]) -> Plan:
+        """The plan that a batch would run by."""
+        return self._plan_of(self._ready(batch)[1])
+
+    def _whole(self, plan: Plan, parts: Mapping[int, Mapping[Weight, Tensor]]) -> dict[Weight, Tensor]:
+        return whole_weights(plan, self.model.architectures(), parts)
+
+    def _take(self, weights: Mapping[Weight, Tensor]) -> None:
+        given = self.model.weights()
+        with torch.no_grad():
+            for (module, name), weight in weights.items():
+                given[module][name].copy_(weight)
+
+    def _run(self, batch: Mapping[str, Any], steps: int, optimizer: OptimizerSettings) -> tuple[Plan, Ran]:
+        prepared, job = self._ready(batch)
+        plan = self._plan_of(job)
+        lowered, _ = accept(plan)
+        with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+            self._save(Path(folder), self._runner.modules(plan))
+            settings = RunSettings(
+                steps=steps,
+                timeout_s=self._timeout_s,
+                weights=Path(folder),
+                optimizer=optimizer,
+                collect=Collect.STATE,
+            )
+            ran = self._runner.run(lowered, settings, prepared.source, self._build())
+        own = self._whole(plan, {state.rank: state.weights for state in ran.states})
+        self._held = frozenset(own)
+        return plan, ran
+
+    def _ready(self, batch: Mapping[str, Any]) -> tuple[PreparedBatch, Job]:
+        """In a process group, what is wrong with one process's batch is heard by all."""
+
+        def make() -> tuple[PreparedBatch, Job]:
+            prepared = self.model.prepare(batch)
+            return prepared, self._job(prepared.samples)
+
+        return made_by_all(make) if self._is_group else make()
+
+    def _job(self, samples: tuple[Sample, ...]) -> Job:
+        spec = self.spec
+        if len(samples) != spec.num_samples:
+            raise ValueError(
+                f"the batch must have {spec.num_samples} samples ({spec.dp_size} replicas x "
+                f"{spec.num_microbatches} microbatches x {spec.microbatch_size}), got {len(samples)}"
+            )
+        dtype = self.model.parts()[LLM].module.dtype
+        precision = next((p for p, held in TORCH_TYPE.items() if held == dtype), None)
+        if precision is None:
+            raise ValueError(f"models must be of {', '.join(map(str, TORCH_TYPE.values()))}, got {dtype}")
+        return Job(
+            name="multimodal",
+            model=self.model.graph(),
+            cluster=self._cluster,
+            batch=samples,
+            microbatch_samples=spec.microbatch_size,
+            replicas=spec.dp_size,
+            layouts=layouts_of(spec, encoders=_encoders(self.model), llm=LLM),
+            settings=Settings(precision=precision, kernels=Kernels.EAGER),
+        )
+
+    def _plan_of(self, job: Job) -> Plan:
+        """The strategy's plan; the last one again for the same job."""
+        own = self._planned[1] if self._planned is not None and self._planned[0] == job else None
+        planner = _PLANNERS[self.spec.modality_parallelism]
+        plan = self._runner.agree(lambda: planner(job, self._cost, silent), own)
+        if self._is_group:
+            all_say(_difference(plan, job))
+        self._planned = (job, plan)
+        return plan
+
+    def _build(self) -> UserStage:
+        parts = self.model.parts()
+        frozen = {
+            (module, name)
+            for module, weights in self.model.weights().items()
+            for name, weight in weights.items()
+            if not parts[module].trains(name, weight)
+        }
+        callbacks = {
+            name: part.around
+            for name, part in self.model.leaves()
+            if part.around.after_encoder is not None or part.around.after_projector is not None
+        }
+        return UserStage(callbacks=callbacks, frozen=frozenset(frozen))
+
+    def _save(self, folder: Path, modules: Iterable[str]) -> None:
+        """Every module as a folder that ranks read their own weights from."""
+        weights = self.model.weights()
+        for module in modules:
+            (folder / module).mkdir()
+            held = {name: w.detach().cpu().contiguous() for name, w in weights[module].items()}
+            save_file(held, folder / module / SINGLE, metadata={"format": "pt"})
+
+
+def _output(plan: Plan, ran: Ran) -> StepOutput:
+    return StepOutput(losses=ran.losses, plan=plan, trace=ran.trace)
+
+
+def _encoders(model: MultimodalModule) -> list[str]:
+    return [name for name in model.parts() if name != LLM]
+
+
+def _checked_ranks(model: MultimodalModule, spec: MultimodalSpec) -> int:
+    """How many ranks the plan will have at most.
+
+    Raises:
+        ValueError: an encoder that is not there, or a degree that is not executed.
+    """
+    encoders = spec.of_encoders(_encoders(model))
+    llm = spec.language_model_spec or ParallelSpec()
+    for name, each in (encoders | {LLM: llm}).items():
+        around = model.parts()[name].around
+        if each.cp_size > 1 and (around.after_encoder or around.after_projector):
+            raise ValueError(
+                f"module {name!r}: callbacks around the projector see whole items, want cp_size 1, got "
+                f"{each.cp_size}"
+            )
+    return spec.dp_size * (llm.num_ranks + sum(each.num_ranks for each in encoders.values()))
+
+
+def _difference(plan: Plan, job: Job) -> str | None:
+    """What this process would have planned for, where that is something else."""
+    if plan.batch != job.batch:
+        return "its batch is not the first process's: every process is given the whole batch"
+    if plan.model != job.model:
+        return "its model, or what of it is trained, is not the first process's"
+    return None
+
+
+def _this_machine(num_ranks: int) -> Cluster:
+    """One node with so many ranks."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    node = Node(device="cpu", num_ranks=num_ranks, memory_bytes=memory_bytes, num_cores=os.cpu_count())
+    return uniform("this machine", node, num_nodes=1, intra=_LINK, inter=_LINK)
+
+
+def _flop_alone() -> Profile:
+    """An ideal machine, on which only operations take time worth speaking of."""
+    link = MachineLink(
+        scope="intra",
+        name=_LINK.name,
+        bytes_per_s=_LINK.bytes_per_s,
+        latency_s=_LINK.latency_s,
+        measured=False,
+        source="ideal",
+    )
+    return replace(ideal_profile(), links=(link,))

@@ -1,0 +1,1 @@
+"""Microbenchmarks of a machine: operators, layers, messages, the executor itself."""

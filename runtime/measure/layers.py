@@ -1,0 +1,370 @@
+"""Times the layers of a plan where they stand: inside stage passes, as the executor runs them."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.measure.clock import Clock, Stamp, notes_of, quartile_spread
+from runtime.measure.windows import Window, feature_rows, tokens_held
+from runtime.models.adapter import MicrobatchData
+from runtime.parallel.context.group import ContextGroup
+from runtime.rank_job import TORCH_TYPE
+from runtime.step.optimizer import OptimizerSettings, Update, build_adamw, update_of
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.step.weight_gradient import SplitBackward
+from runtime.world.pool import Place
+from workbench.calibrate.measurement import LayerRow, OptimizerRow
+from workbench.calibrate.sustained_rows import DeviceNotes
+from workbench.cost.roofline import RowWork
+from workbench.cost.signature import signature
+from workbench.plan.plan import Plan, Recompute, Stage
+
+# Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = width.
+
+WARMUP = 1
+LEAST_ROUNDS = 3
+SMALL = 1e-3  # a usual element of an output's gradient
+
+
+class Kind(Enum):
+    """The passes whose layers are timed."""
+
+    PLAIN = "forward that keeps nothing"
+    WHOLE = "forward and full backward"
+    INPUT = "forward and backward with frozen weights"
+    WEIGHTS = "forward and backward of each layer to its weights alone"
+    SPLIT = "forward, then input gradients, then weight gradients"
+
+
+class Part(Enum):
+    """What is timed of one layer in such a pass."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    LATER = "weight gradients left by the backward"
+
+
+Seconds = dict[tuple[int, Kind, Part], list[float]]  # (layer, ...) -> call by call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTimes:
+    """What one process measured of one window."""
+
+    seconds: Seconds
+    optimizer_s: tuple[tuple[int, tuple[float, ...]], ...]  # (parameters, call by call)
+    update: str = Update.SINGLE  # of the optimizer
+    notes: DeviceNotes = field(default_factory=DeviceNotes)
+
+
+def time_window(
+    place: Place, plan: Plan, window: Window, budget_s: float, device: str = "cpu"
+) -> WindowTimes:
+    """Time one window on this process. With others in the world, all of them run it at the same time:
+    each by itself, or its share of the tokens where the window is context parallel.
+
+    All kinds of passes take turns, so that a disturbance falls on all of them, and none finds
+    the caches as it left them. Split backwards come last: they change the modules for good.
+
+    Args:
+        place: of the process; the world aligns before the first round of each part.
+        budget_s: of each kind of pass; three rounds are timed all the same.
+    """
+    together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
+    bench = _Bench(plan, window, device, place.process)
+    agree = _first_says if window.cp > 1 else _own_clock  # whose clock ends the rounds
+    whole = (Kind.PLAIN, Kind.WHOLE, Kind.INPUT, Kind.WEIGHTS)
+    together()
+    before = bench.clock.gauge()
+    _take_turns(bench, whole, budget_s, agree)
+    during = bench.clock.gauge()
+    bench.split()
+    together()
+    _take_turns(bench, (Kind.SPLIT,), budget_s, agree)
+    notes = notes_of(before, during, bench.clock.gauge())
+    together()
+    steps_s = tuple(bench.optimizer_s())
+    return WindowTimes(seconds=bench.seconds, optimizer_s=steps_s, update=bench.update, notes=notes)
+
+
+def _alone() -> None:
+    """Nobody to wait for."""
+
+
+def _own_clock(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
+    return go_on
+
+
+def _first_says(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
+    """As many rounds on all processes: they meet inside the layers."""
+    answer = torch.tensor(int(go_on))
+    dist.broadcast(answer, 0)
+    return bool(answer)
+
+
+def _take_turns(
+    bench: "_Bench", kinds: Sequence[Kind], budget_s: float, agree: Callable[[bool], bool]
+) -> None:
+    settled_s = time.perf_counter() + bench.clock.settle_s
+    for kind in kinds:
+        for _ in range(WARMUP):
+            bench.run(kind)
+    while time.perf_counter() < settled_s:
+        bench.run(kinds[0])
+    bench.forget(kinds)
+    stop_s = time.perf_counter() + budget_s * len(kinds)
+    rounds = 0
+    while agree(rounds < LEAST_ROUNDS or time.perf_counter() < stop_s):
+        for kind in kinds:
+            bench.run(kind)
+        rounds += 1
+
+
+class _Bench:
+    """A stage of the window's layers, with a stamp at every border between two of them."""
+
+    def __init__(self, plan: Plan, window: Window, device: str, process: int) -> None:
+        self.clock = Clock(device)
+        self._dtype = TORCH_TYPE[window.precision]
+        self._first = window.layers[0]
+        replica = window.microbatch.replica
+        ranks = tuple((rank,) for rank in range(window.cp))
+        stage = Stage(id=0, module=window.module, replica=replica, layers=window.layers, ranks=ranks)
+        members = tuple(range(window.cp))
+        context = ContextGroup(members, process, None) if window.cp > 1 else None
+        self._module = build_stage_module(plan, stage, seed=0, dtype=self._dtype, device=self.clock.device)
+        self._module.recompute = Recompute.NONE
+        self._data: MicrobatchData = microbatch_data(
+            plan,
+            stage,
+            window.microbatch,
+            SyntheticSource(0),
+            dtype=self._dtype,
+            device=self.clock.device,
+            context=context,
+        )
+        self._num_tokens = tokens_held(plan, window, process)
+        self._features = {
+            edge: feature_rows(plan, self._data, edge) for edge in (*self._data.placed, *self._data.brought)
+        }
+        self._width = plan.model.module(window.module).layers[max(self._first - 1, 0)].out_width
+        self._parameters = list(dict.fromkeys(self._module.parameters()))
+        self._splits: list[SplitBackward] = []
+        self._kind = Kind.PLAIN
+        self._starts: list[Stamp] = []
+        self._ends: list[Stamp] = []
+        self._outputs: list[Tensor] = []  # as the layers gave them, before a border cuts the graph
+        self._back: dict[int, Stamp] = {}  # layer -> when its output's gradient was there
+        self._noted: list[tuple[int, Part, Stamp, Stamp]] = []
+        self.seconds: Seconds = {}
+        self.update = Update.SINGLE
+        for layer in self._module.layers:
+            layer.register_forward_pre_hook(self._on_start)
+            layer.register_forward_hook(self._on_end)
+
+    def forget(self, kinds: Sequence[Kind]) -> None:
+        """What was timed so far of these was warm-up."""
+        self.seconds = {key: found for key, found in self.seconds.items() if key[1] not in kinds}
+
+    def split(self) -> None:
+        """From now on backwards can leave weight gradients for later, layer by layer."""
+        self._splits = [SplitBackward(layer) for layer in self._module.layers]
+
+    def run(self, kind: Kind) -> None:
+        """One forward, and the backward that belongs to it."""
+        self._kind = kind
+        self._starts, self._ends, self._outputs, self._back = [], [], [], {}
+        trained = kind in (Kind.WHOLE, Kind.WEIGHTS, Kind.SPLIT)
+        for parameter in self._parameters:
+            parameter.requires_grad_(trained)
+            parameter.grad = torch.zeros_like(parameter) if trained else None
+        inputs = self._inputs()
+        with torch.set_grad_enabled(kind is not Kind.PLAIN):
+            output = self._module(inputs)
+        for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+            self._note(index, Part.FORWARD, start, end)
+        if kind is Kind.WEIGHTS:
+            self._backward_by_layer()
+        elif kind is Kind.SPLIT:
+            self._backward_in_two(output)
+        elif kind is not Kind.PLAIN and output.requires_grad:
+            self._backward_at_once(output)
+        self._read()
+
+    def _on_start(self, layer: nn.Module, arguments: object) -> None:
+        del layer, arguments
+        self._starts.append(self.clock.stamp())
+
+    def _on_end(self, layer: nn.Module, arguments: object, output: Tensor) -> Tensor:
+        """Stamp, and cut the graph where the next layer's backward must not reach this one."""
+        del layer, arguments
+        self._ends.append(self.clock.stamp())
+        index = len(self._outputs)
+        self._outputs.append(output)
+        if self._kind is Kind.PLAIN:
+            return output
+        if self._kind is Kind.WEIGHTS:
+            return output.detach()
+        if not output.requires_grad and self._kind is Kind.INPUT:  # nothing upstream asks: ask here
+            return output.detach().requires_grad_()
+        output.register_hook(lambda gradient: self._on_gradient(index))
+        return output
+
+    def _on_gradient(self, index: int) -> None:
+        self._back[index] = self.clock.stamp()
+
+    def _backward_at_once(self, output: Tensor) -> None:
+        torch.autograd.backward([output], [_small_like(output)])
+        self._note_backward(self.clock.stamp())
+
+    def _backward_in_two(self, output: Tensor) -> None:
+        gradient = _small_like(output)
+        with ExitStack() as stack:
+            works = [stack.enter_context(split.leaving()) for split in self._splits]
+            torch.autograd.backward([output], [gradient])
+            end = self.clock.stamp()
+        self._note_backward(end)
+        for index in reversed(range(len(works))):
+            start = self.clock.stamp()
+            works[index].run()
+            self._note(index, Part.LATER, start, self.clock.stamp())
+
+    def _backward_by_layer(self) -> None:
+        for index, output in reversed(list(enumerate(self._outputs))):
+            if output.requires_grad:
+                gradient = _small_like(output)
+                start = self.clock.stamp()
+                torch.autograd.backward([output], [gradient])
+                self._note(index, Part.BACKWARD, start, self.clock.stamp())
+
+    def _note_backward(self, end: Stamp) -> None:
+        """A layer's backward runs from its output's gradient to its input's."""
+        for index in sorted(self._back):
+            self._note(index, Part.BACKWARD, self._back[index], end)
+            end = self._back[index]
+
+    def _note(self, index: int, part: Part, start: Stamp, end: Stamp) -> None:
+        self._noted.append((index, part, start, end))
+
+    def _read(self) -> None:
+        """Only now: reading a stamp of a GPU waits for it, which would leave the GPU idle in between."""
+        for index, part, start, end in self._noted:
+            key = (self._first + index, self._kind, part)
+            self.seconds.setdefault(key, []).append(self.clock.between_s(start, end))
+        self._noted = []
+
+    def _inputs(self) -> StageInput:
+        """Random activations; they ask for a gradient wherever a layer before them could."""
+        wants = self._kind not in (Kind.PLAIN, Kind.WEIGHTS)
+        hidden_TD = None
+        if self._first > 0 and self._num_tokens:
+            hidden_TD = self._random(self._num_tokens, wants)
+        features = {edge: self._random(rows, wants) for edge, rows in self._features.items()}
+        return StageInput(hidden=hidden_TD, features=features, data=self._data)
+
+    def _random(self, num_tokens: int, wants_gradient: bool) -> Tensor:  # noqa: FBT001  (torch's word)
+        made = torch.randn(num_tokens, self._width, dtype=self._dtype, device=self.clock.device)
+        return made.requires_grad_(wants_gradient)
+
+    def optimizer_s(self) -> Iterator[tuple[int, tuple[float, ...]]]:
+        """(parameters, seconds of AdamW call by call) of one layer and of all layers."""
+        groups = [list(self._module.layers[-1].parameters()), self._parameters]
+        for held in groups:
+            for parameter in held:
+                parameter.requires_grad_(True)  # noqa: FBT003  (torch's signature)
+                parameter.grad = _small_like(parameter.detach())
+            adamw = build_adamw(held, OptimizerSettings())
+            if adamw is not None:
+                self.update = update_of(adamw)
+                found = [self.clock.time_s(adamw.step) for _ in range(WARMUP + LEAST_ROUNDS)]
+                yield sum(p.numel() for p in held), tuple(found[WARMUP:])
+
+
+def _small_like(tensor: Tensor) -> Tensor:
+    return torch.randn_like(tensor).mul_(SMALL)
+
+
+def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterator[LayerRow | OptimizerRow]:
+    """The measured rows of one window, out of what all processes saw: one per distinct layer."""
+    layers = plan.model.module(window.module).layers
+    names = [signature(layers[index]) for index in range(*window.layers)]
+    for name in dict.fromkeys(names):
+        alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
+        row = _layer_row(name, window, _Medians(alike, times, together=window.cp > 1))
+        row = replace(row, **asdict(times[0].notes))
+        yield _with_context(row, window.row) if layers[alike[0]].reads_context else row
+    for found in zip(*(t.optimizer_s for t in times), strict=True):
+        steps_s = [second for _, seconds in found for second in seconds]
+        yield OptimizerRow(
+            precision=str(window.precision),
+            num_parameters=found[0][0],
+            seconds=statistics.median(steps_s),
+            spread=quartile_spread(steps_s),
+            update=times[0].update,
+        )
+
+
+class _Medians:
+    """Times of equal layers of one window on all processes; `together`: each ran its share of them.
+
+    Who has less work waits for the others at the next exchange, so shares take as long in the mean.
+    """
+
+    def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
+        self._layers, self._times, self._together = layers, times, together
+
+    def all_s(self, kind: Kind, part: Part) -> list[float]:
+        found = (t.seconds.get((layer, kind, part), ()) for t in self._times for layer in self._layers)
+        return [second for seconds in found for second in seconds]
+
+    def of(self, kind: Kind, part: Part) -> float:
+        """0 where nothing ran."""
+        found = self.all_s(kind, part)
+        if not found:
+            return 0.0
+        if not self._together:
+            return statistics.median(found)
+        alone = [_Medians(self._layers, [times], together=False) for times in self._times]
+        return statistics.mean(one.of(kind, part) for one in alone)
+
+
+def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
+    """What cross-attention read; layers beside it work on the same row and read nothing of it."""
+    return replace(
+        row,
+        context_tokens=size.context_tokens,
+        reader_tokens=size.reader_tokens,
+        context_area=size.context_area,
+    )
+
+
+def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:
+    forward_s = medians.all_s(Kind.WHOLE, Part.FORWARD)
+    whole_s = medians.of(Kind.WHOLE, Part.BACKWARD)
+    input_grad_s = min(medians.of(Kind.INPUT, Part.BACKWARD), whole_s)
+    return LayerRow(
+        signature=name,
+        precision=str(window.precision),
+        rows=window.num_rows,
+        tokens_in=window.row.tokens_in,
+        tokens_out=window.row.tokens_out,
+        attention_area=window.row.attention_area,
+        forward_s=medians.of(Kind.WHOLE, Part.FORWARD),
+        forward_only_s=medians.of(Kind.PLAIN, Part.FORWARD),
+        input_grad_s=input_grad_s,
+        weight_grad_s=whole_s - input_grad_s,
+        weight_only_s=medians.of(Kind.WEIGHTS, Part.BACKWARD),
+        split_input_s=medians.of(Kind.SPLIT, Part.BACKWARD),
+        split_weight_s=medians.of(Kind.SPLIT, Part.LATER),
+        spread=quartile_spread(forward_s),
+        repeats=len(forward_s),
+        cp=window.cp,
+    )

@@ -1,0 +1,212 @@
+"""Times single operators on one device: products, memory-bound operators, copies to and from the host."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.measure.clock import Clock, quartile_spread
+from workbench.calibrate.measurement import CopyRow, HostCopyRow, MatmulRow, OverheadRow
+
+# Shape suffixes: N = tokens, D = width, V = words.
+
+LAUNCH = "LAUNCH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What is measured of single operators.
+
+    Args:
+        products: m, n, k.
+        moved_bytes: of memory-bound operators.
+        width: of their rows.
+        words: of the embedding's table and the head's classes.
+        host_bytes: of copies between host and device.
+        budget_s: of each size; five calls are timed all the same.
+    """
+
+    products: tuple[tuple[int, int, int], ...]
+    moved_bytes: tuple[int, ...]
+    width: int
+    words: int
+    host_bytes: tuple[int, ...]
+    budget_s: float
+
+
+def sizes_of(device: torch.device | str) -> Sizes:
+    """Sizes that fill such a device without filling its memory."""
+    if torch.device(device).type == "cuda":
+        wide = (512, 1024, 2048, 4096, 8192, 16384)
+        return Sizes(
+            products=tuple((2**m, n, k) for m in range(4, 15) for n in wide for k in wide),
+            moved_bytes=tuple(2**i for i in range(16, 31)),
+            width=4096,
+            words=32768,
+            host_bytes=tuple(2**i for i in range(16, 29, 2)),
+            budget_s=0.02,
+        )
+    wide = (128, 256, 512, 1024)
+    return Sizes(
+        products=tuple((m, n, k) for m in (32, 64, 128, 256, 512, 1024) for n in wide for k in wide),
+        moved_bytes=tuple(2**i for i in range(14, 26)),
+        width=512,
+        words=4096,
+        host_bytes=tuple(2**i for i in range(16, 25, 2)),
+        budget_s=0.01,
+    )
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """ "float32", ..."""
+    return str(dtype).removeprefix("torch.")
+
+
+def time_products(
+    clock: Clock, dtype: torch.dtype, shapes: Sequence[tuple[int, int, int]], budget_s: float
+) -> list[MatmulRow]:
+    """y[m, n] = x[m, k] w[k, n] of each m, n, k."""
+    rows = []
+    for m, n, k in shapes:
+        x = torch.randn(m, k, dtype=dtype, device=clock.device)
+        w = torch.randn(k, n, dtype=dtype, device=clock.device)
+        seconds = clock.repeat(lambda x=x, w=w: x @ w, budget_s)  # type: ignore[misc]
+        rows.append(
+            MatmulRow(
+                precision=name_of(dtype),
+                m=m,
+                n=n,
+                k=k,
+                seconds=statistics.median(seconds),
+                spread=quartile_spread(seconds),
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """A memory-bound operator: passes over [N, D] that its forward counts as, and how it is called."""
+
+    passes: int
+    call: Callable[[Sequence[Tensor]], Tensor]
+    num_tensors: int = 1
+
+
+def _rms_norm(x: Sequence[Tensor]) -> Tensor:
+    return functional.rms_norm(x[0], x[0].shape[-1:], x[1][0])
+
+
+OPERATORS: dict[str, _Operator] = {
+    "add": _Operator(3, lambda x: x[0] + x[1], 2),
+    "gelu": _Operator(2, lambda x: functional.gelu(x[0])),
+    "swiglu": _Operator(3, lambda x: functional.silu(x[0]) * x[1], 2),
+    "layer_norm": _Operator(2, lambda x: functional.layer_norm(x[0], x[0].shape[-1:], x[1][0], x[1][1]), 2),
+    "rms_norm": _Operator(2, _rms_norm, 2),
+}
+
+
+def time_operator(clock: Clock, sizes: Sizes, dtype: torch.dtype, name: str) -> list[CopyRow]:
+    """A norm, an activation or a sum over [N, D]: forward, and backward to all that it reads."""
+    operator = OPERATORS[name]
+    rows = []
+    for num_bytes in sizes.moved_bytes:
+        tokens = max(2, num_bytes // (operator.passes * dtype.itemsize * sizes.width))
+        x_ND = [
+            torch.randn(tokens, sizes.width, dtype=dtype, device=clock.device, requires_grad=True)
+            for _ in range(operator.num_tensors)
+        ]
+        moved = operator.passes * dtype.itemsize * sizes.width * tokens
+        rows.append(_moved(clock, sizes, name, moved, lambda x=x_ND, of=operator.call: of(x)))  # type: ignore[misc]
+    return rows
+
+
+def time_embedding(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyRow]:
+    """Looking up rows of a table, and adding their gradients into a dense one."""
+    table_VD = torch.randn(sizes.words, sizes.width, dtype=dtype, device=clock.device, requires_grad=True)
+    rows = []
+    for num_bytes in sizes.moved_bytes:
+        tokens = max(1, num_bytes // (2 * dtype.itemsize * sizes.width))
+        index_N = torch.randint(sizes.words, (tokens,), device=clock.device)
+        moved = 2 * dtype.itemsize * sizes.width * tokens
+        rows.append(
+            _moved(clock, sizes, "embedding", moved, lambda i=index_N: functional.embedding(i, table_VD))  # type: ignore[misc]
+        )
+    return rows
+
+
+def time_head(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyRow]:
+    """Cross-entropy over [N, V] scores; the product before it is one of the products."""
+    rows = []
+    for num_bytes in sizes.moved_bytes:
+        tokens = num_bytes // (2 * dtype.itemsize * sizes.words)
+        if tokens >= 1:
+            score_NV = torch.randn(tokens, sizes.words, dtype=dtype, device=clock.device, requires_grad=True)
+            label_N = torch.randint(sizes.words, (tokens,), device=clock.device)
+            moved = 2 * dtype.itemsize * sizes.words * tokens
+            rows.append(
+                _moved(
+                    clock,
+                    sizes,
+                    "cross_entropy",
+                    moved,
+                    lambda s=score_NV, t=label_N: functional.cross_entropy(s, t, reduction="sum"),  # type: ignore[misc]
+                )
+            )
+    return rows
+
+
+def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, call: Callable[[], Tensor]) -> CopyRow:
+    with torch.no_grad():
+        forward_s = clock.repeat(call, sizes.budget_s)
+    output = call()
+    gradient = torch.randn_like(output)
+    backward_s = clock.repeat(
+        lambda: torch.autograd.backward([output], [gradient], retain_graph=True), sizes.budget_s
+    )
+    return CopyRow(
+        operator=name,
+        precision=name_of(output.dtype),
+        num_bytes=num_bytes,
+        seconds=statistics.median(forward_s),
+        backward_s=statistics.median(backward_s),
+        spread=quartile_spread(forward_s),
+    )
+
+
+def time_launch(clock: Clock, sizes: Sizes) -> list[OverheadRow]:
+    """A kernel of one element: on a GPU what the device takes per kernel when the host is ahead."""
+    x = torch.zeros(1, device=clock.device)
+    batch = 100
+
+    def many() -> None:
+        for _ in range(batch):
+            x.add_(1.0)
+
+    seconds = [second / batch for second in clock.repeat(many, sizes.budget_s)]
+    return [OverheadRow(action=LAUNCH, seconds=statistics.median(seconds), spread=quartile_spread(seconds))]
+
+
+def time_host_copies(clock: Clock, sizes: Sizes) -> list[HostCopyRow]:
+    """Copies between pinned host memory and the device, both ways: what offload of activations pays."""
+    rows = []
+    for num_bytes in sizes.host_bytes:
+        host = torch.randint(256, (num_bytes,), dtype=torch.uint8, pin_memory=clock.is_cuda)
+        there = torch.empty(num_bytes, dtype=torch.uint8, device=clock.device)
+        for direction, target, source in (("to_device", there, host), ("to_host", host, there)):
+            seconds = clock.repeat(
+                lambda t=target, s=source: t.copy_(s, non_blocking=True),  # type: ignore[misc]
+                sizes.budget_s,
+            )
+            rows.append(
+                HostCopyRow(
+                    direction=direction,
+                    num_bytes=num_bytes,
+                    seconds=statistics.median(seconds),
+                    spread=quartile_spread(seconds),
+                )
+            )
+    return rows

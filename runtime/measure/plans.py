@@ -1,0 +1,214 @@
+"""Measures a machine for the layers of plans: rows for `workbench.calibrate.fit`."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import transformers
+
+from runtime.measure.clock import Clock
+from runtime.measure.executor import time_executor
+from runtime.measure.layers import rows_of, time_window
+from runtime.measure.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
+from runtime.measure.windows import Key, Window, windows_of
+from runtime.measure.wires import Ring
+from runtime.rank_job import TORCH_TYPE
+from runtime.world.device import CPU
+from runtime.world.pool import Place, Pool
+from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row
+from workbench.plan.lower import lower
+from workbench.plan.parameter_shards import shard_units
+from workbench.plan.plan import Plan
+from workbench.schedule.action import COMPUTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSettings:
+    """How much is measured.
+
+    Args:
+        concurrency: processes that run every layer at the same time, each pinned where cores
+            allow: as many as ranks will share the machine's memory.
+        sizes: microbatches per module, from small to large.
+        budget_s: of each kind of pass of each window; three rounds are timed at least.
+        timeout_s: of each job.
+        device: on a GPU this process measures alone, and links between GPUs come from
+            `torchrun -m runtime.measure.microbench`.
+    """
+
+    concurrency: int = 1
+    sizes: int = 3
+    budget_s: float = 0.2
+    timeout_s: float = 120.0
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "sizes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+
+def measure(
+    plans: Sequence[Plan],
+    pool: Pool | None,
+    *,
+    settings: BenchSettings | None = None,
+    path: Path | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Measurement:
+    """Measure what the plans are made of: layers, operators, messages, collectives, executor.
+
+    Args:
+        plans: layers and sizes of all are measured; the first one's ranks give the executor's
+            overhead (of those that one process can play, where it measures alone) and the sizes of
+            gradient groups.
+        pool: of at least as many workers as the first plan has ranks and `concurrency`; None: this
+            process measures alone, without messages and collectives, as it must on a GPU.
+        path: rows are written here as they come; rows that it already holds are not measured
+            again, so an interrupted run goes on where it was.
+        progress: called before each task and at the end.
+
+    Raises:
+        ValueError: no plan, a pool for a GPU, or a file of another machine or software.
+    """
+    if not plans:
+        raise ValueError("want at least one plan to measure, got none")
+    chosen = settings or BenchSettings()
+    if pool is not None and chosen.device.type != "cpu":
+        raise ValueError(f"the workers of a pool have no {chosen.device}: it is measured by one process")
+    header = header_here(chosen.device, [("transformers", transformers.__version__)])
+    with _one_thread():
+        return run_tasks(measuring_tasks(plans, pool, chosen), header, path=path, progress=progress)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """What this process measures itself is one thread's work, as a rank's is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measuring_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
+    """All that `measure` does, in its order; what a task says that it measures is said by no other."""
+    return distinct(_tasks(plans, pool, settings))
+
+
+def distinct(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, numbered where one says what another says too."""
+    found: list[Task] = []
+    counts: Counter[str] = Counter()
+    for task in tasks:
+        counts[task.what] += 1
+        count = counts[task.what]
+        found.append(replace(task, what=f"{task.what} ({count})") if count > 1 else task)
+    return found
+
+
+def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
+    dtype = TORCH_TYPE[plans[0].settings.precision]
+    tasks = operator_tasks(Clock(settings.device), dtype)
+    if pool is not None:
+        tasks = [_in_pool(task, index, dtype, pool, settings) for index, task in enumerate(tasks)]
+        for size in _group_sizes(plans):
+            ring = Ring(link="intra", processes=tuple(range(size)), process=0)
+            alike = wire_tasks(Clock(), [ring], lambda _: True)
+            tasks += [_among(task, index, size, pool, settings) for index, task in enumerate(alike)]
+    able = plans if pool is not None else [plan for plan in plans if not shard_units(plan)]
+    tasks += [executor_task(plan, pool, settings) for plan in able[:1]]
+    return [*tasks, *layer_tasks(plans, pool, settings)]
+
+
+def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
+    """One for every window of layers that no plan before has; pool None: this process measures alone."""
+    tasks: list[Task] = []
+    seen: set[Key] = set()
+    for plan in plans:
+        for window in windows_of(plan, sizes=settings.sizes):
+            if window.cp > 1 and pool is None:
+                continue  # one process measures alone
+            if not seen.issuperset(window.keys(plan)):
+                seen.update(window.keys(plan))
+                tasks.append(_layer_task(plan, window, pool, settings))
+    return tasks
+
+
+def _in_pool(task: Task, index: int, dtype: torch.dtype, pool: Pool, settings: BenchSettings) -> Task:
+    """On one pinned worker instead of this process."""
+    return Task(
+        task.what,
+        task.is_done,
+        lambda: pool.run(_operators_job, 1, index, dtype, timeout_s=settings.timeout_s)[0],
+    )
+
+
+def _operators_job(place: Place, index: int, dtype: torch.dtype) -> Sequence[Row]:
+    del place
+    return operator_tasks(Clock(), dtype)[index].measure()
+
+
+def _among(task: Task, index: int, size: int, pool: Pool, settings: BenchSettings) -> Task:
+    """On as many workers as the ring has processes."""
+    return Task(
+        task.what,
+        task.is_done,
+        lambda: pool.run(_wires_job, size, index, timeout_s=settings.timeout_s)[0],
+    )
+
+
+def _wires_job(place: Place, index: int) -> Sequence[Row]:
+    ring = Ring(link="intra", processes=tuple(range(place.size)), process=place.process)
+    return wire_tasks(Clock(), [ring], lambda _: True)[index].measure()
+
+
+def executor_task(plan: Plan, pool: Pool | None, settings: BenchSettings) -> Task:
+    """What the executor adds to the actions of a plan."""
+
+    def is_done(rows: Sequence[Row]) -> bool:
+        return any(isinstance(row, OverheadRow) and row.action in COMPUTE for row in rows)
+
+    return Task("executor", is_done, lambda: time_executor(plan, pool, device=settings.device))
+
+
+def _layer_task(plan: Plan, window: Window, pool: Pool | None, settings: BenchSettings) -> Task:
+    keys = set(window.keys(plan))
+
+    def is_done(rows: Sequence[Row]) -> bool:
+        return keys <= {_key_of(row) for row in rows if isinstance(row, LayerRow)}
+
+    def run() -> Sequence[Row]:
+        if pool is None:
+            alone = Place(0, 1, lambda position: None)
+            times = [time_window(alone, plan, window, settings.budget_s, str(settings.device))]
+            return list(rows_of(plan, window, times))
+        times = pool.run(
+            time_window,
+            window.cp if window.cp > 1 else settings.concurrency,
+            plan,
+            window,
+            settings.budget_s,
+            timeout_s=settings.timeout_s,
+        )
+        return list(rows_of(plan, window, times))
+
+    first, last = window.layers
+    shared = f" on {window.cp} ranks" if window.cp > 1 else ""
+    what = f"{window.module}[{first}:{last}], {window.num_rows} x {window.row.tokens_in} tokens{shared}"
+    return Task(what, is_done, run)
+
+
+def _key_of(row: LayerRow) -> Key:
+    return row.signature, row.precision, row.cp, row.rows, row.tokens_in, row.attention_area
+
+
+def _group_sizes(plans: Sequence[Plan]) -> list[int]:
+    """Two, for messages, and the numbers of ranks that sum a gradient, or share out weights, in any plan."""
+    sizes = {2, *(len(group.ranks) for plan in plans for group in lower(plan).groups)}
+    sizes |= {len(unit.ranks) for plan in plans for unit in shard_units(plan)}
+    return sorted(size for size in sizes if size > 1)

@@ -1,0 +1,173 @@
+"""Times products and attention at the rate that a device sustains, in each pass of training."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
+from runtime.measure.attention import MASKS, launches, num_pairs
+from runtime.measure.clock import Clock, Loop, quartile_spread
+from runtime.measure.operators import name_of
+from runtime.models.token_fields import token_fields
+from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
+
+RUN_LAUNCH = {"cpu": "dense", "cuda": "split"}  # how the runtime launches attention
+CACHES = 2  # times the last cache, that operands take together
+UNKNOWN_CACHE_BYTES = 2**26
+CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SustainedSizes:
+    """What is measured in long loops.
+
+    Args:
+        products: m, n, k.
+        lengths: of attention's sequences, for every head width and mask.
+        tokens: of all sequences of a launch; as many sequences as they fill.
+        width: of all heads of a sequence.
+        cache_bytes: of the device's last cache.
+        loop_s: of every loop.
+    """
+
+    products: tuple[tuple[int, int, int], ...]
+    lengths: tuple[int, ...]
+    tokens: int
+    width: int
+    cache_bytes: int
+    loop_s: float
+    head_dims: tuple[int, ...]
+    masks: tuple[str, ...] = ("causal", "full")
+
+
+def sustained_sizes(device: torch.device | str) -> SustainedSizes:
+    """Sizes of training's layers on such a device; on a GPU so large that no call waits for its launch."""
+    if torch.device(device).type == "cuda":
+        wide = ((2048, 2048), (1024, 4096), (8192, 2048), (2048, 8192), (4096, 4096), (16384, 4096))
+        return SustainedSizes(
+            products=tuple((m, n, k) for m in (2048, 16384) for n, k in wide),
+            lengths=(1024, 4096, 16384),
+            tokens=16384,
+            width=2048,
+            cache_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
+            loop_s=1.0,
+            head_dims=HEAD_DIMS,
+        )
+    wide = ((256, 256), (1024, 256), (256, 1024), (512, 512))
+    return SustainedSizes(
+        products=tuple((m, n, k) for m in (64, 512) for n, k in wide),
+        lengths=(64, 128, 256),
+        tokens=256,
+        width=256,
+        cache_bytes=_cpu_cache_bytes(),
+        loop_s=0.2,
+        head_dims=(32, 64, 128),  # plain PyTorch, in which no width is special
+    )
+
+
+def _cpu_cache_bytes() -> int:
+    """Of the cache that this machine's cores share, as Linux says it."""
+    said = CPU_CACHE.read_text().strip() if CPU_CACHE.is_file() else ""
+    return int(said[:-1]) * 1024 if said.endswith("K") else UNKNOWN_CACHE_BYTES
+
+
+def num_sets(sizes: SustainedSizes, set_bytes: int) -> int:
+    """Sets of operands that overflow the last cache together; two at least."""
+    return max(2, math.ceil(CACHES * sizes.cache_bytes / set_bytes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operands:
+    """Of one product and its gradients: x [m, k], the weight [n, k] and dy [m, n]."""
+
+    x: Tensor
+    weight: Tensor
+    dy: Tensor
+
+    def forward(self) -> Tensor:
+        return functional.linear(self.x, self.weight)
+
+    def input_grad(self) -> Tensor:
+        return self.dy @ self.weight
+
+    def weight_grad(self) -> Tensor:
+        return self.dy.t() @ self.x
+
+
+DIRECTIONS: dict[str, Callable[[_Operands], Tensor]] = {
+    "forward": _Operands.forward,
+    "input_grad": _Operands.input_grad,
+    "weight_grad": _Operands.weight_grad,
+}
+
+
+def time_sustained_product(
+    clock: Clock, sizes: SustainedSizes, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> list[SustainedMatmulRow]:
+    """A layer's product, its input gradient and its weight gradient, a loop each."""
+    m, n, k = shape
+    count = num_sets(sizes, (m * k + n * k + m * n) * dtype.itemsize)
+    sets = [_Operands(*(_random(clock, dtype, s) for s in ((m, k), (n, k), (m, n)))) for _ in range(count)]
+    rows = []
+    for direction, call in DIRECTIONS.items():
+        found = clock.loop([partial(call, operands) for operands in sets], sizes.loop_s)
+        at = {"m": m, "n": n, "k": k, "num_sets": count}
+        rows.append(
+            SustainedMatmulRow(precision=name_of(dtype), direction=direction, **at, **_measured(found))
+        )
+    return rows
+
+
+def time_sustained_attention(
+    clock: Clock, sizes: SustainedSizes, dtype: torch.dtype, head_dim: int, mask: str, length: int
+) -> list[SustainedAttentionRow]:
+    """Forward and backward of attention with heads of one width, a loop each, launched as in a run."""
+    heads = max(1, sizes.width // head_dim) * max(1, sizes.tokens // length)
+    fields = token_fields(MASKS[mask](length), clock.device)
+    attention = launches(clock, fields)[RUN_LAUNCH[clock.device.type]]
+    shape = (1, heads, length, head_dim)
+    count = num_sets(sizes, 5 * math.prod(shape) * dtype.itemsize)  # with the output and its gradient
+    sets = [tuple(_random(clock, dtype, shape).requires_grad_() for _ in range(3)) for _ in range(count)]
+
+    def row(direction: str, found: Loop) -> SustainedAttentionRow:
+        return SustainedAttentionRow(
+            precision=name_of(dtype),
+            mask=mask,
+            direction=direction,
+            length=length,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=head_dim,
+            pairs=num_pairs(fields),
+            num_sets=count,
+            **_measured(found),
+        )
+
+    forward = [partial(attention, *qkv) for qkv in sets]
+    backward = [partial(_gradients, attention(*qkv), qkv, _random(clock, dtype, shape)) for qkv in sets]
+    return [
+        row("forward", clock.loop(forward, sizes.loop_s)),
+        row("backward", clock.loop(backward, sizes.loop_s)),
+    ]
+
+
+def _gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> object:
+    return torch.autograd.grad([output], inputs, [gradient], retain_graph=True)
+
+
+def _random(clock: Clock, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Power, and with it the clock, follows the bits that change: zeros would be measured too fast."""
+    return torch.randn(*shape, dtype=dtype, device=clock.device)
+
+
+def _measured(found: Loop) -> dict[str, Any]:
+    seconds = {"seconds": statistics.median(found.seconds), "spread": quartile_spread(found.seconds)}
+    return {**seconds, "loop_s": found.loop_s, **asdict(found.notes)}

@@ -1,0 +1,272 @@
+"""What an architecture must tell the runtime: how to build each layer, and what its weights are called."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+
+from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
+from runtime.models.initialise import Fill, constant, normal
+from workbench.data.sample import Item, Segment
+from workbench.model.model_graph import Module
+
+# Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
+
+
+class Pools(Protocol):
+    """Where the last layer of an encoder, whose tokens several ranks share, finds them."""
+
+    def whole(self, x_TD: Tensor) -> Tensor:
+        """All tokens of the microbatch, as far as this rank's outputs need them, out of its own."""
+        ...
+
+    def own(self, y_TD: Tensor) -> Tensor:
+        """This rank's outputs out of those of the microbatch."""
+        ...
+
+
+class Tiles(NamedTuple):
+    """How the tokens of one image lie that cross-attention reads.
+
+    Args:
+        num: tiles.
+        tokens: of every tile.
+        seen: of them, from the first on; the rest is padding.
+        filled: tiles that hold a part of the image; behind them is padding too.
+    """
+
+    num: int
+    tokens: int
+    seen: int
+    filled: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of the image."""
+        return self.num * self.tokens
+
+
+class Brought(NamedTuple):
+    """An image that cross-attention reads: whose, its place in that item, and its tokens."""
+
+    item: int  # index among the microbatch's
+    place: int
+    tiles: Tiles
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchData:
+    """Everything one stage needs to know about one microbatch, apart from activations.
+
+    Args:
+        items: in row order, which is the order of every packed tensor.
+        tokens_in: per item, tokens inside the blocks of its module.
+        tokens_out: per item, tokens behind its module (the LLM: equal to `tokens_in`).
+        raw: per item, what the first encoder layer reads: pixels [C, H, W] or mel [bins, frames].
+        input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
+        labels: [T] targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
+        placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.
+        attention: of the module's tokens; None: items one after the other, each causal in itself in
+            the LLM and in full in an encoder.
+        position_ids: [T] place of every token in its item; None: as `tokens_in` says.
+        chosen: edge name -> which of its features are placed; absent: all of them.
+        embedded: which tokens behind an encoder's first layer are this rank's, -1 for padding: every
+            rank embeds whole items; None: all of them.
+        returned: which rows of the whole gradient of the module's output are of this rank's tokens, -1
+            for padding; None: all of them.
+        pooling: how the last layer of a shared encoder finds the tokens that it shrinks; None: they
+            are all here.
+        carries_from: first layer whose output carries a gradient on some context-parallel rank;
+            None: none does, or there is only one rank.
+        grids: per item of an encoder, the grid that its segment names.
+        brought: edge name -> what cross-attention reads of it, in the order of its features.
+        item_ids: [T] index of every token's item, -1 for padding; given where `brought` is.
+        num_held: tokens inside the blocks on this rank, padding included; None: as `tokens_in` says.
+
+    Where context-parallel ranks share the microbatch, tensors are of this rank's tokens alone.
+    """
+
+    items: tuple[Item, ...]
+    tokens_in: tuple[int, ...]
+    tokens_out: tuple[int, ...]
+    raw: tuple[Tensor, ...] = ()
+    input_ids: Tensor | None = None
+    labels: Tensor | None = None
+    placed: Mapping[str, Tensor] = field(default_factory=dict)
+    attention: Attends | None = None
+    position_ids: Tensor | None = None
+    chosen: Mapping[str, Tensor] = field(default_factory=dict)
+    carries_from: int | None = None
+    embedded: Tensor | None = None
+    returned: Tensor | None = None
+    pooling: Pools | None = None
+    grids: tuple[tuple[int, int] | None, ...] = ()
+    brought: Mapping[str, tuple[Brought, ...]] = field(default_factory=dict)
+    item_ids: Tensor | None = None
+    num_held: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens inside the blocks of the module, on this rank."""
+        return sum(self.tokens_in) if self.num_held is None else self.num_held
+
+
+PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up
+NO_TARGET = -100
+
+
+Rotations = Mapping[str, tuple[Tensor, Tensor]]
+ONE_ROTATION = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all layers of a stage share during one forward pass.
+
+    Args:
+        rotary: kind of layer -> cosine and sine of every token's angles; `ONE_ROTATION` where all
+            layers turn alike, empty where positions are no rotations.
+    """
+
+    data: MicrobatchData
+    packing: Packing | Attends
+    rotary: Rotations = field(default_factory=dict)
+
+
+class StageLayer(nn.Module, ABC):
+    """One layer of a module: transformers' own submodules under their own parameter names.
+
+    Args:
+        prefixes: attribute of this layer -> prefix of its parameters in a Hugging Face checkpoint
+            of the module, e.g. {"block": "model.layers.3"}.
+        std: standard deviation of freshly drawn matrices.
+    """
+
+    def __init__(self, prefixes: Mapping[str, str], std: float) -> None:
+        super().__init__()
+        self.prefixes = dict(prefixes)
+        self.std = std
+
+    @abstractmethod
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        """Packed [T, D] to packed [T', D']; the LLM's head returns the summed loss instead."""
+
+    def hugging_face_name(self, name: str) -> str:
+        """'block.mlp.up_proj.weight' as 'model.layers.3.mlp.up_proj.weight'."""
+        attribute, _, rest = name.partition(".")
+        prefix = self.prefixes[attribute]
+        return f"{prefix}.{rest}" if rest else prefix
+
+    def fill(self, name: str) -> Fill:
+        """How the parameter of that (local) name starts: norms at identity, biases at 0, the rest normal."""
+        owner = self.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, nn.LayerNorm) and name.endswith("weight"):
+            return constant(1.0)
+        if hasattr(owner, "offset"):
+            return constant(1.0 - float(owner.offset))
+        return constant(0.0) if name.endswith("bias") else normal(self.std)
+
+
+@contextmanager
+def named_refusals(module: str) -> Iterator[None]:
+    """What transformers refuses in a configuration, as a ValueError that names the module."""
+    try:
+        yield
+    except (StrictDataclassError, AssertionError, KeyError, TypeError) as error:
+        reason = f"unknown value {error}" if isinstance(error, KeyError) else str(error)
+        message = " ".join(reason.split())
+        raise ValueError(f"module {module!r}: transformers refuses its configuration: {message}") from error
+
+
+class Adapter(ABC):
+    """One module of a plan seen through its transformers architecture. Holds no weights.
+
+    Layers are built one by one, on the meta device, so that a rank never constructs more
+    than the layers it holds.
+    """
+
+    raw_layer = 0  # the layer that reads raw inputs
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        register_packed_sdpa()
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """Layers of the whole module: embeddings, blocks, projector or head."""
+
+    def build(self, index: int) -> StageLayer:
+        """The layer at that position of the module, its parameters on the meta device.
+
+        Raises:
+            ValueError: transformers cannot make it from the configuration.
+        """
+        with named_refusals(self.module.name), torch.device("meta"):
+            return self._layer(index)
+
+    @abstractmethod
+    def _layer(self, index: int) -> StageLayer:
+        """Make that layer; the default device is meta."""
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Prefixes under which checkpoints may carry this module's names; the first is its own."""
+        return ("",)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Prefixes of checkpoint tensors that the runtime does not use, e.g. a pooling head."""
+        return ()
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Name of a tied parameter -> name of the first parameter that is the same weight."""
+        return {}
+
+    @property
+    def written_by(self) -> Mapping[str, int]:
+        """Name that several layers have for one weight -> the layer that a checkpoint takes it from."""
+        return {}
+
+    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        """Shape of what the encoder reads for a segment; ValueError where it cannot be that size."""
+        raise ValueError(f"module {self.module.name!r} reads tokens, not {segment.modality}")
+
+    def tiles(self, segment: Segment) -> Tiles:
+        """How an image's tokens lie for cross-attention; ValueError where they stand in a sequence."""
+        raise ValueError(
+            f"module {self.module.name!r}: its {segment.modality} tokens stand in the LLM's sequence, "
+            "cross-attention cannot read them"
+        )
+
+    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
+        """What the layers of a stage share for one microbatch."""
+        del dtype
+        return Context(data=data, packing=data.attention or pack(data.tokens_in, device))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Hugging Face name -> shape of every weight of the whole module; tied ones once."""
+        layers = (self.build(index) for index in range(self.num_layers))
+        found = {
+            layer.hugging_face_name(name): tuple(parameter.shape)
+            for layer in layers
+            for name, parameter in layer.named_parameters()
+        }
+        return {name: shape for name, shape in found.items() if name not in self.aliases}
+
+    def check_layers(self) -> None:
+        """ValueError unless the plan's module has as many layers as the architecture."""
+        if len(self.module.layers) != self.num_layers:
+            raise ValueError(
+                f"module {self.module.name!r}: its configuration makes {self.num_layers} layers "
+                f"(embeddings, blocks, projector or head), the plan has {len(self.module.layers)}"
+            )
+
+
+ATTENTION = PACKED_SDPA

@@ -1,0 +1,133 @@
+"""Audio encoders: Whisper's and Qwen2-Audio's."""
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
+
+from runtime.models.adapter import ATTENTION, Adapter, Context, StageLayer
+from runtime.models.initialise import Fill
+from runtime.models.projector import PooledProjectorLayer, ProjectorLayer
+from workbench.data.sample import Segment
+from workbench.model.model_graph import Module
+
+# Shape suffixes: N = clips, M = mel bins, S = mel frames, T = packed tokens, D = hidden width.
+
+FRAMES_PER_TOKEN = 2  # the second convolution has stride 2
+
+
+class ConvStem(StageLayer):
+    """Layer 0: two convolutions over mel frames, and positions.
+
+    Differs: transformers wants every clip padded to 30 s; here a clip of fewer frames takes the
+    first positions, so that a plan can say how long each clip is.
+    """
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__(
+            {"conv1": "conv1", "conv2": "conv2", "embed_positions": "embed_positions"}, config.init_std
+        )
+        self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
+        self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del hidden_TD, features
+        clips = context.data.raw
+        lengths: dict[int, list[int]] = {}
+        for index, clip in enumerate(clips):
+            lengths.setdefault(clip.shape[-1], []).append(index)
+        embedded: dict[int, Tensor] = {}
+        for members in lengths.values():
+            mel_NMS = torch.stack([clips[index] for index in members])
+            x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
+            x_NTD = x_NDT.transpose(1, 2)
+            x_NTD = x_NTD + self.embed_positions.weight[: x_NTD.shape[1]]
+            embedded.update(zip(members, x_NTD, strict=True))
+        return torch.cat([embedded[index] for index in range(len(clips))])
+
+    def fill(self, name: str) -> Fill:
+        if name == "embed_positions.weight":
+            return lambda shape, _: sinusoids(*shape).to(torch.float32)
+        return super().fill(name)
+
+
+class AudioBlock(StageLayer):
+    """Layers 1..N: one encoder layer on packed clips."""
+
+    def __init__(self, config: WhisperConfig, index: int) -> None:
+        super().__init__({"block": f"layers.{index}"}, config.init_std)
+        self.block = WhisperEncoderLayer(config)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        y_1TD: Tensor = self.block(hidden_TD[None], attention_mask=context.packing)
+        return y_1TD[0]
+
+
+class WhisperAdapter(Adapter):
+    """Whisper's encoder; features are its final norm's output.
+
+    Differs: transformers keeps the sinusoidal positions out of training; here, as for every
+    weight, the plan's layer says whether they are trained.
+    """
+
+    _last: type[ProjectorLayer] = ProjectorLayer
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        super().__init__(module)
+        self.config = WhisperConfig.from_dict(json.loads(config))
+        self.config._attn_implementation = ATTENTION
+        self.projector = projector
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.encoder_layers) + 2
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "model.encoder.", "encoder.")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return ("model.decoder.", "decoder.", "proj_out.")
+
+    @property
+    def max_tokens(self) -> int:
+        """Positions of the longest clip."""
+        return int(self.config.max_source_positions)
+
+    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        limit = self.max_tokens
+        if segment.tokens_in > limit:
+            raise ValueError(
+                f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has {limit} "
+                f"positions, got {segment.tokens_in} tokens"
+            )
+        return (self.config.num_mel_bins, FRAMES_PER_TOKEN * segment.tokens_in)
+
+    def _layer(self, index: int) -> StageLayer:
+        config = self.config
+        if index == 0:
+            return ConvStem(config)
+        if index < self.num_layers - 1:
+            return AudioBlock(config, index - 1)
+        widths = (config.d_model, self.module.layers[-1].out_width)
+        return self._last(self.projector, widths, config.init_std, nn.LayerNorm(config.d_model), "layer_norm")
+
+
+class Qwen2AudioAdapter(WhisperAdapter):
+    """Qwen2-Audio's encoder: Whisper's, with the mean of two tokens before the final norm.
+
+    Its layers are Whisper's under the same names, so they are built as Whisper's.
+    """
+
+    _last = PooledProjectorLayer
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "audio_tower.", "model.audio_tower.")

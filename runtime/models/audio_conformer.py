@@ -1,0 +1,153 @@
+"""Phi-4-multimodal's audio encoder: convolutions, and conformer blocks that share one table of biases."""
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
+    Phi4MultimodalAudioConfig,
+    Phi4MultimodalAudioConformerEncoderLayer,
+    Phi4MultimodalAudioNemoConvSubsampling,
+    Phi4MultimodalAudioRelativeAttentionBias,
+)
+
+from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.attention import Packing
+from runtime.models.projector import ProjectorLayer
+from workbench.data.sample import Segment
+from workbench.model.model_graph import Module
+
+# Shape suffixes: N = clips of one length L, M = mel bins, S = mel frames, T = packed tokens, H = heads,
+# D = width.
+
+MOST_TOKENS = 500  # transformers cuts longer clips into windows of as many
+BIAS = "relative_attention_bias_layer"
+
+
+def _by_length(x_TD: Tensor, packing: Packing) -> list[Tensor]:
+    """[N, L, D] for every length there is, in the order of the packing's groups."""
+    return [
+        (x_TD if group.index is None else x_TD.index_select(0, group.index)).unflatten(
+            0, (group.count, group.length)
+        )
+        for group in packing.groups
+    ]
+
+
+def _packed(groups: list[Tensor], packing: Packing) -> Tensor:
+    """[T, D], the inverse of `_by_length`."""
+    flat_TD = torch.cat([group.flatten(0, 1) for group in groups])
+    return flat_TD if packing.restore is None else flat_TD.index_select(0, packing.restore)
+
+
+class ConvStem(StageLayer):
+    """Layer 0: convolutions over time and mel bins that make one token of several frames.
+
+    Differs: transformers first takes off a mean and a scale that a checkpoint brings as buffers;
+    here clips are given normalised.
+    """
+
+    def __init__(self, config: Phi4MultimodalAudioConfig) -> None:
+        super().__init__({"embed": "embed"}, config.initializer_range)
+        self.embed = Phi4MultimodalAudioNemoConvSubsampling(config)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del hidden_TD, features
+        embedded = [self.embed(clip_MS.t()[None], None)[0][0] for clip_MS in context.data.raw]
+        return torch.cat(embedded)
+
+
+class ConformerBlock(StageLayer):
+    """Layers 1..N: one conformer block, clips of one length side by side.
+
+    Its attention adds a learned bias to every score, so it runs in torch's own kernel with that
+    bias as a mask; convolutions look back inside a clip alone.
+    """
+
+    def __init__(self, config: Phi4MultimodalAudioConfig, index: int) -> None:
+        super().__init__({"block": f"encoders.{index}", "bias": BIAS}, config.initializer_range)
+        self.block = Phi4MultimodalAudioConformerEncoderLayer(config)
+        self.bias = Phi4MultimodalAudioRelativeAttentionBias(config)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        assert isinstance(context.packing, Packing), "made by this adapter"
+        groups = _by_length(hidden_TD, context.packing)
+        return _packed([self._run(x_NLD) for x_NLD in groups], context.packing)
+
+    def _run(self, x_NLD: Tensor) -> Tensor:
+        block = self.block
+        x_NLD = x_NLD + 0.5 * block.feed_forward_in(x_NLD)
+        x_NLD = x_NLD + self._attended(block.layer_norm_att(x_NLD))
+        x_NLD = x_NLD + block.conv(x_NLD)
+        x_NLD = x_NLD + 0.5 * block.feed_forward_out(x_NLD)
+        y_NLD: Tensor = block.layer_norm(x_NLD)
+        return y_NLD
+
+    def _attended(self, x_NLD: Tensor) -> Tensor:
+        attention = self.block.self_attn
+        q_NHLD, k_NHLD, v_NHLD = (
+            project(x_NLD).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        y_NHLD = functional.scaled_dot_product_attention(
+            q_NHLD, k_NHLD, v_NHLD, attn_mask=self.bias(x_NLD), scale=attention.scaling
+        )
+        y_NLD: Tensor = attention.o_proj(y_NHLD.transpose(1, 2).flatten(2))
+        return y_NLD
+
+
+class ConformerAdapter(Adapter):
+    """Phi-4-multimodal's audio encoder; features are the last block's output."""
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        super().__init__(module)
+        self.config = Phi4MultimodalAudioConfig.from_dict(json.loads(config))
+        if self.config.chunk_size >= 0:
+            raise ValueError(
+                f"module {module.name!r}: chunk_size must be -1, got {self.config.chunk_size}: attention in "
+                "chunks is not built"
+            )
+        self.projector = projector
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_blocks) + 2
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "encoder.", "audio_embed.encoder.", "model.embed_tokens_extend.audio_embed.encoder.")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return ("encoder_embedding.",)
+
+    @property
+    def written_by(self) -> Mapping[str, int]:
+        """Every block has the one table of biases, under one name."""
+        return {f"{BIAS}.bias_values.weight": 1}
+
+    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        if segment.tokens_in > MOST_TOKENS:
+            raise ValueError(
+                f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} takes clips of up to "
+                f"{MOST_TOKENS} tokens, got {segment.tokens_in}"
+            )
+        return (self.config.input_size, self.config.time_reduction * segment.tokens_in)
+
+    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
+        if data.attention is not None:
+            raise ValueError(f"module {self.module.name!r}: conformers do not share tokens; want cp 1")
+        return super().context(data, device, dtype)
+
+    def _layer(self, index: int) -> StageLayer:
+        config = self.config
+        if index == 0:
+            return ConvStem(config)
+        if index < self.num_layers - 1:
+            return ConformerBlock(config, index - 1)
+        widths = (config.hidden_size, self.module.layers[-1].out_width)
+        return ProjectorLayer(self.projector, widths, config.initializer_range)

@@ -1,0 +1,236 @@
+"""Decoder-only language models: Llama and the architectures built like it."""
+
+import json
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.configuration_utils import PretrainedConfig
+
+from runtime.models.adapter import (
+    ATTENTION,
+    NO_TARGET,
+    ONE_ROTATION,
+    Adapter,
+    Context,
+    MicrobatchData,
+    Rotations,
+    StageLayer,
+)
+from runtime.models.attention import pack, positions
+from runtime.models.decoder_families import DECODERS, DecoderFamily
+from runtime.models.norm import WideRMSNorm, widen_norms
+from runtime.models.router import widen_routers
+from workbench.model.model_graph import Module
+
+# Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width, V = vocabulary.
+
+
+def _std(config: PretrainedConfig) -> float:
+    """Standard deviation of fresh matrices; OPT has a word of its own for it."""
+    return float(config.init_std if hasattr(config, "init_std") else config.initializer_range)
+
+
+class EmbedTokens(StageLayer):
+    """Layer 0: token embeddings, with each edge's features at the places its segments hold; positions."""
+
+    def __init__(self, config: PretrainedConfig, family: DecoderFamily) -> None:
+        names = {"embed_tokens": family.embedding}
+        table = family.positions
+        if table is not None:
+            names["embed_positions"] = table.name
+        super().__init__(names, _std(config))
+        padding = config.pad_token_id if family.pads_embedding else None
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding)
+        self.scale = math.sqrt(config.hidden_size) if family.scales_embedding else None
+        self.first_position = 0 if table is None else table.offset
+        self.embed_positions = None
+        if table is not None:
+            rows = config.max_position_embeddings + table.offset
+            self.embed_positions = nn.Embedding(rows, config.hidden_size)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del hidden_TD
+        merged_TD = self._merged(features, context)
+        if self.embed_positions is None:
+            return merged_TD
+        place_T = _position_ids(context.data, merged_TD.device)
+        positions_TD: Tensor = self.embed_positions(place_T + self.first_position)
+        return merged_TD + positions_TD
+
+    def _merged(self, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        """[T, D] of tokens and features, before positions."""
+        ids_T = context.data.input_ids
+        assert ids_T is not None, "the first stage of the LLM is given its tokens"
+        text = torch.nonzero(ids_T >= 0).squeeze(1)
+        text_TD: Tensor = self.embed_tokens(ids_T[text])
+        if self.scale is not None:
+            text_TD = text_TD * torch.tensor(self.scale).to(text_TD)  # rounded as transformers rounds it
+        if len(text) == len(ids_T):
+            return text_TD
+        merged_TD = text_TD.new_zeros(len(ids_T), text_TD.shape[1]).index_copy(0, text, text_TD)
+        for edge, features_ED in features.items():
+            merged_TD = merged_TD.index_copy(0, context.data.placed[edge], features_ED)
+        return merged_TD
+
+
+def _position_ids(data: MicrobatchData, device: torch.device) -> Tensor:
+    """[T] place of every token in its item."""
+    return positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
+
+
+class DecoderBlock(StageLayer):
+    """Layers 1..N: transformers' decoder layer on one packed row."""
+
+    def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
+        super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
+        self.block = family.layer(config, layer_idx=index)
+        self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
+        if family.router is not None:
+            widen_routers(self, family.router)
+        if family.adapt is not None:
+            family.adapt(self)
+        if family.norm is not None:
+            widen_norms(self, family.norm, family.norm_offset)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        y_1TD: Tensor = self.block(
+            hidden_TD[None],
+            attention_mask=context.packing,
+            position_embeddings=context.rotary.get(self.rotation),
+        )
+        return y_1TD[0]
+
+
+def _layer_norm_eps(config: PretrainedConfig) -> float:
+    """As it is called in Phi and in GPT-2; OPT has no word for it and takes torch's."""
+    if hasattr(config, "layer_norm_eps"):
+        return float(config.layer_norm_eps)
+    return float(getattr(config, "layer_norm_epsilon", 1e-5))
+
+
+class NextTokenHead(StageLayer):
+    """Layer N+1: final norm, head and the sum of next-token losses, in float32 or wider."""
+
+    def __init__(self, config: PretrainedConfig, family: DecoderFamily) -> None:
+        super().__init__({"norm": family.final_norm, "lm_head": "lm_head"}, _std(config))
+        if family.norm is None:
+            self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=_layer_norm_eps(config))
+        else:
+            self.norm = WideRMSNorm(config.hidden_size, config.rms_norm_eps, family.norm_offset)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias)
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """[T, V]."""
+        logits_TV: Tensor = self.lm_head(self.norm(hidden_TD))
+        if self.softcap is None:
+            return logits_TV
+        return torch.tanh(logits_TV / self.softcap) * self.softcap
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        labels_T = context.data.labels
+        assert hidden_TD is not None, "the head is given its input"
+        assert labels_T is not None, "the head is given its targets"
+        logits_TV = self.logits(hidden_TD)
+        wide_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+        return functional.cross_entropy(wide_TV, labels_T, ignore_index=NO_TARGET, reduction="sum")
+
+
+class DecoderAdapter(Adapter):
+    """A decoder-only language model."""
+
+    def __init__(self, module: Module, architecture: str, config: str) -> None:
+        super().__init__(module)
+        self.family = DECODERS[architecture]
+        self.config = self.family.config.from_dict(json.loads(config))
+        self.config._attn_implementation = ATTENTION
+        self.config._experts_implementation = "eager"  # the chosen experts, one after the other
+        self._refuse_what_depends_on_others()
+        self._rotary = None if self.family.rotary is None else self.family.rotary(config=self.config)
+
+    def _refuse_what_depends_on_others(self) -> None:
+        """ValueError for positions that depend on the batch, and attention that looks ahead."""
+        for rope_type in _rope_types(self.config):
+            if rope_type in ("dynamic", "longrope"):
+                raise ValueError(
+                    f"module {self.module.name!r}: rope type {rope_type!r} depends on the longest sequence "
+                    "of a batch, so results would depend on grouping; give a fixed one, e.g. 'default' or "
+                    "'yarn'"
+                )
+        if getattr(self.config, "use_bidirectional_attention", None):
+            raise ValueError(
+                f"module {self.module.name!r}: use_bidirectional_attention must be false: the language "
+                "model predicts the next token"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers) + 2
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def ties_embeddings(self) -> bool:
+        return bool(self.config.tie_word_embeddings)
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return {"lm_head.weight": f"{self.family.embedding}.weight"} if self.ties_embeddings else {}
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return ("model.rotary_emb.",)
+
+    def _layer(self, index: int) -> StageLayer:
+        if index == 0:
+            return EmbedTokens(self.config, self.family)
+        if index == self.num_layers - 1:
+            return NextTokenHead(self.config, self.family)
+        return DecoderBlock(self.config, self.family, index - 1)
+
+    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
+        self._check_lengths(data)
+        packing = data.attention or pack(data.tokens_in, device)
+        return Context(data=data, packing=packing, rotary=self._rotations(data, device, dtype))
+
+    def _check_lengths(self, data: MicrobatchData) -> None:
+        longest = max(data.tokens_in)
+        if self.family.positions is not None:
+            limit, reason = self.config.max_position_embeddings, "a table of {} positions"
+        elif self.family.longest_item is not None:
+            limit, reason = self.family.longest_item(self.config), "one attention up to {} tokens"
+        else:
+            return
+        if longest > limit:
+            item = data.items[data.tokens_in.index(longest)]
+            has = reason.format(limit)
+            raise ValueError(
+                f"item {tuple(item)}: module {self.module.name!r} has {has}, got {longest} tokens"
+            )
+
+    def _rotations(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Rotations:
+        if self._rotary is None:
+            return {}
+        ids_1T, like = _position_ids(data, device)[None], torch.empty(0, dtype=dtype, device=device)
+        if not self.family.rotates_by_layer_type:
+            return {ONE_ROTATION: self._rotary(like, ids_1T)}
+        kinds = sorted(set(self.config.layer_types))
+        return {kind: self._rotary(like, ids_1T, kind) for kind in kinds}
+
+
+def _rope_types(config: PretrainedConfig) -> tuple[str, ...]:
+    """Of all kinds of layers; none where positions are a table."""
+    found = getattr(config, "rope_parameters", None)
+    if found is None:
+        return ()
+    if "rope_type" in found:
+        return (found["rope_type"],)
+    return tuple(each["rope_type"] for each in found.values())

@@ -1,0 +1,142 @@
+"""Parts of a Llama 4 layer that run on packed items: attention of complex rotations, chosen experts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.configuration_utils import PretrainedConfig
+from transformers.models.llama4.modeling_llama4 import (
+    Llama4TextAttention,
+    Llama4TextExperts,
+    Llama4TextMoe,
+)
+
+from runtime.models.attention import packed_sdpa
+
+# Shape suffixes: T = packed tokens, N = those of one expert, H = heads, D = width, X = experts, K = experts
+# per token.
+
+SHARED_EXPERT = "shared_expert"  # the attribute of `ChosenExperts` that all tokens go through
+
+
+def longest_item(config: PretrainedConfig) -> int:
+    """Tokens up to which attention neither falls into chunks nor is tempered by position."""
+    limits = [int(config.max_position_embeddings)]
+    if config.attention_chunk_size is not None:
+        limits.append(int(config.attention_chunk_size))
+    if config.attn_temperature_tuning:
+        limits.append(int(config.floor_scale) - 1)
+    return min(limits)
+
+
+def turned(x_1THD: Tensor, angles_1TD: Tensor) -> Tensor:
+    """Pairs (2i, 2i + 1) times complex numbers, in the wider of float32 and the input's type.
+
+    Differs: transformers rounds float64 inputs to float32, see `WideRMSNorm`.
+    """
+    wide = x_1THD.to(torch.promote_types(x_1THD.dtype, torch.float32))
+    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * angles_1TD[:, :, None]).flatten(3).to(x_1THD.dtype)
+
+
+def scaled_to_one(x: Tensor, eps: float) -> Tensor:
+    """Divided by the root of its mean square, without weights."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+class PackedAttention(nn.Module):
+    """Llama 4's attention out of its own matmuls; positions are those inside each item.
+
+    Layers without rotations temper their queries by position from `floor_scale` on; items that
+    long are refused, so the factor is one.
+    """
+
+    is_causal = True
+
+    def __init__(self, attention: Llama4TextAttention) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
+        self.v_proj, self.o_proj = attention.v_proj, attention.o_proj
+        self.head_dim: int = attention.head_dim
+        self.rotates = bool(attention.use_rope)
+        self.eps: float | None = attention.qk_norm.eps if hasattr(attention, "qk_norm") else None
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Any, **_: object
+    ) -> tuple[Tensor, None]:
+        """[1, T, D] and None (no attention weights)."""
+        q_1THD, k_1THD, v_1THD = (
+            project(hidden_states).unflatten(-1, (-1, self.head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.rotates:
+            q_1THD, k_1THD = (turned(x, position_embeddings) for x in (q_1THD, k_1THD))
+        if self.eps is not None:
+            q_1THD, k_1THD = (scaled_to_one(x, self.eps) for x in (q_1THD, k_1THD))
+        heads = (x.transpose(1, 2) for x in (q_1THD, k_1THD, v_1THD))
+        y_1THD, _ = packed_sdpa(self, *heads, attention_mask)
+        return self.o_proj(y_1THD.flatten(2)), None
+
+
+class RoutedExperts(nn.Module):
+    """The experts of which each token has K, under transformers' names of weights; only the chosen run."""
+
+    def __init__(self, experts: Llama4TextExperts) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
+        self.act_fn = experts.act_fn
+
+    def forward(self, x_TD: Tensor, chosen_TK: Tensor, score_TK: Tensor) -> Tensor:
+        """[T, D] sums over each token's experts, which read it times their scores."""
+        y_TD = torch.zeros_like(x_TD)
+        for expert, weights in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
+            token, place = torch.nonzero(chosen_TK == expert, as_tuple=True)
+            if len(token):
+                y_ND = self.run(x_TD[token] * score_TK[token, place, None], *weights)
+                y_TD = y_TD.index_add(0, token, y_ND)
+        return y_TD
+
+    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """[N, D] one expert's results."""
+        gate, up = (x_ND @ gate_up).chunk(2, dim=-1)
+        y_ND: Tensor = (up * self.act_fn(gate)) @ down
+        return y_ND
+
+
+class ChosenExperts(nn.Module):
+    """One expert for all tokens and, of the others, each token's K best by the router.
+
+    No capacity, so no token is dropped. An expert reads a token times the sigmoid of its score.
+    Differs: transformers runs every expert on every token, times zero where it was not chosen.
+    """
+
+    def __init__(self, experts: Llama4TextMoe) -> None:
+        super().__init__()
+        self.router, self.experts = experts.router, RoutedExperts(experts.experts)
+        self.shared_expert = experts.shared_expert
+        self.total = nn.Identity()  # of the experts: where ranks that hold parts of them add up
+        self.top_k: int = experts.top_k
+
+    def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, K] each token's experts, and the sigmoids of their scores."""
+        score_TX = nn.functional.linear(x_TD, self.router.weight)
+        best_TK, chosen_TK = score_TX.topk(self.top_k, dim=-1)
+        wide_TK = best_TK.to(torch.promote_types(best_TK.dtype, torch.float32)).sigmoid()
+        return chosen_TK, wide_TK.to(best_TK.dtype)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
+        """[1, T, D] to ([T, D], None)."""
+        x_TD = hidden_states.flatten(0, 1)
+        y_TD: Tensor = self.shared_expert(x_TD)
+        return self.total(y_TD + self.experts(x_TD, *self.route(x_TD))), None
+
+
+def adapt(layer: nn.Module) -> None:
+    """Put both in the places of transformers' own inside a layer, under the same names of weights."""
+    for parent in list(layer.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Llama4TextAttention):
+                setattr(parent, name, PackedAttention(child))
+            elif isinstance(child, Llama4TextMoe):
+                setattr(parent, name, ChosenExperts(child))

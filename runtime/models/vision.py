@@ -1,0 +1,199 @@
+"""Vision encoders: SigLIP and CLIP."""
+
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers.configuration_utils import PretrainedConfig
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionConfig, CLIPVisionEmbeddings
+from transformers.models.siglip.modeling_siglip import (
+    SiglipEncoderLayer,
+    SiglipVisionConfig,
+    SiglipVisionEmbeddings,
+)
+
+from runtime.models.adapter import ATTENTION, Adapter, Context, StageLayer
+from runtime.models.initialise import Fill, normal
+from runtime.models.projector import ProjectorLayer
+from workbench.data.sample import Segment
+from workbench.model.model_graph import Module
+
+# Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
+
+
+def grid_of(num_patches: int) -> tuple[int, int]:
+    """(rows, columns) of an image of that many patches: the most square grid, wider than high."""
+    rows = next(r for r in range(math.isqrt(num_patches), 0, -1) if num_patches % r == 0)
+    return rows, num_patches // rows
+
+
+class EmbedImages(StageLayer):
+    """Layer 0: images of one size run together, and come out in the order they came in."""
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del hidden_TD, features
+        images = context.data.raw
+        sizes: dict[tuple[int, ...], list[int]] = {}
+        for index, image in enumerate(images):
+            sizes.setdefault(tuple(image.shape), []).append(index)
+        embedded: dict[int, Tensor] = {}
+        for members in sizes.values():
+            pixels_NCHW = torch.stack([images[index] for index in members])
+            embedded.update(zip(members, self.embed(pixels_NCHW), strict=True))
+        return torch.cat([embedded[index] for index in range(len(images))])
+
+    @abstractmethod
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        """[N, T, D] of N images of one size."""
+
+
+class EmbedPatches(EmbedImages):
+    """Patches, positions and, for CLIP, the class token and its first norm.
+
+    A size other than the configured one gets interpolated positions, as transformers' own
+    embeddings do it.
+    """
+
+    def __init__(self, embeddings: nn.Module, pre_norm: nn.Module | None, std: float) -> None:
+        super().__init__({"embeddings": "embeddings", "pre_norm": "pre_layrnorm"}, std)
+        self.embeddings = embeddings
+        self.pre_norm = pre_norm
+        num_positions = self.embeddings.num_positions
+        with torch.device("cpu"):  # the only buffer; made on the meta device it would hold nothing
+            self.embeddings.position_ids = torch.arange(num_positions).expand((1, -1))
+
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        resized = pixels_NCHW.shape[2:] != (self.embeddings.image_size,) * 2
+        x_NTD: Tensor = self.embeddings(pixels_NCHW, interpolate_pos_encoding=resized)
+        return x_NTD if self.pre_norm is None else self.pre_norm(x_NTD)
+
+
+class VisionBlock(StageLayer):
+    """Layers 1..N: one encoder layer on packed images."""
+
+    blocks = "encoder.layers"
+
+    def __init__(self, block: nn.Module, index: int, std: float) -> None:
+        super().__init__({"block": f"{self.blocks}.{index}"}, std)
+        self.block = block
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        y_1TD: Tensor = self.block(hidden_TD[None], attention_mask=context.packing)
+        return y_1TD[0]
+
+
+class XavierBlock(VisionBlock):
+    """A SigLIP layer: its matrices start with Xavier's scale, as transformers starts them."""
+
+    def fill(self, name: str) -> Fill:
+        if isinstance(self.get_submodule(name.rpartition(".")[0]), nn.Linear) and name.endswith("weight"):
+            return normal(math.sqrt(2.0 / sum(self.get_parameter(name).shape)))
+        return super().fill(name)
+
+
+def square_px(side: int | Sequence[int]) -> int:
+    """224 out of 224 or (224, 224)."""
+    return side if isinstance(side, int) else int(side[0])
+
+
+class VisionAdapter(Adapter):
+    """What vision transformers of one configured image size share: sizes of images, the layer list."""
+
+    config: PretrainedConfig
+    has_class_token = False
+
+    def __init__(self, module: Module, config: PretrainedConfig, projector: str | None) -> None:
+        super().__init__(module)
+        self.config = config
+        self.config._attn_implementation = ATTENTION
+        self.projector = projector
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers) + 2
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "vision_model.", "vision_tower.", "vision_tower.vision_model.")
+
+    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        patches = segment.tokens_in - (1 if self.has_class_token else 0)
+        if patches < 1:
+            raise ValueError(
+                f"segment {segment.modality}[{segment.k}]: no patches left besides the class token"
+            )
+        patch = square_px(self.config.patch_size)
+        side = square_px(self.config.image_size) // patch
+        guessed = (side, side) if patches == side * side else grid_of(patches)
+        rows, columns = segment.grid or guessed
+        if rows * columns != patches:
+            raise ValueError(
+                f"segment {segment.modality}[{segment.k}]: {patches} patches are not {rows} rows of {columns}"
+            )
+        return (self.config.num_channels, rows * patch, columns * patch)
+
+    @property
+    def native_tokens(self) -> tuple[int, int]:
+        """(tokens in, tokens out) of an image of the configured size."""
+        patches = (square_px(self.config.image_size) // square_px(self.config.patch_size)) ** 2
+        return patches + (1 if self.has_class_token else 0), patches
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.config.hidden_size, self.module.layers[-1].out_width
+
+
+class SiglipAdapter(VisionAdapter):
+    """SigLIP's vision tower; features are its final norm's output. The pooling head is not built."""
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        super().__init__(module, SiglipVisionConfig.from_dict(json.loads(config)), projector)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return ("head.", "text_model.", "logit_scale", "logit_bias")
+
+    def _layer(self, index: int) -> StageLayer:
+        config = self.config
+        std = config.hidden_size**-0.5
+        if index == 0:
+            return EmbedPatches(SiglipVisionEmbeddings(config), None, std)
+        if index < self.num_layers - 1:
+            return XavierBlock(SiglipEncoderLayer(config), index - 1, std)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        return ProjectorLayer(self.projector, self._widths, std, norm, "post_layernorm")
+
+
+class ClipAdapter(VisionAdapter):
+    """CLIP's vision tower as LLaVA uses it: patch features of the last block that the plan has.
+
+    The class token is dropped before the projector and the pooled output's norm is not used.
+    LLaVA reads the second-last block; a configuration with one block fewer says the same
+    without running a block whose result nobody reads.
+    """
+
+    has_class_token = True
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        super().__init__(module, CLIPVisionConfig.from_dict(json.loads(config)), projector)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return ("post_layernorm.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
+
+    def _layer(self, index: int) -> StageLayer:
+        config = self.config
+        std = config.hidden_size**-0.5 * config.initializer_factor
+        if index == 0:
+            norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            return EmbedPatches(CLIPVisionEmbeddings(config), norm, config.initializer_range)
+        if index < self.num_layers - 1:
+            return VisionBlock(
+                CLIPEncoderLayer(config), index - 1, std * (2 * len(self.module.layers)) ** -0.5
+            )
+        return ProjectorLayer(self.projector, self._widths, std, has_class_token=True)

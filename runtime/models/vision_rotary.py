@@ -1,0 +1,365 @@
+"""Vision encoders of images of any size, whose positions are rotations: Pixtral's and Qwen's."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.configuration_utils import PretrainedConfig
+from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+
+from runtime.models.adapter import ATTENTION, ONE_ROTATION, Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.attention import Packing, pack, packed_sdpa
+from runtime.models.norm import WideRMSNorm, widen_norms
+from runtime.models.patch_grid import blockwise, patches_of
+from runtime.models.projector import ProjectorLayer
+from runtime.models.vision import EmbedImages, VisionBlock, grid_of
+from workbench.data.sample import Segment
+from workbench.model.model_graph import Module
+
+# Shape suffixes: T = packed tokens, G = packed groups of tokens that merge, H = heads, D = width,
+# C = channels, Y and X = rows and columns of pixels.
+
+
+@dataclass(frozen=True, slots=True)
+class GridContext(Context):
+    """What layers of an encoder with windows share.
+
+    Args:
+        windows: tokens of one window, in the order inside the encoder.
+        order: [G] where each group of merging tokens was before windows put it elsewhere.
+    """
+
+    windows: Packing | None = None
+    order: Tensor | None = None
+
+
+def window_order(rows: int, columns: int, side: int) -> tuple[Tensor, list[int]]:
+    """Places of a grid window by window, and how many each window has; those at the edge have fewer."""
+    place_YX = torch.arange(rows * columns).unflatten(0, (rows, columns))
+    windows = [
+        place_YX[top : top + side, left : left + side].flatten()
+        for top in range(0, rows, side)
+        for left in range(0, columns, side)
+    ]
+    return torch.cat(windows), [len(window) for window in windows]
+
+
+def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2), in the wider of float32 and the input's type."""
+    wide = x_THD.to(torch.promote_types(x_THD.dtype, torch.float32))
+    first, second = wide.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (wide * cos_TD[:, None] + turned * sin_TD[:, None]).to(x_THD.dtype)
+
+
+class EmbedPixtral(EmbedImages):
+    """Patches and a norm."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__({"patch_conv": "patch_conv", "ln_pre": "ln_pre"}, config.initializer_range)
+        patch = config.patch_size
+        self.patch_conv = nn.Conv2d(config.num_channels, config.hidden_size, patch, patch, bias=False)
+        self.ln_pre = WideRMSNorm(config.hidden_size, 1e-5)
+
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        x_NTD: Tensor = self.ln_pre(self.patch_conv(pixels_NCHW).flatten(2).transpose(1, 2))
+        return x_NTD
+
+
+class PixtralBlock(VisionBlock):
+    """One encoder layer under rotary positions."""
+
+    blocks = "transformer.layers"
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        y_1TD: Tensor = self.block(
+            hidden_TD[None],
+            attention_mask=context.packing,
+            position_embeddings=context.rotary[ONE_ROTATION],
+        )
+        return y_1TD[0]
+
+
+class EmbedQwen(StageLayer):
+    """Patches of one image after the other, window by window; an image is a clip of equal frames."""
+
+    def __init__(self, adapter: "QwenVisionAdapter", patches: nn.Module) -> None:
+        super().__init__({"patch_embed": "patch_embed"}, adapter.std)
+        self.patch_embed = patches
+        config = adapter.config
+        self.patch, self.merge = config.patch_size, config.spatial_merge_size
+        self.frames = config.temporal_patch_size
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del hidden_TD, features
+        assert isinstance(context, GridContext), "made by a grid's adapter"
+        cut = [patches_of(image, self.patch, self.merge, self.frames) for image in context.data.raw]
+        x_TD: Tensor = self.patch_embed(torch.cat(cut))
+        return _in_groups(x_TD, context.order, self.merge**2)
+
+
+def _in_groups(x_TD: Tensor, order_G: Tensor | None, size: int) -> Tensor:
+    """Groups of `size` tokens in that order; None keeps them."""
+    if order_G is None:
+        return x_TD
+    return x_TD.unflatten(0, (-1, size)).index_select(0, order_G).flatten(0, 1)
+
+
+class QwenBlock(VisionBlock):
+    """Its attention out of transformers' own matmuls, because theirs rotates in float32 alone."""
+
+    blocks = "blocks"
+
+    def __init__(self, block: nn.Module, index: int, std: float, *, windowed: bool) -> None:
+        super().__init__(block, index, std)
+        self.windowed = windowed
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        assert isinstance(context, GridContext), "made by a grid's adapter"
+        block = self.block
+        hidden_TD = hidden_TD + self._attended(block.norm1(hidden_TD), context)
+        y_TD: Tensor = hidden_TD + block.mlp(block.norm2(hidden_TD))
+        return y_TD
+
+    def _attended(self, x_TD: Tensor, context: GridContext) -> Tensor:
+        attention = self.block.attn
+        packing = context.windows if self.windowed else context.packing
+        assert packing is not None, "windows are known where a block has some"
+        q_THD, k_THD, v_THD = attention.qkv(x_TD).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
+        cos_TD, sin_TD = context.rotary[ONE_ROTATION]
+        q_1HTD, k_1HTD, v_1HTD = (
+            each.transpose(0, 1)[None]
+            for each in (rotated(q_THD, cos_TD, sin_TD), rotated(k_THD, cos_TD, sin_TD), v_THD)
+        )
+        y_1THD, _ = packed_sdpa(attention, q_1HTD, k_1HTD, v_1HTD, packing, scaling=attention.scaling)
+        y_TD: Tensor = attention.proj(y_1THD[0].flatten(1))
+        return y_TD
+
+
+class QwenMerger(StageLayer):
+    """The last layer: norm, neighbours side by side, two matmuls; groups are back in their places."""
+
+    def __init__(self, merger: nn.Module, std: float) -> None:
+        super().__init__({"merger": "merger"}, std)
+        self.merger = merger
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a merger is given its input"
+        assert isinstance(context, GridContext), "made by a grid's adapter"
+        y_GD: Tensor = self.merger(hidden_TD)
+        return y_GD if context.order is None else y_GD.index_select(0, context.order.argsort())
+
+
+class GridAdapter(Adapter):
+    """What encoders of images of any size share.
+
+    An image of N tokens is the grid that its segment names, or else the most square one of N.
+    """
+
+    config: PretrainedConfig
+    _rotary: nn.Module
+
+    @property
+    def merge(self) -> int:
+        """Side of the square of tokens that become one."""
+        return 1
+
+    def grid(self, tokens: int, given: tuple[int, int] | None = None) -> tuple[int, int]:
+        """(rows, columns) of patches; ValueError where they do not merge evenly or are not so many."""
+        side = self.merge
+        if given is not None:
+            if given[0] * given[1] != tokens or given[0] % side or given[1] % side:
+                raise ValueError(
+                    f"module {self.module.name!r}: an image of {tokens} patches, {side} x {side} of which "
+                    f"become one, cannot have {given[0]} rows of {given[1]}"
+                )
+            return given
+        if tokens < 1 or tokens % side**2:
+            raise ValueError(
+                f"module {self.module.name!r}: {side} x {side} patches become one, so an image must have "
+                f"a multiple of {side**2}, got {tokens}"
+            )
+        rows, columns = grid_of(tokens // side**2)
+        return side * rows, side * columns
+
+    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        rows, columns = self.grid(segment.tokens_in, segment.grid)
+        patch = self.config.patch_size
+        return (self._channels, rows * patch, columns * patch)
+
+    @property
+    @abstractmethod
+    def _channels(self) -> int:
+        """Colours of a pixel."""
+
+    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
+        if data.attention is not None:
+            raise ValueError(
+                f"module {self.module.name!r}: encoders with rotary positions do not share tokens over "
+                "ranks; want cp 1"
+            )
+        named = data.grids or (None,) * len(data.items)
+        grids = [self.grid(*each) for each in zip(data.tokens_in, named, strict=True)]
+        place_T2 = torch.cat([self._places(*grid) for grid in grids])
+        return self._context(data, place_T2, grids, torch.empty(0, dtype=dtype, device=device))
+
+    def _places(self, rows: int, columns: int) -> Tensor:
+        """[T, 2] (row, column) of every token of an image, in the order that the encoder has."""
+        grid = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        return blockwise(torch.stack(grid, dim=-1), self.merge)
+
+    def _context(
+        self, data: MicrobatchData, place_T2: Tensor, grids: list[tuple[int, int]], like: Tensor
+    ) -> Context:
+        """`like` says which device and type angles have."""
+        del grids
+        rotary = {ONE_ROTATION: self._rotary(like, place_T2.to(like.device))}
+        return GridContext(data=data, packing=pack(data.tokens_in, like.device), rotary=rotary)
+
+
+class PixtralAdapter(GridAdapter):
+    """Pixtral's vision tower: features are the last block's output."""
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        super().__init__(module)
+        self.config = pixtral.PixtralVisionConfig.from_dict(json.loads(config))
+        self.config._attn_implementation = ATTENTION
+        self.projector = projector
+        self._rotary = pixtral.PixtralVisionRotaryEmbedding(self.config)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers) + 2
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "vision_tower.", "model.vision_tower.", "vision_encoder.")
+
+    @property
+    def _channels(self) -> int:
+        return int(self.config.num_channels)
+
+    def _layer(self, index: int) -> StageLayer:
+        config = self.config
+        if index == 0:
+            return EmbedPixtral(config)
+        if index < self.num_layers - 1:
+            block = PixtralBlock(pixtral.PixtralAttentionLayer(config), index - 1, config.initializer_range)
+            widen_norms(block, pixtral.PixtralRMSNorm)
+            return block
+        widths = (config.hidden_size, self.module.layers[-1].out_width)
+        return ProjectorLayer(self.projector, widths, config.initializer_range)
+
+
+class QwenVisionAdapter(GridAdapter):
+    """Qwen's vision towers, which end with their own merger. Images alone, no clips."""
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.depth) + 2
+
+    @property
+    def merge(self) -> int:
+        return int(self.config.spatial_merge_size)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "visual.", "model.visual.")
+
+    @property
+    def std(self) -> float:
+        """Of freshly drawn matrices."""
+        return float(self.config.initializer_range)
+
+    @property
+    def _channels(self) -> int:
+        return int(self.config.in_channels)
+
+    def _patch_embed(self, module_class: type[nn.Module], width: int) -> StageLayer:
+        config = self.config
+        return EmbedQwen(
+            self,
+            module_class(
+                patch_size=config.patch_size,
+                temporal_patch_size=config.temporal_patch_size,
+                in_channels=config.in_channels,
+                embed_dim=width,
+            ),
+        )
+
+    def _merger(self, module_class: type[nn.Module], width: int) -> StageLayer:
+        dim = self.module.layers[-1].out_width
+        return QwenMerger(module_class(dim, width, self.merge), self.std)
+
+
+class Qwen2VisionAdapter(QwenVisionAdapter):
+    """Qwen2-VL's: every block sees its whole image."""
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        del projector
+        super().__init__(module)
+        self.config = qwen2.Qwen2VLVisionConfig.from_dict(json.loads(config))
+        self._rotary = qwen2.Qwen2VLVisionRotaryEmbedding(self.config)
+
+    def _layer(self, index: int) -> StageLayer:
+        width = self.config.embed_dim
+        if index == 0:
+            return self._patch_embed(qwen2.PatchEmbed, width)
+        if index < self.num_layers - 1:
+            return QwenBlock(qwen2.Qwen2VLVisionBlock(self.config), index - 1, self.std, windowed=False)
+        return self._merger(qwen2.PatchMerger, width)
+
+
+class Qwen25VisionAdapter(QwenVisionAdapter):
+    """Qwen2.5-VL's: blocks see windows, but for the listed ones, which see their whole image."""
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        del projector
+        super().__init__(module)
+        self.config = qwen2_5.Qwen2_5_VLVisionConfig.from_dict(json.loads(config))
+        self._rotary = qwen2_5.Qwen2_5_VLVisionRotaryEmbedding(self.config)
+
+    def _layer(self, index: int) -> StageLayer:
+        width = self.config.hidden_size
+        if index == 0:
+            return self._patch_embed(qwen2_5.Qwen2_5_VisionPatchEmbed, width)
+        if index < self.num_layers - 1:
+            windowed = index - 1 not in self.config.fullatt_block_indexes
+            block = QwenBlock(
+                qwen2_5.Qwen2_5_VLVisionBlock(self.config), index - 1, self.std, windowed=windowed
+            )
+            widen_norms(block, qwen2_5.Qwen2_5_VLRMSNorm)
+            return block
+        merger = self._merger(qwen2_5.Qwen2_5_VLPatchMerger, width)
+        widen_norms(merger, qwen2_5.Qwen2_5_VLRMSNorm)
+        return merger
+
+    def _context(
+        self, data: MicrobatchData, place_T2: Tensor, grids: list[tuple[int, int]], like: Tensor
+    ) -> Context:
+        merge, orders, lengths, start = self.merge, [], [], 0
+        side = self.config.window_size // merge // self.config.patch_size
+        for rows, columns in grids:
+            order, sizes = window_order(rows // merge, columns // merge, side)
+            orders.append(order + start)
+            lengths += [size * merge**2 for size in sizes]
+            start += len(order)
+        order_G = torch.cat(orders)
+        turned = self._rotary(like, _in_groups(place_T2, order_G, merge**2).to(like.device))
+        return GridContext(
+            data=data,
+            packing=pack(data.tokens_in, like.device),
+            rotary={ONE_ROTATION: turned},
+            windows=pack(lengths, like.device),
+            order=order_G.to(like.device),
+        )

@@ -1,0 +1,120 @@
+"""Vision encoders whose blocks scale what they add: DINOv2 and InternViT."""
+
+import json
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from transformers.configuration_utils import PretrainedConfig
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2Embeddings, Dinov2Layer
+from transformers.models.internvl.modeling_internvl import (
+    InternVLVisionConfig,
+    InternVLVisionEmbeddings,
+    InternVLVisionLayer,
+    InternVLVisionRMSNorm,
+)
+
+from runtime.models.adapter import Context, StageLayer
+from runtime.models.initialise import Fill, constant
+from runtime.models.norm import widen_norms
+from runtime.models.projector import ProjectorLayer
+from runtime.models.vision import EmbedImages, VisionAdapter, VisionBlock
+from workbench.model.model_graph import Module
+
+# Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
+
+
+class EmbedWithClass(EmbedImages):
+    """Class token, patches and positions, interpolated where the size is not the configured one."""
+
+    def __init__(self, embeddings: nn.Module, std: float) -> None:
+        super().__init__({"embeddings": "embeddings"}, std)
+        self.embeddings = embeddings
+        self.embeddings.mask_token = None  # stands for hidden patches in pre-training alone
+
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        x_NTD: Tensor = self.embeddings(pixels_NCHW)
+        return x_NTD
+
+
+class ScaledBlock(VisionBlock):
+    """One encoder layer; its factors start at the configured value."""
+
+    blocks = "encoder.layer"
+
+    def __init__(self, block: nn.Module, index: int, std: float, scale: float) -> None:
+        super().__init__(block, index, std)
+        self.scale = scale
+
+    def fill(self, name: str) -> Fill:
+        if "lambda" in name:
+            return constant(self.scale)
+        return super().fill(name)
+
+
+class InternVitBlock(ScaledBlock):
+    """transformers' layer hands its attention no mask, so its parts are called one by one."""
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        block, x_1TD = self.block, hidden_TD[None]
+        attended_1TD, _ = block.attention(block.layernorm_before(x_1TD), attention_mask=context.packing)
+        x_1TD = x_1TD + block.lambda_1 * attended_1TD
+        y_1TD: Tensor = x_1TD + block.lambda_2 * block.mlp(block.layernorm_after(x_1TD))
+        return y_1TD[0]
+
+
+class ScaledVitAdapter(VisionAdapter):
+    """Patch features behind the final norm, if there is one; the class token is dropped."""
+
+    has_class_token = True
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return ("embeddings.mask_token",)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "dinov2.", "vision_tower.", "model.vision_tower.")
+
+    def _projector(self, norm: nn.Module | None) -> StageLayer:
+        std = self.config.initializer_range
+        return ProjectorLayer(self.projector, self._widths, std, norm, "layernorm", has_class_token=True)
+
+    def _final_norm(self) -> nn.Module:
+        return nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
+
+
+class Dinov2Adapter(ScaledVitAdapter):
+    """DINOv2. Differs: positions of other sizes are interpolated in float32, as transformers does it."""
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        super().__init__(module, Dinov2Config.from_dict(json.loads(config)), projector)
+
+    def _layer(self, index: int) -> StageLayer:
+        config = self.config
+        if index == 0:
+            return EmbedWithClass(Dinov2Embeddings(config), config.initializer_range)
+        if index < self.num_layers - 1:
+            block = Dinov2Layer(config)
+            return ScaledBlock(block, index - 1, config.initializer_range, config.layerscale_value)
+        return self._projector(self._final_norm())
+
+
+class InternVitAdapter(ScaledVitAdapter):
+    """InternVL's vision tower. Differs: its pixel shuffle is a mean of neighbours here, as for all ViTs."""
+
+    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+        super().__init__(module, InternVLVisionConfig.from_dict(json.loads(config)), projector)
+
+    def _layer(self, index: int) -> StageLayer:
+        config: PretrainedConfig = self.config
+        std = config.initializer_range
+        if index == 0:
+            return EmbedWithClass(InternVLVisionEmbeddings(config), std)
+        if index < self.num_layers - 1:
+            block = InternVLVisionLayer(config)
+            layer = InternVitBlock(block, index - 1, std, config.layer_scale_init_value)
+            widen_norms(layer, InternVLVisionRMSNorm)
+            return layer
+        return self._projector(None if config.use_mean_pooling else self._final_norm())

@@ -1,0 +1,151 @@
+"""A process beside the first rank that plans and lowers the next batch while a step runs."""
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
+
+from workbench.data.sample import Sample
+from workbench.plan.following import BLOCK_TOKENS, next_plan
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.timing.accept import accept
+
+HEADER_BYTES = 8
+FAR_SIDE = "import sys; from runtime.next_plan import main; sys.exit(main())"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The answer for one batch, on the machine's monotonic clock.
+
+    Args:
+        lowered: the accepted plan of the batch; None where it was refused.
+        refusal: why, in one line; empty where it was not.
+        start_s, end_s: when planning, checks and lowering began and ended.
+    """
+
+    lowered: Lowered | None
+    refusal: str
+    start_s: float
+    end_s: float
+
+
+class Planner:
+    """The near side: ask for the plan of a batch, go on, and fetch it later.
+
+    The far side is an interpreter of its own that imports neither torch nor a device, so planning
+    takes no turn of the interpreter that issues a rank's kernels.
+
+    Args:
+        plan: of the first batch.
+        block_tokens: of the token shards.
+    """
+
+    def __init__(self, plan: Plan, *, block_tokens: int = BLOCK_TOKENS) -> None:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FAR_SIDE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        self._requests: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._talk, self._listen)]
+        for thread in self._threads:
+            thread.start()
+        self._requests.put((plan, block_tokens))
+
+    def ask(self, batch: Sequence[Sample]) -> None:
+        """Start planning a batch; returns at once. Answers come in the order of asking."""
+        self._requests.put(tuple(batch))
+
+    def fetch(self, timeout_s: float) -> bytes:
+        """The next answer, a pickled `Planned`, as it is to be sent to the other ranks.
+
+        Raises:
+            ValueError: no answer in time, or the process has ended.
+        """
+        try:
+            answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise ValueError(f"planner of the next batch: no plan within {timeout_s:g} s") from None
+        if answer is None:
+            raise ValueError(f"planner of the next batch ended with exit code {self._process.wait(1.0)}")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._requests.put(None)
+        self._process.kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # what it never read
+                pipe.close()
+
+    def _talk(self) -> None:
+        """A message may be longer than what a pipe holds while the far side still starts."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: the listener says so
+            for request in iter(self._requests.get, None):
+                _write(self._process.stdin, pickle.dumps(request))
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for answer in iter(partial(_read, self._process.stdout), None):
+            self._answers.put(answer)
+        self._answers.put(None)
+
+
+def planned(message: bytes) -> Planned:
+    """The answer in a message of `Planner.fetch`."""
+    found = pickle.loads(message)
+    assert isinstance(found, Planned)
+    return found
+
+
+def answer_for(plan: Plan, batch: Sequence[Sample], block_tokens: int) -> Planned:
+    """Plan, check and lower one batch; a refusal is an answer, too."""
+    start_s = time.perf_counter()
+    try:
+        lowered, _ = accept(next_plan(plan, batch, block_tokens=block_tokens))
+    except ValueError as error:
+        refusal = " ".join(str(error).split())
+        return Planned(lowered=None, refusal=refusal, start_s=start_s, end_s=time.perf_counter())
+    return Planned(lowered=lowered, refusal="", start_s=start_s, end_s=time.perf_counter())
+
+
+def _write(pipe: IO[bytes], content: bytes) -> None:
+    pipe.write(len(content).to_bytes(HEADER_BYTES, "big") + content)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> bytes | None:
+    """One message; None at the end."""
+    header = pipe.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        return None
+    return pipe.read(int.from_bytes(header, "big"))
+
+
+def main() -> int:
+    """The far side: answers every batch on stdin until stdin ends, as it does with its parent."""
+    first = _read(sys.stdin.buffer)
+    assert first is not None, "the plan comes first"
+    plan, block_tokens = pickle.loads(first)
+    for message in iter(partial(_read, sys.stdin.buffer), None):
+        batch: Any = pickle.loads(message)
+        _write(sys.stdout.buffer, pickle.dumps(answer_for(plan, batch, block_tokens)))
+    return 0

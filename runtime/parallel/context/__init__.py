@@ -1,0 +1,1 @@
+"""Context parallelism: ranks that share the tokens of a stage."""

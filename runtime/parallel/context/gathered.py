@@ -1,0 +1,189 @@
+"""Context-parallel attention: keys and values of all tokens are gathered, queries stay where they are.
+
+Every rank holds any list of tokens, as many as it likes. Heads of keys and values are gathered
+chunk by chunk, the next one while this one is computed; no more than two are held. The backward
+gathers again rather than keep what was gathered, and sums the gradients of keys and values over
+the ranks by reduce-scatter, in float32 or wider, while the next chunk is computed.
+
+Order on a GPU. A collective waits for what the current stream holds when it is issued, and
+`wait` makes the current stream wait for the collective. A message is therefore complete when it
+is sent (the current stream wrote it, also where keys and values come out of kernels just
+launched), a result is complete when it is read (after `wait`, never before), and no buffer is
+used twice: each chunk has its own, freed when the current stream is done with it.
+
+Source: Cornstarch (ICML) section 4.3.2, all-gather of keys and values by heads.
+Differs: tokens are padded to the longest list rather than exchanged in unequal messages; padding
+is masked out like any token that nobody sees.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from runtime.models.attention_mask import AttentionMask
+from runtime.parallel.context.block import wide
+from runtime.parallel.context.group import ContextGroup, Pending
+from runtime.parallel.context.masked_block import View, view_backward, view_forward
+from runtime.parallel.context.token_shares import TokenShares
+
+# Shape suffixes: T = own tokens, N = tokens of the longest list, M = members, S = M x N keys,
+# H = query heads, G = key/value heads, C = key/value heads of one chunk, D = head width.
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredAttention:
+    """Attention of one microbatch on one rank of a context-parallel group.
+
+    Args:
+        shares: who holds which tokens.
+        group: the ranks, in the order of the shares.
+        mask: of the own tokens over everybody's, see `gathered_attention`.
+        chunk_heads: heads of keys and values that travel together.
+
+    Raises:
+        ValueError: the group has not as many members as the shares, or chunk_heads < 1.
+    """
+
+    shares: TokenShares
+    group: ContextGroup
+    mask: AttentionMask
+    chunk_heads: int = 1
+
+    def __post_init__(self) -> None:
+        check_members(self.shares, self.group)
+        if self.chunk_heads < 1:
+            raise ValueError(f"chunks must be of >= 1 head, got {self.chunk_heads}")
+
+    def attend(
+        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
+        call = _Call(self, View(self.mask, window, scale))
+        output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, call)  # type: ignore[no-untyped-call]
+        return output
+
+
+def gathered_attention(
+    shares: TokenShares, group: ContextGroup, device: torch.device | str
+) -> GatheredAttention:
+    """Attention with its mask made ahead of the first step."""
+    queries, keys = shares.fields(shares.own), shares.fields(shares.padded())
+    mask = AttentionMask(queries, keys, torch.device(device))
+    mask.prepare()
+    return GatheredAttention(shares, group, mask)
+
+
+def check_members(shares: TokenShares, group: ContextGroup) -> None:
+    """ValueError unless shares and group speak of the same members."""
+    if (shares.num_members, shares.member) != (group.size, group.member):
+        raise ValueError(
+            f"token shares of member {shares.member} of {shares.num_members} do not fit "
+            f"a group where this is member {group.member} of {group.size}"
+        )
+
+
+class _Call(NamedTuple):
+    attention: GatheredAttention
+    view: View
+
+
+class _Chunk(NamedTuple):
+    """Some heads of everybody's keys and values."""
+
+    heads: slice  # of keys and values
+    queries: slice  # the query heads that read them
+    keys: Tensor  # [C, S, D]
+    values: Tensor  # [C, S, D]
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, call: _Call) -> Tensor:
+        y_HTD = torch.empty_like(q_HTD)
+        lse_HT = q_HTD.new_empty(q_HTD.shape[:2], dtype=wide(q_HTD.dtype))
+        for chunk in _chunks(q_HTD, k_GTD, v_GTD, call.attention):
+            y, lse = view_forward(q_HTD[chunk.queries], chunk.keys, chunk.values, call.view)
+            y_HTD[chunk.queries], lse_HT[chunk.queries] = y, lse
+        ctx.save_for_backward(q_HTD, k_GTD, v_GTD, y_HTD, lse_HT)
+        ctx.call = call
+        return y_HTD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_HTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q_HTD, k_GTD, v_GTD, y_HTD, lse_HT = ctx.saved_tensors
+        call: _Call = ctx.call
+        dq_HTD = torch.empty_like(q_HTD)
+        sums = _Sums(call.attention, k_GTD)
+        for chunk in _chunks(q_HTD, k_GTD, v_GTD, call.attention):
+            heads = chunk.queries
+            saved = (q_HTD[heads], chunk.keys, chunk.values, y_HTD[heads], lse_HT[heads])
+            dq_HTD[heads], dk, dv = view_backward(dy_HTD[heads], saved, call.view)
+            sums.add(chunk.heads, dk, dv)
+        dk_GTD, dv_GTD = sums.finish()
+        return dq_HTD, dk_GTD, dv_GTD, None
+
+
+def _chunks(q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, attention: GatheredAttention) -> Iterator[_Chunk]:
+    """Chunk after chunk, each complete when it comes, the next one on its way."""
+    group_heads = q_HTD.shape[0] // k_GTD.shape[0]
+    step = attention.chunk_heads
+    heads = [slice(first, first + step) for first in range(0, k_GTD.shape[0], step)]
+    coming = _gather(k_GTD[heads[0]], v_GTD[heads[0]], attention)
+    for index, chunk in enumerate(heads):
+        pending, keys_values = coming
+        if index + 1 < len(heads):
+            following = heads[index + 1]
+            coming = _gather(k_GTD[following], v_GTD[following], attention)
+        pending.wait()
+        k_CSD, v_CSD = keys_values.permute(1, 2, 0, 3)
+        queries = slice(chunk.start * group_heads, (chunk.start + len(k_CSD)) * group_heads)
+        yield _Chunk(chunk, queries, k_CSD, v_CSD)
+
+
+def _gather(k_CTD: Tensor, v_CTD: Tensor, attention: GatheredAttention) -> tuple[Pending, Tensor]:
+    """A gather under way, and where it will stand: [S, 2, C, D], zeros as padding."""
+    shares = attention.shares
+    num_heads, num_tokens, width = k_CTD.shape
+    own = k_CTD.new_zeros((shares.most_held, 2, num_heads, width))
+    own[:num_tokens, 0] = k_CTD.transpose(0, 1)
+    own[:num_tokens, 1] = v_CTD.transpose(0, 1)
+    gathered = own.new_empty((shares.num_members * shares.most_held, 2, num_heads, width))
+    return attention.group.gather(gathered, own), gathered
+
+
+class _Sums:
+    """Gradients of the own keys and values, summed over the ranks chunk by chunk."""
+
+    def __init__(self, attention: GatheredAttention, like_GTD: Tensor) -> None:
+        self._attention = attention
+        self._dk_GTD, self._dv_GTD = torch.empty_like(like_GTD), torch.empty_like(like_GTD)
+        self._out: tuple[Pending, slice, Tensor, Tensor] | None = None
+
+    def add(self, heads: slice, dk_CSD: Tensor, dv_CSD: Tensor) -> None:
+        """Start summing a chunk's gradients of everybody's keys and values."""
+        parts = torch.stack((dk_CSD, dv_CSD)).permute(2, 0, 1, 3).contiguous()  # [S, 2, C, D]
+        parts = parts.to(wide(parts.dtype))
+        own = parts.new_empty((self._attention.shares.most_held, *parts.shape[1:]))
+        pending = self._attention.group.scatter(own, parts)
+        self._take()
+        self._out = pending, heads, own, parts
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """[G, T, D] each, in the type of keys and values."""
+        self._take()
+        return self._dk_GTD, self._dv_GTD
+
+    def _take(self) -> None:
+        if self._out is None:
+            return
+        pending, heads, own, _ = self._out
+        pending.wait()
+        num_tokens = self._dk_GTD.shape[1]
+        self._dk_GTD[heads] = own[:num_tokens, 0].transpose(0, 1).to(self._dk_GTD.dtype)
+        self._dv_GTD[heads] = own[:num_tokens, 1].transpose(0, 1).to(self._dv_GTD.dtype)
+        self._out = None

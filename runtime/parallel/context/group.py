@@ -1,0 +1,87 @@
+"""The ranks that share the tokens of a stage, and collectives among them that name who failed."""
+
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.world.clock import HOST, Awaited, Clock
+from runtime.world.mesh import GATHER, SCATTER, Mesh
+from workbench.plan.plan import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ContextGroup:
+    """A context-parallel group as one of its ranks sees it.
+
+    Args:
+        ranks: of the plan, ascending: the order of a process group.
+        rank: this one.
+        process_group: their communicator, used by attention alone; None where they talk otherwise.
+        clock: of this rank.
+    """
+
+    ranks: tuple[int, ...]
+    rank: int
+    process_group: dist.ProcessGroup | None
+    clock: Clock = field(default=HOST, kw_only=True)
+
+    @property
+    def member(self) -> int:
+        return self.ranks.index(self.rank)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def gather(self, gathered: Tensor, own: Tensor) -> "Pending":
+        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in member order."""
+        work = GATHER(gathered, own, group=self.process_group, async_op=True)
+        return Pending(self, work, "gathering keys and values")
+
+    def scatter(self, own: Tensor, parts: Tensor) -> "Pending":
+        """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
+        work = SCATTER(own, parts, group=self.process_group, async_op=True)
+        return Pending(self, work, "summing gradients of keys and values")
+
+    def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> "Pending":
+        """Start an all-to-all along the first dim; `counts` are (received, sent) by member."""
+        work = dist.all_to_all_single(
+            received, sent, counts[0], counts[1], group=self.process_group, async_op=True
+        )
+        return Pending(self, work, "exchanging heads for tokens")
+
+    def pass_on(self, received: Tensor, sent: Tensor) -> "tuple[Pending, Pending]":
+        """Start sending to the next member and receiving from the one before."""
+        following, before = (self.member + 1) % self.size, (self.member - 1) % self.size
+        operations = [
+            dist.P2POp(dist.isend, sent, group=self.process_group, group_peer=following),
+            dist.P2POp(dist.irecv, received, group=self.process_group, group_peer=before),
+        ]
+        works = dist.batch_isend_irecv(operations)
+        first, last = works[0], works[-1]
+        return Pending(self, first, "passing blocks on"), Pending(self, last, "passing blocks on")
+
+
+def context_group(mesh: Mesh, stage: Stage) -> ContextGroup | None:
+    """The ranks that share the stage's tokens, as this one sees them; None where it is alone."""
+    if stage.cp == 1:
+        return None
+    place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
+    ranks = tuple(sorted(row[place] for row in stage.ranks))
+    return ContextGroup(ranks, mesh.rank, mesh.context[ranks], clock=mesh.clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A started collective. On a GPU, waiting lets the current stream wait, not the host."""
+
+    group: ContextGroup
+    work: dist.Work | None
+    what: str
+
+    def wait(self) -> None:
+        """Raises RankError when it did not end in time or a peer is gone."""
+        if self.work is None:
+            return
+        self.group.clock.wait(self.work, Awaited.among(self.group.rank, self.what, self.group.ranks))

@@ -1,0 +1,131 @@
+"""Ring attention: keys and values travel round the ranks, block by block, while each computes.
+
+A baseline: after as many steps as ranks every query has seen every key. A step takes as long as
+its slowest rank, so what a mask leaves out saves nothing unless all ranks leave it out at once;
+blocks of which a rank sees nothing are not computed. In the backward the gradients of keys and
+values travel with them, and are home after the last step.
+
+Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers", Algorithm 1.
+Differs: any mask and any token lists, padded to the longest; the papers' are causal or full.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from runtime.models.attention_mask import AttentionMask
+from runtime.parallel.context.block import merge, wide
+from runtime.parallel.context.gathered import check_members
+from runtime.parallel.context.group import ContextGroup, Pending
+from runtime.parallel.context.masked_block import View, is_empty, view_backward, view_forward
+from runtime.parallel.context.token_shares import TokenShares
+
+# Shape suffixes: T = own tokens, N = tokens of the longest list, H = query heads,
+# G = key/value heads, D = head width.
+
+
+@dataclass(frozen=True, slots=True)
+class RingAttention:
+    """Attention of one microbatch on one rank; shares and group as in `GatheredAttention`."""
+
+    shares: TokenShares
+    group: ContextGroup
+    device: torch.device
+    _views: dict[int, AttentionMask | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_members(self.shares, self.group)
+
+    def attend(
+        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
+        output: Tensor = _Ring.apply(q_HTD, k_GTD, v_GTD, _Call(self, window, scale))  # type: ignore[no-untyped-call]
+        return output
+
+    def block(self, step: int) -> int:
+        """Whose keys are here at a step: at first the own, then those of the member before."""
+        return (self.shares.member - step) % self.group.size
+
+    def view(self, member: int, window: int | None, scale: float) -> View | None:
+        """Over the keys of that member; None where no own query sees any of them."""
+        if member not in self._views:
+            queries, keys = (self.shares.fields(x) for x in (self.shares.own, self.shares.held[member]))
+            made = AttentionMask(queries, keys, self.device)
+            self._views[member] = None if is_empty(made) else made
+        mask = self._views[member]
+        return None if mask is None else View(mask, window, scale)
+
+
+def ring_attention(shares: TokenShares, group: ContextGroup, device: torch.device | str) -> RingAttention:
+    """Attention over blocks that come by."""
+    return RingAttention(shares, group, torch.device(device))
+
+
+class _Call(NamedTuple):
+    attention: RingAttention
+    window: int | None
+    scale: float
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, call: _Call) -> Tensor:
+        ring, dtype = call.attention, wide(q_HTD.dtype)
+        y_HTD = q_HTD.new_zeros(q_HTD.shape, dtype=dtype)
+        lse_HT = y_HTD.new_full(y_HTD.shape[:2], float("-inf"))
+        here = _padded(torch.stack((k_GTD, v_GTD)), ring)
+        for step in range(ring.group.size):
+            moves: tuple[Pending, ...] = ()
+            following = here
+            if step + 1 < ring.group.size:
+                following = torch.empty_like(here)
+                moves = ring.group.pass_on(following, here)
+            view = ring.view(ring.block(step), call.window, call.scale)
+            if view is not None:
+                k, v = here[:, :, : len(view.mask.keys)]
+                y_HTD, lse_HT = merge((y_HTD, lse_HT), view_forward(q_HTD, k, v, view))
+            for move in moves:
+                move.wait()
+            here = following
+        output = y_HTD.to(q_HTD.dtype)
+        ctx.save_for_backward(q_HTD, k_GTD, v_GTD, output, lse_HT)
+        ctx.call = call
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_HTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q_HTD, k_GTD, v_GTD, y_HTD, lse_HT = ctx.saved_tensors
+        call: _Call = ctx.call
+        ring = call.attention
+        here = _padded(torch.stack((k_GTD, v_GTD)), ring)
+        dq_HTD = torch.zeros_like(q_HTD, dtype=wide(q_HTD.dtype))
+        sums = torch.zeros_like(here, dtype=dq_HTD.dtype)  # of the block that is here
+        for step in range(ring.group.size):
+            moves: tuple[Pending, ...] = ()
+            following = here
+            if step + 1 < ring.group.size:
+                following = torch.empty_like(here)
+                moves = ring.group.pass_on(following, here)
+            view = ring.view(ring.block(step), call.window, call.scale)
+            if view is not None:
+                k, v = here[:, :, : len(view.mask.keys)]
+                dq, dk, dv = view_backward(dy_HTD, (q_HTD, k, v, y_HTD, lse_HT), view)
+                dq_HTD += dq
+                sums[:, :, : len(view.mask.keys)] += torch.stack((dk, dv))
+            passed = torch.empty_like(sums)
+            for move in (*moves, *ring.group.pass_on(passed, sums)):
+                move.wait()
+            here, sums = following, passed
+        dk_GTD, dv_GTD = sums[:, :, : k_GTD.shape[1]].to(k_GTD.dtype)
+        return dq_HTD.to(q_HTD.dtype), dk_GTD, dv_GTD, None
+
+
+def _padded(keys_values: Tensor, ring: RingAttention) -> Tensor:
+    """[2, G, N, D]."""
+    missing = ring.shares.most_held - keys_values.shape[2]
+    return torch.nn.functional.pad(keys_values, (0, 0, 0, missing))

@@ -1,0 +1,89 @@
+"""Which weights of a layer expert-parallel ranks deal out, beside those that tensor parallelism cuts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from runtime.models.adapter import StageLayer
+from runtime.parallel.expert.mixture import EXPERTS, mixtures_of
+from runtime.parallel.tensor.cuts import Cut, Cuts, cuts_of
+from runtime.parallel.tensor.group import TensorGroup
+from workbench.plan.plan import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class WeightParts:
+    """How the ranks of a stage share one layer.
+
+    Args:
+        tensor: what tensor-parallel ranks cut.
+        dealt: local names of experts' weights, each of which holds some of them, and how.
+    """
+
+    tensor: Cuts = field(default_factory=Cuts)
+    dealt: dict[str, Cut] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's place in a stage: among its tensor-parallel ranks, and among those that deal out experts."""
+
+    member: int
+    tp: int
+    place: int
+    ep: int
+
+    def own(self, local: str, parts: WeightParts, whole: Tensor) -> Tensor:
+        """This rank's part of a weight; all of it where it is whole here."""
+        if local in parts.dealt:
+            return parts.dealt[local].own(whole, self.place, self.ep)
+        if local in parts.tensor.cut:
+            return parts.tensor.cut[local].own(whole, self.member, self.tp)
+        return whole
+
+
+def place_in(stage: Stage, tensor: TensorGroup | None, experts: TensorGroup | None) -> Place:
+    """Of a rank in the groups that it shares the stage's weights with.
+
+    Raises:
+        ValueError: a group is not of the stage's degree.
+    """
+    for group, degree, name in ((tensor, stage.tp, "tp"), (experts, stage.ep, "ep")):
+        size = 1 if group is None else group.size
+        if degree != size:
+            raise ValueError(
+                f"stage {stage.id}: {size} ranks share its weights, want {name} = {size}, got {name} {degree}"
+            )
+    member, place = (0 if group is None else group.member for group in (tensor, experts))
+    return Place(member=member, tp=stage.tp, place=place, ep=stage.ep)
+
+
+def place_of(stage: Stage, rank: int) -> Place:
+    """Of a rank of the stage's grid."""
+    flat = stage.flat_ranks.index(rank)
+    return Place(member=flat % stage.tp, tp=stage.tp, place=flat % stage.ep, ep=stage.ep)
+
+
+def parts_of(layer: StageLayer, *, tp: int, ep: int) -> WeightParts:
+    """How tp x cp ranks share a layer as its adapter builds it, of which ep deal out experts.
+
+    Raises:
+        ValueError: what `cuts_of` refuses.
+    """
+    cuts = Cuts() if tp == 1 else cuts_of(layer, tp)
+    if ep == 1:
+        return WeightParts(cuts)
+    names = tuple(mixtures_of(layer))
+    dealt = {name: cut for mixture in names for name, cut in _dealt(layer, mixture)}
+    kept = {name: cut for name, cut in cuts.cut.items() if name not in dealt}
+    skipped = (*names, *(f"{name}.{EXPERTS}" for name in names))
+    return WeightParts(replace(cuts, cut=kept, dealt=skipped), dealt)
+
+
+def _dealt(layer: StageLayer, mixture: str) -> Sequence[tuple[str, Cut]]:
+    experts = layer.get_submodule(f"{mixture}.{EXPERTS}")
+    return [
+        (f"{mixture}.{EXPERTS}.{own}", Cut(0, (weight.shape[0],)))
+        for own, weight in experts.named_parameters(recurse=False)
+    ]

@@ -1,0 +1,102 @@
+"""The ranks that deal out a stage's experts, and the exchange of tokens among them that autograd knows."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from runtime.parallel.context.group import Pending
+from runtime.parallel.tensor.group import TensorGroup
+from runtime.world.mesh import Mesh
+from workbench.plan.plan import Stage
+
+# Shape suffixes: N = rows that are sent, R = rows that arrive, D = hidden width.
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroup(TensorGroup):
+    """A group of expert-parallel ranks as one of them sees it; each holds tokens and experts of its own.
+
+    Args:
+        ranks: of the plan, in the order in which experts are dealt out: `member` is the place of this
+            rank's experts, not the rank in the process group.
+    """
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Places in the order of the process group: that of what is sent and of what arrives."""
+        return tuple(self.ranks.index(rank) for rank in sorted(self.ranks))
+
+    def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
+        """Start an all-to-all along the first dim; `counts` are (received, sent) in the group's order."""
+        work = dist.all_to_all_single(
+            received, sent, counts[0], counts[1], group=self.process_group, async_op=True
+        )
+        return Pending(self, work, "exchanging tokens among experts")
+
+
+def expert_group(mesh: Mesh, stage: Stage) -> ExpertGroup | None:
+    """The ranks with which this one deals out the stage's experts; None where it holds all of them.
+
+    Raises:
+        ValueError: this mesh has no such group (an emulation).
+    """
+    if stage.ep == 1:
+        return None
+    ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
+    if ranks not in mesh.experts:
+        raise ValueError(f"stage {stage.id}: only ranks in processes of their own run ep > 1, got {stage.ep}")
+    return ExpertGroup(ranks, mesh.rank, mesh.experts[ranks], clock=mesh.clock)
+
+
+class RowCounts(NamedTuple):
+    """Rows to and from every member, in the order of the process group."""
+
+    sent: list[int]
+    received: list[int]
+
+    def back(self) -> "RowCounts":
+        """Of the way back."""
+        return RowCounts(self.received, self.sent)
+
+
+def exchange_counts(sent: Tensor, group: ExpertGroup) -> Tensor:
+    """[members, experts of this one] rows that arrive, of [members, experts of each] that are sent.
+
+    Raises:
+        RankError: it did not end in time, or a peer is gone.
+    """
+    received = torch.empty_like(sent)
+    each = [1] * group.size
+    group.exchange(received, sent.contiguous(), (each, each)).wait()
+    return received
+
+
+def exchange_rows(x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor:
+    """[R, D] rows of all members that are for this one; the gradient goes the same way back.
+
+    Members may send or get nothing. Fails as `exchange_counts`, forward and backward.
+    """
+    arrived: Tensor = _Exchange.apply(x_ND, counts, group)  # type: ignore[no-untyped-call]
+    return arrived
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor:
+        ctx.counts, ctx.group = counts, group
+        return _moved(x_ND, counts, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:
+        return _moved(gradient_RD, ctx.counts.back(), ctx.group), None, None
+
+
+def _moved(x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor:
+    moved = x_ND.new_empty(sum(counts.received), x_ND.shape[1])
+    group.exchange(moved, x_ND.contiguous(), (counts.received, counts.sent)).wait()
+    return moved

@@ -1,0 +1,1 @@
+"""Tensor and sequence parallelism: ranks that cut the weights of a stage."""

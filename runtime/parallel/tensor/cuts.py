@@ -1,0 +1,230 @@
+"""Which weights tensor-parallel ranks cut, and how: by heads, by inner features, by the vocabulary.
+
+Attention is cut by heads, an MLP by its inner features, the token table and the head by the
+vocabulary: the first product's weights by what goes out (column), the second's by what comes
+in (row). Norms, positions, patch embeddings and convolutions are whole on every member.
+
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+Differs: parts need not be equal where nothing but features is counted, so a vocabulary needs no
+padding; experts are cut inside, each over all members.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.dinov2.modeling_dinov2 import Dinov2LayerScale
+from transformers.models.llama4.modeling_llama4 import Llama4Router
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.pytorch_utils import Conv1D
+
+from runtime.models.adapter import StageLayer
+from runtime.models.decoder import EmbedTokens, NextTokenHead
+from runtime.models.llama4 import RoutedExperts
+from runtime.models.norm import WideRMSNorm
+from runtime.models.projector import MLPProjector, ProjectorLayer
+from runtime.models.router import WideRouter
+from runtime.models.vision_rotary import QwenMerger
+
+
+class Kind(Enum):
+    """What becomes of a module's weights.
+
+    FUSED: several column cuts side by side in one weight. PARTIAL: whole, but applied to what
+    members hold apart, so that each has a part of the gradient.
+    """
+
+    WHOLE = "whole"
+    COLUMN = "column"
+    ROW = "row"
+    FUSED = "fused"
+    EXPERTS = "experts"
+    PARTIAL = "partial"
+
+
+REGIONS = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")  # apart, up to the sum
+SUMMED_BIAS = "summed_bias"  # a row product's bias: added once, after the sum
+
+_BY_NAME = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), Kind.COLUMN),
+    **dict.fromkeys(("o_proj", "out_proj", "dense", "down_proj", "fc2", "c_proj"), Kind.ROW),
+    **dict.fromkeys(("proj", "projection_layer"), Kind.ROW),
+    **dict.fromkeys(("qkv_proj", "qkv", "gate_up_proj", "c_attn"), Kind.FUSED),
+}
+_PRODUCTS = (nn.Linear, Conv1D)
+_ELEMENTWISE = (nn.LayerNorm, WideRMSNorm, Dinov2LayerScale)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a weight is cut: every block along `dim` into a part for each member.
+
+    Args:
+        blocks: sizes: one of the whole dim, or those of products that stand in one weight.
+        unit: features that stay together.
+    """
+
+    dim: int
+    blocks: tuple[int, ...]
+    unit: int = 1
+
+    def parts(self, size: int) -> list[tuple[int, ...]]:
+        """By member, how much it has of every block; the first members have the larger parts."""
+        return [tuple(self._part(block, member, size) for block in self.blocks) for member in range(size)]
+
+    def start(self, member: int, size: int) -> int:
+        """Where a member's part of an only block begins."""
+        return sum(self._part(self.blocks[0], before, size) for before in range(member))
+
+    def own(self, whole: Tensor, member: int, size: int) -> Tensor:
+        """A copy of one member's part."""
+        found = []
+        for block, each in zip(self.blocks, whole.split(self.blocks, self.dim), strict=True):
+            sizes = [self._part(block, place, size) for place in range(size)]
+            found.append(each.split(sizes, self.dim)[member])
+        return torch.cat(found, self.dim)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole out of all members' parts."""
+        sizes = self.parts(len(parts))
+        split = [part.split(own, self.dim) for part, own in zip(parts, sizes, strict=True)]
+        return torch.cat([torch.cat(block, self.dim) for block in zip(*split, strict=True)], self.dim)
+
+    def shapes(self, own: Sequence[int], size: int) -> list[tuple[int, ...]]:
+        """By member, the shape of its part, given that of any of them."""
+        before, after = tuple(own[: self.dim]), tuple(own[self.dim + 1 :])
+        return [(*before, sum(part), *after) for part in self.parts(size)]
+
+    def _part(self, block: int, member: int, size: int) -> int:
+        units, left = divmod(block // self.unit, size)
+        return (units + (member < left)) * self.unit
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Of one layer, by (local) parameter name: what is cut, and what has a part of its gradient.
+
+    `dealt` names modules whose experts are dealt out instead: these move tokens themselves.
+    """
+
+    cut: dict[str, Cut] = field(default_factory=dict)
+    partial: tuple[str, ...] = ()
+    dealt: tuple[str, ...] = ()
+
+
+def cuts_of(layer: StageLayer, size: int) -> Cuts:
+    """How `size` members share a layer as its adapter builds it.
+
+    Raises:
+        ValueError: heads that the members do not divide, fewer features than members, or a part of
+            a block without a rule.
+    """
+    found = Cuts()
+    partial: list[str] = []
+    for name, module in layer.named_modules():
+        kind = kind_of(layer, name, module)
+        if kind is Kind.PARTIAL:
+            partial += [f"{name}.{own}" for own, _ in module.named_parameters(recurse=False)]
+        for own, cut in _module_cuts(layer, name, module, kind):
+            _check(layer.hugging_face_name(f"{name}.{own}"), cut, size)
+            found.cut[f"{name}.{own}"] = cut
+    return Cuts(found.cut, tuple(partial))
+
+
+def kind_of(layer: StageLayer, name: str, module: nn.Module) -> Kind:
+    """What becomes of the weights that a module of a layer has of its own.
+
+    Raises:
+        ValueError: there is no rule for it.
+    """
+    own_name = name.rpartition(".")[2]
+    if not any(True for _ in module.parameters(recurse=False)):
+        return Kind.WHOLE
+    if not name.startswith("block."):
+        return _outside_blocks(layer, own_name)
+    if isinstance(module, MixtralExperts | RoutedExperts):
+        return Kind.EXPERTS
+    if isinstance(module, _PRODUCTS) and own_name in _BY_NAME:
+        return _BY_NAME[own_name]
+    if isinstance(module, _ELEMENTWISE) and not in_region(name):
+        return Kind.WHOLE
+    if isinstance(module, WideRouter | Llama4Router) or _norms_heads(layer, name, module):
+        return Kind.PARTIAL
+    raise ValueError(
+        f"{layer.hugging_face_name(name)}: there is no rule to cut {type(module).__name__} for tensor "
+        "parallelism; give its stage tp = 1"
+    )
+
+
+def _outside_blocks(layer: StageLayer, own_name: str) -> Kind:
+    if isinstance(layer, EmbedTokens | NextTokenHead):
+        return Kind.COLUMN if own_name in ("embed_tokens", "lm_head") else Kind.WHOLE
+    if isinstance(layer, ProjectorLayer) and isinstance(layer.projector, MLPProjector):
+        return {"linear_1": Kind.COLUMN, "linear_2": Kind.ROW}.get(own_name, Kind.WHOLE)
+    if isinstance(layer, QwenMerger):
+        return {"0": Kind.COLUMN, "2": Kind.ROW}.get(own_name, Kind.WHOLE)  # places in a sequence
+    return Kind.WHOLE
+
+
+def in_region(name: str) -> bool:
+    """Whether members hold apart what a module of that name reads or writes."""
+    return name.startswith("block.") and any(part in REGIONS for part in name.split(".")[:-1])
+
+
+def _module_cuts(layer: StageLayer, name: str, module: Any, kind: Kind) -> Iterator[tuple[str, Cut]]:
+    """(Own parameter name, its cut)."""
+    if kind in (Kind.WHOLE, Kind.PARTIAL):
+        return
+    if kind is Kind.EXPERTS:
+        up_dim, down_dim = (2, 1) if isinstance(module, RoutedExperts) else (1, 2)
+        inner = module.down_proj.shape[down_dim]
+        yield "gate_up_proj", Cut(up_dim, (inner, inner))
+        yield "down_proj", Cut(down_dim, (inner,))
+        return
+    out_dim, in_dim = (1, 0) if isinstance(module, Conv1D) else (0, 1)
+    unit = _head_width(layer, name)
+    if kind is Kind.ROW:
+        yield "weight", Cut(in_dim, (module.weight.shape[in_dim],), unit)
+        return
+    num_out = int(module.weight.shape[out_dim])
+    blocks = _fused_blocks(layer, name, num_out) if kind is Kind.FUSED else (num_out,)
+    yield "weight", Cut(out_dim, blocks, unit)
+    if getattr(module, "bias", None) is not None:
+        yield "bias", Cut(0, blocks, unit)
+
+
+def _check(name: str, cut: Cut, size: int) -> None:
+    for block in cut.blocks:
+        units = block // cut.unit
+        if cut.unit > 1 and units % size:
+            raise ValueError(
+                f"{name}: tensor parallelism deals out whole heads, {units} do not go into {size}"
+            )
+        if units < size:
+            raise ValueError(f"{name}: {units} features do not go into {size} tensor-parallel parts")
+
+
+def _head_width(layer: StageLayer, name: str) -> int:
+    """Features that must stay together: an attention's heads do."""
+    owner = layer.get_submodule(name.rpartition(".")[0])
+    return int(getattr(owner, "head_dim", 1)) if in_region(name) else 1
+
+
+def _norms_heads(layer: StageLayer, name: str, module: nn.Module) -> bool:
+    """Whether it is a norm inside an attention that treats every head alike."""
+    if not isinstance(module, nn.LayerNorm | WideRMSNorm):
+        return False
+    return module.weight.numel() == _head_width(layer, name) > 1
+
+
+def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]:
+    owner: Any = layer.get_submodule(name.rpartition(".")[0])
+    if name.endswith("gate_up_proj"):
+        return (num_out // 2, num_out // 2)
+    if name.endswith(("c_attn", "qkv")):
+        return (num_out // 3,) * 3
+    keys = int(owner.num_key_value_heads) * int(owner.head_dim)
+    return (num_out - 2 * keys, keys, keys)

@@ -1,0 +1,144 @@
+"""The ranks that share the weights of a stage, and the sums among them that autograd knows."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from runtime.parallel.context.group import ContextGroup, Pending
+from runtime.world.mesh import GATHER, SCATTER, Mesh
+from workbench.plan.plan import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup(ContextGroup):
+    """A tensor-parallel group as one of its ranks sees it; all of them hold the same tokens.
+
+    Args:
+        ranks: of the plan, in the order of the grid: `member` is the place that a cut weight's part
+            goes by, not the rank in the process group.
+    """
+
+    def sum(self, x: Tensor) -> None:
+        """Add up everybody's, in place; RankError when it does not end in time or a peer is gone."""
+        self._reduce(x, dist.ReduceOp.SUM, "adding up partial results")
+
+    def largest(self, x: Tensor) -> None:
+        """Everybody's largest, element by element, in place; fails as `sum`."""
+        self._reduce(x, dist.ReduceOp.MAX, "finding the largest score")
+
+    def collect(self, own: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Everybody's parts by member, whose shapes are given; fails as `sum`."""
+        sizes = [math.prod(shape) for shape in shapes]
+        padded = own.new_zeros(max(sizes))  # a collective's parts are of one size
+        padded[: own.numel()] = own.reshape(-1)
+        parts = {rank: torch.empty_like(padded) for rank in sorted(self.ranks)}
+        work = dist.all_gather(list(parts.values()), padded, group=self.process_group, async_op=True)
+        Pending(self, work, "collecting weights").wait()
+        return [
+            parts[rank][:size].reshape(tuple(shape))
+            for rank, size, shape in zip(self.ranks, sizes, shapes, strict=True)
+        ]
+
+    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
+        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in the process group's order."""
+        work = GATHER(gathered, own, group=self.process_group, async_op=True)
+        return Pending(self, work, "gathering tokens")
+
+    def scatter(self, own: Tensor, parts: Tensor) -> Pending:
+        """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
+        work = SCATTER(own, parts, group=self.process_group, async_op=True)
+        return Pending(self, work, "adding up tokens")
+
+    def enter(self, x: Tensor) -> Tensor:
+        """x, where members begin to compute different things from it: its gradient is the sum of theirs.
+
+        Source: Shoeybi et al. 2019, "Megatron-LM", section 3, operator f.
+        """
+        entered: Tensor = _Enter.apply(x, self)  # type: ignore[no-untyped-call]
+        return entered
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of everybody's x, which all go on with alike; operator g of the same source."""
+        left: Tensor = _Leave.apply(x, self)  # type: ignore[no-untyped-call]
+        return left
+
+    def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
+        if x.numel():  # all members hold equally many
+            work = dist.all_reduce(x, operation, group=self.process_group, async_op=True)
+            Pending(self, work, what).wait()
+
+
+class Talk(Protocol):
+    """How members come to compute apart, and together again."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What members compute different things from: all of it; its gradient is the sum of theirs."""
+        ...
+
+    def leave(self, x: Tensor) -> Tensor:
+        """What each goes on with of the sum of everybody's x."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """What members have to do about the gradients of one stage's weights.
+
+    Args:
+        group: the members.
+        elsewhere: weights that another member counts in the norm: whole ones, on all but the first.
+        partial: trainable weights of whose gradient each member has a part, in a fixed order.
+    """
+
+    group: TensorGroup
+    elsewhere: tuple[nn.Parameter, ...]
+    partial: tuple[nn.Parameter, ...]
+
+
+def tensor_group(mesh: Mesh, stage: Stage) -> TensorGroup | None:
+    """The ranks that share the stage's weights, as this one sees them; None where it is alone.
+
+    Raises:
+        ValueError: this mesh has no such group (an emulation).
+    """
+    if stage.tp == 1:
+        return None
+    ranks = next(row for row in stage.ranks if mesh.rank in row)
+    if ranks not in mesh.tensor:
+        raise ValueError(f"stage {stage.id}: only ranks in processes of their own run tp > 1, got {stage.tp}")
+    return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks], clock=mesh.clock)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        ctx.group.sum(total)
+        return total, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
+        del ctx
+        total = x.clone(memory_format=torch.contiguous_format)
+        group.sum(total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        del ctx
+        return gradient, None

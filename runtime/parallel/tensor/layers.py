@@ -1,0 +1,193 @@
+"""Lets layers whose weights are one member's parts compute what whole layers compute.
+
+A block adds up twice forward and twice backward. Weights stay plain tensors in transformers'
+own modules, and hooks add the sums: what takes modules apart or calls them again (a split
+backward, recomputation) does not notice, and every wait ends in time and names its peers.
+
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+Differs: the loss takes three numbers per token from each member (largest logit, sum of
+exponentials, own target's logit), the last two in one message.
+"""
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from runtime.models.adapter import NO_TARGET, Context, StageLayer
+from runtime.models.decoder import EmbedTokens, NextTokenHead
+from runtime.models.llama4 import SHARED_EXPERT, RoutedExperts
+from runtime.models.vision_rotary import QwenBlock
+from runtime.parallel.tensor.cuts import REGIONS, SUMMED_BIAS, Cuts, Kind, in_region, kind_of
+from runtime.parallel.tensor.group import Talk, TensorGroup
+
+# Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
+
+# What attention reads of its heads: counts and widths.
+HEAD_COUNTS = ("num_heads", "num_key_value_heads", "split_size", "embed_dim")
+
+
+def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -> None:
+    """Let a layer whose weights are this member's parts compute what the whole layer computes.
+
+    Args:
+        layer: as built, with its weights cut.
+        cuts: how, by `cuts_of` before.
+        group: the members, all of which do the same.
+        talk: the group, or what deals out tokens among it between the layer's regions.
+    """
+    if isinstance(layer, EmbedTokens):
+        _OwnTokens(layer.embed_tokens, cuts.cut["embed_tokens.weight"].start(group.member, group.size), group)
+        return
+    for name, module in list(layer.named_modules()):
+        if name in cuts.dealt:
+            continue
+        own_name = name.rpartition(".")[2]
+        kind = kind_of(layer, name, module)
+        is_region = name.startswith("block.") and own_name in REGIONS
+        if is_region:
+            _fewer_heads(module, group.size)
+        if _enters(layer, name, module) if is_region else _enters_alone(layer, kind, name):
+            module.register_forward_pre_hook(partial(_enter_input, talk), with_kwargs=True)
+        if isinstance(module, Conv1D):
+            module.forward = partial(_transposed, module)
+        if (summed := _summed(layer, name, module, kind)) is not None:
+            _sum_output(summed, talk)
+    if isinstance(layer, NextTokenHead):
+        first = cuts.cut["lm_head.weight"].start(group.member, group.size)
+        layer.forward = partial(_vocabulary_loss, layer, first, group)  # type: ignore[method-assign]
+
+
+def _summed(layer: StageLayer, name: str, module: nn.Module, kind: Kind) -> nn.Module | None:
+    """Whose output members add up: once for all experts of a layer, where tokens are counted as outside."""
+    owner = name.rpartition(".")[0]
+    if isinstance(module, RoutedExperts):
+        return layer.get_submodule(f"{owner}.total")
+    if kind is Kind.EXPERTS:
+        return layer.get_submodule(owner)
+    return module if kind is Kind.ROW and not owner.endswith(SHARED_EXPERT) else None
+
+
+def whole_name(name: str) -> str:
+    """The name that a parameter of a parallel layer has in the whole one."""
+    return name.removesuffix(SUMMED_BIAS) + "bias" if name.endswith(f".{SUMMED_BIAS}") else name
+
+
+def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
+    """Whether a region's input enters as a whole: once for all products that read it."""
+    kinds = {kind_of(layer, f"{name}.{own}", child) for own, child in region.named_children()}
+    return bool(kinds & {Kind.COLUMN, Kind.EXPERTS}) or (
+        Kind.FUSED in kinds and not _is_bypassed(layer, name)
+    )
+
+
+def _enters_alone(layer: StageLayer, kind: Kind, name: str) -> bool:
+    """Whether a product's input enters in front of itself: it stands in no region that is called."""
+    owner = name.rpartition(".")[0]
+    if kind is Kind.FUSED:
+        return owner.rpartition(".")[2] not in REGIONS or _is_bypassed(layer, owner)
+    return kind is Kind.COLUMN and not in_region(name)
+
+
+def _is_bypassed(layer: StageLayer, region: str) -> bool:
+    """Whether a layer calls the products of that region itself."""
+    return isinstance(layer, QwenBlock) and region.endswith("attn")
+
+
+def _enter_input(
+    talk: Talk, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    del module
+    if args:
+        return (talk.enter(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": talk.enter(kwargs["hidden_states"])}
+
+
+def _fewer_heads(attention: nn.Module, size: int) -> None:
+    """The counts that attention reads, of this member's heads; those of its configuration too."""
+    held: Any = attention
+    if not hasattr(held, "head_dim"):
+        return
+    for count in HEAD_COUNTS:
+        if hasattr(held, count):
+            setattr(held, count, getattr(held, count) // size)
+    if hasattr(held, "config") and hasattr(held.config, "num_attention_heads"):
+        held.config = copy.copy(held.config)
+        held.config.num_attention_heads //= size
+
+
+def _transposed(module: Any, x: Tensor) -> Tensor:
+    """GPT-2's `Conv1D` without its own idea of how wide it is, and without a bias where it has none."""
+    return functional.linear(x, module.weight.t(), module.bias)
+
+
+def _sum_output(product: nn.Module, talk: Talk) -> None:
+    bias = getattr(product, "bias", None)
+    if bias is not None:
+        product.bias = None
+        product.register_parameter(SUMMED_BIAS, bias)
+
+    def summed(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        del args
+        total = talk.leave(output)
+        return total if bias is None else total + module.summed_bias
+
+    product.register_forward_hook(summed)
+
+
+class _OwnTokens:
+    """A token table of which every member holds some rows: others' tokens are zeros, then all add up."""
+
+    def __init__(self, table: nn.Embedding, first: int, group: TensorGroup) -> None:
+        self._group = group
+        self._num_rows = table.weight.shape[0]
+        self._first = first
+        self._foreign = torch.empty(0, dtype=torch.bool)  # of the call under way
+        table.num_embeddings = self._num_rows
+        if table.padding_idx is not None:
+            own = table.padding_idx - first
+            table.padding_idx = own if 0 <= own < self._num_rows else None
+        table.register_forward_pre_hook(self._localise)
+        table.register_forward_hook(self._complete)
+
+    def _localise(self, module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        del module
+        local_T = args[0] - self._first
+        self._foreign = (local_T < 0) | (local_T >= self._num_rows)
+        return (local_T.masked_fill(self._foreign, 0),)
+
+    def _complete(self, module: nn.Module, args: tuple[Tensor], output_TD: Tensor) -> Tensor:
+        del module, args
+        return self._group.leave(output_TD.masked_fill(self._foreign[:, None], 0))
+
+
+def _vocabulary_loss(
+    head: NextTokenHead,
+    first: int,
+    group: TensorGroup,
+    hidden_TD: Tensor | None,
+    features: Mapping[str, Tensor],
+    context: Context,
+) -> Tensor:
+    """`NextTokenHead.forward` over logits that are spread over the members; `first` is its first row."""
+    del features
+    labels_T = context.data.labels
+    assert hidden_TD is not None, "the head is given its input"
+    assert labels_T is not None, "the head is given its targets"
+    logits_TV = head.logits(hidden_TD)
+    wide_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+    largest_T = wide_TV.detach().amax(-1)
+    group.largest(largest_T)
+    shifted_TV = wide_TV - largest_T[:, None]
+    num_rows = logits_TV.shape[1]
+    local_T = labels_T - first
+    is_own_T = (local_T >= 0) & (local_T < num_rows)
+    target_T = shifted_TV.gather(1, local_T.clamp(0, num_rows - 1)[:, None]).squeeze(1)
+    parts = torch.stack([shifted_TV.exp().sum(-1), target_T.masked_fill(~is_own_T, 0)])
+    sums_T, target_T = group.leave(parts)
+    return (sums_T.log() - target_T).masked_fill(labels_T == NO_TARGET, 0).sum()

@@ -1,0 +1,177 @@
+"""Tokens dealt out among tensor-parallel ranks where every token is for itself: norms, biases, sums.
+
+Instead of adding up whole tensors, members gather tokens in front of what they compute apart and
+each adds up its own tokens behind it: as many bytes, and a part of the activations.
+
+Every member holds equally many tokens; the last ones are padding where they do not divide. Padding
+is zeros, nothing reads it, and its gradient is zero.
+
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+section 4.2.2 (g and its conjugate). Differs: a product keeps the gathered tokens for its backward
+rather than gather them again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from runtime.models.adapter import Context
+from runtime.parallel.tensor.group import TensorGroup
+from workbench.plan.sequence import TokenBorders
+
+# Shape suffixes: T = tokens of all members, N = tokens of one, M = members, D = width.
+
+
+@dataclass(slots=True)
+class TokenParts:
+    """The tokens that members deal out, of the layer that is running.
+
+    Args:
+        group: the members; their tokens stand in the order of the process group.
+        num_tokens: of all of them; set before a layer runs, and again before it is recomputed.
+    """
+
+    group: TensorGroup
+    num_tokens: int = 0
+
+    @property
+    def num_own(self) -> int:
+        return -(-self.num_tokens // self.group.size)
+
+    @property
+    def place(self) -> int:
+        return sorted(self.group.ranks).index(self.group.rank)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[..., T, D] of everybody's [..., N, D]; members go on with them apart."""
+        return _apply(_Gather, x, self)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """[..., N, D]: the own tokens of the sum of everybody's [..., T, D]."""
+        return _apply(_Sum, x, self)
+
+    def divide(self, x: Tensor) -> Tensor:
+        """The own tokens of an x that everybody has."""
+        return _apply(_Divide, x, self)
+
+    def join(self, x: Tensor) -> Tensor:
+        """All tokens, with which everybody goes on alike."""
+        return _apply(_Join, x, self)
+
+    def own(self, x_TD: Tensor) -> Tensor:
+        """[N, D], padded."""
+        first = min(self.place * self.num_own, self.num_tokens)
+        piece = x_TD[first : first + self.num_own]
+        return _padded(piece, self.num_own)
+
+    def gathered(self, own_ND: Tensor) -> Tensor:
+        """[T, D]; a collective."""
+        whole = own_ND.new_empty(self.group.size * len(own_ND), own_ND.shape[1])
+        self.group.gather(whole, own_ND.contiguous()).wait()
+        return whole[: self.num_tokens]
+
+    def summed(self, x_TD: Tensor) -> Tensor:
+        """[N, D] own tokens of everybody's sum; a collective."""
+        parts = _padded(x_TD, self.num_own * self.group.size)
+        own = parts.new_empty(self.num_own, parts.shape[1])
+        self.group.scatter(own, parts.contiguous()).wait()
+        return own
+
+
+def share_tokens(layers: Sequence[nn.Module], first: int, borders: TokenBorders, parts: TokenParts) -> None:
+    """Let layers of a stage divide and join tokens at its borders; `first` is the first layer's index."""
+    for index, layer in enumerate(layers, start=first):
+        if index in borders.divided:
+            layer.register_forward_pre_hook(_Counted(parts, divides=index in borders.divides))
+        if index in borders.joins:
+            layer.register_forward_hook(_Joined(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Before a layer: how many tokens there are, and the own ones where all are given."""
+
+    parts: TokenParts
+    divides: bool
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        del layer
+        hidden, features, context = args
+        assert isinstance(context, Context), "as layers are called"
+        self.parts.num_tokens = context.data.num_tokens
+        return (self.parts.divide(hidden) if self.divides else hidden), features, context
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Behind a layer: all tokens."""
+
+    parts: TokenParts
+
+    def __call__(self, layer: nn.Module, args: object, output: Tensor) -> Tensor:
+        del layer, args
+        return self.parts.join(output)
+
+
+def _padded(x_TD: Tensor, num_tokens: int) -> Tensor:
+    missing = num_tokens - len(x_TD)
+    return x_TD if missing == 0 else torch.cat([x_TD, x_TD.new_zeros(missing, x_TD.shape[1])])
+
+
+def _apply(function: type[torch.autograd.Function], x: Tensor, parts: TokenParts) -> Tensor:
+    """On [..., T, D] where all dims in front are 1."""
+    counted = TokenParts(parts.group, parts.num_tokens)  # the backward comes when another one runs
+    moved: Tensor = function.apply(x.reshape(-1, x.shape[-1]), counted)  # type: ignore[no-untyped-call]
+    return moved.reshape(*x.shape[:-2], -1, x.shape[-1])
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, parts: TokenParts) -> Tensor:
+        ctx.parts = parts
+        return parts.gathered(x_ND)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_TD: Tensor) -> tuple[Tensor, None]:
+        return ctx.parts.summed(gradient_TD), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, parts: TokenParts) -> Tensor:
+        ctx.parts = parts
+        return parts.summed(x_TD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, None]:
+        return ctx.parts.gathered(gradient_ND), None
+
+
+class _Divide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, parts: TokenParts) -> Tensor:
+        ctx.parts = parts
+        return parts.own(x_TD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, None]:
+        return ctx.parts.gathered(gradient_ND), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, parts: TokenParts) -> Tensor:
+        ctx.parts = parts
+        return parts.gathered(x_ND)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_TD: Tensor) -> tuple[Tensor, None]:
+        return ctx.parts.own(gradient_TD), None

@@ -1,0 +1,1 @@
+"""Weights and optimizer state: from seeds and folders, into checkpoints and back."""

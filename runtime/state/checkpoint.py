@@ -1,0 +1,269 @@
+"""Asynchronous checkpoints of a run: a forked process writes a snapshot while training goes on."""
+
+import gc
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from runtime.state.checkpoint_files import (
+    TENSORS,
+    Identity,
+    Whole,
+    clear_parts,
+    finish,
+    finish_rank,
+    latest_whole,
+    part_folder,
+    rank_folder,
+    read_about,
+    refuse_taken,
+)
+from runtime.state.tensor_files import read_tensors, write_tensors
+from runtime.step.optimizer import step_count
+from runtime.world.failure import RankError
+
+RANDOM = "random/torch"
+ERRORS = 3  # the file number, after standard input, output and error, of the pipe for what went wrong
+MOST_TEXT = 2000  # bytes of it
+LOOK_EVERY_S = 0.005
+WATCH_EVERY_S = 0.05
+MOST_FILES = 65_536  # open ones that a forked process looks for to close
+
+Live = Callable[[], Mapping[str, Tensor]]
+Named = Iterable[tuple[tuple[str, str], nn.Parameter]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Where and how often a run saves, and where it starts.
+
+    Args:
+        folder: of all checkpoints of the run.
+        every: steps.
+        start: to go on from; None: from the run's own weights.
+    """
+
+    folder: Path
+    every: int
+    start: Whole | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"a checkpoint every {self.every} steps: want at least 1")
+
+    def check(self, repetitions: int, num_steps: int) -> None:
+        """Raise ValueError where a run of so many steps cannot be saved, or has nothing left to do."""
+        if repetitions != 1:
+            raise ValueError(f"checkpoints are of one run: want repetitions 1, got {repetitions}")
+        if self.start is not None and self.start.step >= num_steps:
+            raise ValueError(
+                f"{self.start.folder} has seen {self.start.step} steps already, the run has {num_steps}: "
+                "want more steps"
+            )
+
+
+class Begin(Enum):
+    """Where a run with checkpoints starts."""
+
+    ANEW = "anew"  # in a folder without any
+    LATEST = "latest"  # whole one, if there is one
+
+
+def checkpoints_in(folder: Path, every: int, begin: Begin, identity: Identity) -> Checkpoints:
+    """Settings of a run that saves into a folder.
+
+    Raises:
+        ValueError: checkpoints that are torn, of another run, or in the way.
+    """
+    if begin is Begin.ANEW:
+        refuse_taken(folder)
+        return Checkpoints(folder=folder, every=every)
+    return Checkpoints(folder=folder, every=every, start=latest_whole(folder, identity))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """A save that runs; from `pipe` comes why it failed."""
+
+    process: int
+    step: int
+    deadline: float
+    pipe: int
+
+
+def live_tensors(named: Named, adamw: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    """Everything a step changes, as it is held: weights, what the optimizer updates, and its state.
+
+    An optimizer that has taken no step gets the state with which AdamW begins, so that there is
+    something to read into.
+    """
+    tensors = {f"weight/{module}/{name}": weight.detach() for (module, name), weight in named}
+    if adamw is None:
+        return tensors
+    held = [parameter for group in adamw.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(held):
+        if not adamw.state[parameter]:
+            adamw.state[parameter] |= {
+                "step": step_count(adamw, parameter, 0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        tensors[f"optimizer/{number}/value"] = parameter.detach()
+        for name, value in adamw.state[parameter].items():
+            tensors[f"optimizer/{number}/{name}"] = value
+    return tensors
+
+
+class RankCheckpoints:
+    """One rank's part of all checkpoints of a run.
+
+    A save forks this process: the child sees the tensors as they are at that moment, whatever the
+    next steps do to them, and writes them with torch's distributed checkpoint. So a step is held
+    up by the fork alone, and by a save that is still running when the next is due. The first rank's
+    child waits for the others' and gives the checkpoint its name.
+    Differs: torch's own `async_save` from a process starts an interpreter per rank that forms a
+    world of its own and waits for it up to half an hour, and pool workers may not start one; its
+    thread takes turns of the interpreter that trains.
+
+    Args:
+        settings: None: nothing is saved, and the run starts from its own weights.
+        timeout_s: for any save, from its start.
+    """
+
+    def __init__(
+        self, settings: Checkpoints | None, identity: Identity, rank: int, *, timeout_s: float
+    ) -> None:
+        self._settings, self._identity = settings, identity
+        self._rank, self._timeout_s = rank, timeout_s
+        if settings is not None and rank == identity.ranks[0]:
+            clear_parts(settings.folder)  # the others save after their first step, which waits for this rank
+        self._child: _Child | None = None
+        self.stalls_s: list[float] = []  # of every save
+
+    def resume(self, live: Live, losses: list[float]) -> int:
+        """Fill the tensors from where the run starts; the steps taken until there.
+
+        Args:
+            live: what a step changes.
+            losses: filled with this rank's part of the losses of those steps.
+
+        Raises:
+            ValueError: a tensor that is missing or of another shape.
+        """
+        if self._settings is None or self._settings.start is None:
+            return 0
+        whole, tensors = self._settings.start, live()
+        host = {key: tensor.cpu() for key, tensor in tensors.items()}  # the tensor itself on the CPU
+        host[RANDOM] = torch.get_rng_state()
+        read_tensors(rank_folder(whole.folder, self._rank) / TENSORS, host)
+        for key, tensor in tensors.items():
+            tensor.copy_(host[key])
+        torch.set_rng_state(host[RANDOM])
+        about = read_about(whole, self._rank)
+        version, numbers, gauss = about["python_random"]
+        random.setstate((version, tuple(numbers), gauss))
+        losses += about["losses"]
+        return whole.step
+
+    def after_step(self, step: int, live: Live, losses: Sequence[float]) -> None:
+        """Start a save when one is due after so many steps; returns as soon as training may go on.
+
+        Raises:
+            RankError: the save before it failed, or is not done in time.
+        """
+        if self._settings is None or step % self._settings.every:
+            return
+        start_s = time.perf_counter()
+        self.wait()
+        folder = self._settings.folder
+        host = {key: tensor.cpu() for key, tensor in live().items()}
+        host[RANDOM] = torch.get_rng_state()
+        version, numbers, gauss = random.getstate()
+        about = {"losses": list(losses), "python_random": [version, list(numbers), gauss]}
+        parent, (pipe, far_end) = os.getpid(), os.pipe()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any fork beside threads; at the end of a step those here are idle.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            os.dup2(far_end, ERRORS)
+            self._write(parent, folder, step, host, about)
+        os.close(far_end)
+        deadline = time.monotonic() + self._timeout_s
+        self._child = _Child(process=child, step=step, deadline=deadline, pipe=pipe)
+        self.stalls_s.append(time.perf_counter() - start_s)
+
+    def wait(self) -> None:
+        """Until the save that runs is done.
+
+        Raises:
+            RankError: it failed, or is not done in time; it is ended.
+        """
+        if self._child is None:
+            return
+        child, self._child = self._child, None
+        while (ended := os.waitpid(child.process, os.WNOHANG))[0] == 0 and time.monotonic() < child.deadline:
+            time.sleep(LOOK_EVERY_S)
+        save = f"rank {self._rank}: the checkpoint after step {child.step}"
+        if ended[0] == 0:
+            _kill(child.process)
+            raise RankError(f"{save} is not done after {self._timeout_s:g} s")
+        text = os.read(child.pipe, MOST_TEXT).decode()
+        os.close(child.pipe)
+        if code := os.waitstatus_to_exitcode(ended[1]):
+            raise RankError(f"{save} failed: {text or f'exit code {code}'}")
+
+    def close(self) -> None:
+        """End a save that still runs, where a run has failed."""
+        if self._child is not None:
+            _kill(self._child.process)
+            self._child = None
+
+    def _write(
+        self, parent: int, root: Path, step: int, host: Mapping[str, Tensor], about: Mapping[str, object]
+    ) -> None:
+        """The child's whole life. It leaves nothing of the parent's to be cleaned up, and never returns."""
+        folder = rank_folder(part_folder(root, step), self._rank)
+        code = 1
+        try:
+            gc.disable()
+            gc.freeze()  # objects of the parent must not close files by numbers that are this process's now
+            os.closerange(ERRORS + 1, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
+            threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+            write_tensors(folder / TENSORS, host)
+            finish_rank(folder, about)
+            if self._rank == self._identity.ranks[0]:
+                finish(root, step, self._identity, self._timeout_s)
+            code = 0
+        except BaseException as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            os.write(ERRORS, text.encode()[:MOST_TEXT])
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _kill(child: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def _leave_with(parent: int) -> None:
+    """A save is of no use to anyone once the process that it belongs to is gone."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_EVERY_S)
+    os._exit(1)

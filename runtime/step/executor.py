@@ -1,0 +1,381 @@
+"""Walks one rank's program. It decides nothing: order, rows and groups come from the lowered plan."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.models.adapter import MicrobatchData
+from runtime.parallel.context.token_shares import rows_of
+from runtime.step.activations import Watched
+from runtime.step.fsdp.stages import ShardedStages
+from runtime.step.gradients import Gradients
+from runtime.step.offload import Offload
+from runtime.step.optimizer import OptimizerSettings, build_adamw
+from runtime.step.stage_edges import edges_before_the_end
+from runtime.step.stage_module import StageInput, StageModule
+from runtime.step.timing import Recorder
+from runtime.step.transfers import Wires, accumulate, join
+from runtime.step.weight_gradient import SplitBackward, WeightWork
+from runtime.world.clock import Stamp
+from runtime.world.failure import RankError
+from workbench.plan.lowered import Direction, Lowered, Route, Transfer
+from workbench.plan.plan import Stage
+from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.trace import Lane
+
+# Shape suffixes: T = tokens of a packed tensor, D = width.
+
+
+Arrived = dict[str, list[tuple[Transfer, Tensor]]]  # edge -> rows with their packed tensors
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What one pass keeps for its backward: leaves by edge, the output, what left before it by edge."""
+
+    leaves: dict[str, Tensor]
+    output: Tensor
+    left: dict[str, Tensor]
+
+
+class Executor:
+    """One rank.
+
+    Args:
+        lowered: the plan.
+        rank: of the plan.
+        modules: stage id -> module, for the stages of this rank: packed tokens in, packed tokens (or
+            the loss sum) out. Where the program splits a stage's backward, its module is taken apart.
+        feed: (stage, microbatch) -> data of that microbatch, for F actions.
+        wires, gradients, recorder: of this rank.
+        optimizer: settings of the step.
+        loss_scale: 1 / number of predicted tokens of the global batch.
+        progress: called with the position in the program before each action.
+        on_gradients: called in STEP when gradients are whole and not yet clipped.
+        memory: counts what this rank holds; None: memory is not watched.
+        sharded: stages whose weights are shared out, which `gradients` know too; None: there are none.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        rank: int,
+        *,
+        modules: Mapping[int, StageModule],
+        feed: Mapping[tuple[int, int], MicrobatchData],
+        wires: Wires,
+        gradients: Gradients,
+        recorder: Recorder,
+        optimizer: OptimizerSettings,
+        loss_scale: float,
+        progress: Callable[[int], None] = lambda position: None,
+        on_gradients: Callable[[], None] = lambda: None,
+        memory: Watched | None = None,
+        sharded: ShardedStages | None = None,
+    ) -> None:
+        self.lowered = lowered
+        self.rank = rank
+        self.program = lowered.plan.program.get(rank, ())
+        self._modules, self._feed = modules, feed
+        self._wires, self._gradients, self._recorder = wires, gradients, recorder
+        self._sharded = sharded or ShardedStages.none()
+        self._settings = optimizer
+        self._adamw = build_adamw(gradients.parameters(), optimizer)
+        self._loss_scale = loss_scale
+        self._progress = progress
+        self._on_gradients = on_gradients
+        self._memory = memory
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._left: dict[tuple[int, int], WeightWork] = {}  # by I for W
+        held = (lowered.plan.stage[stage] for stage in modules)
+        self._left_early = {stage.id for stage in held if edges_before_the_end(lowered.plan, stage)}
+        self._backward_of = {
+            (_id(action), _microbatch(action)): action
+            for action in self.program
+            if action.kind in (Pass.B, Pass.I)
+        }
+        self._splits = {
+            stage: SplitBackward(modules[stage])
+            for stage in dict.fromkeys(_id(action) for action in self.program if action.kind is Pass.I)
+        }
+        self._do = {
+            Pass.F: self._forward,
+            Pass.B: self._backward,
+            Pass.I: self._input_gradient,
+            Pass.W: self._weight_gradient,
+            Pass.REDUCE_GRAD: self._reduce,
+            Pass.STEP: self._step,
+            Pass.RESHARD: self._leave,
+            Pass.UNSHARD: self._come_back,
+        }
+        self._offload = Offload(modules)
+        self._inputs = rows_by_action(
+            lowered.inputs, lambda row: rank in lowered.transfers[row].destination_ranks
+        )
+        self._outputs = rows_by_action(lowered.outputs, lambda row: _sends(lowered.transfers[row], rank))
+        self._next_rows = (
+            _receives_ahead(self.program, lowered, self._inputs)
+            if recorder.clock.posts_before
+            else _receives_next(self.program, self._inputs)
+        )
+        self._check()
+
+    def _check(self) -> None:
+        for action in self.program:
+            away = action._replace(kind=Pass.RESHARD)
+            if self._sharded.is_exchange(action):
+                continue
+            if action.kind is Pass.UNSHARD and away not in self.program[: self.program.index(action)]:
+                raise ValueError(f"rank {self.rank}: {action} brings back a stage that has not left")
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What updates this rank's weights; None where it trains nothing."""
+        return self._adamw
+
+    def resume(self, before: "Executor") -> None:
+        """Go on with the optimizer of the step before, which trained the same weights on another plan."""
+        self._adamw = before._adamw
+
+    def run_step(self) -> None:
+        """One optimizer step.
+
+        Raises:
+            RankError: an action failed; the message names rank, action and peer.
+        """
+        clock = self._recorder.clock
+        self._wires.start_step()
+        self._wires.post(self._next_rows[0] if self.program else (), clock.stamp())
+        for position, action in enumerate(self.program):
+            self._progress(position)
+            try:
+                arrived = self._take(action)
+                self._sharded.wait_for(action)
+                start = clock.stamp()
+                if clock.posts_before:
+                    self._wires.post(self._next_rows[position + 1], start)
+                self._do[action.kind](action, arrived, start)
+                if not clock.posts_before:
+                    self._wires.post(self._next_rows[position + 1], start)
+            except RankError:
+                raise
+            except Exception as error:
+                clock.check()
+                message = f"rank {self.rank} in {action}: {type(error).__name__}: {error}"
+                raise RankError(message) from error
+        self._wires.finish_step()
+        clock.settle()
+        for waiting, kind, wanted in ((self._kept, Pass.F, "backward"), (self._left, Pass.I, "W")):
+            if waiting:
+                left = ", ".join(f"{stage}{kind}{microbatch}" for stage, microbatch in waiting)
+                raise RankError(f"rank {self.rank}: {left} still wait for their {wanted} after the step")
+
+    def _forward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        stage = self.lowered.plan.stage[_id(action)]
+        key = (stage.id, _microbatch(action))
+        backward = self._backward_of.get(key)
+        wanted = frozenset[str]() if backward is None else self._edges_that_want_gradients(backward)
+        leaves = {
+            edge: join(pieces).detach().requires_grad_(edge in wanted) for edge, pieces in arrived.items()
+        }
+        with torch.set_grad_enabled(backward is not None):
+            output, left = self._run(stage, key, leaves)
+        if self._is_loss(stage) and _sharers(stage, self.rank)[0] == self.rank:
+            self._recorder.lose(output.detach(), self._loss_scale)
+        self._give(action, output.detach(), left)
+        if backward is not None:
+            self._kept[key] = _Kept(leaves, output, left)
+        self._end(action, start)
+
+    def _run(
+        self, stage: Stage, key: tuple[int, int], leaves: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        features = {edge: leaf for edge, leaf in leaves.items() if edge != stage.module}
+        stage_input = StageInput(hidden=leaves.get(stage.module), features=features, data=self._feed[key])
+        module = self._modules[stage.id]
+        return module.run(stage_input) if stage.id in self._left_early else (module(stage_input), {})
+
+    def _backward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        key = (_id(action), _microbatch(action))
+        kept = self._kept.pop(key)
+        ends = self._ends(key, kept, arrived)
+        torch.autograd.backward([output for output, _ in ends], [gradient for _, gradient in ends])
+        del ends
+        self._gradients.accumulate()
+        self._give_gradients(action, kept.leaves)
+        del kept
+        self._end(action, start)
+
+    def _input_gradient(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        key = (_id(action), _microbatch(action))
+        kept = self._kept.pop(key)
+        (output, gradient), *more = self._ends(key, kept, arrived)
+        work = self._splits[key[0]].backward(output, gradient, *more)
+        del output, gradient, more
+        self._gradients.accumulate()
+        self._give_gradients(action, kept.leaves)
+        if len(work):
+            self._left[key] = work
+        del kept
+        self._end(action, start)
+
+    def _weight_gradient(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived  # W waits for its I alone
+        self._left.pop((_id(action), _microbatch(action))).run()
+        self._gradients.accumulate()
+        self._end(action, start)
+
+    def _ends(self, key: tuple[int, int], kept: _Kept, arrived: Arrived) -> list[tuple[Tensor, Tensor]]:
+        """Where a backward begins: the output, and what left before it, each with its gradient."""
+        to_output = {edge: rows for edge, rows in arrived.items() if edge not in kept.left}
+        ends = [(kept.output, self._output_gradient(key, kept.output, to_output))]
+        for edge, rows in arrived.items():
+            if edge in kept.left:
+                pieces = sorted(rows, key=lambda piece: piece[0].row)
+                ends.append((kept.left[edge], accumulate(pieces, kept.left[edge])))
+        return ends
+
+    def _output_gradient(self, key: tuple[int, int], output: Tensor, arrived: Arrived) -> Tensor:
+        if self._is_loss(self.lowered.plan.stage[key[0]]):
+            return torch.full_like(output, self._loss_scale)
+        pieces = [piece for edge in arrived for piece in arrived[edge]]
+        data = self._feed[key]
+        whole = output if data.returned is None else output.new_empty((sum(data.tokens_out), output.shape[1]))
+        gradient = accumulate(sorted(pieces, key=lambda piece: piece[0].row), whole)
+        return gradient if data.returned is None else rows_of(gradient, data.returned)
+
+    def _give_gradients(self, action: Action, leaves: Mapping[str, Tensor]) -> None:
+        for number in self._outputs.get(action, ()):
+            leaf = leaves[self.lowered.transfers[number].edge]
+            assert leaf.grad is not None
+            self._wires.give(number, leaf.grad)
+
+    def _reduce(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived, start  # its groups take their own times
+        self._gradients.reduce(action)
+
+    def _leave(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived
+        if _id(action) in self._sharded:
+            self._sharded.let_go(_id(action))
+            self._end(action, start)
+        else:
+            copied = self._offload.leave(_id(action), self._adamw)
+            self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.ended(copied))
+            self._sample_memory()
+
+    def _come_back(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived
+        if self._sharded.is_exchange(action):
+            self._sharded.start(action)  # it takes its own time
+            return
+        self._offload.come_back(_id(action))
+        self._end(action, start)
+
+    def _step(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived, start  # waiting for the reductions is not part of the step
+        self._gradients.finish()
+        self._on_gradients()
+        start = self._recorder.clock.stamp()
+        if self._settings.clip_norm is not None:
+            self._gradients.clip(self._settings.clip_norm)
+        if self._adamw is not None:
+            self._adamw.step()
+        self._gradients.publish()
+        self._end(action, start)
+
+    def moments(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
+        """AdamW's two moments of every tensor that it has updated."""
+        states = {} if self._adamw is None else self._adamw.state
+        return {held: (state["exp_avg"], state["exp_avg_sq"]) for held, state in states.items()}
+
+    def clear_gradients(self) -> None:
+        """Between steps; not part of STEP."""
+        self._gradients.clear()
+
+    def _take(self, action: Action) -> Arrived:
+        """The rows an action waits for, by edge. Waiting ends here: the caller's span starts after it."""
+        arrived: Arrived = {}
+        for number in self._inputs.get(action, ()):
+            row, packed_TD = self._wires.take(number, action)
+            arrived.setdefault(row.edge, []).append((row, packed_TD))
+        return arrived
+
+    def _give(self, action: Action, output_TD: Tensor, left: Mapping[str, Tensor]) -> None:
+        for number in self._outputs.get(action, ()):
+            edge = self.lowered.transfers[number].edge
+            self._wires.give(number, left[edge].detach() if edge in left else output_TD)
+
+    def _edges_that_want_gradients(self, backward: Action) -> frozenset[str]:
+        """Those whose gradient this rank or one that shares its weights sends: they compute it together."""
+        sharers = _sharers(self.lowered.plan.stage[_id(backward)], self.rank)
+        rows = (self.lowered.transfers[number] for number in self.lowered.outputs.get(backward, ()))
+        return frozenset(
+            row.edge
+            for row in rows
+            if row.direction is Direction.BACKWARD
+            and row.source_rank in sharers
+            and row.route is not Route.BROADCAST
+        )
+
+    def _is_loss(self, stage: Stage) -> bool:
+        module = self.lowered.plan.model.module(stage.module)
+        return module.has_loss and stage.layers[1] == len(module.layers)
+
+    def _end(self, action: Action, start: Stamp) -> None:
+        self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.stamp())
+        self._sample_memory()
+
+    def _sample_memory(self) -> None:
+        if self._memory is not None:
+            self._recorder.hold(*self._memory.take_height())
+            self._recorder.hold(self._recorder.clock.stamp(), self._memory.num_bytes)
+
+
+Rows = dict[Action, tuple[int, ...]]
+
+
+def rows_by_action(rows: Rows, is_mine: Callable[[int], bool]) -> Rows:
+    """Those rows of every action that concern one rank."""
+    return {action: tuple(filter(is_mine, numbers)) for action, numbers in rows.items()}
+
+
+def _sends(row: Transfer, rank: int) -> bool:
+    """Whether the rank hands the row over when its producer ends; a broadcast follows an arrival."""
+    return row.source_rank == rank and row.route is not Route.BROADCAST
+
+
+def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:
+    """For every position and the end, the rows of the first pass from there on that receives anything."""
+    ahead: list[tuple[int, ...]] = [()]
+    for action in reversed(program):
+        rows = tuple(
+            number for number in inputs.get(action, ()) if lowered.transfers[number].route is not Route.LOCAL
+        )
+        ahead.append(rows if action.kind in COMPUTE and rows else ahead[-1])
+    return tuple(reversed(ahead))
+
+
+def _receives_next(program: Sequence[Action], inputs: Rows) -> tuple[tuple[int, ...], ...]:
+    """For every position and the end, the rows of the action there.
+
+    Those of a later one could need what this rank has yet to send.
+    """
+    return (*(inputs.get(action, ()) for action in program), ())
+
+
+def _sharers(stage: Stage, rank: int) -> tuple[int, ...]:
+    """The tensor-parallel ranks at this rank's context-parallel place; the first counts their loss."""
+    return next(ranks for ranks in stage.ranks if rank in ranks)
+
+
+def _id(action: Action) -> int:
+    assert action.stage is not None
+    return action.stage
+
+
+def _microbatch(action: Action) -> int:
+    assert action.microbatch is not None
+    return action.microbatch

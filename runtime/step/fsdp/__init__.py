@@ -1,0 +1,1 @@
+"""Sharded parameters (FSDP, HSDP): gathered for use, gradients reduced and scattered."""

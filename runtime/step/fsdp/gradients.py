@@ -1,0 +1,80 @@
+"""Gradients of a rank some of whose weights are shared out: one norm, one optimizer, one step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from runtime.step.fsdp.stages import ShardedStages
+from runtime.step.gradients import Gradients
+from runtime.step.stage_module import StageModule
+from runtime.step.timing import Recorder
+from runtime.step.weight_bucket import WeightBucket
+from runtime.world.mesh import Mesh
+from workbench.plan.lowered import Lowered, Weights
+from workbench.schedule.action import Action
+
+
+class ShardedGradients(Gradients):
+    """As `Gradients`, with the stages whose weights are shared out beside the others.
+
+    Args:
+        sharded: has taken them.
+        modules: of this rank, all of them.
+    """
+
+    def __init__(
+        self,
+        sharded: ShardedStages,
+        lowered: Lowered,
+        mesh: Mesh,
+        modules: Sequence[StageModule],
+        *,
+        recorder: Recorder,
+        buckets: Mapping[Weights, WeightBucket] = MappingProxyType({}),
+    ) -> None:
+        whole = [module for module in modules if module.stage.id not in sharded]
+        super().__init__(lowered, mesh, whole, recorder=recorder, buckets=buckets)
+        self._sharded = sharded
+        sharded.follow(lowered.plan.program.get(mesh.rank, ()), recorder)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of whole weights, then the parts of the others."""
+        yield from super().parameters()
+        yield from self._sharded.parameters()
+
+    def reduce(self, action: Action) -> None:
+        """Start a REDUCE_GRAD."""
+        if self._sharded.is_exchange(action):
+            self._sharded.start(action)
+        else:
+            super().reduce(action)
+
+    def finish(self) -> None:
+        """Wait for all reductions; errors as `Gradients.finish`."""
+        self._sharded.finish()
+        super().finish()
+
+    def publish(self) -> None:
+        """After the optimizer's step; errors as `Gradients.publish`."""
+        super().publish()
+        self._sharded.publish()
+
+    def whole(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """(Weight or copy, its whole gradient) after `finish`; a collective."""
+        yield from super().whole()
+        yield from self._sharded.whole_gradients()
+
+    def _flat(self, weights: Weights) -> Tensor:
+        part_S = self._sharded.gradient_of(weights)
+        return super()._flat(weights) if part_S is None else part_S
+
+    def _counted(self) -> Iterator[Tensor]:
+        yield from super()._counted()
+        counted: dict[int, Tensor] = {}
+        for group in self._lowered.groups:
+            if group.ranks[0] == self._mesh.rank:  # of the ranks that hold this part
+                part_S = self._sharded.gradient_of(group.weights[0])
+                if part_S is not None:
+                    counted[id(part_S)] = part_S
+        yield from counted.values()

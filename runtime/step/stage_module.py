@@ -1,0 +1,366 @@
+"""The part of a model that one stage holds, as a torch module with the plan's names for its weights."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.choose import adapter_of
+from runtime.models.weights import WeightReader
+from runtime.parallel.context.token_shares import rows_of
+from runtime.parallel.expert.cuts import WeightParts, parts_of, place_in
+from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.expert.layers import deal_out
+from runtime.parallel.tensor.cuts import Cut
+from runtime.parallel.tensor.group import SharedWeights, TensorGroup
+from runtime.parallel.tensor.layers import parallelize, whole_name
+from runtime.parallel.tensor.sequence import TokenParts, share_tokens
+from runtime.step.first_weights import FirstWeights, num_cores
+from runtime.step.stage_edges import edges_before_the_end, edges_into_stage
+from workbench.model.model_graph import Edge, Module
+from workbench.plan.lowered import Weights
+from workbench.plan.plan import Plan, Recompute, Stage
+from workbench.plan.sequence import TokenBorders, token_borders
+
+# Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
+
+
+@dataclass(frozen=True, slots=True)
+class StageInput:
+    """What one forward pass of a stage reads.
+
+    Args:
+        hidden: packed [T, D] from the previous stage of the module; None for its first stage.
+        features: edge name -> packed [E, D], for edges that enter a layer of this stage. An
+            edge whose modality is missing from the microbatch has no entry.
+        data: what `runtime.data.batches.microbatch_data` made for this stage and microbatch.
+    """
+
+    hidden: Tensor | None
+    data: MicrobatchData
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class StageModule(nn.Module):
+    """Layers [first, last) of a module.
+
+    The forward pass draws no random numbers (dropout is off in training too), so its result
+    for an item does not depend on which other items share the microbatch.
+    """
+
+    def __init__(
+        self, adapter: Adapter, stage: Stage, layers: list[StageLayer], edges: tuple[Edge, ...]
+    ) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.stage = stage
+        self.layers = nn.ModuleList(layers)
+        self.edges = edges  # those that enter a layer of this stage
+        self.leaving: tuple[Edge, ...] = ()  # those that leave it before its last layer
+        self.recompute = Recompute.NONE
+        self.shared: SharedWeights | None = None
+        self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty where weights are whole
+        self.dealt: dict[str, Cut] = {}  # the same of experts' weights that ranks deal out
+        self.experts: ExpertGroup | None = None
+        self.train(mode=False)
+
+    @property
+    def module(self) -> Module:
+        return self.adapter.module
+
+    def train(self, mode: bool = True) -> "StageModule":  # noqa: FBT001, FBT002  (torch's signature)
+        """Training and evaluation are the same here: the layers stay in evaluation mode."""
+        del mode
+        return super().train(mode=False)
+
+    def forward(self, inputs: StageInput) -> Tensor:
+        """Packed [T', D']; on the last stage of a module with a loss the scalar sum of it.
+
+        Raises:
+            ValueError: as `run`.
+        """
+        return self.run(inputs)[0]
+
+    def run(self, inputs: StageInput) -> tuple[Tensor, dict[str, Tensor]]:
+        """(what `forward` returns, edge that leaves before the last layer -> packed [T', D'] there).
+
+        Raises:
+            ValueError: a modality stands in the microbatch but its features were not given.
+        """
+        wanted = {*inputs.data.placed, *inputs.data.brought}
+        for edge in self.edges:
+            if (edge.name in wanted) != (edge.name in inputs.features):
+                have = "missing" if edge.name in wanted else "given, but no item wants them"
+                raise ValueError(f"stage {self.stage.id}: features of edge {edge.name} are {have}")
+        parameter = next(self.parameters())
+        context = self.adapter.context(inputs.data, parameter.device, parameter.dtype)
+        first = self.stage.layers[0]
+        hidden = inputs.hidden
+        if hidden is None and first > 0:  # a member without tokens: one of padding
+            width = self.module.layers[first - 1].out_width
+            hidden = parameter.new_zeros((1, width))
+        hidden = _carrying(hidden, first - 1, inputs.data)
+        left: dict[str, Tensor] = {}
+        for index, layer in enumerate(self.layers, start=first):
+            entering = {e.name: e for e in self.edges if index in e.entered}
+            features = {name: _own(inputs, name) for name in entering if name in inputs.features}
+            hidden = self._run(layer, index, hidden, features, context)
+            if index == 0 and inputs.data.embedded is not None:
+                hidden = rows_of(hidden, inputs.data.embedded)
+            hidden = _carrying(hidden, index, inputs.data)
+            left |= {edge.name: hidden for edge in self.leaving if edge.after_layer == index}
+        assert hidden is not None, "a stage has at least one layer"
+        return hidden, left
+
+    def _run(
+        self,
+        layer: nn.Module,
+        index: int,
+        hidden: Tensor | None,
+        features: Mapping[str, Tensor],
+        context: Context,
+    ) -> Tensor:
+        if index > 0:  # layer 0 places features itself; deeper they are added, but for what is read aside
+            assert hidden is not None, "only layer 0 makes its own input"
+            placed = context.data.placed
+            for edge, features_ED in features.items():
+                if edge in placed:
+                    hidden = hidden.index_add(0, placed[edge], features_ED)
+            features = {edge: aside for edge, aside in features.items() if edge not in placed}
+        call: Callable[..., Tensor] = layer
+        if self.recompute is Recompute.FULL and torch.is_grad_enabled():
+            output: Tensor = checkpoint(
+                call, hidden, features, context, use_reentrant=False, preserve_rng_state=False
+            )
+            return output
+        return call(hidden, features, context)
+
+    def weights(self) -> dict[Weights, list[nn.Parameter]]:
+        """Every weight of the stage under the key that gradient groups use, in a fixed order.
+
+        A tied weight stands under `Weights(module, None, shared name)` alone, once, even
+        where two layers of this stage use it.
+        """
+        found: dict[Weights, list[nn.Parameter]] = {}
+        for index, layer in enumerate(self.layers, start=self.stage.layers[0]):
+            tied = tied_names(self.module, index, [name for name, _ in _named(layer)])
+            own = found.setdefault(Weights(self.module.name, index), [])
+            dealt = Weights(self.module.name, index, experts=True)
+            for name, parameter in _named(layer):
+                if name not in tied:
+                    held = found.setdefault(dealt, []) if name in self.dealt else own
+                    held.append(parameter)
+                    continue
+                shared = found.setdefault(Weights(self.module.name, None, tied[name]), [])
+                if all(parameter is not other for other in shared):
+                    shared.append(parameter)
+        return found
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(Hugging Face name, parameter); a tied weight comes once, under the name of its first holder."""
+        found: dict[str, nn.Parameter] = {}
+        for layer in self.layers:
+            for name, parameter in _named(layer):
+                found.setdefault(self.adapter.aliases.get(name, name), parameter)
+        yield from found.items()
+
+    def join_ranks(
+        self,
+        tensor: TensorGroup | None,
+        experts: ExpertGroup | None,
+        parts: Sequence[WeightParts],
+        borders: TokenBorders,
+    ) -> None:
+        """Be one of the ranks that share weights; every layer holds its own, as `parts` says, already."""
+        tokens = None if tensor is None else TokenParts(tensor)
+        if experts is not None:
+            self.experts = experts
+            for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), self.stage.layers[0]):
+                assert isinstance(each, StageLayer)
+                self.dealt |= {each.hugging_face_name(local): cut for local, cut in held.dealt.items()}
+                deal_out(each, experts, tensor, tokens if index in borders.divided else tensor)
+        if tensor is not None and tokens is not None:
+            self._share(tensor, parts, borders, tokens)
+
+    def _share(
+        self, group: TensorGroup, parts: Sequence[WeightParts], borders: TokenBorders, tokens: TokenParts
+    ) -> None:
+        """Be one member of tensor-parallel ranks.
+
+        Layers that divide tokens see a part of them outside their regions: weights there have a part of
+        the gradient.
+        """
+        partial: list[nn.Parameter] = []
+        first = self.stage.layers[0]
+        for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), start=first):
+            assert isinstance(each, StageLayer)
+            divided = index in borders.divided
+            apart = {**held.tensor.cut, **held.dealt}
+            whole = [name for name, _ in each.named_parameters() if name not in apart]
+            partial += [each.get_parameter(name) for name in (whole if divided else held.tensor.partial)]
+            named = ((each.hugging_face_name(local), cut) for local, cut in held.tensor.cut.items())
+            self.cuts |= {self.adapter.aliases.get(name, name): cut for name, cut in named}
+            parallelize(each, held.tensor, group, tokens if divided else group)
+        share_tokens(self.layers, first, borders, tokens)
+        held_apart = {**self.cuts, **self.dealt}
+        whole = (weight for name, weight in self.named_weights() if name not in held_apart)
+        self.shared = SharedWeights(
+            group,
+            elsewhere=tuple(whole) if group.member > 0 else (),
+            partial=tuple(parameter for parameter in partial if parameter.requires_grad),
+        )
+
+    def owned_weights(self) -> dict[str, Tensor]:
+        """What this stage writes to a checkpoint: all its weights but copies of an earlier layer's.
+
+        Whole ones: with tensor- or expert-parallel ranks it is a collective of them.
+        """
+        writer, first = self.adapter.written_by, self.stage.layers[0]
+        return {
+            name: self._whole(name, weight.detach())
+            for index, layer in enumerate(self.layers, start=first)
+            for name, weight in _named(layer)
+            if name not in self.adapter.aliases and writer.get(name, index) == index
+        }
+
+    def _whole(self, name: str, weight: Tensor) -> Tensor:
+        if self.experts is not None and name in self.dealt:
+            group: TensorGroup = self.experts
+            cut = self.dealt[name]
+        elif self.shared is not None and name in self.cuts:
+            group, cut = self.shared.group, self.cuts[name]
+        else:
+            return weight
+        return cut.join(group.collect(weight, cut.shapes(weight.shape, group.size)))
+
+
+def _own(inputs: StageInput, edge: str) -> Tensor:
+    """The features that stand among this rank's tokens."""
+    features_ED = inputs.features[edge]
+    chosen = inputs.data.chosen.get(edge)
+    return features_ED if chosen is None else features_ED.index_select(0, chosen)
+
+
+def _carrying(hidden: Tensor | None, layer: int, data: MicrobatchData) -> Tensor | None:
+    """The output of a layer, on the gradient's path where it is on that of any member.
+
+    A member may hold no token that asks for a gradient, but its attention's backward is a
+    collective that the others wait for, and its queries look at their tokens.
+    """
+    if (
+        hidden is None
+        or data.carries_from is None
+        or layer < data.carries_from
+        or hidden.requires_grad
+        or not torch.is_grad_enabled()
+    ):
+        return hidden
+    return hidden.detach().requires_grad_()
+
+
+def _named(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(Hugging Face name, parameter) of one layer, in registration order."""
+    assert isinstance(layer, StageLayer)
+    for name, parameter in layer.named_parameters(remove_duplicate=False):
+        yield layer.hugging_face_name(whole_name(name)), parameter
+
+
+def tied_names(module: Module, index: int, names: list[str]) -> dict[str, str]:
+    """Hugging Face name -> shared name, for the tied parameters of one layer.
+
+    Raises:
+        ValueError: the plan ties a parameter that the layer does not have.
+    """
+    found = {}
+    for parameter, shared in module.layers[index].tied:
+        match = [name for name in names if name == parameter or name.endswith(f".{parameter}")]
+        if len(match) != 1:
+            raise ValueError(
+                f"module {module.name!r} layer {index}: tied parameter {parameter!r} is none of "
+                f"{', '.join(names)}"
+            )
+        found[match[0]] = shared
+    return found
+
+
+def build_stage_module(
+    plan: Plan,
+    stage: Stage,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    weights: Path | None = None,
+    device: torch.device | str = "cpu",
+    tensor: TensorGroup | None = None,
+    experts: ExpertGroup | None = None,
+) -> StageModule:
+    """Build the layers of one stage, and nothing else of the model.
+
+    Args:
+        plan: gives the model and the settings.
+        stage: which layers.
+        seed: weights start as a function of (seed, module, parameter name) alone.
+        dtype: of weights and activations.
+        weights: a folder of Hugging Face folders, one per module, to read weights from instead.
+        device: where the weights live.
+        tensor: the ranks that share the stage's weights; None: this one holds whole ones.
+        experts: those that deal out its experts; None: this one holds all.
+
+    Raises:
+        ValueError: the module cannot run (no adapter, other layer count), `tensor` or `experts` is not of
+            the stage's degree or cannot share a layer, an edge cannot run, or the weights
+            folder lacks a tensor or has one of another shape.
+    """
+    module = plan.model.module(stage.module)
+    adapter = adapter_of(module)
+    _check_ties(adapter)
+    edges = edges_into_stage(plan, stage)
+    layers = [adapter.build(index) for index in range(*stage.layers)]
+    parts = [parts_of(layer, tp=stage.tp, ep=stage.ep) for layer in layers]
+    first = FirstWeights(
+        seed=seed,
+        module=module.name,
+        place=place_in(stage, tensor, experts),
+        dtype=dtype,
+        reader=None if weights is None else WeightReader(weights / module.name, adapter),
+    )
+    made: dict[str, nn.Parameter] = {}
+    with ThreadPoolExecutor(num_cores()) as drawers:
+        for index, layer, held in zip(range(*stage.layers), layers, parts, strict=True):
+            names = {local: layer.hugging_face_name(local) for local, _ in layer.named_parameters()}
+            names = {local: adapter.aliases.get(name, name) for local, name in names.items()}
+            new = {name: local for local, name in reversed(names.items()) if name not in made}
+            values = first.values(layer, held, new, drawers)
+            for name, value in zip(new, values, strict=True):
+                trains = module.layers[index].trainable
+                made[name] = nn.Parameter(value.to(device), requires_grad=trains)
+            for local, name in names.items():
+                _set_parameter(layer, local, made[name])
+    built = StageModule(adapter, stage, layers, edges).to(device)
+    built.leaving = edges_before_the_end(plan, stage)
+    built.recompute = plan.settings.of(module.name).recompute
+    built.weights()  # refuses a tie that names no parameter
+    built.join_ranks(tensor, experts, parts, token_borders(plan, stage))
+    return built
+
+
+def _set_parameter(layer: nn.Module, name: str, value: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(layer.get_submodule(owner), attribute, value)
+
+
+def _check_ties(adapter: Adapter) -> None:
+    """The plan ties exactly what the configuration ties."""
+    module = adapter.module
+    tied = any(layer.tied for layer in module.layers)
+    wanted = bool(adapter.aliases or adapter.written_by)
+    if tied != wanted:
+        raise ValueError(
+            f"module {module.name!r}: its configuration {'ties' if wanted else 'does not tie'} "
+            f"embedding and head, the plan {'does' if tied else 'does not'}"
+        )

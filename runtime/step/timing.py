@@ -1,0 +1,240 @@
+"""When actions ran and messages travelled: recorded per rank, put together as a trace."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from runtime.world.clock import HOST, Clock, Stamp
+from workbench.plan.lowered import Lowered, Route
+from workbench.plan.parameter_shards import sharded_stages
+from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.sharded import is_exchange
+from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
+
+
+@dataclass(slots=True)
+class Recorder:
+    """One rank's notes of one step: stamps of its clock, which become seconds when the step is settled."""
+
+    rank: int
+    clock: Clock = HOST
+    start_s: float = 0.0
+    _spans: list[tuple[Lane, Action, Stamp, Stamp]] = field(default_factory=list)
+    _memory: list[tuple[Stamp, int]] = field(default_factory=list)
+    _sent: dict[int, Stamp] = field(default_factory=dict)
+    _delivered: dict[int, Stamp] = field(default_factory=dict)
+    _arrived: dict[int, Stamp] = field(default_factory=dict)
+    _losses: list[tuple[Tensor | float, float]] = field(default_factory=list)
+
+    def start_step(self) -> None:
+        """Forget the step before."""
+        self.start_s = self.clock.start_step()
+        self._spans, self._memory, self._losses = [], [], []
+        self._sent, self._delivered, self._arrived = {}, {}, {}
+
+    def span(self, lane: Lane, action: Action, start: Stamp, end: Stamp) -> None:
+        self._spans.append((lane, action, start, end))
+
+    def hold(self, time: Stamp, num_bytes: int) -> None:
+        """Bytes held from then on."""
+        self._memory.append((time, num_bytes))
+
+    def sent(self, row: int, time: Stamp) -> None:
+        self._sent[row] = time
+
+    def delivered(self, row: int, time: Stamp) -> None:
+        """The sender's end of a send."""
+        self._delivered[row] = time
+
+    def arrived(self, row: int, time: Stamp) -> None:
+        """When the receiver had the row; on a CPU when it saw it, at the latest when it needed it."""
+        self._arrived[row] = time
+
+    def lose(self, loss: Tensor, scale: float) -> None:
+        """A microbatch's loss sum, read when somebody asks for the step's."""
+        self._losses.append((self.clock.number(loss), scale))
+
+    @property
+    def loss_sum(self) -> float:
+        """Of this rank's microbatches; waits for the device."""
+        return sum((float(loss) * scale for loss, scale in self._losses), 0.0)
+
+    def notes(self) -> "Notes":
+        """A frozen copy that travels, of a step that is settled."""
+        seconds = self.clock.seconds
+        return Notes(
+            rank=self.rank,
+            start_s=self.start_s,
+            spans=tuple(
+                Span(self.rank, lane, action, seconds(start), seconds(end))
+                for lane, action, start, end in self._spans
+            ),
+            memory=tuple(MemorySample(self.rank, seconds(time), size) for time, size in self._memory),
+            sent_s={row: seconds(time) for row, time in self._sent.items()},
+            delivered_s={row: seconds(time) for row, time in self._delivered.items()},
+            arrived_s={row: seconds(time) for row, time in self._arrived.items()},
+            loss_sum=self.loss_sum,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What one rank saw in one step."""
+
+    rank: int
+    start_s: float
+    spans: tuple[Span, ...]
+    memory: tuple[MemorySample, ...]
+    sent_s: dict[int, float]
+    delivered_s: dict[int, float]
+    arrived_s: dict[int, float]
+    loss_sum: float
+
+
+def check_order(lowered: Lowered, notes: Notes) -> None:
+    """Raise RuntimeError unless the rank executed its passes in the order of its program."""
+    planned = [action for action in lowered.plan.program[notes.rank] if action.kind in COMPUTE]
+    executed = [span.action for span in notes.spans if span.action.kind in COMPUTE]
+    if planned == executed:
+        return
+    position = next(
+        (i for i, pair in enumerate(zip(planned, executed, strict=False)) if pair[0] != pair[1]),
+        min(len(planned), len(executed)),
+    )
+    want = planned[position] if position < len(planned) else "nothing more"
+    got = executed[position] if position < len(executed) else "nothing more"
+    raise RuntimeError(
+        f"rank {notes.rank} left the plan at action {position}: planned {want}, executed {got}"
+    )
+
+
+def assemble(
+    lowered: Lowered, plan_hash: str, notes: Sequence[Notes], *, details: tuple[tuple[str, str], ...] = ()
+) -> Trace:
+    """One trace out of all ranks' notes of one step; time zero is the first rank's start.
+
+    A REDUCE_GRAD is one span over all its groups; it starts when the last rank of the first group
+    arrives: waiting for a peer is not work. A message ends when its receiver saw it, or its sender
+    saw it gone, whichever came first: gloo tells neither side earlier.
+    """
+    zero_s = min(note.start_s for note in notes)
+    notes = [replace(note, spans=tuple(_whole(note.spans))) for note in notes]
+    arrivals = _reduction_starts(lowered, notes)
+    spans = [
+        span._replace(
+            start_s=max(span.start_s, arrivals.get((span.rank, span.action), span.start_s)) - zero_s,
+            end_s=span.end_s - zero_s,
+        )
+        for note in notes
+        for span in note.spans
+    ]
+    samples = [sample._replace(time_s=sample.time_s - zero_s) for note in notes for sample in note.memory]
+    return Trace(
+        plan_hash=plan_hash,
+        executor=Executor.EXECUTED,
+        spans=tuple(sorted(spans, key=lambda span: (span.rank, span.lane, span.start_s))),
+        messages=_messages(lowered, notes, zero_s),
+        memory=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.time_s))),
+        loss=sum(note.loss_sum for note in notes),
+        details=details,
+    )
+
+
+def _whole(spans: Sequence[Span]) -> Iterator[Span]:
+    """The groups of a reduction as one span: from its first start to its last end."""
+    groups: dict[Action, list[Span]] = {}
+    for span in spans:
+        if span.lane is Lane.REDUCE:
+            groups.setdefault(span.action, []).append(span)
+        else:
+            yield span
+    for parts in groups.values():
+        start_s, end_s = min(part.start_s for part in parts), max(part.end_s for part in parts)
+        yield parts[0]._replace(start_s=start_s, end_s=end_s)
+
+
+def _messages(lowered: Lowered, notes: Sequence[Notes], zero_s: float) -> tuple[Message, ...]:
+    by_rank = {note.rank: note for note in notes}
+    messages = []
+    for row in lowered.transfers:
+        if row.route is Route.LOCAL:
+            continue
+        sender, receiver = by_rank[row.source_rank], by_rank[row.destination_rank]
+        sent_s, arrived_s = sender.sent_s[row.row] - zero_s, receiver.arrived_s[row.row] - zero_s
+        delivered_s = sender.delivered_s.get(row.row, receiver.arrived_s[row.row]) - zero_s
+        end_s = max(sent_s, min(arrived_s, delivered_s))
+        messages.append(
+            Message(
+                row.row,
+                row.edge,
+                row.source_rank,
+                row.destination_rank,
+                row.num_bytes,
+                sent_s,
+                sent_s,
+                end_s,
+            )
+        )
+    return tuple(messages)
+
+
+def _reduction_starts(lowered: Lowered, notes: Sequence[Notes]) -> dict[tuple[int, Action], float]:
+    """(rank, exchange) -> when the last rank of its first group, or of its unit, arrived."""
+    units = sharded_stages(lowered.plan)
+    issued: dict[Action | int, float] = {}  # by what the ranks meet in: the latest arrival
+    meeting: dict[tuple[int, Action], Action | int] = {}
+    for span in (span for note in notes for span in note.spans if span.lane is Lane.REDUCE):
+        groups = lowered.reductions.get(span.action, ())
+        if span.action.stage is not None and is_exchange(span.action, units):
+            name: Action | int = span.action._replace(stage=units[span.action.stage].stages[0])
+        elif groups:
+            name = groups[0]
+        else:
+            continue
+        issued[name] = max(issued.get(name, span.start_s), span.start_s)
+        meeting[span.rank, span.action] = name
+    return {key: issued[name] for key, name in meeting.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Of one duration over repetitions."""
+
+    median_s: float
+    lowest_s: float
+    highest_s: float
+
+    @property
+    def relative(self) -> float:
+        """Range over median."""
+        return (self.highest_s - self.lowest_s) / self.median_s if self.median_s > 0 else 0.0
+
+
+def spread_of(durations_s: Sequence[float]) -> Spread:
+    """Median and range; ValueError for none."""
+    if not durations_s:
+        raise ValueError("want at least one duration, got none")
+    return Spread(
+        median_s=statistics.median(durations_s), lowest_s=min(durations_s), highest_s=max(durations_s)
+    )
+
+
+def iteration_spread(traces: Sequence[Trace]) -> Spread:
+    """Of the whole step."""
+    return spread_of([trace.iteration_s for trace in traces])
+
+
+def action_spreads(traces: Sequence[Trace]) -> dict[tuple[int, Action], Spread]:
+    """(rank, action) -> its duration over the traces of one plan."""
+    durations: dict[tuple[int, Action], list[float]] = {}
+    for trace in traces:
+        for span in trace.spans:
+            durations.setdefault((span.rank, span.action), []).append(span.end_s - span.start_s)
+    return {key: spread_of(values) for key, values in durations.items()}
+
+
+def median_trace(traces: Sequence[Trace]) -> Trace:
+    """The trace whose iteration time is the (lower) median: one that really happened."""
+    return sorted(traces, key=lambda trace: trace.iteration_s)[(len(traces) - 1) // 2]

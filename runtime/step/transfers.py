@@ -1,0 +1,290 @@
+"""Carries the rows of a lowered plan: shapes, order and peers all come from the plan."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.step.timing import Recorder
+from runtime.world.clock import Awaited, Channel, Clock, Stamp, Traffic
+from runtime.world.failure import RankError
+from runtime.world.mesh import Mesh
+from workbench.plan.lowered import Lowered, Route, Slice, Transfer
+from workbench.schedule.action import Action
+
+# Shape suffixes: T = tokens of a packed tensor, D = width.
+
+
+def pack(source_TD: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """The slices' tokens, in the row's order; a view where they lie side by side."""
+    starts = [piece.source_start for piece in slices]
+    counts = [piece.num_tokens for piece in slices]
+    if _side_by_side(starts, counts):
+        return source_TD.narrow(0, starts[0], sum(counts))
+    return torch.cat([source_TD.narrow(0, piece.source_start, piece.num_tokens) for piece in slices])
+
+
+def join(pieces: Sequence[tuple[Transfer, Tensor]]) -> Tensor:
+    """One packed tensor out of rows that cover it exactly once; no copy for a single whole row."""
+    if len(pieces) == 1 and _is_whole(pieces[0][0]):
+        return pieces[0][1]
+    total = sum(row.num_tokens for row, _ in pieces)
+    first = pieces[0][1]
+    joined_TD = first.new_empty((total, first.shape[1]))
+    for row, packed_TD in pieces:
+        for piece, part in zip(row.slices, _split(row, packed_TD), strict=True):
+            joined_TD.narrow(0, piece.destination_start, piece.num_tokens).copy_(part)
+    return joined_TD
+
+
+def accumulate(pieces: Sequence[tuple[Transfer, Tensor]], like_TD: Tensor) -> Tensor:
+    """The sum of all consumers' gradients of one output; tokens that nobody reads get zero.
+
+    Rows are added in row order, so the sum does not depend on when they arrived.
+    """
+    if len(pieces) == 1 and _is_whole(pieces[0][0]) and pieces[0][0].num_tokens == like_TD.shape[0]:
+        return pieces[0][1]
+    total_TD = torch.zeros_like(like_TD)
+    for row, packed_TD in pieces:
+        for piece, part in zip(row.slices, _split(row, packed_TD), strict=True):
+            total_TD.narrow(0, piece.destination_start, piece.num_tokens).add_(part)
+    return total_TD
+
+
+def _split(row: Transfer, packed_TD: Tensor) -> Sequence[Tensor]:
+    return packed_TD.split([piece.num_tokens for piece in row.slices])
+
+
+def _side_by_side(starts: Sequence[int], counts: Sequence[int]) -> bool:
+    return all(
+        start + count == following
+        for start, count, following in zip(starts[:-1], counts[:-1], starts[1:], strict=True)
+    )
+
+
+def _is_whole(row: Transfer) -> bool:
+    starts = [piece.destination_start for piece in row.slices]
+    return starts[0] == 0 and _side_by_side(starts, [piece.num_tokens for piece in row.slices])
+
+
+class Wires:
+    """All transfers of one rank, used by one step after the other.
+
+    Receives are posted just in time and in the sender's order: an action's rows when it is
+    next, its successor's rows so that they come while it runs, and before each of them whatever the
+    same sender sends earlier. So a transfer overlaps with the action before its consumer, and a rank holds
+    receive buffers of two actions rather than of a whole step. Sends are posted at once and
+    never waited for by the program: on a CPU a thread waits for them and drops their buffers.
+
+    A broadcast is a message from the leader to each of the others, sent when the leader takes the
+    row that it follows, or makes it. Where rows meet by tag, its receive is posted when it is needed;
+    where they meet by order, in the leader's, as that of any other row.
+    """
+
+    def __init__(self, lowered: Lowered, mesh: Mesh, *, dtype: torch.dtype, recorder: Recorder) -> None:
+        self._mesh, self._clock = mesh, mesh.clock
+        self._dtype = dtype
+        self._recorder = recorder
+        self._rows = lowered.transfers
+        self._local: dict[int, Tensor] = {}
+        self._posted: dict[int, tuple[dist.Work, Tensor, bool]] = {}  # with whether its arrival is noted
+        self._in_order: dict[tuple[Route, int], deque[Transfer]] = {}  # not posted yet, by route and sender
+        self._unposted: dict[int, Transfer] = {}  # all that are not posted yet
+        self._received = _receives_of(lowered, mesh)
+        self._followers: dict[int, list[Transfer]] = {}
+        for row in self._rows:
+            if row.after is not None and row.source_rank == mesh.rank:
+                self._followers.setdefault(row.after, []).append(row)
+        self._porter = Porter(mesh.clock, mesh.timeout_s, recorder)
+
+    def start_step(self) -> None:
+        """Line up the rows that this rank will receive; nothing is left over from the step before."""
+        assert not self._local
+        assert not self._posted
+        self._in_order = {key: deque(rows) for key, rows in self._received.items()}
+        self._unposted = {row.row: row for rows in self._received.values() for row in rows}
+
+    def post(self, rows: Iterable[int], since: Stamp) -> None:
+        """Allocate and post the receives of these rows, and what their senders send before them.
+
+        They wait for nothing that this rank computes after `since`.
+        """
+        for number in rows:
+            if (row := self._unposted.get(number)) is None:
+                continue
+            if row.route is Route.BROADCAST and not self._mesh.orders_rows:
+                self._receive(row, since)
+                continue
+            waiting = self._in_order[row.route, row.source_rank]
+            while number in self._unposted:
+                self._receive(waiting.popleft(), since)
+
+    def take(self, number: int, action: Action) -> tuple[Transfer, Tensor]:
+        """The packed tensor of a row, waited for. Posted already, see `post`.
+
+        Raises:
+            RankError: nothing came in time, or the peer is gone.
+        """
+        row = self._rows[number]
+        if row.route is Route.LOCAL:
+            return row, self._local.pop(number)
+        work, buffer_TD, is_noted = self._posted.pop(number)
+        what = f"rank {self._mesh.rank} before {action}: {describe(row)} from rank {row.source_rank}"
+        self._clock.wait(work, Awaited(what, (row.source_rank,)))
+        if not is_noted:
+            self._recorder.arrived(number, self._clock.stamp())
+        self._pass_on(number, buffer_TD)
+        return row, buffer_TD
+
+    def give(self, number: int, source_TD: Tensor) -> None:
+        """Hand a row's tokens of a packed tensor to its consumer; returns at once."""
+        row = self._rows[number]
+        packed_TD = pack(source_TD, row.slices)
+        if row.route is Route.LOCAL:
+            self._local[number] = packed_TD
+            self._pass_on(number, packed_TD)
+            return
+        self._send(row, packed_TD)
+
+    def _pass_on(self, number: int, packed_TD: Tensor) -> None:
+        """Broadcast what has arrived, where the plan says so."""
+        for row in self._followers.get(number, ()):
+            self._send(row, packed_TD)
+
+    def _send(self, row: Transfer, packed_TD: Tensor) -> None:
+        packed_TD = packed_TD.contiguous()
+        self._recorder.sent(row.row, self._clock.stamp())
+        for rank in row.destination_ranks:
+            work = self._mesh.send(row, rank, packed_TD)
+            if work is None:
+                raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
+            awaited = Awaited(f"rank {self._mesh.rank}: {describe(row)} to rank {rank}", (rank,))
+            channel = Channel(Traffic.SEND, (row.route, self._mesh.rank, rank))
+            if self._clock.follow(work, channel, awaited, partial(self._recorder.delivered, row.row)):
+                self._clock.lend(packed_TD, channel)
+            else:
+                self._porter.carry(row, work, packed_TD, awaited)
+
+    def finish_step(self) -> None:
+        """Wait for the sends that are still out, and check that every row was used."""
+        self._porter.wait_until_idle(self._mesh.rank)
+        left = [*self._local, *self._posted, *self._unposted]
+        if left:
+            raise RankError(f"rank {self._mesh.rank}: {describe(self._rows[left[0]])} was never consumed")
+
+    def close(self) -> None:
+        """End the porter's thread."""
+        self._porter.close()
+
+    def _receive(self, row: Transfer, since: Stamp) -> None:
+        del self._unposted[row.row]
+        channel = Channel(Traffic.RECEIVE, (row.route, row.source_rank, self._mesh.rank))
+        with self._clock.beside(channel, since):
+            buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
+            work = self._mesh.receive(row, buffer_TD)
+        if work is None:
+            raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
+        self._clock.adopt(buffer_TD)
+        what = f"rank {self._mesh.rank}: {describe(row)} from rank {row.source_rank}"
+        awaited = Awaited(what, (row.source_rank,))
+        note = partial(self._recorder.arrived, row.row)
+        self._posted[row.row] = work, buffer_TD, self._clock.follow(work, channel, awaited, note)
+
+
+def _receives_of(lowered: Lowered, mesh: Mesh) -> dict[tuple[Route, int], list[Transfer]]:
+    """What a rank receives, by route and sender, in the order in which it is sent: rows by number."""
+    found: dict[tuple[Route, int], list[Transfer]] = {}
+    for row in lowered.transfers:
+        if row.route is not Route.LOCAL and mesh.rank in row.destination_ranks:
+            found.setdefault((row.route, row.source_rank), []).append(row)
+    for (route, leader), rows in found.items():
+        if route is Route.BROADCAST:
+            place = {number: index for index, number in enumerate(broadcasts_of(lowered, leader))}
+            rows.sort(key=lambda row: place[row.row])
+    return found
+
+
+def broadcasts_of(lowered: Lowered, leader: int) -> tuple[int, ...]:
+    """The broadcasts of a rank in the order in which it sends them.
+
+    Each goes out when the row that it follows is taken, or, where that stays on the rank, made.
+    """
+    followers: dict[int, list[int]] = {}
+    for row in lowered.transfers:
+        if row.after is not None and row.source_rank == leader:
+            followers.setdefault(row.after, []).append(row.row)
+    sent: list[int] = []
+    for action in lowered.plan.program.get(leader, ()):
+        for rows, is_local in ((lowered.inputs, False), (lowered.outputs, True)):
+            for number in rows.get(action, ()):
+                if (lowered.transfers[number].route is Route.LOCAL) == is_local:
+                    sent += followers.pop(number, ())
+    return tuple(sent)
+
+
+_Send = tuple[Transfer, dist.Work, Tensor, Awaited]
+
+
+class Porter:
+    """A thread that waits for sends in the order in which they were posted.
+
+    gloo cannot be asked whether a send is done, only waited for; so one thread waits, and a
+    buffer lives no longer than its send (or the sends before it).
+    """
+
+    def __init__(self, clock: Clock, timeout_s: float, recorder: Recorder) -> None:
+        self._clock, self._timeout_s = clock, timeout_s
+        self._recorder = recorder
+        self._sends: queue.SimpleQueue[_Send | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._num_out = 0
+        self._error: RankError | None = None
+        self._thread: threading.Thread | None = None
+
+    def carry(self, row: Transfer, work: dist.Work, packed_TD: Tensor, awaited: Awaited) -> None:
+        """Wait for a send, after those before it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
+            self._thread.start()
+        with self._idle:
+            self._num_out += 1
+        self._sends.put((row, work, packed_TD, awaited))
+
+    def wait_until_idle(self, rank: int) -> None:
+        """Raises RankError when a send failed or is still out after the timeout."""
+        with self._idle:
+            is_idle = self._idle.wait_for(
+                lambda: self._num_out == 0 or self._error is not None, self._timeout_s
+            )
+        if self._error is not None:
+            raise self._error
+        if not is_idle:
+            raise RankError(f"rank {rank}: {self._num_out} sends are still out at the end of the step")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._sends.put(None)
+
+    def _run(self) -> None:
+        while (send := self._sends.get()) is not None:
+            row, work, packed_TD, awaited = send
+            try:
+                self._clock.wait(work, awaited)
+            except RankError as error:
+                self._error = self._error or error
+            else:
+                self._recorder.delivered(row.row, self._clock.stamp())
+            del send, work, packed_TD
+            with self._idle:
+                self._num_out -= 1
+                self._idle.notify_all()
+
+
+def describe(row: Transfer) -> str:
+    """A row in plan vocabulary: `row 4 (vision>llm, 0F0 to 2F0)`."""
+    return f"row {row.row} ({row.edge}, {row.producer} to {row.consumer})"

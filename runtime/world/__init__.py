@@ -1,0 +1,1 @@
+"""Processes, devices, clocks and communicators: where ranks run and how they talk."""

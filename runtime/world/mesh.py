@@ -1,0 +1,124 @@
+"""One rank among those of its plan, and all that it says to the others."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.world.clock import HOST, Awaited, Clock
+from runtime.world.failure import RankError, first_line
+from workbench.plan.lowered import Route, Transfer
+
+# torch 2.13 renamed these two.
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+PairKey = tuple[Route, int, int]  # source and destination
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """This process's place among the plan's ranks.
+
+    Process i runs the i-th rank of `ranks`; a plan may leave ranks of its cluster unused.
+
+    Args:
+        rank: the plan's name for this process.
+        ranks: all ranks that take part, ascending.
+        device: where tensors live.
+        timeout_s: of every wait in a group.
+        clock: says when things happen on the device, and waits for what others send.
+        reduction: ranks that sum gradients or collect weights -> their process group, where this rank is
+            in it: gradient groups, and the instances and peers of a sharded optimizer.
+        units: ranks that share out weights -> the process group of their rounds. Sums come at any place
+            among these, another one on each rank, so the two have groups of their own.
+        pair: (route, source, destination) -> process group of these rows; empty where rows meet by tag.
+        context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
+        tensor: ranks that share the weights of a stage, in grid order -> the process group of their sums.
+        experts: ranks that deal out the experts of a stage, in grid order -> that of their exchanges.
+        everyone: all ranks -> that of the clipping norm; empty where it is the world's.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    device: torch.device
+    timeout_s: float = 60.0
+    clock: Clock = HOST
+    reduction: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    units: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    pair: dict[PairKey, dist.ProcessGroup] = field(default_factory=dict)
+    context: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    tensor: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    experts: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    everyone: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+
+    def process_of(self, rank: int) -> int:
+        """Global process index of a rank of the plan."""
+        return self.ranks.index(rank)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """All other ranks."""
+        return tuple(rank for rank in self.ranks if rank != self.rank)
+
+    @property
+    def orders_rows(self) -> bool:
+        """Whether rows meet by their order, in a communicator for each pair and direction, and not by tag."""
+        return self.device.type == "cuda"
+
+    def pair_group(self, row: Transfer, destination_rank: int) -> dist.ProcessGroup | None:
+        """The group that carries the row to that rank; None is the world."""
+        return self.pair.get((row.route, row.source_rank, destination_rank))
+
+    def send(self, row: Transfer, rank: int, packed: Tensor) -> dist.Work | None:
+        """Start sending a row to one of its destinations; None outside the row's group."""
+        return dist.isend(packed, self.process_of(rank), group=self.pair_group(row, rank), tag=row.row)
+
+    def receive(self, row: Transfer, buffer: Tensor) -> dist.Work | None:
+        """Start receiving a row; None outside the row's group."""
+        group = self.pair_group(row, self.rank)
+        return dist.irecv(buffer, self.process_of(row.source_rank), group=group, tag=row.row)
+
+    def start_sum(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """Start summing a bucket, in place, over the ranks of a gradient group."""
+        return dist.all_reduce(bucket, group=self.reduction[ranks], async_op=True)
+
+    def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """Start `part` <- this rank's part of everybody's `whole`, summed over the ranks of an instance."""
+        return SCATTER(part, whole, group=self.reduction[ranks], async_op=True)
+
+    def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """Start `whole` <- everybody's `part`, in the order of the ranks of an instance.
+
+        The caller keeps `part`, which lies elsewhere, until the work has been waited for.
+        """
+        return GATHER(whole, part, group=self.reduction[ranks], async_op=True)
+
+    def start_dealing(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As `start_scatter`, over the ranks of a unit of shared-out weights."""
+        return SCATTER(part, whole, group=self.units[ranks], async_op=True)
+
+    def start_collecting(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As `start_gather`, over the ranks of a unit of shared-out weights."""
+        return GATHER(whole, part, group=self.units[ranks], async_op=True)
+
+    def sum_over_all(self, total: Tensor) -> None:
+        """Sum in place over all ranks.
+
+        Raises:
+            RankError: it did not end in time, or a rank is gone.
+        """
+        work = dist.all_reduce(total, group=self.everyone.get(self.ranks), async_op=True)
+        self.clock.wait(work, Awaited(f"rank {self.rank} in STEP, summing the norm", self.peers))
+
+    def align(self, what: str) -> None:
+        """Wait until all ranks are here; the host waits, by gloo, whatever the device.
+
+        Raises:
+            RankError: one is gone, or did not come in time.
+        """
+        try:
+            dist.all_reduce(torch.zeros(1))
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} {what}: {first_line(error)}", peers=self.peers) from error

@@ -1,0 +1,361 @@
+"""A pool of forked gloo workers, reused from job to job."""
+
+import gc
+import multiprocessing
+import multiprocessing.connection as mpc
+import os
+import pickle
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.world.allocator import keep_freed_memory
+from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
+from runtime.world.local_world import join_here
+
+GRACE_S = 2.0  # how long survivors may take to report after the first failure
+JOIN_S = 5.0
+NOTHING_DONE = -1
+LEAVE = b"leave"
+LONGEST_WAIT_S = 3600.0  # of one call of the system, which counts in milliseconds of 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job runs.
+
+    Args:
+        process: index of this process in the job's world.
+        size: of the world.
+        report: tells the parent how far this process is, a position in whatever the job counts.
+        tell: sends the parent something to hear at once; dropped where it does not listen.
+    """
+
+    process: int
+    size: int
+    report: Callable[[int], None]
+    tell: Callable[[object], None] = lambda news: None
+
+
+Job = Callable[..., Any]  # (place, *args) -> picklable result; itself picklable
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: ForkProcess
+    pipe: mpc.Connection
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What a job tells while it runs."""
+
+    content: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    job: Job
+    args: tuple[Any, ...]
+    process: int
+    size: int
+    store: Path
+    cores: frozenset[int]
+    wait_s: float
+    is_heard: bool
+
+
+@dataclass(slots=True)
+class Pool:
+    """At most `num_workers` processes; a job takes the first `size` of them as its world.
+
+    Workers are forked from this process, which has imported torch already, so a world is
+    ready in tens of milliseconds. Each job gets a process group of its own and leaves none
+    behind. A process that has succeeded stays in the group until all have answered: one that
+    left would close the connections of those that are still joining, or still waiting in a
+    collective that is over. When a process fails, it leaves at once, which ends the others.
+    All that failed or did not answer are ended and forked anew for the next job: torch numbers
+    its groups, and in a process that could not join, the numbers no longer fit the others'.
+    """
+
+    num_workers: int
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _positions: Any = None
+    _context: ForkContext = field(default_factory=lambda: multiprocessing.get_context("fork"))
+    _folder: "tempfile.TemporaryDirectory[str]" = field(
+        default_factory=lambda: tempfile.TemporaryDirectory(prefix="ranks-")
+    )
+    _num_jobs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise ValueError(f"a pool needs at least one worker, got {self.num_workers}")
+        torch.set_num_threads(1)  # a forked child must not inherit a thread pool that it does not have
+        self._positions = self._context.RawArray("i", self.num_workers)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(
+        self,
+        job: Job,
+        size: int,
+        *args: Any,
+        timeout_s: float = 60.0,
+        wait_s: float | None = None,
+        where: Callable[[int, int], str] = lambda process, position: f"process {process}",
+        heard: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
+        """Run `job(place, *args)` on `size` processes; results in process order.
+
+        Where there are at least as many cores as processes, each is pinned to one.
+
+        Args:
+            job: a function that pickles by name; so must its arguments and results.
+            size: processes.
+            timeout_s: for the whole job.
+            wait_s: for every collective inside it; None: as long as the job.
+            where: names a process and the position it reported, for error messages.
+            heard: called with a process and what it tells, as it comes. None: nobody listens.
+
+        Raises:
+            ValueError: the pool is too small, or every failing process refused its input.
+            WorldFailed: a process died, raised, or did not finish in time. All are ended.
+        """
+        if not 1 <= size <= self.num_workers:
+            raise ValueError(f"the pool has {self.num_workers} workers, the job wants {size}")
+        self._fork_missing(size)
+        self._num_jobs += 1
+        store = Path(self._folder.name) / f"store{self._num_jobs}"
+        wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
+        try:
+            for process, cores in enumerate(cores_of(size)):
+                order = _Order(
+                    job=job,
+                    args=args,
+                    process=process,
+                    size=size,
+                    store=store,
+                    cores=cores,
+                    wait_s=wait_s,
+                    is_heard=heard is not None,
+                )
+                self._send(order)
+            results, failures, missing = self._collect(size, time.monotonic() + timeout_s, heard)
+        except BaseException:  # interrupted: what the workers still send must not meet the next job
+            for process in range(size):
+                self._end(process)
+            raise
+        self._dismiss(results, [*missing, *(failure.process for failure in failures)])
+        store.unlink(missing_ok=True)
+        if not failures and not missing:
+            return [results[process] for process in range(size)]
+        raise self._explain(failures, missing, timeout_s, where)
+
+    def _send(self, order: _Order) -> None:
+        self._positions[order.process] = NOTHING_DONE
+        self._workers[order.process].pipe.send_bytes(pickle.dumps(order))
+
+    def _dismiss(self, done: Iterable[int], broken: Iterable[int]) -> None:
+        """Let those go that have succeeded, and end the others: the next job forks them anew."""
+        for process in done:
+            self._let_go(process)
+        for process in broken:
+            self._end(process)
+
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the workers that live now, in process order."""
+        return tuple(self._workers[i].process.pid or 0 for i in sorted(self._workers))
+
+    def position(self, process: int) -> int:
+        """What a process reported last."""
+        return int(self._positions[process])
+
+    def close(self) -> None:
+        """End all workers."""
+        for process in list(self._workers):
+            self._end(process)
+        self._folder.cleanup()
+
+    def _fork_missing(self, size: int) -> None:
+        for process in range(size):
+            worker = self._workers.get(process)
+            if worker is not None and not worker.process.is_alive():
+                self._end(process)
+            if process not in self._workers:
+                self._workers[process] = self._fork(process)
+
+    def _fork(self, process: int) -> _Worker:
+        here, there = self._context.Pipe()
+        child = self._context.Process(
+            target=_serve, args=(there, self._positions, process), name=f"rank{process}", daemon=True
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any fork beside threads; torch's threads are idle here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child.start()
+        there.close()
+        return _Worker(child, here)
+
+    def _collect(
+        self, size: int, deadline: float, heard: Callable[[int, Any], None] | None
+    ) -> tuple[dict[int, Any], list[Failure], list[int]]:
+        """Results and failures until all have answered, time is up or the grace is over."""
+        results: dict[int, Any] = {}
+        failures: list[Failure] = []
+        open_pipes = {self._workers[process].pipe: process for process in range(size)}
+        while open_pipes:
+            left_s = deadline - time.monotonic()
+            ready = mpc.wait(list(open_pipes), timeout=min(max(0.0, left_s), LONGEST_WAIT_S))
+            if not ready and left_s <= LONGEST_WAIT_S:
+                break
+            for pipe in ready:
+                assert isinstance(pipe, mpc.Connection)
+                process = open_pipes[pipe]
+                answer = self._answer(process)
+                if isinstance(answer, _News):
+                    if heard is not None:
+                        heard(process, answer.content)
+                    continue
+                del open_pipes[pipe]
+                if isinstance(answer, Failure):
+                    if not failures:
+                        deadline = min(deadline, time.monotonic() + GRACE_S)
+                    failures.append(answer)
+                else:
+                    results[process] = answer
+        return results, failures, sorted(open_pipes.values())
+
+    def _answer(self, process: int) -> Any:
+        worker = self._workers[process]
+        try:
+            return pickle.loads(worker.pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            worker.process.join(JOIN_S)
+            code = worker.process.exitcode
+            self._end(process)
+            return death_of(process, -signal.SIGKILL if code is None else code)
+
+    def _let_go(self, process: int) -> None:
+        """Let a process that has succeeded leave its world: all others have answered, or never will."""
+        with suppress(BrokenPipeError):  # it is dead by now; the next job forks it anew
+            self._workers[process].pipe.send_bytes(LEAVE)
+
+    def _explain(
+        self,
+        failures: Sequence[Failure],
+        missing: Sequence[int],
+        timeout_s: float,
+        where: Callable[[int, int], str],
+    ) -> Exception:
+        if not failures:
+            stuck = ", ".join(where(process, self.position(process)) for process in missing)
+            message = f"not done after {timeout_s:g} s: {stuck}"
+            return WorldFailed(message, Failure(process=missing[0], time_s=0.0, text=message))
+        cause = root_cause(failures)
+        if cause.is_value_error:
+            return ValueError(cause.text)
+        message = cause.describe(where(cause.process, self.position(cause.process)))
+        echoes = [f.describe("") for f in failures if f.is_echo and f.process != cause.process]
+        if echoes:
+            message += f"; then {echoes[0]}"
+        if cause.kind is not None and missing:
+            message += f"; no answer from {', '.join(where(i, self.position(i)) for i in missing)}"
+        error = WorldFailed(message, cause)
+        if cause.trace:
+            error.add_note(f"on process {cause.process}:\n{cause.trace}")
+        return error
+
+    def _end(self, process: int) -> None:
+        worker = self._workers.pop(process, None)
+        if worker is None:
+            return
+        if worker.process.is_alive():
+            worker.process.kill()
+        worker.process.join(JOIN_S)
+        worker.pipe.close()
+
+
+def cores_of(size: int) -> list[frozenset[int]]:
+    """One core for each process where there are enough, else all cores for all; empty where the
+    system cannot pin."""
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(available) < size:
+        return [frozenset(available)] * size
+    return [frozenset({available[process]}) for process in range(size)]
+
+
+def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
+    """A worker's life: jobs until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    gc.freeze()  # what the parent had imported is not looked through again by every collection
+    parent = os.getppid()
+    while (message := _receive(pipe, parent)) is not None:
+        try:
+            order = pickle.loads(message)
+        except Exception as error:
+            pipe.send_bytes(pickle.dumps(failure_of(process, error)))
+            return
+        try:
+            result = _do(order, positions, pipe)
+        except Exception as error:
+            failure = failure_of(process, error)  # its time is before those of the failures it causes
+            _leave()
+            pipe.send_bytes(pickle.dumps(failure))
+            return
+        pipe.send_bytes(result)
+        _receive(pipe, parent)  # LEAVE
+        _leave()
+
+
+def _receive(pipe: mpc.Connection, parent: int) -> bytes | None:
+    """The parent's next message; None when the parent is gone."""
+    while not pipe.poll(1.0):
+        if os.getppid() != parent:
+            return None
+    try:
+        return pipe.recv_bytes()
+    except EOFError:
+        return None
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _do(order: _Order, positions: Any, pipe: mpc.Connection) -> bytes:
+    """Join the order's world and do its job; the pickled result. The world is left by the caller."""
+
+    def report(position: int) -> None:
+        positions[order.process] = position
+
+    def tell(news: object) -> None:
+        if order.is_heard:
+            pipe.send_bytes(pickle.dumps(_News(news)))
+
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    join_here(order.store, rank=order.process, size=order.size, wait_s=order.wait_s)
+    return pickle.dumps(order.job(Place(order.process, order.size, report, tell), *order.args))

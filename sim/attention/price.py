@@ -1,0 +1,249 @@
+"""Attention times for `price`: masks, token shards and a kernel, simulated at a profile's rates.
+
+What a unit takes comes out of the profile: the rate of a long causal launch, the memory
+bandwidth, the link. Everything else is in `sim.attention.policies`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.attention.gpu import COMPUTE_UNITS, Floats, Ints, compute_units
+from sim.attention.pieces import UnitTiming
+from sim.attention.policies import Gpu, Kernel, Launches, Wires, launches_of, simulate_attention
+from workbench.cost.collectives import Collective
+from workbench.cost.hardware import Link
+from workbench.cost.kernel_times import ELEMENT_BYTES
+from workbench.cost.model import CostModel
+from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work, attention_flop
+from workbench.masks.bitfield import Bitfield, concatenate
+from workbench.masks.tiles import PARTIAL, Tiles, classify
+from workbench.model.layer import Attention, TokenCount
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.routing import Routing
+from workbench.plan.token_owners import owned_tokens
+from workbench.plan.work import row_mask
+from workbench.timing.attention import AttentionCall, AttentionTime
+from workbench.timing.price import stage_link
+
+PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
+LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
+LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
+TILE = (128, 128)
+
+
+def weights(tiles: Tiles, partial_tile: float = 1.0) -> Floats:
+    """[nnz] work of each tile in full tiles; a partial one, which tests its mask, takes `partial_tile`."""
+    if partial_tile < 1:
+        raise ValueError(f"a partial tile takes at least as long as a full one, got {partial_tile}")
+    return np.where(tiles.kinds == PARTIAL, partial_tile, 1.0).astype(np.float64)
+
+
+def row_tiles(tiles: Tiles, *, num_slots: int = 1, partial_tile: float = 1.0) -> Floats:
+    """[rows, slots] work of every query block in each of `num_slots` equal ranges of key blocks."""
+    if num_slots < 1:
+        raise ValueError(f"slots of key positions: want >= 1, got {num_slots}")
+    row = _rows(tiles)
+    slot = tiles.columns.astype(np.int64) * num_slots // max(1, tiles.num_col_blocks)
+    found = _sums(row * num_slots + slot, weights(tiles, partial_tile), tiles.num_row_blocks * num_slots)
+    return found.reshape(tiles.num_row_blocks, num_slots)
+
+
+def column_tiles(tiles: Tiles, *, partial_tile: float = 1.0) -> Floats:
+    """[key blocks] work of the gradients of every block of keys and values."""
+    return _sums(tiles.columns.astype(np.int64), weights(tiles, partial_tile), tiles.num_col_blocks)
+
+
+def _sums(place: Ints, weight: Floats, length: int) -> Floats:
+    return np.bincount(place, weight, minlength=length).astype(np.float64)
+
+
+def _rows(tiles: Tiles) -> Ints:
+    return np.repeat(np.arange(tiles.num_row_blocks), np.diff(tiles.row_offsets))
+
+
+def attention_of(plan: Plan, cost: CostModel) -> "SimulatedAttention | None":
+    """What to hand to `price`: simulated attention where token shards decide it.
+
+    None without token shards, and on devices whose compute units nobody listed: there the
+    rates of whole kernels, or measured layers, are all there is.
+    """
+    if not plan.token_shards or cost.profile.device not in COMPUTE_UNITS:
+        return None
+    return SimulatedAttention(cost)
+
+
+class SimulatedAttention:
+    """An `AttentionModel`: hand it to `price`.
+
+    Simulates self-attention among the tokens that enter a module's blocks, by the mask of its
+    rows; gives None for everything else (cross-attention, attention on fewer tokens). Forwards
+    go by blocks of queries; backwards by blocks of keys, with a reduce-scatter of float32
+    gradients.
+
+    Args:
+        cost: rates, bandwidth and links.
+        kernel: order, split and streams of the launches.
+        num_units: compute units of a GPU; None: as `compute_units` knows the profile's device.
+        kv_heads_per_launch: heads whose keys and values are gathered together; None: all of
+            them without context parallelism, one with it.
+        num_slots: ranges of keys of a fixed split.
+        partial_tile: time of a partial tile over that of a full one.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel,
+        *,
+        kernel: Kernel | None = None,
+        num_units: int | None = None,
+        kv_heads_per_launch: int | None = None,
+        num_slots: int = 1,
+        partial_tile: float = 1.0,
+    ) -> None:
+        self._cost = cost
+        self._kernel = kernel or Kernel()
+        self._num_units = num_units or compute_units(cost.profile.device)
+        self._kv_heads, self._num_slots, self._partial_tile = kv_heads_per_launch, num_slots, partial_tile
+        self._routing: Routing | None = None
+        self._tiles: dict[tuple[object, ...], tuple[tuple[Tiles, ...], tuple[int, ...]]] = {}
+        self._known: dict[tuple[object, ...], AttentionTime] = {}
+
+    def __call__(self, call: AttentionCall) -> AttentionTime | None:
+        operator, stage, microbatch = call.operator, call.stage, call.microbatch
+        whole = operator.tokens is TokenCount.IN and operator.tokens_scale == 1.0
+        if operator.num_keys is not None or not whole:
+            return None
+        if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
+            self._routing, self._tiles, self._known = Routing(call.plan), {}, {}
+        link = stage_link(call.plan.cluster, stage.flat_ranks)
+        shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
+        key = (microbatch.module, microbatch.replica, microbatch.index)
+        if (*key, stage.tp, shape, link) not in self._known:
+            if key not in self._tiles:
+                self._tiles[key] = _rank_tiles(self._routing, microbatch)
+            self._known[*key, stage.tp, shape, link] = self._time(call, *self._tiles[key], link)
+        return self._known[*key, stage.tp, shape, link]
+
+    def _time(
+        self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
+    ) -> AttentionTime:
+        operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
+        per_launch = self._kv_heads or (1 if stage.cp > 1 else operator.num_kv_heads // stage.tp)
+        launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
+        gpu = gpu_of(self._cost, operator, precision=precision, num_units=self._num_units)
+        wires = wires_of(self._cost, operator, launches, tokens, precision=precision, link=link)
+        rows = [row_tiles(one, num_slots=self._num_slots, partial_tile=self._partial_tile) for one in tiles]
+        columns = [column_tiles(one, partial_tile=self._partial_tile) for one in tiles]
+        forward = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), self._kernel)
+        backward = simulate_attention(
+            columns, launches, backward_gpu(self._cost, operator, gpu), wires, self._kernel
+        )
+        reasons = {"attention simulated: tiles at the rate of a causal launch", "backward of attention"}
+        return AttentionTime(
+            forward_s=forward.makespan_s, backward_s=backward.makespan_s, unmeasured=frozenset(reasons)
+        )
+
+
+def _rank_tiles(routing: Routing, microbatch: Microbatch) -> tuple[tuple[Tiles, ...], tuple[int, ...]]:
+    """Tiles and number of tokens of every rank."""
+    owned = owned_tokens(routing, microbatch)
+    module = routing.plan.model.module(microbatch.module)
+    keys = concatenate([row_mask(routing.plan, module, row) for row in microbatch.rows])
+    return rank_tiles(keys, owned), tuple(len(tokens) for tokens in owned)
+
+
+def rank_tiles(keys: Bitfield, owned: Sequence[Ints]) -> tuple[Tiles, ...]:
+    """The tiles of each rank's queries, in ascending packed order, against all keys."""
+    return tuple(classify(keys.take(tokens), keys, *TILE) for tokens in owned)
+
+
+def gpu_of(
+    cost: CostModel,
+    operator: Attention,
+    *,
+    precision: str,
+    num_units: int,
+    tile: tuple[int, int] = (128, 128),
+) -> Gpu:
+    """A GPU that reaches the profile's attention rate when all of its units are busy.
+
+    A tile's time is its FLOP over the unit's share of the rate of a long causal launch;
+    a block also loads its queries and stores its output, a piece of a cut row writes its
+    unfinished float32 result and merging reads it back, at the unit's share of the memory
+    bandwidth; dependent kernels are the profile's shortest kernel apart.
+    """
+    block_q, block_k = tile
+    causal = _causal(operator)
+    seconds, _ = cost.attention_s(causal, LONG_ROW, Grid(), precision)
+    rate = attention_flop(causal, LONG_ROW, Grid()) / seconds / num_units
+    unit_bytes_per_s = cost.profile.memory_bytes_per_s / num_units
+    row_bytes = block_q * operator.head_dim
+    partial_s = block_q * (operator.head_dim + 1) * PARTIAL_BYTES / unit_bytes_per_s
+    return Gpu(
+        num_units=num_units,
+        timing=UnitTiming(
+            tile_s=4.0 * operator.head_dim * block_q * block_k / rate,
+            block_s=2 * row_bytes * ELEMENT_BYTES[precision] / unit_bytes_per_s,
+            partial_s=partial_s,
+            merge_s=partial_s,
+            launch_s=cost.profile.kernel_floor_s,
+        ),
+    )
+
+
+def _causal(operator: Attention) -> Attention:
+    """The same heads under a causal mask: what a machine's tables are measured with."""
+    return Attention(
+        name=operator.name,
+        num_heads=operator.num_heads,
+        num_kv_heads=operator.num_kv_heads,
+        head_dim=operator.head_dim,
+        causal=True,
+    )
+
+
+def backward_gpu(cost: CostModel, operator: Attention, forward: Gpu) -> Gpu:
+    """The same GPU in a backward: five products for two, at the backward's rate of a long causal launch."""
+    timing = forward.timing
+    rate = cost.attention_backward_rate(_causal(operator), LONG_ROW, Grid())
+    return Gpu(
+        num_units=forward.num_units,
+        timing=UnitTiming(
+            tile_s=timing.tile_s * ATTENTION_BACKWARD_FLOP / rate,
+            block_s=2 * timing.block_s,  # keys and values in, two gradients out
+            partial_s=2 * timing.partial_s,
+            merge_s=2 * timing.merge_s,
+            launch_s=timing.launch_s,
+        ),
+    )
+
+
+def wires_of(
+    cost: CostModel,
+    operator: Attention,
+    launches: Launches,
+    tokens_by_rank: Sequence[int],
+    *,
+    precision: str,
+    link: Link | None,
+) -> Wires:
+    """Gathering the keys and values of one launch and scattering their float32 gradients.
+
+    Shares are padded to the longest.
+
+
+    Raises:
+        ValueError: several ranks without a link.
+    """
+    num_ranks = len(tokens_by_rank)
+    if num_ranks == 1:
+        return Wires()
+    if link is None:
+        raise ValueError(f"gather over {num_ranks} ranks: want a link, got none")
+    elements = 2.0 * max(tokens_by_rank) * num_ranks * launches.kv_heads * operator.head_dim
+    seconds = cost.collectives.seconds
+    return Wires(
+        gather_s=seconds(Collective.ALL_GATHER, elements * ELEMENT_BYTES[precision], num_ranks, link),
+        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * PARTIAL_BYTES, num_ranks, link),
+    )

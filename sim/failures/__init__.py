@@ -1,0 +1,1 @@
+"""Training on nodes that come and go, on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Samples into microbatches and replicas, and their order: pure functions of plain numbers."""

@@ -1,0 +1,90 @@
+"""LLM work deferred from overloaded microbatches to the ones right after them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match
+from workbench.balance.microbatches.replicas import heaviest_first
+from workbench.balance.microbatches.subset_sums import SubsetSums
+
+UNITS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deferral:
+    """Microbatches in execution order, and what each hands on to the next.
+
+    Args:
+        order: [K] indices of the given microbatches: (overloaded, underloaded) pairs one after the
+            other; where K is odd, the one without partner stands last.
+        deferred: [K] samples of the microbatch at that place whose LLM work the next place does.
+    """
+
+    order: tuple[int, ...]
+    deferred: tuple[tuple[int, ...], ...]
+
+    def llm_microbatches(self, microbatches: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """[K] samples whose LLM work is done at each place, ascending."""
+        handed_on: tuple[int, ...] = ()
+        found = []
+        for index, deferred in zip(self.order, self.deferred, strict=True):
+            kept = (sample for sample in microbatches[index] if sample not in deferred)
+            found.append(tuple(sorted((*kept, *handed_on))))
+            handed_on = deferred
+        return tuple(found)
+
+
+def pairwise_deferral(
+    microbatches: Sequence[Sequence[int]], llm_s: Sequence[float], match: Matching = bottleneck_match
+) -> Deferral:
+    """Pair overloaded with underloaded microbatches and move the subset that evens each pair out best.
+
+    Source: Entrain (dissertation, section 4.5.2; Algorithm 4, lines 7-15). For a given pair, the subset
+    nearest to half the difference makes the heavier of the two as light as possible; over all
+    pairings of the two halves, `bottleneck_match` makes the heaviest as light as possible.
+    Differs: one table of subset sums per overloaded microbatch instead of one per pair.
+
+    Args:
+        microbatches: [K] samples of each, none empty.
+        llm_s: LLM work by sample, >= 0. Works are counted in whole units, see `whole_units`.
+        match: `bottleneck_match` as printed, or `even_match`.
+
+    Returns:
+        An order and deferrals that leave no microbatch empty. Pairs follow each other from the heaviest
+        overloaded microbatch to the lightest.
+
+    Complexity: O(K (N UNITS / 64 + K log UNITS)) for N samples a microbatch, and the matching.
+    """
+    units = whole_units(microbatches, llm_s)
+    loads = [sum(members) for members in units]
+    ordered = heaviest_first(range(len(loads)), loads)
+    overloaded, underloaded = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
+    tables = [SubsetSums(units[index]) for index in overloaded]
+    over = np.array([loads[index] for index in overloaded]).reshape(-1, 1)
+    under = np.array([loads[index] for index in underloaded])
+    moved = np.array(
+        [table.nearest((load - under) / 2) for table, load in zip(tables, over[:, 0], strict=True)]
+    ).reshape(len(over), len(under))
+    found = match(np.maximum(over - moved, under + moved), over[:, 0], under)
+    order: list[int] = []
+    deferred: list[tuple[int, ...]] = []
+    for row, (index, partner) in enumerate(zip(overloaded, found.partners, strict=True)):
+        places = tables[row].subset(int(moved[row, partner])) if found.defers[row] else ()
+        order += [index, underloaded[partner]]
+        deferred += [tuple(microbatches[index][place] for place in places), ()]
+    alone = set(underloaded) - set(order)
+    return Deferral(order=(*order, *sorted(alone)), deferred=(*deferred, *(() for _ in alone)))
+
+
+def whole_units(microbatches: Sequence[Sequence[int]], llm_s: Sequence[float]) -> tuple[tuple[int, ...], ...]:
+    """Works by microbatch and sample in whole units: as they are where they are whole and small, else
+    in units of which the heaviest microbatch has `UNITS`; so a load is off by at most N / 2 of them.
+    """
+    heaviest_s = max((sum(llm_s[sample] for sample in samples) for samples in microbatches), default=0.0)
+    is_whole = heaviest_s <= UNITS and all(
+        float(llm_s[sample]).is_integer() for samples in microbatches for sample in samples
+    )
+    unit_s = 1.0 if is_whole or heaviest_s == 0 else heaviest_s / UNITS
+    return tuple(tuple(round(llm_s[sample] / unit_s) for sample in samples) for samples in microbatches)

@@ -1,0 +1,137 @@
+"""Microbatches reordered over time where every rank holds several stages of the chain."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from workbench.balance.microbatches.pipeline_time import Seconds
+from workbench.balance.microbatches.reorder import time_matrices
+from workbench.schedule.action import Action, Pass
+from workbench.schedule.interleaved import interleaved_1f1b
+
+Programs = Sequence[Sequence[Action]]
+
+
+def reorder_interleaved(forward_s: ArrayLike, backward_s: ArrayLike, num_ranks: int) -> tuple[int, ...]:
+    """Smallest first, the p - 1 next smallest last, and between them whoever fits several intervals best.
+
+    Source: DistTrain, section 5.3, its last paragraph: under virtual pipeline parallelism GETINTERVAL gives
+    as many intervals as a rank has stages, which the forwards of a single microbatch fill. The text
+    is all there is.
+    Differs: an interval is the time between the actions around a forward on the first rank when that forward
+    takes none. It is played with the microbatches placed so far, the mean of those left at all later
+    places, and those kept for the end at theirs. The first p - 1 are chosen one by one like the others.
+    The best fit has the smallest sum of absolute differences; equal ones: the lower index.
+
+    Args:
+        forward_s, backward_s: [l, p v] seconds of every microbatch on every stage along the chain.
+        num_ranks: p; rank r holds the stages r, p + r, 2p + r, ...
+
+    Returns:
+        [l] microbatches in execution order.
+
+    Raises:
+        ValueError: as `reorder_microbatches` and `interleaved_1f1b`.
+
+    Complexity: O(l^2 p v).
+    """
+    forward, backward = time_matrices(forward_s, backward_s)
+    num, stages = forward.shape
+    return reorder_in_programs(forward, backward, interleaved_1f1b(range(stages), num_ranks, num))
+
+
+def reorder_in_programs(
+    forward_s: ArrayLike, backward_s: ArrayLike, programs: Programs, rank: int = 0
+) -> tuple[int, ...]:
+    """The same for any programs of a chain's ranks, some of which may hold one stage and others several.
+
+    Args:
+        forward_s, backward_s: [l, stages] seconds of every microbatch on every stage along the chain.
+        programs: of the chain's ranks in its order; microbatches are places, stages are columns.
+        rank: whose intervals are filled; p counts the ranks from this one on.
+
+    Returns:
+        [l] microbatches in execution order.
+
+    Complexity: O(l^2 stages).
+    """
+    forward, backward = time_matrices(forward_s, backward_s)
+    held = sorted({action.stage or 0 for action in programs[rank]})
+    p = len(programs) - rank
+    smallest_first = [int(index) for index in np.argsort(forward[:, held].sum(axis=1), kind="stable")]
+    order, rear, rest = smallest_first[:1], smallest_first[1:p], smallest_first[p:]
+    while rest:
+        placed = _with_mean(forward, backward, order, rest, rear)
+        gaps_s = intervals(*placed, programs, len(order), rank)
+        chosen = min(rest, key=lambda index: (float(np.abs(forward[index, held] - gaps_s).sum()), index))
+        rest.remove(chosen)
+        order.append(chosen)
+    return (*order, *rear)
+
+
+def _with_mean(
+    forward: Seconds, backward: Seconds, order: Sequence[int], rest: Sequence[int], rear: Sequence[int]
+) -> tuple[Seconds, Seconds]:
+    """[l, p v] by place: those placed, the mean of the rest, those kept for the end."""
+    found = []
+    for table in (forward, backward):
+        mean = table[list(rest)].mean(axis=0, keepdims=True).repeat(len(rest), axis=0)
+        found.append(np.vstack([table[list(order)], mean, table[list(rear)]]))
+    return found[0], found[1]
+
+
+def intervals(forward: Seconds, backward: Seconds, programs: Programs, place: int, rank: int = 0) -> Seconds:
+    """[v] seconds on a rank between the actions around each forward of a place, were it to take none.
+
+    Args:
+        forward, backward: [l, stages] seconds by place and stage.
+    """
+    without = forward.copy()
+    mine = [action for action in programs[rank] if action.kind is Pass.F and action.microbatch == place]
+    for action in mine:
+        without[place, action.stage or 0] = 0.0
+    starts = play(without, backward, programs)
+    line = list(programs[rank])
+    found = []
+    for action in sorted(mine, key=lambda each: each.stage or 0):
+        at = line.index(action)
+        before, after = line[at - 1] if at else None, line[at + 1]
+        end_s = 0.0 if before is None else starts[before] + _seconds(without, backward, before)
+        found.append(starts[after] - end_s)
+    return np.array(found)
+
+
+def play(forward: Seconds, backward: Seconds, programs: Programs) -> dict[Action, float]:
+    """When every action starts if it waits for its rank and its input alone."""
+    last = forward.shape[1] - 1
+    starts: dict[Action, float] = {}
+    free_s, at = [0.0] * len(programs), [0] * len(programs)
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            while at[rank] < len(program):
+                action = program[at[rank]]
+                needed = _input(action, last)
+                if needed is not None and needed not in starts:
+                    break
+                ready_s = 0.0 if needed is None else starts[needed] + _seconds(forward, backward, needed)
+                starts[action] = max(free_s[rank], ready_s)
+                free_s[rank] = starts[action] + _seconds(forward, backward, action)
+                at[rank] += 1
+                moved = True
+    assert all(done == len(program) for done, program in zip(at, programs, strict=True))
+    return starts
+
+
+def _seconds(forward: Seconds, backward: Seconds, action: Action) -> float:
+    table = forward if action.kind is Pass.F else backward
+    return float(table[action.microbatch or 0, action.stage or 0])
+
+
+def _input(action: Action, last: int) -> Action | None:
+    stage = action.stage or 0
+    if action.kind is Pass.F:
+        return action._replace(stage=stage - 1) if stage else None
+    return action._replace(stage=stage + 1) if stage < last else action._replace(kind=Pass.F)

@@ -1,0 +1,125 @@
+"""Order in which runs of microbatches that belong together enter a pipeline."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from workbench.balance.microbatches.pipeline_time import Order, Seconds, eager_starts
+from workbench.balance.microbatches.reorder import time_matrices
+from workbench.balance.tokens.compiled import compiled
+
+Units = NDArray[np.int64]  # [U, longest] microbatches of each unit, -1 behind the last
+
+
+class UnitOrder(NamedTuple):
+    """Units in the order found and the seconds that the recurrence gives them."""
+
+    units: tuple[int, ...]
+    iteration_s: float
+
+
+def order_units(
+    forward_s: ArrayLike,
+    backward_s: ArrayLike,
+    units: Sequence[Sequence[int]],
+    leads: Sequence[int] = (),
+) -> UnitOrder:
+    """Exchange and move units as long as that shortens the iteration of the whole 1F1B pipeline.
+
+    Ours: Entrain (dissertation, section 4.5.2) leaves the order of its pairs open. Two starts are
+    improved, the given order and one with the shortest units first and last, the longest in the
+    middle; the faster result is taken, the given order's when equal. Never slower than the given order.
+
+    Args:
+        forward_s, backward_s: [M, p] seconds of every microbatch on every stage of the chain.
+        units: [U] microbatches that stay together, in order; every microbatch in one unit.
+        leads: [p] forwards that a stage runs ahead beyond 1F1B, never rising along the chain; none: 0.
+
+    Raises:
+        ValueError: times as in `reorder_microbatches`, units that are no partition, leads that rise.
+
+    Complexity: O(U^2 M p) a round, compiled; rounds end at the first that finds nothing.
+    """
+    problem = _problem(forward_s, backward_s, units, leads)
+    found = [_improve(*problem, start) for start in _starts(problem, units)]
+    order, iteration_s = min(found, key=lambda each: each[1])
+    return UnitOrder(tuple(map(int, order)), float(iteration_s))
+
+
+def unimproved_order(
+    forward_s: ArrayLike, backward_s: ArrayLike, units: Sequence[Sequence[int]], leads: Sequence[int] = ()
+) -> UnitOrder:
+    """The faster of the two orders that `order_units` starts from; arguments and errors as there.
+
+    Complexity: O(M p).
+    """
+    problem = _problem(forward_s, backward_s, units, leads)
+    found = [(start, float(_time_s(*problem, start))) for start in _starts(problem, units)]
+    order, iteration_s = min(found, key=lambda each: each[1])
+    return UnitOrder(tuple(map(int, order)), iteration_s)
+
+
+class _Problem(NamedTuple):
+    forward_s: Seconds
+    backward_s: Seconds
+    table: Units
+    warmups: Order
+
+
+def _problem(
+    forward_s: ArrayLike, backward_s: ArrayLike, units: Sequence[Sequence[int]], leads: Sequence[int]
+) -> _Problem:
+    forward, backward = time_matrices(forward_s, backward_s)
+    num, stages = forward.shape
+    if sorted(microbatch for unit in units for microbatch in unit) != list(range(num)) or () in map(
+        tuple, units
+    ):
+        raise ValueError(f"units must hold each of {num} microbatches once and none be empty, got {units}")
+    ahead = np.array(leads or [0] * stages)
+    if len(ahead) != stages or (np.diff(ahead) > 0).any() or ahead[-1] < 0:
+        raise ValueError(f"want {stages} leads >= 0 that never rise along the chain, got {tuple(leads)}")
+    table = np.full((len(units), max(map(len, units))), -1)
+    for row, unit in enumerate(units):
+        table[row, : len(unit)] = unit
+    return _Problem(forward, backward, table, np.arange(stages, 0, -1) + ahead)
+
+
+def _starts(problem: _Problem, units: Sequence[Sequence[int]]) -> tuple[Order, Order]:
+    """As given, and with the shortest units first and last."""
+    work_s = (problem.forward_s + problem.backward_s).sum(axis=1)
+    weight_s = [float(work_s[list(unit)].sum()) / len(unit) for unit in units]
+    rising = sorted(range(len(units)), key=lambda unit: (weight_s[unit], unit))
+    return np.arange(len(units)), np.array(rising[::2] + rising[1::2][::-1])
+
+
+@compiled
+def _time_s(forward_s: Seconds, backward_s: Seconds, table: Units, warmups: Order, order: Order) -> float:
+    members = table[order].ravel()
+    last = eager_starts(forward_s, backward_s, members[members >= 0], warmups)[1, -1]
+    return float(last)
+
+
+@compiled
+def _improve(
+    forward_s: Seconds, backward_s: Seconds, table: Units, warmups: Order, start: Order
+) -> tuple[Order, float]:
+    """First improvement by exchanges of two units and by moves of one, in rounds."""
+    order = start.copy()
+    best_s = _time_s(forward_s, backward_s, table, warmups, order)
+    improved = True
+    while improved:
+        improved = False
+        for one in range(len(order)):
+            for other in range(len(order)):
+                changed = order.copy()
+                if one < other:
+                    changed[one], changed[other] = order[other], order[one]
+                elif other + 1 < one:
+                    changed[other] = order[one]
+                    changed[other + 1 : one + 1] = order[other:one]
+                time_s = _time_s(forward_s, backward_s, table, warmups, changed)
+                if time_s < best_s * (1 - 1e-12):
+                    order, best_s, improved = changed, time_s, True
+    return order, best_s

@@ -1,0 +1,107 @@
+"""DistTrain's own way to degrees: a convex program for every (tp, dp), rounded to what fits."""
+
+from collections.abc import Sequence
+from itertools import product
+from math import inf
+from typing import NamedTuple
+
+from workbench.balance.orchestration.exact import (
+    Option,
+    is_better,
+    judged,
+    options_of,
+    paces,
+    why_nothing_fits,
+)
+from workbench.balance.orchestration.task import Orchestration, Task
+
+
+def orchestrate_relaxed(task: Task) -> Orchestration:
+    """Every (tp, dp) of all units, GPUs as real numbers in closed form, then rounded to what fits.
+
+    Source: DistTrain, section 4.3. For given (tp, dp) the warm-up is constant, and the convex program
+    min max(a/x, b/y, c/z) with x + y + z <= N has a closed solution: GPUs in proportion to the work,
+    but for units whose memory demands more or whose layers are too few for as much.
+    Rounding: each pp to the nearest, then stages off the least slowed unit until the GPUs suffice.
+
+    Raises:
+        ValueError: nothing fits, or GPUs of several kinds.
+
+    Complexity: O(product over units of tp x dp choices).
+    """
+    if task.pools:
+        raise ValueError("the relaxed orchestration takes GPUs of one kind; nearest: `orchestrate`")
+    best: Orchestration | None = None
+    for pace in paces(task):
+        choices = []
+        for unit in task.units:
+            by_degrees: dict[tuple[int, int], list[Option]] = {}
+            for option in options_of(task, unit, pace):
+                by_degrees.setdefault((option.tp, option.dp), []).append(option)
+            choices.append(list(by_degrees.values()))
+        for combination in product(*choices):
+            rounded = _rounded(task, combination)
+            if rounded is not None:
+                candidate = judged(task, pace, rounded)
+                if best is None or is_better(candidate, best):
+                    best = candidate
+    if best is None:
+        raise ValueError(why_nothing_fits(task))
+    return best
+
+
+def _rounded(task: Task, combination: Sequence[Sequence[Option]]) -> list[Option] | None:
+    """Stage counts near the real-valued optimum of given (tp, dp); None where they cannot fit."""
+    if sum(options[0].num_gpus for options in combination) > task.num_gpus:
+        return None
+    bounds = [
+        StageBounds(one[0].stage_s * one[0].pp, one[0].tp * one[0].dp, one[0].pp, one[-1].pp)
+        for one in combination
+    ]
+    wanted = relaxed_stages(bounds, task.num_gpus)
+    places = [
+        min(range(len(options)), key=lambda place: (abs(options[place].pp - pp), place))
+        for options, pp in zip(combination, wanted, strict=True)
+    ]
+    while sum(o[place].num_gpus for o, place in zip(combination, places, strict=True)) > task.num_gpus:
+        lowered = [unit for unit, place in enumerate(places) if place > 0]
+        unit = min(lowered, key=lambda u: (combination[u][places[u] - 1].stage_s, u))
+        places[unit] -= 1
+    return [options[place] for options, place in zip(combination, places, strict=True)]
+
+
+class StageBounds(NamedTuple):
+    """One unit of given (tp, dp): seconds of its whole pipeline, and what a stage and all of them take."""
+
+    work_s: float
+    gpus_per_stage: int
+    least: int
+    most: int
+
+
+def relaxed_stages(units: Sequence[StageBounds], num_gpus: int) -> list[float]:
+    """Real-valued stages of every unit that minimise the slowest stage, by bisection over its seconds.
+
+    Source: DistTrain, section 4.3, which gives the convex program to a solver. Here: for a slowest stage
+    of t seconds a unit wants work / t stages, clipped to its bounds; the least t whose stages suffice.
+
+    Args:
+        units: whose least stages fit.
+
+    Returns:
+        [U] stages; as few as that slowest stage needs.
+
+    Complexity: O(60 U).
+    """
+    low_s, high_s = 0.0, max(unit.work_s / unit.least for unit in units)
+
+    def stages(slowest_s: float) -> list[float]:
+        return [
+            min(max(unit.work_s / slowest_s if slowest_s else inf, unit.least), unit.most) for unit in units
+        ]
+
+    for _ in range(60):
+        middle_s = (low_s + high_s) / 2
+        needed = sum(pp * unit.gpus_per_stage for pp, unit in zip(stages(middle_s), units, strict=True))
+        low_s, high_s = (low_s, middle_s) if needed <= num_gpus else (middle_s, high_s)
+    return stages(high_s) if high_s else [unit.least for unit in units]

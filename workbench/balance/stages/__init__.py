@@ -1,0 +1,1 @@
+"""Layers into stages: pure functions of plain numbers."""

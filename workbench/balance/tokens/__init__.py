@@ -1,0 +1,1 @@
+"""Tokens to context-parallel ranks: pure functions of plain numbers."""

@@ -1,0 +1,283 @@
+"""Commands that give a plan times: simulate, run, compare."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from workbench.cli.console import Ticker, emit_json, show, ticking
+from workbench.cli.emulation import check_collectives, compose
+from workbench.cli.machines import under
+from workbench.cli.options import Device, ExecutionFile, Json, PlanFile
+from workbench.cli.prediction import predict
+from workbench.cost.profile import load_profile
+from workbench.job.matching import check_profile, cost_for
+from workbench.plan.codec import plan_hash, read_plan
+from workbench.plan.lowered import Lowered
+from workbench.report.compare import compare
+from workbench.report.devices import check_devices
+from workbench.report.folder import repetition_paths
+from workbench.report.records import executed_record, simulated_record
+from workbench.report.tables import (
+    comparison_table,
+    losses_text,
+    metrics_table,
+    step_names,
+    unmeasured_text,
+)
+from workbench.timing.accept import accept
+from workbench.timing.provenance import unmeasured_costs
+from workbench.trace import Trace
+from workbench.trace_json import read_trace, write_trace
+from workbench.units import gib
+from workbench.whole_file import check_writable
+
+if TYPE_CHECKING:
+    from runtime.data.batches import DataSource
+    from runtime.emulation.peak_memory import PeakMemory
+    from runtime.rank_job import RunSettings
+
+EMULATED_REPETITIONS = 3
+
+
+def simulate_command(
+    plan: PlanFile,
+    trace: Annotated[Path | None, typer.Option(help="trace file to write (Perfetto opens it)")] = None,
+    profile: Annotated[str | None, typer.Option(help="profile name or file; default: by device")] = None,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Predict what one step of a plan takes."""
+    if trace is not None:
+        check_writable(trace)
+    found = read_plan(plan)
+    lowered, memory = accept(found)
+    cost = under(cost_for(found, load_profile(profile) if profile else None), execution)
+    simulated = predict(lowered, memory, cost)
+    if trace is not None:
+        write_trace(simulated, trace)
+    if as_json:
+        emit_json(simulated_record(found, simulated))
+    else:
+        show(metrics_table(found, [("simulated", simulated)]), unmeasured_text(unmeasured_costs(simulated)))
+
+
+def run_command(
+    plan: PlanFile,
+    local: Annotated[
+        bool, typer.Option("--local", help="run its ranks as processes of this machine")
+    ] = False,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="run all ranks here, one action at a time, each timed alone")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(help="trace file to write; one per repetition")] = None,
+    steps: Annotated[int, typer.Option(help="timed steps, one after the other")] = 1,
+    repetitions: Annotated[
+        int | None, typer.Option(help="how often, each time from fresh weights; 1, emulated 3")
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="untimed steps before the timed ones")] = 1,
+    seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
+    weights: Annotated[Path | None, typer.Option(help="folder with a Hugging Face folder per module")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="new folder for the trained weights, as --weights reads them")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="data folder, or tcp://HOST:PORT of `preprocess serve`; default: random data"),
+    ] = None,
+    data_keys: Annotated[
+        Path | None, typer.Option(help="client's keys for a preprocessing server, see `preprocess keys`")
+    ] = None,
+    next_samples: Annotated[
+        bool, typer.Option("--next-samples", help="every step takes the next samples of the data")
+    ] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="folder to save to while it runs")] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="steps")] = 10,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the latest whole checkpoint of the folder, if any")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
+    device: Annotated[
+        Device | None, typer.Option(help="that emulates; default: a GPU where torch sees one, else the CPU")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="of collectives, when emulated: profile name or file")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run steps of a plan for real."""
+    run = _runner(local, emulate, device, profile)
+    if next_samples and (data is None or not local):
+        raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
+    if (resume or checkpoint is not None) and (checkpoint is None or not local):
+        raise ValueError("run: checkpoints are of processes: want --local and --checkpoint FOLDER")
+    from runtime.preprocess.source import following_of, source_of
+    from runtime.rank_job import RunSettings
+    from runtime.state.checkpoint import Begin, checkpoints_in
+    from runtime.state.checkpoint_files import identity_of
+
+    found = read_plan(plan)
+    lowered, _ = accept(found)
+    source = source_of(data, data_keys, timeout_s=timeout)
+    if trace is not None:
+        check_writable(trace)
+    settings = RunSettings(
+        steps=steps,
+        repetitions=repetitions if repetitions is not None else EMULATED_REPETITIONS if emulate else 1,
+        warmup=warmup,
+        seed=seed,
+        weights=weights,
+        export=export,
+        timeout_s=timeout,
+        following=following_of(source if next_samples else None, found),
+    )
+    if checkpoint is not None:
+        begin = Begin.LATEST if resume else Begin.ANEW
+        identity = identity_of(found, settings.dtype(found), seed)
+        settings = replace(
+            settings, checkpoints=checkpoints_in(checkpoint, checkpoint_every, begin, identity)
+        )
+    ran = run(lowered, settings, source, quiet=as_json)
+    files = repetition_paths(trace, len(ran.traces)) if trace else ()
+    for path, made in zip(files, ran.traces, strict=False):
+        write_trace(made, path)
+    if as_json:
+        emit_json(executed_record(found, ran.traces, files) | {"losses": list(ran.losses)} | ran.peak_record)
+        return
+    written = (*files, *((export,) if export is not None else ()))
+    show(
+        metrics_table(found, list(zip(ran.names, ran.traces, strict=True))),
+        losses_text(ran.losses, warmup),
+        *((unmeasured_text(unmeasured_costs(ran.traces[0])),) if emulate else ()),
+        *ran.peak_texts,
+        *(f"written to {path}" for path in written),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A plan that was run: traces and their names, losses, and the peak of memory where it was measured."""
+
+    names: list[str]
+    traces: tuple[Trace, ...]
+    losses: tuple[float, ...]
+    peak: "PeakMemory | None" = None
+
+    @property
+    def peak_record(self) -> dict[str, Any]:
+        if self.peak is None:
+            return {}
+        return {"peak_memory": asdict(self.peak) | {"error": self.peak.error}}
+
+    @property
+    def peak_texts(self) -> tuple[str, ...]:
+        if self.peak is None:
+            return ()
+        predicted, measured = gib(self.peak.predicted_bytes), gib(self.peak.measured_bytes)
+        return (
+            f"peak memory: predicted {predicted:.4g} GiB, measured {measured:.4g} GiB, "
+            f"error {self.peak.error:+.2%}",
+        )
+
+
+class Run(Protocol):
+    """One way to run a plan."""
+
+    def __call__(
+        self, lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool
+    ) -> Ran: ...
+
+
+def _runner(local: bool, emulate: bool, device: Device | None, profile: str | None) -> Run:
+    """How the flags say that a plan is run; ValueError where they do not go together."""
+    if local and emulate:
+        raise ValueError("run: --local and --emulate exclude each other: processes, or one after the other")
+    if not local and not emulate:
+        raise ValueError(
+            "run: want --local or --emulate; on a cluster start "
+            "torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
+        )
+    if emulate:
+        return partial(_emulated, device=device, profile=profile)
+    if profile is not None:
+        raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
+    if device is Device.CUDA:
+        raise ValueError(
+            "run: --local starts processes on the CPU; want --emulate --device cuda, or torchrun"
+        )
+    return _executed
+
+
+def _executed(lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool) -> Ran:
+    from runtime.launch import run_lowered
+
+    with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker:
+        result = run_lowered(lowered, settings, source=source, progress=_telling(ticker))
+    names = step_names(steps=settings.steps, warmup=settings.warmup, repetitions=settings.repetitions)
+    names = names[-len(result.traces) :]  # a resumed run took the last ones
+    return Ran(names=names, traces=result.traces, losses=result.losses)
+
+
+def _emulated(
+    lowered: Lowered,
+    settings: "RunSettings",
+    source: "DataSource | None",
+    *,
+    device: Device | None,
+    profile: str | None,
+    quiet: bool,
+) -> Ran:
+    from runtime.emulation.emulate import emulate
+    from runtime.emulation.peak_memory import peak_memory
+    from runtime.world.device import device_of, kind_of_device
+    from runtime.world.failure import RankError
+
+    where = device_of(device)
+    facts = load_profile(profile) if profile is not None else None
+    if facts is not None:
+        check_profile(facts, kind_of_device(where))
+    check_collectives(lowered, facts)
+    title = f"emulating {len(lowered.plan.ranks)} ranks on {where}"
+    is_alone = len(lowered.plan.ranks) == 1
+    try:
+        with ticking(title, None, quiet=quiet) as ticker:
+            result = emulate(lowered, settings, device=where, source=source, progress=_telling(ticker))
+            peak = peak_memory(lowered, settings, device=where, source=source) if is_alone else None
+    except RankError as error:
+        raise ValueError(str(error)) from error
+    name = f"emulated, median of {result.num_timed} steps"
+    traces = (compose(lowered, result, facts),)
+    return Ran(names=[name], traces=traces, losses=result.losses, peak=peak)
+
+
+def _telling(ticker: Ticker) -> Callable[[int, int, float], None]:
+    return lambda done, total, loss: ticker.at(done, total, f"loss {loss:.6f}")
+
+
+def compare_command(
+    simulated: Annotated[Path, typer.Argument(help="simulated trace", metavar="SIMULATED")],
+    executed: Annotated[list[Path], typer.Argument(help="executed traces", metavar="EXECUTED...")],
+    plan: Annotated[Path | None, typer.Option(help="plan file, to name the stages")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="what all of them must be of; default: not asked")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold a simulated trace against the executed ones of the same plan."""
+    traces = [(path, read_trace(path)) for path in (simulated, *executed)]
+    if device is not None:
+        check_devices(traces, wanted=device)
+    prediction, *runs = (trace for _, trace in traces)
+    comparison = compare(prediction, runs)
+    named = read_plan(plan) if plan is not None else None
+    if named is not None and plan_hash(named) != comparison.plan_hash:
+        raise ValueError(
+            f"{plan}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
+        )
+    if as_json:
+        emit_json(comparison.as_json())
+    else:
+        show(comparison_table(comparison, named))

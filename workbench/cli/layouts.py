@@ -1,0 +1,65 @@
+"""The command that shows a job's layouts in another system's words, or takes them from it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from workbench.cli.console import emit_json, show
+from workbench.cli.layout_files import PLACINGS, content_of, placing_of, with_layout_file
+from workbench.cli.options import Json
+from workbench.job.job import load_job
+from workbench.job.notations.job_layouts import PLACES, Notation, write_layouts
+from workbench.whole_file import check_writable, write_text
+
+
+def layout_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    notation: Annotated[
+        Path | None,
+        typer.Option("--from", help="file with layouts to use instead of the job's, in any of the notations"),
+    ] = None,
+    to: Annotated[Notation, typer.Option(help="whose words to show them in")] = Notation.JOB,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="file to write; with --to job a whole job file")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job's layouts in another system's words, or take them from a file in such words.
+
+    Systems: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
+    """
+    wanted = load_job(job)
+    strategy: dict[str, str] = {}
+    if notation is not None:
+        wanted = with_layout_file(wanted, notation)
+        placing = placing_of(content_of(notation))
+        strategy = {} if placing is None else {"strategy": PLACINGS[placing][0]}
+    said = write_layouts(wanted, to)
+    if output is not None:
+        check_writable(output)
+        held = _with_layouts(job, output, said["layouts"]) if to is Notation.JOB else said
+        write_text(_yaml(held), output)
+    if as_json:
+        emit_json({"notation": to.value, **strategy, **said})
+        return
+    show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
+    for name in strategy.values():
+        show(f"where its modality_parallelism puts encoders, a job does not say: plan with --strategy {name}")
+
+
+def _with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[str, Any]:
+    """The job file's content with these layouts; settings that stand among them stay."""
+    if output.resolve().parent != job.resolve().parent:
+        raise ValueError(f"{output}: a job's paths are relative to it; want it in {job.resolve().parent}")
+    content = content_of(job)
+    before = content.get("layouts", {})
+    kept = {name: {key: held[key] for key in held if key not in PLACES} for name, held in before.items()}
+    names = dict.fromkeys([*kept, *layouts])
+    return content | {"layouts": {name: kept.get(name, {}) | layouts.get(name, {}) for name in names}}
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+    return text

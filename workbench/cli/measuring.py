@@ -1,0 +1,145 @@
+"""Commands about this machine and about experiments: calibrate, report, reproduce, demo."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.calibrate.fit import fit
+from workbench.calibrate.measurement import Mixing, read_measurement
+from workbench.cli.console import emit_json, show, ticking
+from workbench.cli.options import Device, Json
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile, write_profile
+from workbench.job.job import Job, load_job
+from workbench.plan.plan import Plan
+from workbench.report.folder import read_folder
+from workbench.report.tables import (
+    demo_table,
+    fits_table,
+    unmeasured_text,
+)
+from workbench.strategies import cornstarch
+from workbench.whole_file import check_writable, write_text
+
+
+def calibrate_command(
+    output: Annotated[Path, typer.Option("-o", "--output", help="profile file to write")],
+    jobs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="whose layers to measure; default: the demo's", metavar="[JOB]..."),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="what to measure")] = Device.CPU,
+    name: Annotated[str | None, typer.Option(help="of the profile; default: the file's")] = None,
+    rows: Annotated[Path | None, typer.Option(help="file of measured rows, to continue and to keep")] = None,
+    more: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with", help="another file of rows of this machine, e.g. of runtime.measure.microbench"
+        ),
+    ] = None,
+    mix_versions: Annotated[
+        bool, typer.Option("--mix-versions", help="allow files of different software")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine and write its profile."""
+    from runtime.measure.plans import BenchSettings, measure
+    from runtime.world.device import device_of
+    from runtime.world.pool import Pool
+
+    measured = device_of(device)
+    for place in (output, rows):
+        if place is not None:
+            check_writable(place)
+    others = [read_measurement(path) for path in more or ()]
+    plans = [_any_plan(job) for job in ([load_job(path) for path in jobs] if jobs else _demo_jobs())]
+    concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
+    processes = Pool(workers) if device is Device.CPU else nullcontext()  # a GPU is measured by this one
+    with processes as pool, ticking(f"measuring {measured}", None, quiet=as_json) as ticker:
+        settings = BenchSettings(concurrency=concurrency, device=measured)
+        measurement = measure(plans, pool, settings=settings, path=rows, progress=ticker.at)
+    mixing = Mixing.ALLOWED if mix_versions else Mixing.REFUSED
+    profile = fit(name or output.name.removesuffix(".json"), [measurement, *others], mixing)
+    write_profile(profile, output)
+    if as_json:
+        emit_json(
+            {
+                "profile": profile.name,
+                "rows": len(measurement.rows),
+                "unmeasured": profile.unmeasured,
+                "fits": [asdict(found) for found in profile.fits],
+            }
+        )
+    else:
+        show(fits_table(profile), unmeasured_text(profile.unmeasured), f"written to {output}")
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="folder with plans and traces", metavar="FOLDER")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="default: FOLDER/report.html")] = None,
+) -> None:
+    """Write one self-contained HTML page about a folder of plans and traces."""
+    from workbench.report.html import report_html
+
+    path = output or folder / "report.html"
+    write_text(report_html(read_folder(folder)), path)
+    show(f"written to {path}")
+
+
+def reproduce_command(
+    names: Annotated[list[str], typer.Argument(help="all, PAPER or PAPER/SCRIPT", metavar="NAME...")],
+    as_json: Json = False,
+) -> None:
+    """Rerun experiments and hold them against what the papers printed."""
+    from experiments.paper import reproduce, scripts
+
+    with ticking("reproducing", len(scripts()), quiet=as_json) as ticker:
+        done: list[str] = []
+
+        def tell(table: str) -> None:
+            done.append(table)
+            ticker.step(table.splitlines()[-1])
+
+        summary = reproduce(() if "all" in names else names, show=tell)
+    if as_json:
+        emit_json(summary)
+    else:
+        show(*done)
+    if any(row["verdict"] in ("OFF", "MISSING") for row in summary.values()):
+        raise typer.Exit(1)
+
+
+def demo_command(
+    out: Annotated[Path, typer.Option("--out", help="folder to write to")] = Path("out"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="file to write the figures to")] = None,
+) -> None:
+    """Do the main job on this machine: calibrate, plan, predict, run, compare, report."""
+    from experiments.demo import run_demo
+    from workbench.report.html import report_html
+
+    with ticking("demo", None, quiet=False) as ticker:
+        result = run_demo(out, ticker.at)
+    write_text(report_html(read_folder(out)), out / "report.html")
+    record = result.as_json()
+    if json_file is not None:
+        write_text(json.dumps(record, indent=1) + "\n", json_file)
+    show(demo_table(record), f"report: {out / 'report.html'}")
+
+
+def _any_plan(job: Job) -> Plan:
+    """A plan of the job, whichever: calibration asks only what it is made of."""
+    return cornstarch.plan(job, CostModel(ideal_profile()))
+
+
+def _demo_jobs() -> list[Job]:
+    from experiments.demo_job import MIXES, demo_job, local_cluster
+
+    cluster = local_cluster(Link(name="not measured yet", bytes_per_s=1e9, latency_s=1e-4), 2**40)
+    return [demo_job(mix, cluster, {"vision": 1, "audio": 1, "llm": 2}) for mix in MIXES]

@@ -1,0 +1,162 @@
+"""Commands that make and judge plans: plan, search, check."""
+
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.console import emit_json, show, ticking, warn
+from workbench.cli.layout_files import with_layout_file
+from workbench.cli.machines import cost_of
+from workbench.cli.options import ExecutionFile, Json, PlanFile
+from workbench.cli.prediction import predict
+from workbench.job.job import Job, load_job
+from workbench.job.matching import check_job
+from workbench.job.sample_sizes import Tiling, with_sizes
+from workbench.plan.codec import plan_hash, read_plan, write_plan
+from workbench.planner.stable_batch import too_small
+from workbench.report.records import candidate_record
+from workbench.report.tables import (
+    milliseconds,
+    plan_table,
+    rank_runs,
+    search_table,
+    titled,
+)
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.search.drive import Objective, search, with_schedules
+from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
+from workbench.timing.accept import accept
+from workbench.whole_file import check_writable
+
+Strategy = StrEnum("Strategy", {name: name for name in BY_NAME})  # type: ignore[misc]
+"""Strategies by the names users type; of the registry, which no type checker can read."""
+DEFAULT_STRATEGY = Strategy("cornstarch")
+
+Sizes = Annotated[
+    str | None,
+    typer.Option(help="sizes of samples: .jsonl or .parquet file, saved data set, or a corpus by name"),
+]
+Seed = Annotated[int, typer.Option(help="of a corpus of --sizes")]
+LayoutFile = Annotated[
+    Path | None,
+    typer.Option("--layout", help="file with layouts instead of the job's, in any notation of `layout`"),
+]
+Tiles = Annotated[Tiling, typer.Option(help="of images of --sizes in an encoder of one size")]
+
+
+def _job(file: Path, sizes: str | None, seed: int, tiling: Tiling) -> Job:
+    """The job file, with samples from elsewhere where they are asked for."""
+    found = load_job(file)
+    return found if sizes is None else with_sizes(found, sizes, seed=seed, tiling=tiling)
+
+
+def plan_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
+    strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = DEFAULT_STRATEGY,
+    schedule: Annotated[
+        ScheduleKind | None, typer.Option(help="order of passes instead of the job's")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
+    layout: LayoutFile = None,
+    sizes: Sizes = None,
+    seed: Seed = 0,
+    tiling: Tiles = Tiling.NONE,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a job into a plan."""
+    check_writable(output)
+    if sizes is not None and data is not None:
+        raise ValueError("plan: --sizes and --data both bring samples; want one of them")
+    wanted = _job(job, sizes, seed, tiling)
+    if layout is not None:
+        wanted = with_layout_file(wanted, layout, strategy)
+    if schedule is not None:
+        wanted = replace(wanted, schedule=usual(schedule))
+    cost = cost_of(wanted, profile, execution)
+    if data is not None:
+        from runtime.data.dataset import with_data
+
+        wanted = with_data(wanted, data)
+    with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
+
+        def progress(done: int, total: int, best_s: float) -> None:
+            ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
+
+        made = BY_NAME[strategy].planner(wanted, cost, progress)
+    accept(made)
+    if BY_NAME[strategy].batch_level:
+        warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
+        if warning is not None:
+            warn(warning)
+    write_plan(made, output)
+    if as_json:
+        emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
+    else:
+        show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
+
+
+def search_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
+    objective: Annotated[Objective, typer.Option(help="what is best")] = Objective.ITERATION,
+    schedule: Annotated[
+        list[ScheduleKind] | None,
+        typer.Option(help="orders of passes to try instead of the job's; repeatable"),
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
+    layout: LayoutFile = None,
+    sizes: Sizes = None,
+    seed: Seed = 0,
+    tiling: Tiles = Tiling.NONE,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
+    wanted = _job(job, sizes, seed, tiling)
+    if layout is not None:
+        wanted = with_layout_file(wanted, layout)
+    cost = cost_of(wanted, profile, execution)
+    priced = PRICED if objective is Objective.DOLLARS else {}
+    planners = with_schedules(PLANNERS | priced, [usual(kind) for kind in schedule or ()])
+    with ticking("searching", len(planners), quiet=as_json) as ticker:
+        found = search(
+            wanted,
+            cost,
+            planners,
+            lambda plan: predict(*accept(plan), cost),
+            ticker.at,
+            objective,
+        )
+    if found[0].plan is None:
+        raise ValueError(f"no strategy has a plan for job {wanted.name!r}; {found[0].refusal}")
+    if output is not None:
+        write_plan(found[0].plan, output)
+    written = () if output is None else (f"best plan written to {output}",)
+    if as_json:
+        emit_json({"job": wanted.name, "candidates": [candidate_record(c) for c in found]})
+    else:
+        show(search_table(wanted.name, found), *written)
+
+
+def check_command(
+    plan: PlanFile,
+    job: Annotated[Path | None, typer.Option(help="job file whose model and cluster it must be for")] = None,
+) -> None:
+    """Say whether a plan is sound, fits and cannot deadlock; show its stages and programs."""
+    found = read_plan(plan)
+    if job is not None:
+        check_job(found, load_job(job), plan)
+    accept(found)
+    programs = titled("programs", ("ranks",))
+    programs.add_column("actions", overflow="fold")
+    for program in found.programs:
+        programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
+    show(
+        plan_table(found), programs, f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
+    )

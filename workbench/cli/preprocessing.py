@@ -1,0 +1,201 @@
+"""Commands of preprocessing apart from training: keys, serve, produce, run, status."""
+
+import math
+import signal
+import threading
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.table import Table
+
+from workbench.cli.console import emit_json, show, ticking
+from workbench.cli.options import Json
+from workbench.job.job import load_job
+from workbench.units import ms
+
+if TYPE_CHECKING:
+    from runtime.preprocess.images import Rule
+
+app = typer.Typer(no_args_is_help=True, help="Prepare images apart from training: serve, produce, consume.")
+
+_E = TypeVar("_E", bound=StrEnum)
+
+Address = Annotated[str, typer.Argument(help="tcp://HOST:PORT of the server", metavar="ADDRESS")]
+ClientKeyFile = Annotated[Path | None, typer.Option("--keys", help="client's keys, see `preprocess keys`")]
+Timeout = Annotated[float, typer.Option(help="seconds, of any single wait")]
+
+
+@app.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(help="folder to write them to", metavar="FOLDER")],
+) -> None:
+    """Write server.json and client.json, readable by their owner alone."""
+    from runtime.preprocess.keys import write_keys
+
+    show(*(f"written to {path}" for path in write_keys(folder)))
+
+
+@app.command("serve")
+def serve_command(
+    data: Annotated[Path, typer.Argument(help="data folder with data.jsonl", metavar="DATA")],
+    job: Annotated[Path | None, typer.Option(help="job file whose encoder says how it wants images")] = None,
+    image_px: Annotated[int | None, typer.Option(help="side of the square every image becomes")] = None,
+    patch_px: Annotated[int, typer.Option(help="side of a patch")] = 14,
+    max_pixels: Annotated[
+        int | None, typer.Option(help="of Qwen2-VL's rule, which holds without --job and --image-px")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="examples")] = 8,
+    microbatch: Annotated[int, typer.Option(help="examples of a microbatch")] = 1,
+    reorder: Annotated[
+        str, typer.Option(help="none, within (groups) or both (groups and pipeline)")
+    ] = "both",
+    stages: Annotated[int, typer.Option(help="of the pipeline for which microbatches are ordered")] = 2,
+    window: Annotated[int, typer.Option(help="batches prepared ahead of each trainer")] = 3,
+    producers: Annotated[int, typer.Option(help="processes on this host")] = 1,
+    malformed: Annotated[str, typer.Option(help="fatal or skip: images that cannot be read")] = "fatal",
+    lease: Annotated[float, typer.Option(help="seconds a producer has for one example")] = 60.0,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; others than this machine's want --keys")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(help="0: any free one")] = 0,
+    keys: Annotated[Path | None, typer.Option(help="server's keys, see `preprocess keys`")] = None,
+    seconds: Annotated[float | None, typer.Option(help="end after that long; default: on interrupt")] = None,
+) -> None:
+    """Hand batches to trainers; images are prepared by processes of this host and any that join."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"serve: --seconds must be > 0 and finite, got {seconds}")
+    from runtime.preprocess.keys import read_server_keys
+    from runtime.preprocess.order import OrderSettings, Reordering
+    from runtime.preprocess.server import Server, ServerSettings
+    from runtime.preprocess.stream import Malformed
+
+    settings = ServerSettings(
+        folder=data,
+        rule=_rule(job, image_px, patch_px, max_pixels),
+        batch_size=batch_size,
+        window=window,
+        order=OrderSettings(
+            reordering=_one_of(Reordering, reorder, "--reorder"), microbatch=microbatch, num_stages=stages
+        ),
+        malformed=_one_of(Malformed, malformed, "--malformed"),
+        lease_s=lease,
+        num_producers=producers,
+        host=host,
+        port=port,
+    )
+    server = Server(settings, None if keys is None else read_server_keys(keys))
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # an exception could be lost inside a library's callback
+        signal.signal(number, lambda *_: stopped.set())
+    typer.echo(f"serving {data} at {server.address}")
+    end_s = math.inf if seconds is None else time.monotonic() + seconds
+    server.serve(lambda: stopped.is_set() or time.monotonic() >= end_s)
+
+
+@app.command("produce")
+def produce_command(
+    address: Address,
+    data: Annotated[Path, typer.Option(help="where this host sees the server's data folder")],
+    keys: ClientKeyFile = None,
+    silence: Annotated[
+        float, typer.Option(help="seconds without a word from the server before it ends")
+    ] = 30.0,
+) -> None:
+    """Prepare images for a server on this or another host, until it ends."""
+    from runtime.preprocess.keys import read_client_keys
+    from runtime.preprocess.producer import produce
+
+    client = None if keys is None else read_client_keys(keys)
+    done = produce(address, data, keys=client, name=None, silence_s=silence)
+    show(f"{done} examples prepared")
+
+
+@app.command("run")
+def run_command(
+    address: Address,
+    batches: Annotated[int, typer.Option(help="how many")] = 10,
+    step_ms: Annotated[float, typer.Option(help="idle wait that stands for a training step")] = 0.0,
+    name: Annotated[str, typer.Option(help="of this trainer; it goes on where the name was")] = "",
+    keys: ClientKeyFile = None,
+    timeout: Timeout = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Take batches as a trainer does, and say how long it stalls for each."""
+    from runtime.preprocess.keys import read_client_keys
+    from runtime.preprocess.loader import ServedLoader, Subscription
+    from runtime.preprocess.stalls import stalls_of
+
+    client = None if keys is None else read_client_keys(keys)
+    loader = ServedLoader(Subscription(address=address, keys=client, name=name, timeout_s=timeout))
+    try:
+        start = loader.position
+        with ticking("taking batches", batches, quiet=as_json) as ticker:
+            found = stalls_of(loader, batches, step_s=step_ms / 1000, told=ticker.step)
+        loader.finish()
+    finally:
+        loader.close()
+    record = {
+        "first_position": start,
+        "batches": batches,
+        "examples": found.num_examples,
+        "skipped": [[each.id, each.path] for each in found.skipped],
+        "stall_ms_p50": ms(found.quantile_s(0.5)),
+        "stall_ms_p99": ms(found.quantile_s(0.99)),
+    }
+    if as_json:
+        emit_json(record)
+        return
+    table = Table("first batch", "batches", "examples", "left out", "stall, median", "99th percentile")
+    table.add_row(
+        *(str(value) for value in (start, batches, found.num_examples, len(found.skipped))),
+        f"{record['stall_ms_p50']:.3g} ms",
+        f"{record['stall_ms_p99']:.3g} ms",
+    )
+    show(table, *(f"left out: {each.reason}" for each in found.skipped))
+
+
+@app.command("status")
+def status_command(
+    address: Address, keys: ClientKeyFile = None, timeout: Timeout = 5.0, as_json: Json = False
+) -> None:
+    """What a server says of itself."""
+    from runtime.preprocess.keys import read_client_keys
+    from runtime.preprocess.loader import ServedLoader, Subscription
+
+    client = None if keys is None else read_client_keys(keys)
+    loader = ServedLoader(Subscription(address=address, keys=client, timeout_s=timeout))
+    try:
+        status: dict[str, Any] = {k: v for k, v in loader.status().items() if k != "kind"}
+    finally:
+        loader.close()
+    if as_json:
+        emit_json(status)
+    else:
+        show(*(f"{key}: {value}" for key, value in status.items()))
+
+
+def _one_of(kind: type[_E], value: str, option: str) -> _E:
+    if value not in list(kind):
+        raise ValueError(f"serve: {option} must be one of {', '.join(kind)}, got {value!r}")
+    return kind(value)
+
+
+def _rule(job: Path | None, image_px: int | None, patch_px: int, max_pixels: int | None) -> "Rule":
+    from runtime.preprocess.images import QwenRule, SquareRule
+
+    if sum(given is not None for given in (job, image_px, max_pixels)) > 1:
+        raise ValueError("serve: --job, --image-px and --max-pixels exclude each other")
+    if job is not None:
+        from runtime.preprocess.source import rule_of
+
+        return rule_of(load_job(job).model)
+    if image_px is not None:
+        return SquareRule(image_px=image_px, patch_px=patch_px)
+    return (
+        QwenRule(patch_px=patch_px)
+        if max_pixels is None
+        else QwenRule(patch_px=patch_px, max_pixels=max_pixels)
+    )

@@ -1,0 +1,278 @@
+"""Commands for nodes that come and go: what a job does on fewer of them, and how far it gets on a trace."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from workbench.cli.console import emit_json, show, warn
+from workbench.cli.machines import cost_of
+from workbench.cli.options import ExecutionFile, Json
+from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
+from workbench.job.job import load_job
+from workbench.report.tables import milliseconds, percent, titled
+from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
+
+if TYPE_CHECKING:
+    from sim.failures.run import FailureRun
+    from sim.failures.training_system import System
+
+HOUR_S = 3600.0
+
+JobFile = Annotated[Path, typer.Argument(help="job file", metavar="JOB")]
+NumNodes = Annotated[
+    int | None, typer.Option("--nodes", help="nodes at most; default: the job's, or the trace's")
+]
+Faults = Annotated[int, typer.Option("--faults", help="nodes that may fail at the same moment")]
+Profile = Annotated[str | None, typer.Option(help="profile name or file instead of the job's")]
+
+
+def templates_command(
+    job: JobFile,
+    nodes: NumNodes = None,
+    faults: Faults = 1,
+    profile: Profile = None,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show the pipelines that a job can be cut into, and its throughput on every number of nodes."""
+    found = _templates(job, nodes, faults, profile, execution)
+    counts = range(found.planned.specification.threshold, found.planned.specification.num_nodes + 1)
+    if as_json:
+        emit_json(_templates_record(found, counts))
+        return
+    specification = found.planned.specification
+    show(
+        template_table(found),
+        _count_table(found, counts),
+        f"below {specification.threshold} nodes training stops: {faults + 1} pipelines of "
+        f"{specification.smallest} nodes are needed to survive {faults} at the same moment",
+    )
+
+
+def failures_command(
+    job: JobFile,
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV with the columns t_s, event (add or remove), node")
+    ] = None,
+    leaves: Annotated[
+        float | None,
+        typer.Option("--leaves-per-node-hour", help="instead of a trace: how often a node leaves"),
+    ] = None,
+    joins: Annotated[
+        float, typer.Option("--joins-per-missing-hour", help="how soon a missing node is replaced")
+    ] = 0.0,
+    hours: Annotated[float | None, typer.Option(help="how long; default: the trace, or 24")] = None,
+    seed: Annotated[int, typer.Option(help="of the random trace")] = 0,
+    notice_s: Annotated[float, typer.Option(help="warning before a node leaves")] = 0.0,
+    nodes: NumNodes = None,
+    faults: Faults = 1,
+    recover_s: Annotated[
+        float, typer.Option(help="to notice a change, plan and connect; copying is added")
+    ] = 2.0,
+    restart_s: Annotated[float, typer.Option(help="of a job that restarts; loading is added")] = 60.0,
+    checkpoint_every: Annotated[int, typer.Option(help="steps between its checkpoints")] = 100,
+    storage_gb_per_s: Annotated[float, typer.Option(help="to and from checkpoints")] = 1.0,
+    dollars: Annotated[
+        float | None, typer.Option("--dollars-per-node-hour", help="for the cost of a sample")
+    ] = None,
+    profile: Profile = None,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say how much training a job gets on nodes that come and go: pipeline templates against restarts."""
+    from sim.failures.simulate import simulate_failures
+
+    if dollars is not None and dollars < 0:
+        raise ValueError(f"failures: --dollars-per-node-hour must be >= 0, got {dollars}")
+    happens = _availability(job, trace, leaves, joins, hours, seed, nodes)
+    most = max((count for _, count in happens.num_nodes()), default=0)
+    found = _templates(job, nodes or most, faults, profile, execution)
+    if most > found.planned.specification.num_nodes:
+        warn(f"{happens.name} has up to {most} nodes; those beyond {nodes} add nothing")
+    settings = Recovery(
+        recover_s=recover_s,
+        restart_s=restart_s,
+        checkpoint_every=checkpoint_every,
+        storage_bytes_per_s=storage_gb_per_s * 1e9,
+    )
+    until_s = (happens.end_s or None) if hours is None else hours * HOUR_S
+    runs = [
+        simulate_failures(system, warned(happens, notice_s) if notice_s else happens, until_s)
+        for system in settings.systems(found)
+    ]
+    if as_json:
+        emit_json({"trace": happens.name, "systems": {r.system: _run_record(r, dollars) for r in runs}})
+        return
+    show(_run_table(f"{found.job.name} on {happens.name}", runs, dollars))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What a change of nodes costs.
+
+    Args:
+        recover_s: to notice, plan and connect, where state is kept in memory.
+        restart_s: of a job that starts anew.
+        checkpoint_every: steps between its checkpoints.
+        storage_bytes_per_s: to and from them.
+    """
+
+    recover_s: float
+    restart_s: float
+    checkpoint_every: int
+    storage_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if min(self.recover_s, self.restart_s) < 0 or self.storage_bytes_per_s <= 0:
+            raise ValueError(
+                f"want recovery and restart in >= 0 s and storage of > 0 GB/s, got {self.recover_s} s, "
+                f"{self.restart_s} s and {self.storage_bytes_per_s / 1e9} GB/s"
+            )
+
+    def systems(self, found: ElasticTemplates) -> "tuple[System, ...]":
+        """Templates; and a grid of equal pipelines that goes back to its last checkpoint."""
+        from sim.failures.training_system import Checkpoints, System
+
+        specification, samples = found.planned.specification, float(len(found.job.batch))
+        counts = range(specification.num_nodes + 1)
+        loading_s = found.loaded_bytes / self.storage_bytes_per_s
+        saving_s = found.saved_bytes / self.storage_bytes_per_s
+        return (
+            System(
+                name="templates",
+                samples_per_s=[
+                    found.samples_per_s(count) if count >= specification.threshold else 0.0
+                    for count in counts
+                ],
+                samples_per_step=samples,
+                recover_s=self.recover_s + found.copy_s,
+                creation_s=0.0,
+            ),
+            System(
+                name="restarts",
+                samples_per_s=[found.grid_samples_per_s(count) for count in counts],
+                samples_per_step=samples,
+                recover_s=self.restart_s + loading_s,
+                checkpoints=Checkpoints(every=self.checkpoint_every, save_s=saving_s),
+                creation_s=0.0,
+            ),
+        )
+
+
+def _availability(
+    job: Path,
+    trace: Path | None,
+    leaves: float | None,
+    joins: float,
+    hours: float | None,
+    seed: int,
+    nodes: int | None,
+) -> Availability:
+    if (trace is None) == (leaves is None):
+        raise ValueError("failures: want one of --trace and --leaves-per-node-hour")
+    if hours is not None and not 0 < hours < float("inf"):
+        raise ValueError(f"failures: --hours must be > 0, got {hours}")
+    if trace is not None:
+        found = parse_trace(trace.name, trace.read_text(encoding="utf-8"))
+        if not found.events:
+            raise ValueError(f"{trace}: no node ever joins; nodes of time 0 are there from the start")
+        return found
+    assert leaves is not None, "one of the two is given"
+    count = nodes or len(load_job(job).cluster.nodes)
+    rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=joins)
+    return random_trace(count, rates, (hours or 24.0) * HOUR_S, seed)
+
+
+def _templates(
+    job: Path, nodes: int | None, faults: int, profile: str | None, execution: Path | None
+) -> ElasticTemplates:
+    wanted = load_job(job)
+    count = len(wanted.cluster.nodes) if nodes is None else nodes
+    return elastic_templates(wanted, cost_of(wanted, profile, execution), num_nodes=count, num_faults=faults)
+
+
+def template_table(found: ElasticTemplates) -> Table:
+    """One line per size of a pipeline."""
+    table = titled(
+        f"{found.job.name}, templates",
+        ("nodes", "stages", "GPUs a stage", "layers of the stages", "microbatch"),
+    )
+    for template in found.planned.templates:
+        layers = " ".join(str(stage.end - stage.first) for stage in template.stages)
+        width = template.stages[0].num_gpus
+        table.add_row(
+            str(template.num_nodes),
+            str(len(template.stages)),
+            str(width),
+            layers,
+            milliseconds(template.microbatch_s),
+        )
+    return table
+
+
+def _count_table(found: ElasticTemplates, counts: range) -> Table:
+    table = titled(
+        "on so many nodes", ("nodes", "pipelines of", "iteration", "samples/s", "a grid, samples/s")
+    )
+    for count in reversed(counts):
+        chosen = found.at(count)
+        table.add_row(
+            str(count),
+            " + ".join(map(str, chosen.sizes)),
+            milliseconds(len(found.job.batch) / found.samples_per_s(count)),
+            f"{found.samples_per_s(count):.4g}",
+            f"{found.grid_samples_per_s(count):.4g}",
+        )
+    return table
+
+
+def _templates_record(found: ElasticTemplates, counts: range) -> dict[str, Any]:
+    return {
+        "threshold": found.planned.specification.threshold,
+        "templates": {
+            template.num_nodes: [[s.first, s.end, s.num_gpus] for s in template.stages]
+            for template in found.planned.templates
+        },
+        "samples_per_s": {count: found.samples_per_s(count) for count in counts},
+        "grid_samples_per_s": {count: found.grid_samples_per_s(count) for count in counts},
+    }
+
+
+def _run_record(run: "FailureRun", dollars: float | None) -> Mapping[str, float]:
+    from sim.failures.run import Spent
+
+    record = {
+        "samples": run.samples,
+        "samples_per_s": run.samples_per_s,
+        "recoveries": float(run.num_recoveries),
+        "window_s": run.window_s,
+        **{kind.value.replace(" ", "_"): run.fraction(kind) for kind in Spent},
+    }
+    if dollars is not None:
+        record["dollars_per_sample"] = run.dollars_per_sample(dollars)
+    return record
+
+
+def _run_table(title: str, runs: "list[FailureRun]", dollars: float | None) -> Table:
+    from sim.failures.run import Spent
+
+    shown = (Spent.EFFECTIVE, Spent.RECOVERY, Spent.LOST, Spent.CHECKPOINT, Spent.WAITING)
+    cost = () if dollars is None else ("dollars/million",)
+    table = titled(
+        f"{title}, {runs[0].window_s / HOUR_S:.4g} h",
+        ("", "samples", "samples/s", "recoveries", *(kind.value for kind in shown), *cost),
+    )
+    for run in runs:
+        table.add_row(
+            run.system,
+            f"{run.samples:,.0f}",
+            f"{run.samples_per_s:.4g}",
+            str(run.num_recoveries),
+            *(percent(run.fraction(kind), signed=False) for kind in shown),
+            *([] if dollars is None else [f"{run.dollars_per_sample(dollars) * 1e6:,.2f}"]),
+        )
+    return table

@@ -1,0 +1,56 @@
+"""Which nodes make up which pipeline."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.elastic.node_specification import TemplateSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Nodes by pipeline, each in the order of its template.
+
+    Raises:
+        ValueError: no pipeline, an empty one, or a node that is in two places.
+    """
+
+    pipelines: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.pipelines or not all(self.pipelines):
+            raise ValueError(f"want pipelines of one node or more, got {self.pipelines}")
+        counts = Counter(node for pipeline in self.pipelines for node in pipeline)
+        for node, count in counts.items():
+            if count > 1:
+                raise ValueError(f"node {node!r} stands in {count} places of the layout")
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(map(len, self.pipelines))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(map(len, self.pipelines))
+
+
+def first_layout(nodes: Sequence[str], sizes: Sequence[int]) -> Layout:
+    """The nodes dealt out in their order to pipelines of those sizes.
+
+    Raises:
+        ValueError: the sizes are not those of all nodes.
+    """
+    if sum(sizes) != len(nodes):
+        raise ValueError(f"pipelines of {list(sizes)} nodes use {sum(sizes)}, there are {len(nodes)}")
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    return Layout(
+        pipelines=tuple(tuple(nodes[end - size : end]) for size, end in zip(sizes, ends, strict=True))
+    )
+
+
+def held_layers(planned: TemplateSet, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Layers by node, from the template of each pipeline's size."""
+    held: dict[str, tuple[int, ...]] = {}
+    for pipeline in layout.pipelines:
+        held.update(zip(pipeline, planned.of_size(len(pipeline)).layers_by_node(), strict=True))
+    return held

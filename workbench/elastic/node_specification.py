@@ -1,0 +1,161 @@
+"""How many nodes templates have, so that any number of nodes left can be used in full."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workbench.elastic.chain import LayerChain
+from workbench.elastic.exact_mapping import exact_templates
+from workbench.elastic.template import Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpecification:
+    """Templates of `smallest`, smallest + 1, ..., `largest` nodes for a job on `num_nodes` nodes.
+
+    Oobleck chapter, section 2.4.1.1 and appendix A.1: consecutive node counts from n0 to N - f n0 cover
+    every N' from (f + 1) n0 to N with f + 1 pipelines or more.
+    Differs: the source asks for p > n0 - 1 counts. With the largest at N - f n0 that is not needed,
+    because f + 1 pipelines reach every N' on their own; where the model's layers cap the largest count
+    (a stage spans no two nodes, so a pipeline has a layer for each), it is checked N' by N'.
+
+    Args:
+        num_nodes: N at the start.
+        num_faults: f, node failures to survive at the same moment.
+        smallest: n0, nodes of the smallest pipeline that fits.
+        most: the largest pipeline that fits; None where nothing but N caps it.
+
+    Raises:
+        ValueError: f < 0, n0 < 1, N < (f + 1) n0, or an N' that no templates sum up to.
+    """
+
+    num_nodes: int
+    num_faults: int
+    smallest: int
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_faults < 0:
+            raise ValueError(f"failures to tolerate must be >= 0, got {self.num_faults}")
+        if self.smallest < 1:
+            raise ValueError(f"the smallest pipeline has at least one node, got {self.smallest}")
+        if self.num_nodes < self.threshold:
+            bearable = self.num_nodes // self.smallest - 1
+            remedy = (
+                f"at most f = {bearable}, or {self.threshold} nodes"
+                if bearable >= 0
+                else f"at least {self.threshold} nodes"
+            )
+            raise ValueError(
+                f"{self.num_nodes} nodes hold {self.num_nodes // self.smallest} pipelines of "
+                f"{self.smallest} nodes, f = {self.num_faults} needs {self.num_faults + 1}: want {remedy}"
+            )
+        for left in range(self.threshold, self.num_nodes + 1):
+            if not self.covers(left):
+                raise ValueError(
+                    f"{left} nodes cannot be split into {self.num_faults + 1} or more pipelines of "
+                    f"{self.smallest}..{self.largest} nodes: want a model of at least "
+                    f"{2 * self.smallest - 1} layers, or more memory so that smaller pipelines fit"
+                )
+
+    @property
+    def threshold(self) -> int:
+        """(f + 1) n0: with fewer nodes training cannot keep f + 1 copies and stops."""
+        return (self.num_faults + 1) * self.smallest
+
+    @property
+    def largest(self) -> int:
+        """N - f n0, what one pipeline has when all others have n0."""
+        free = self.num_nodes - self.num_faults * self.smallest
+        return free if self.most is None else min(free, self.most)
+
+    @property
+    def sizes(self) -> range:
+        """Node counts of the templates; its length is p."""
+        return range(self.smallest, self.largest + 1)
+
+    def covers(self, num_nodes: int) -> bool:
+        """Whether f + 1 or more pipelines can use that many nodes in full.
+
+        r pipelines of n0..n_max nodes use any number from r n0 to r n_max.
+        """
+        return any(
+            replicas * self.smallest <= num_nodes <= replicas * self.largest
+            for replicas in range(self.num_faults + 1, num_nodes // self.smallest + 1)
+        )
+
+
+def frobenius_number(sizes: range) -> int | None:
+    """The largest number of nodes that consecutive sizes n0..n0+p-1 do not sum up to; None without one.
+
+    Roberts 1956 for the step 1: floor((n0 - 2) / (p - 1)) n0 + n0 - 1; the source prints it without the
+    factor n0. With p > n0 - 1 it is n0 - 1. -1 for n0 = 1, where every number can be summed up.
+    """
+    smallest, count = sizes.start, len(sizes)
+    if smallest == 1:
+        return -1
+    if count < 2:
+        return None
+    return (smallest - 2) // (count - 1) * smallest + smallest - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateSet:
+    """Everything planned once per job: the specification and a template for each of its sizes."""
+
+    specification: NodeSpecification
+    templates: tuple[Template, ...]
+
+    def of_size(self, num_nodes: int) -> Template:
+        """The template with that many nodes."""
+        return self.templates[num_nodes - self.specification.smallest]
+
+
+def plan_templates(chain: LayerChain, gpus_per_node: int, num_nodes: int, num_faults: int) -> TemplateSet:
+    """All templates of a job, exact, in one pass; n0 is the fewest nodes whose memory holds the model.
+
+    Raises:
+        ValueError: the model fits no template, or what NodeSpecification refuses.
+
+    Complexity: that of `exact_templates` for N nodes.
+    """
+    found = exact_templates(chain, gpus_per_node, range(1, min(num_nodes, chain.num_layers) + 1))
+    if not found:
+        raise ValueError(_no_fit(chain, gpus_per_node, num_nodes))
+    smallest = min(found)
+    most = _consecutive_until(found, smallest)
+    specification = NodeSpecification(
+        num_nodes=num_nodes, num_faults=num_faults, smallest=smallest, most=most
+    )
+    return TemplateSet(
+        specification=specification, templates=tuple(found[size] for size in specification.sizes)
+    )
+
+
+def _consecutive_until(found: Mapping[int, Template], smallest: int) -> int:
+    largest = smallest
+    while largest + 1 in found:
+        largest += 1
+    return largest
+
+
+def _no_fit(chain: LayerChain, gpus_per_node: int, num_nodes: int) -> str:
+    """Why no template exists, with what would work."""
+    heaviest = max((min(held), layer) for layer, held in enumerate(chain.held_bytes or ((0,),)))
+    if heaviest[0] > chain.capacity_bytes:
+        return (
+            f"the model fits no template: layer {heaviest[1]} alone needs {heaviest[0]} bytes per GPU, "
+            f"a GPU has {chain.capacity_bytes:.0f}: want GPUs of that size, or wider stages"
+        )
+    least = (
+        min(
+            sum(column) * width
+            for column, width in zip(zip(*chain.held_bytes, strict=True), chain.widths, strict=True)
+        )
+        if chain.held_bytes
+        else 0
+    )
+    have = num_nodes * gpus_per_node * chain.capacity_bytes
+    return (
+        f"the model fits no template of up to {num_nodes} nodes of {gpus_per_node} GPUs: it needs about "
+        f"{least} bytes, they have {have:.0f}; want more nodes, GPUs of more memory, or smaller microbatches"
+    )

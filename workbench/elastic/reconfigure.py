@@ -1,0 +1,213 @@
+"""What becomes of the pipelines when nodes leave or join: who works with whom, and who copies what."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workbench.elastic.copies import Copy, copies_between, holders_of
+from workbench.elastic.layout import Layout
+from workbench.elastic.node_specification import TemplateSet
+
+
+class CannotContinueError(ValueError):
+    """Training stops here: save the progress, restart when enough nodes are back."""
+
+
+class StepKind(StrEnum):
+    REPLACE = "replace"  # a node that waited takes a place in a pipeline that lost too many
+    SIMPLE = "simple"  # a smaller template takes the place of a pipeline that lost nodes
+    BORROW = "borrow"  # a pipeline gets a node of another
+    MERGE = "merge"  # two pipelines become one
+    REARRANGE = "rearrange"  # pipelines take the sizes of another instantiation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing done, with the nodes of the pipeline that came of it."""
+
+    kind: StepKind
+    pipeline: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfiguration:
+    """The new layout, how it came about, and the layers that must be copied before training goes on."""
+
+    layout: Layout
+    steps: tuple[Step, ...]
+    copies: tuple[Copy, ...]
+
+
+def survive(
+    planned: TemplateSet,
+    layout: Layout,
+    lost: Collection[str],
+    layer_bytes: Sequence[int],
+    spares: Sequence[str] = (),
+) -> Reconfiguration:
+    """Go on without the lost nodes: simple reinstantiation, borrowing, merging.
+
+    Oobleck chapter, section 2.5.1. A pipeline that lost nodes takes the template of what it has left;
+    below n0 it borrows nodes one by one, each the last of the largest pipeline (of equal ones the later);
+    when no pipeline can spare one it is merged with another such pipeline, or else the smallest.
+    Borrowing is tried again after every merge. Then, with N' >= (f + 1) n0 left, f + 1 pipelines or more
+    of n0..N - f n0 nodes come out (appendix A): a merge happens only while all have at most n0 and one
+    has less, so there were f + 2 of them at least.
+    Differs: a pipeline that lost all its nodes borrows like any other; merging all broken ones before
+    borrowing again, as appendix A.2 reads, can end below f + 1 (three of 2 left of 3 nodes, f = 1).
+
+    Args:
+        planned: the job's templates.
+        layout: pipelines before.
+        lost: nodes that are gone.
+        layer_bytes: [L] weights and optimizer state of each layer.
+        spares: nodes that wait and hold nothing; pipelines below n0 take them, first come, before they
+            borrow. Those that none needs are left out.
+
+    Raises:
+        CannotContinueError: fewer than (f + 1) n0 nodes left, spares included, or a layer that no survivor
+            holds.
+        ValueError: a lost node that is not in the layout, or one named twice.
+
+    Complexity: O(nodes x pipelines + copies x holders).
+    """
+    return _without(planned, layout, lost, frozenset(lost), layer_bytes, spares)
+
+
+def drain(
+    planned: TemplateSet, layout: Layout, leaving: Collection[str], layer_bytes: Sequence[int]
+) -> Reconfiguration:
+    """As `survive`, of nodes that were warned and are still there: they give what they hold before they go.
+
+    Raises:
+        CannotContinueError: fewer than (f + 1) n0 nodes will be left.
+        ValueError: a leaving node that is not in the layout, or one named twice.
+    """
+    return _without(planned, layout, leaving, frozenset(), layer_bytes)
+
+
+def _without(
+    planned: TemplateSet,
+    layout: Layout,
+    leaving: Collection[str],
+    silent: Collection[str],
+    layer_bytes: Sequence[int],
+    spares: Sequence[str] = (),
+) -> Reconfiguration:
+    """A layout without the leaving nodes, of which the silent ones can send nothing any more."""
+    _require_known(layout, leaving)
+    specification = planned.specification
+    pipelines = [[node for node in pipeline if node not in leaving] for pipeline in layout.pipelines]
+    left = sum(map(len, pipelines)) + len(spares)
+    if left < specification.threshold:
+        raise CannotContinueError(
+            f"{left} nodes are left, {specification.num_faults + 1} pipelines of {specification.smallest} "
+            f"need {specification.threshold}: stop with progress saved"
+        )
+    holders = holders_of(planned, layout, silent)
+    dead = [layer for layer, nodes in enumerate(holders) if not nodes]
+    if dead:
+        raise CannotContinueError(
+            f"all nodes that held layer {dead[0]} are lost ({len(dead)} layers in all): "
+            "go back to a checkpoint"
+        )
+    steps = [
+        Step(kind=StepKind.SIMPLE, pipeline=tuple(now))
+        for now, before in zip(pipelines, layout.pipelines, strict=True)
+        if specification.smallest <= len(now) < len(before)
+    ]
+    steps += _replaced(pipelines, spares, specification.smallest)
+    steps += _repair(pipelines, specification.smallest)
+    after = Layout(pipelines=tuple(tuple(pipeline) for pipeline in pipelines))
+    copies = copies_between(planned, layout, after, silent, layer_bytes)
+    return Reconfiguration(layout=after, steps=tuple(steps), copies=copies)
+
+
+def _replaced(pipelines: list[list[str]], spares: Sequence[str], smallest: int) -> list[Step]:
+    """Spares for pipelines below `smallest`, as far as they go; the lists are changed in place."""
+    waiting, steps = list(spares), []
+    for pipeline in pipelines:
+        taken = waiting[: max(0, smallest - len(pipeline))]
+        if taken:
+            pipeline.extend(taken)
+            del waiting[: len(taken)]
+            steps.append(Step(kind=StepKind.REPLACE, pipeline=tuple(pipeline)))
+    return steps
+
+
+def _repair(pipelines: list[list[str]], smallest: int) -> list[Step]:
+    """Borrow and merge until every pipeline has `smallest` nodes; the list is changed in place."""
+    steps = []
+    while (broken := next((p for p in pipelines if len(p) < smallest), None)) is not None:
+        largest = max(len(pipeline) for pipeline in pipelines)
+        if largest > smallest:
+            donor = next(p for p in reversed(pipelines) if len(p) == largest)
+            broken.append(donor.pop())
+            steps.append(Step(kind=StepKind.BORROW, pipeline=tuple(broken)))
+            continue
+        others = [pipeline for pipeline in pipelines if pipeline is not broken]
+        partner = min(others, key=lambda p: (len(p) >= smallest, len(p)))
+        partner.extend(broken)
+        pipelines[:] = others
+        steps.append(Step(kind=StepKind.MERGE, pipeline=tuple(partner)))
+    return steps
+
+
+def join(
+    planned: TemplateSet,
+    layout: Layout,
+    new: Sequence[str],
+    sizes: Sequence[int],
+    layer_bytes: Sequence[int],
+) -> Reconfiguration:
+    """Take in nodes and give the pipelines the sizes of an instantiation, moving as few nodes as that takes.
+
+    Pipelines and sizes are paired by rank, largest with largest; what a pipeline has too many, and the
+    new nodes, fill those that have too few. Without new nodes it rearranges.
+
+    Args:
+        sizes: nodes of each pipeline afterwards, for example `fastest(...).sizes`.
+
+    Raises:
+        ValueError: a new node that is there already or named twice, or sizes that are no instantiation
+            of all nodes.
+    """
+    present = [node for pipeline in layout.pipelines for node in pipeline]
+    twice = [node for node, count in Counter([*present, *new]).items() if count > 1]
+    if twice:
+        raise ValueError(f"node {twice[0]!r} joins but is there already")
+    specification = planned.specification
+    wanted = sorted(sizes, reverse=True)
+    fits = all(size in specification.sizes for size in wanted)
+    if sum(wanted) != len(present) + len(new) or not fits or len(wanted) <= specification.num_faults:
+        raise ValueError(
+            f"pipelines of {wanted} nodes: want {specification.num_faults + 1} or more of "
+            f"{specification.smallest}..{specification.largest} nodes, {len(present) + len(new)} in all"
+        )
+    ranked = sorted(layout.pipelines, key=len, reverse=True)
+    kept = [list(nodes[:size]) for nodes, size in zip(ranked, wanted, strict=False)]
+    kept += [[] for _ in range(len(wanted) - len(kept))]
+    placed = {node for nodes in kept for node in nodes}
+    free = [node for nodes in ranked for node in nodes if node not in placed] + list(new)
+    for nodes, size in zip(kept, wanted, strict=True):
+        while len(nodes) < size:
+            nodes.append(free.pop(0))
+    after = Layout(pipelines=tuple(tuple(nodes) for nodes in kept))
+    before = set(layout.pipelines)
+    steps = tuple(
+        Step(kind=StepKind.REARRANGE, pipeline=pipeline)
+        for pipeline in after.pipelines
+        if pipeline not in before
+    )
+    copies = copies_between(planned, layout, after, frozenset(), layer_bytes)
+    return Reconfiguration(layout=after, steps=steps, copies=copies)
+
+
+def _require_known(layout: Layout, lost: Collection[str]) -> None:
+    present = {node for pipeline in layout.pipelines for node in pipeline}
+    for node, count in Counter(lost).items():
+        if node not in present:
+            raise ValueError(f"node {node!r} is lost but is in no pipeline: it left before, or never joined")
+        if count > 1:
+            raise ValueError(f"node {node!r} is lost {count} times at once: want each node once")

@@ -1,0 +1,173 @@
+"""Pools: consecutive ranks of one kind of device, with its profile, its price and the modules it takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+
+from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, load_profile
+from workbench.job.schema import LinkSpec, PoolSpec
+from workbench.units import GB, GIB, US_PER_S
+
+
+class Aim(StrEnum):
+    """What planners make small where a job leaves stage counts open: a step's seconds, or its dollars."""
+
+    SECONDS = "seconds"
+    DOLLARS = "dollars"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Ranks [first_rank, first_rank + num_ranks) of a cluster.
+
+    Args:
+        name: of the pool.
+        first_rank, num_ranks: where it lies.
+        profile: name or path of its machine's.
+        device: kind of its ranks.
+        dollars_per_hour: of one rank; None: not said.
+        modules: that may use it. Empty: all.
+    """
+
+    name: str
+    first_rank: int
+    num_ranks: int
+    profile: str
+    device: str
+    dollars_per_hour: float | None = None
+    modules: tuple[str, ...] = ()
+
+    @property
+    def end_rank(self) -> int:
+        return self.first_rank + self.num_ranks
+
+    def takes(self, module: str) -> bool:
+        """Whether a module may use it."""
+        return not self.modules or module in self.modules
+
+    def overlaps(self, first: int, end: int) -> bool:
+        """Whether a rank of it is in [first, end)."""
+        return first < self.end_rank and self.first_rank < end
+
+
+def pools_of(
+    specs: dict[str, PoolSpec], *, name: str, inter: LinkSpec | None, folder: Path
+) -> tuple[Cluster, tuple[Pool, ...]]:
+    """Machines and pools of a job file; what a pool leaves out is its profile's.
+
+    `inter` is the card of every node whose pool names none.
+
+    Raises:
+        ValueError: no such profile, or one without a link that is left out; the message names the pool.
+    """
+    nodes: list[Node] = []
+    pools: list[Pool] = []
+    for called, spec in specs.items():
+        path = folder / spec.profile
+        profile_name = str(path) if path.is_file() else spec.profile
+        try:
+            profile = load_profile(profile_name)
+            node = _node(spec, inter, profile)
+        except ValueError as error:
+            raise ValueError(f"cluster.pools.{called}: {error}") from None
+        first_rank = pools[-1].end_rank if pools else 0
+        nodes += [node] * spec.nodes
+        pools.append(
+            Pool(
+                name=called,
+                first_rank=first_rank,
+                num_ranks=spec.nodes * spec.ranks_per_node,
+                profile=profile_name,
+                device=profile.device,
+                dollars_per_hour=spec.dollars_per_hour,
+                modules=spec.modules,
+            )
+        )
+    intra, card = nodes[0].link, nodes[0].card
+    assert intra is not None, "every node of a pool has a link"
+    assert card is not None, "and a card"
+    return Cluster(name=name, nodes=tuple(nodes), intra=intra, inter=card), tuple(pools)
+
+
+def _node(spec: PoolSpec, inter: LinkSpec | None, profile: Profile) -> Node:
+    return Node(
+        device=profile.device,
+        num_ranks=spec.ranks_per_node,
+        memory_bytes=profile.memory_bytes if spec.memory_gib is None else round(spec.memory_gib * GIB),
+        link=_link("intra", spec.intra, profile),
+        card=_link("inter", spec.inter or inter, profile),
+    )
+
+
+def _link(scope: str, spec: LinkSpec | None, profile: Profile) -> Link:
+    if spec is None:
+        return profile.machine_link(scope).link
+    return Link(name=scope, bytes_per_s=spec.gb_per_s * GB, latency_s=spec.latency_us / US_PER_S)
+
+
+def check_pools(job: str, pools: Sequence[Pool], modules: Sequence[str], num_ranks: int) -> None:
+    """Raise ValueError unless the pools are the cluster's ranks and every module has one."""
+    ends = [0, *(pool.end_rank for pool in pools)]
+    if pools and ([pool.first_rank for pool in pools] != ends[:-1] or ends[-1] != num_ranks):
+        raise ValueError(f"job {job!r}: pools must be the ranks 0 to {num_ranks - 1} in order, got {ends}")
+    for pool in pools:
+        for module in pool.modules:
+            if module not in modules:
+                raise ValueError(
+                    f"job {job!r}: pool {pool.name!r}: no module {module!r}; there are {', '.join(modules)}"
+                )
+    for module in modules:
+        if pools and not any(pool.takes(module) for pool in pools):
+            raise ValueError(
+                f"job {job!r}: no pool takes module {module!r}; want it under some pool's modules"
+            )
+
+
+def check_taken(pools: Sequence[Pool], module: str, ranks: Sequence[int]) -> None:
+    """Raise ValueError where a module lies on a rank of a pool that does not take it."""
+    for pool in pools:
+        if not pool.takes(module) and any(pool.first_rank <= rank < pool.end_rank for rank in ranks):
+            takers = ", ".join(other.name for other in pools if other.takes(module))
+            raise ValueError(
+                f"module {module!r} lies on pool {pool.name!r}, which takes {', '.join(pool.modules)} alone; "
+                f"nearest: {takers}"
+            )
+
+
+def placements(pools: Sequence[Pool], modules: Sequence[str]) -> tuple[tuple[Pool, ...], ...]:
+    """Every way to give each module a pool that takes it, in the order of the pools."""
+    return tuple(product(*([pool for pool in pools if pool.takes(module)] for module in modules)))
+
+
+def alone(cluster: Cluster, pool: Pool) -> Cluster:
+    """A pool as a cluster of its own."""
+    nodes = cluster.nodes[cluster.node_of(pool.first_rank) : cluster.node_of(pool.end_rank - 1) + 1]
+    return Cluster(
+        name=pool.name,
+        nodes=nodes,
+        intra=nodes[0].link or cluster.intra,
+        inter=nodes[0].card or cluster.inter,
+    )
+
+
+def cost_model(pools: Sequence[Pool], main: Profile) -> CostModel:
+    """The cost model of one machine, with those of the pools' other devices beside it."""
+    others = {pool.device: pool.profile for pool in pools if pool.device != main.device}
+    return CostModel(
+        main, beside={device: CostModel(load_profile(profile)) for device, profile in others.items()}
+    )
+
+
+def dollars_per_hour(pools: Sequence[Pool], ranks: Sequence[int]) -> float | None:
+    """Of some ranks together; None where the price of one of them is not said."""
+    total = 0.0
+    for rank in ranks:
+        pool = next((pool for pool in pools if pool.first_rank <= rank < pool.end_rank), None)
+        if pool is None or pool.dollars_per_hour is None:
+            return None
+        total += pool.dollars_per_hour
+    return total

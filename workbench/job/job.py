@@ -1,0 +1,276 @@
+"""The job: what a user wants to train, on what, with which batch; strategies turn it into plans."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from workbench.cost.hardware import Cluster
+from workbench.data.sample import Sample
+from workbench.job.device_pools import Aim, Pool, check_pools, pools_of
+from workbench.job.parts import batch_of, cluster_of, model_of
+from workbench.job.schema import JobSpec, LayoutSpec, read_spec
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.plan.expert_groups import check_expert_degree
+from workbench.plan.kernels import Kernels
+from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
+from workbench.schedule.choice import Schedule, usual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleLayout:
+    """Ranks of a module: `dp` replicas of `pp` stages of cp x tp ranks.
+
+    Args:
+        module: its name.
+        pp: blocks of ranks that a replica's stages take. None: to be searched.
+        tp: tensor-parallel degree.
+        cp: context-parallel degree.
+        ep: ranks, of the tp x cp of a stage, that deal out experts.
+        dp: replicas. None: the job's.
+        rank_offset: the module's first rank. None: behind the modules in front of it.
+        stage_layers: layers of every stage. Empty: the strategy balances them.
+    """
+
+    module: str
+    pp: int | None = None
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int | None = None
+    rank_offset: int | None = None
+    stage_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("pp", "tp", "cp", "ep", "dp"):
+            degree = getattr(self, name)
+            if degree is not None and degree < 1:
+                raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {degree}")
+        if self.rank_offset is not None and self.rank_offset < 0:
+            raise ValueError(f"layout of {self.module!r}: rank_offset must be >= 0, got {self.rank_offset}")
+        if any(count < 1 for count in self.stage_layers):
+            raise ValueError(
+                f"layout of {self.module!r}: every stage wants >= 1 layer, got stage_layers "
+                f"{list(self.stage_layers)}"
+            )
+
+
+_PLACES = {"pp", "tp", "cp", "ep", "dp", "rank_offset", "stage_layers"}  # others of a LayoutSpec are settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a strategy needs; built from a job.yaml or in Python.
+
+    Args:
+        name: of the job.
+        model: the DAG of modules.
+        cluster: the ranks there are.
+        batch: samples of one step; ids are unique.
+        microbatch_samples: samples that the LLM processes together.
+        replicas: data-parallel copies of every module whose layout does not say otherwise.
+        layouts: where given; a module without one has pp None, tp 1, cp 1.
+        max_ranks: how many of the cluster's ranks may be used. None: all.
+        schedule: the order of passes.
+        settings: precision and per-module settings.
+        profile: name or path of the machine's profile.
+        pools: kinds of devices, where there are several or they have a price.
+        aim: what searches for stage counts make small; dollars want a price for every pool.
+    """
+
+    name: str
+    model: ModelGraph
+    cluster: Cluster
+    batch: tuple[Sample, ...]
+    microbatch_samples: int = 1
+    replicas: int = 1
+    layouts: tuple[ModuleLayout, ...] = ()
+    max_ranks: int | None = None
+    schedule: Schedule = field(default_factory=Schedule)
+    settings: Settings = field(default_factory=Settings)
+    profile: str = ""
+    pools: tuple[Pool, ...] = ()
+    aim: Aim = Aim.SECONDS
+
+    def __post_init__(self) -> None:
+        _check_model(self)
+        modules = [module.name for module in self.model.modules]
+        check_pools(self.name, self.pools, modules, self.cluster.num_ranks)
+        _check_batch(self)
+        _check_layouts(self)
+
+
+def load_job(path: str | Path) -> Job:
+    """The job of a job.yaml. Paths inside it are relative to the file.
+
+    Raises:
+        ValueError: one line that names the file, the place, the rule and the value.
+    """
+    file = Path(path)
+    spec = read_spec(file)
+    try:
+        return job_from_spec(spec, folder=file.parent)
+    except ValueError as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"{file}: {message}") from None
+
+
+def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
+    """The job that a checked file describes; `folder` is where its relative paths start."""
+    model = model_of(spec.name, spec.model, folder=folder)
+    profile_path = folder / spec.profile
+    profile = str(profile_path) if profile_path.is_file() else spec.profile
+    pools: tuple[Pool, ...] = ()
+    if spec.cluster.pools is None:
+        cluster = cluster_of(spec.name, spec.cluster, profile=profile)
+    else:
+        inter = spec.cluster.inter
+        cluster, pools = pools_of(spec.cluster.pools, name=spec.name, inter=inter, folder=folder)
+    is_local = any(node.num_cores is not None for node in cluster.nodes)
+    automatic = Kernels.EAGER if is_local else Kernels.FUSED
+    settings = Settings(
+        precision=Precision(spec.precision),
+        optimizer_precision=spec.optimizer_precision,
+        kernels=automatic if spec.kernels == "auto" else Kernels(spec.kernels),
+        modules=tuple(
+            settings
+            for name, layout in spec.layouts.items()
+            if (settings := _module_settings(name, layout)) != ModuleSettings(module=name)
+        ),
+    )
+    return Job(
+        name=spec.name,
+        model=model,
+        cluster=cluster,
+        batch=batch_of(spec.batch, model),
+        microbatch_samples=spec.batch.microbatch_samples,
+        replicas=spec.batch.replicas,
+        layouts=tuple(
+            ModuleLayout(module=name, **layout.model_dump(include=_PLACES))
+            for name, layout in spec.layouts.items()
+        ),
+        max_ranks=spec.max_ranks,
+        schedule=replace(usual(spec.schedule.kind), **spec.schedule.model_dump(exclude_none=True)),
+        settings=settings,
+        profile=profile,
+        pools=pools,
+    )
+
+
+def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
+    return ModuleSettings(
+        module=name,
+        recompute=Recompute(layout.recompute),
+        sharding=Sharding(layout.sharding),
+        instances=layout.instances,
+        key_exchange=layout.key_exchange,
+        sequence_parallel=layout.sequence_parallel,
+    )
+
+
+def _check_model(job: Job) -> None:
+    llms = [module.name for module in job.model.modules if module.modality == TEXT]
+    if len(llms) != 1:
+        raise ValueError(
+            f"job {job.name!r}: want exactly one module of modality 'text', got {llms or 'none'}"
+        )
+    for edge in job.model.edges:
+        source = job.model.module(edge.source).layers[edge.after_layer].out_width
+        for layer in edge.entered:
+            target = job.model.module(edge.target).entering_width(layer)
+            if source != target:
+                raise ValueError(f"job {job.name!r}: edge {edge.name} joins width {source} to {target}")
+    joined = {end for edge in job.model.edges for end in (edge.source, edge.target)}
+    for module in job.model.modules:
+        if module.modality != TEXT and module.name not in joined:
+            raise ValueError(f"job {job.name!r}: module {module.name!r} has no edge")
+
+
+def _check_batch(job: Job) -> None:
+    if not job.batch or job.microbatch_samples < 1 or job.replicas < 1:
+        raise ValueError(
+            f"job {job.name!r}: want >= 1 sample, microbatch_samples and replicas, got "
+            f"{len(job.batch)}, {job.microbatch_samples} and {job.replicas}"
+        )
+    ids = [sample.id for sample in job.batch]
+    if len(set(ids)) != len(ids):
+        twice = next(sample_id for sample_id in ids if ids.count(sample_id) > 1)
+        raise ValueError(f"job {job.name!r}: sample ids must be unique, {twice} is twice")
+    known = [module.modality for module in job.model.modules]
+    for sample in job.batch:
+        for segment in sample.segments:
+            if segment.modality not in known:
+                raise ValueError(
+                    f"job {job.name!r}: sample {sample.id} has a segment of modality "
+                    f"{segment.modality!r}, which no module works on; {_nearest(segment.modality, known)}"
+                )
+
+
+def _check_layouts(job: Job) -> None:
+    names = [module.name for module in job.model.modules]
+    for name in (*(x.module for x in job.layouts), *(x.module for x in job.settings.modules)):
+        if name not in names:
+            raise ValueError(f"job {job.name!r}: no module {name!r}; {_nearest(name, names)}")
+    for layout in job.layouts:
+        if [other.module for other in job.layouts].count(layout.module) > 1:
+            raise ValueError(f"job {job.name!r}: module {layout.module!r} has two layouts")
+        num_layers = len(job.model.module(layout.module).layers)
+        if layout.pp is not None and layout.pp > num_layers:
+            raise ValueError(
+                f"job {job.name!r}: module {layout.module!r} has {num_layers} layers, "
+                f"which cannot make {layout.pp} stages; nearest: pp {num_layers}"
+            )
+        _check_stage_layers(job, layout, num_layers)
+        _check_tensor_parallel(job, layout)
+        where = f"job {job.name!r}: module {layout.module!r}"
+        check_expert_degree(where, layout.ep, layout.tp * layout.cp, job.model.module(layout.module).layers)
+    if job.max_ranks is not None and not 1 <= job.max_ranks <= job.cluster.num_ranks:
+        raise ValueError(
+            f"job {job.name!r}: max_ranks must be 1 to {job.cluster.num_ranks}, the ranks of cluster "
+            f"{job.cluster.name!r}, got {job.max_ranks}"
+        )
+
+
+def _check_stage_layers(job: Job, layout: ModuleLayout, num_layers: int) -> None:
+    """They cover the module, and every block of ranks holds as many stages as the schedule wants."""
+    if not layout.stage_layers:
+        return
+    where = f"job {job.name!r}: module {layout.module!r}"
+    if sum(layout.stage_layers) != num_layers:
+        *others, last = layout.stage_layers
+        nearest = num_layers - sum(others)
+        hint = f"; nearest: {nearest} in place of the last {last}" if nearest > 0 else ""
+        raise ValueError(
+            f"{where} has {num_layers} layers, got stage_layers {list(layout.stage_layers)} "
+            f"with {sum(layout.stage_layers)}{hint}"
+        )
+    is_llm = job.model.module(layout.module).modality == TEXT
+    virtual = job.schedule.virtual_stages if is_llm else 1
+    if layout.pp is not None and len(layout.stage_layers) != layout.pp * virtual:
+        raise ValueError(
+            f"{where}: pp {layout.pp} with {virtual} stages per rank wants {layout.pp * virtual} "
+            f"stage_layers, got {len(layout.stage_layers)}"
+        )
+    if len(layout.stage_layers) % virtual:
+        raise ValueError(
+            f"{where}: {len(layout.stage_layers)} stage_layers are no multiple of {virtual} stages per rank"
+        )
+
+
+def _check_tensor_parallel(job: Job, layout: ModuleLayout) -> None:
+    for layer in job.model.module(layout.module).layers:
+        for operator in layer.operators:
+            heads = operator.num_kv_heads if isinstance(operator, Attention) else layout.tp
+            if heads % layout.tp:
+                valid = [degree for degree in range(1, heads + 1) if heads % degree == 0]
+                nearest = min(valid, key=lambda degree: abs(degree - layout.tp))
+                raise ValueError(
+                    f"job {job.name!r}: tp of module {layout.module!r} must divide its {heads} key/value "
+                    f"heads, got {layout.tp}; nearest: {nearest}"
+                )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(dict.fromkeys(known))}"

@@ -1,0 +1,63 @@
+"""Whether plan, job and profile belong together."""
+
+from pathlib import Path
+
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, known_profiles, load_profile
+from workbench.job.job import Job
+from workbench.plan.plan import Plan
+
+
+def profile_for(plan: Plan) -> Profile:
+    """The shipped profile of the cluster's device kind; ValueError where none is."""
+    return _shipped(plan.cluster.nodes[0].device)
+
+
+def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
+    """The cost model of a plan's machines: shipped profiles of its devices, or the given one for its own.
+
+    Where all devices are of one kind the given profile is taken whatever its device.
+
+    Raises:
+        ValueError: no shipped profile is of some device.
+    """
+    devices = list(dict.fromkeys(node.device for node in plan.cluster.nodes))
+    if len(devices) == 1:
+        return CostModel(given or _shipped(devices[0]))
+    known = {device: _shipped(device) for device in devices if given is None or device != given.device}
+    main = given or known[devices[0]]
+    return CostModel(main, beside={device: CostModel(profile) for device, profile in known.items()})
+
+
+def _shipped(device: str) -> Profile:
+    for name in known_profiles():
+        profile = load_profile(name)
+        if profile.device == device:
+            return profile
+    raise ValueError(
+        f"no shipped profile is of device {device!r}: name one with --profile "
+        f"(a file made by `workbench calibrate`, or one of {', '.join(known_profiles())})"
+    )
+
+
+def check_profile(profile: Profile, device: str) -> None:
+    """Raise ValueError unless the profile is of that kind of device, as `Node.device` says it."""
+    if profile.device != device:
+        raise ValueError(
+            f"profile {profile.name!r} is of device {profile.device!r}, this runs on {device!r}: want a "
+            "profile of the same device (`workbench calibrate` makes one)"
+        )
+
+
+def check_job(plan: Plan, job: Job, path: Path) -> None:
+    """Raise ValueError unless the plan in that file is for this job's model, cluster and batch."""
+    for what, ours, theirs in (
+        ("model", plan.model, job.model),
+        ("cluster", plan.cluster, job.cluster),
+        ("batch", plan.batch, job.batch),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{path}: a plan for another {what} than job {job.name!r}: "
+                f"{getattr(ours, 'name', 'other samples')} against {getattr(theirs, 'name', 'its samples')}"
+            )

@@ -1,0 +1,200 @@
+"""Cornstarch's specifications: how each module is laid out, in the model's own structure.
+
+Source: Cornstarch v1, section 3.2 and Listing 1; ICML version, appendix A and Listing 1. Names of fields
+are theirs.
+
+What the notation cannot say: replicas of one module alone, a rank_offset (modules stand one after the
+other) and where stages are cut (the strategy does that).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.job.job import ModuleLayout
+from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
+
+MODALITY_PARALLELISMS = ("parallel", "colocated", "replicated")
+_SIZES = ("tp_size", "cp_size", "pp_size")
+_COUNTS = ("num_microbatches", "microbatch_size", "dp_size")
+_KEYS = ("encoder_specs", "language_model_spec", *_COUNTS, "modality_parallelism")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSpec:
+    """How one module is laid out: `pp_size` stages of tp_size x cp_size ranks."""
+
+    tp_size: int = 1
+    cp_size: int = 1
+    pp_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp_size * self.cp_size * self.pp_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultimodalSpec:
+    """How a whole model is laid out.
+
+    Args:
+        encoder_specs: by name; of a group of encoders, a `MultimodalSpec` without
+            `language_model_spec`. One rank for an encoder that is not named.
+        language_model_spec: None in a group.
+        num_microbatches: of one replica.
+        microbatch_size: samples that the language model processes together.
+        modality_parallelism: where encoders run: on ranks of their own ("parallel"), all on the same
+            ranks ("colocated"), or on every rank of the language model ("replicated").
+        dp_size: replicas of everything. Differs: Cornstarch derives them from the number of processes.
+
+    Raises:
+        ValueError: a count below one, another modality_parallelism, a language model in a group.
+    """
+
+    encoder_specs: "Mapping[str, ParallelSpec | MultimodalSpec]" = field(default_factory=dict)
+    language_model_spec: ParallelSpec | None = None
+    num_microbatches: int = 1
+    microbatch_size: int = 1
+    modality_parallelism: str = "parallel"
+    dp_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        where = self.modality_parallelism
+        if where not in MODALITY_PARALLELISMS:
+            raise ValueError(
+                f"modality_parallelism must be one of {', '.join(MODALITY_PARALLELISMS)}, got {where!r}; "
+                f"{nearest_of(where, MODALITY_PARALLELISMS)}"
+            )
+        for name, spec in self.encoder_specs.items():
+            if isinstance(spec, MultimodalSpec) and spec.language_model_spec is not None:
+                raise ValueError(
+                    f"encoder_specs[{name!r}]: a group has no language model, leave out its spec"
+                )
+
+    @property
+    def num_samples(self) -> int:
+        """Of one step."""
+        return self.dp_size * self.num_microbatches * self.microbatch_size
+
+    def leaves(self) -> dict[str, ParallelSpec]:
+        """Encoders by name in plans, groups opened: `senses.vision` is `vision` of group `senses`."""
+        found: dict[str, ParallelSpec] = {}
+        for name, spec in self.encoder_specs.items():
+            if isinstance(spec, ParallelSpec):
+                found[name] = spec
+            else:
+                found |= {f"{name}.{inner}": leaf for inner, leaf in spec.leaves().items()}
+        return found
+
+    def of_encoders(self, names: Sequence[str]) -> dict[str, ParallelSpec]:
+        """Specification of every encoder of a model, in its order; ValueError for one it does not have."""
+        given = self.leaves()
+        for name in given:
+            if name not in names:
+                raise ValueError(f"encoder_specs names {name!r}; {nearest_of(name, names)}")
+        return {name: given.get(name, ParallelSpec()) for name in names}
+
+
+def layouts_of(spec: MultimodalSpec, *, encoders: Sequence[str], llm: str) -> tuple[ModuleLayout, ...]:
+    """The same as layouts of a job, encoders first.
+
+    Args:
+        encoders: names in plans, in the model's order.
+        llm: name of the language model.
+
+    Raises:
+        ValueError: an encoder that the model does not have.
+    """
+    specs = spec.of_encoders(encoders) | {llm: spec.language_model_spec or ParallelSpec()}
+    return tuple(
+        ModuleLayout(module=name, pp=each.pp_size, tp=each.tp_size, cp=each.cp_size)
+        for name, each in specs.items()
+    )
+
+
+def spec_of(layouts: Sequence[ModuleLayout], *, llm: str) -> MultimodalSpec:
+    """Layouts as a specification; its counts are one, as layouts say nothing of them.
+
+    Raises:
+        ValueError: a layout says what the notation cannot.
+    """
+    specs = {layout.module: _spec(layout) for layout in layouts}
+    return MultimodalSpec(
+        encoder_specs={name: spec for name, spec in specs.items() if name != llm},
+        language_model_spec=specs.get(llm),
+    )
+
+
+def _spec(layout: ModuleLayout) -> ParallelSpec:
+    for name, absent in (("ep", 1), ("dp", None), ("rank_offset", None), ("stage_layers", ())):
+        if getattr(layout, name) != absent:
+            raise ValueError(
+                f"a ParallelSpec cannot say {name} of {layout.module!r}, got {getattr(layout, name)}"
+            )
+    if layout.pp is None:
+        raise ValueError(f"a ParallelSpec wants pp_size of {layout.module!r}; its layout leaves pp open")
+    return ParallelSpec(tp_size=layout.tp, cp_size=layout.cp, pp_size=layout.pp)
+
+
+def read_spec(content: Mapping[str, Any]) -> MultimodalSpec:
+    """A specification out of keys and values.
+
+    Raises:
+        ValueError: an unknown key, a size that is no count; the message names the place.
+    """
+    return _read(content, where="")
+
+
+def _read(content: Mapping[str, Any], *, where: str) -> MultimodalSpec:
+    check_keys(content, _KEYS, where=where)
+    encoders: dict[str, ParallelSpec | MultimodalSpec] = {}
+    for name, held in mapping_of(content.get("encoder_specs", {}), where=f"{where}encoder_specs").items():
+        inside = f"{where}encoder_specs.{name}."
+        inner = mapping_of(held, where=inside.removesuffix("."))
+        is_group = "encoder_specs" in inner
+        encoders[name] = _read(inner, where=inside) if is_group else _read_one(inner, where=inside)
+    llm = content.get("language_model_spec")
+    counts = {key: count_of(content[key], where=f"{where}{key}") for key in _COUNTS if key in content}
+    return MultimodalSpec(
+        encoder_specs=encoders,
+        language_model_spec=None
+        if llm is None
+        else _read_one(
+            mapping_of(llm, where=f"{where}language_model_spec"), where=f"{where}language_model_spec."
+        ),
+        modality_parallelism=str(content.get("modality_parallelism", "parallel")),
+        **counts,
+    )
+
+
+def _read_one(content: Mapping[str, Any], *, where: str) -> ParallelSpec:
+    check_keys(content, _SIZES, where=where)
+    return ParallelSpec(**{key: count_of(value, where=f"{where}{key}") for key, value in content.items()})
+
+
+def write_spec(spec: MultimodalSpec) -> dict[str, Any]:
+    """The keys and values that `read_spec` reads; what is as by default is left out but for sizes."""
+    content: dict[str, Any] = {
+        "encoder_specs": {
+            name: write_spec(inner) if isinstance(inner, MultimodalSpec) else _sizes(inner)
+            for name, inner in spec.encoder_specs.items()
+        }
+    }
+    if spec.language_model_spec is not None:
+        content["language_model_spec"] = _sizes(spec.language_model_spec)
+    content |= {key: getattr(spec, key) for key in _COUNTS if getattr(spec, key) != 1}
+    if spec.modality_parallelism != "parallel":
+        content["modality_parallelism"] = str(spec.modality_parallelism)
+    return content
+
+
+def _sizes(spec: ParallelSpec) -> dict[str, int]:
+    return {name: getattr(spec, name) for name in _SIZES}

@@ -1,0 +1,211 @@
+"""A job's layouts from, and into, any of the notations."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ValidationError
+
+from workbench.job.job import Job, ModuleLayout
+from workbench.job.notations import cornstarch, layout_string, torchtitan
+from workbench.job.notations.bridge import PARALLELISMS, read_parallelisms, write_parallelisms
+from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
+from workbench.job.schema import LayoutSpec
+from workbench.model.model_graph import TEXT
+
+
+class Notation(StrEnum):
+    """Whose words a layout is in; JOB is the `layouts` of a job.yaml."""
+
+    JOB = "job"
+    BRIDGE = "bridge"
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    CORNSTARCH = "cornstarch"
+
+
+_STRING, _PARTS = "pipeline_model_parallel_layout", "module_fqns_per_model_part"
+_TELLS = {
+    "layouts": Notation.JOB,
+    PARALLELISMS: Notation.BRIDGE,
+    _STRING: Notation.MEGATRON,
+    _PARTS: Notation.TORCHTITAN,
+    "encoder_specs": Notation.CORNSTARCH,
+    "language_model_spec": Notation.CORNSTARCH,
+}
+_MEGATRON = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+}
+_TORCHTITAN = {
+    "tensor_parallel_degree": "tp",
+    "pipeline_parallel_degree": "pp",
+    "context_parallel_degree": "cp",
+    "data_parallel_replicate_degree": "dp",
+}
+PLACES = ("pp", "tp", "cp", "ep", "dp", "rank_offset", "stage_layers")  # among the settings of a layout
+
+
+def notation_of(content: Mapping[str, Any]) -> Notation:
+    """The notation that a file is in, by its keys; ValueError for none or several."""
+    found = {notation for key, notation in _TELLS.items() if key in content}
+    if len(found) != 1:
+        near = "; ".join(f"{key!r}: {nearest_of(str(key), list(_TELLS))}" for key in list(content)[:1])
+        raise ValueError(
+            f"want the keys of one notation ({', '.join(_TELLS)}), got "
+            f"{' and '.join(sorted(found)) or near or 'nothing'}"
+        )
+    return found.pop()
+
+
+def read_layouts(content: Mapping[str, Any], job: Job) -> tuple[ModuleLayout, ...]:
+    """Layouts of the job's modules, in the model's order.
+
+    A notation that speaks of the language model alone leaves the other modules as the job has them.
+
+    Args:
+        content: keys and values of one notation.
+        job: whose model it is for.
+
+    Raises:
+        ValueError: what the notation's reader refuses, or counts that are not the job's.
+    """
+    notation = notation_of(content)
+    names = [module.name for module in job.model.modules]
+    llm = llm_of(job)
+    if notation is Notation.BRIDGE:
+        return read_parallelisms(content, modules=names, llm=llm)
+    if notation is Notation.CORNSTARCH:
+        spec = cornstarch.read_spec(content)
+        _check_counts(content, spec, job)
+        encoders = [name for name in names if name != llm]
+        return cornstarch.layouts_of(spec, encoders=encoders, llm=llm)
+    if notation is Notation.JOB:
+        return _read_job(content, names)
+    own = _read_megatron(content, job) if notation is Notation.MEGATRON else _read_torchtitan(content, job)
+    kept = {layout.module: layout for layout in job.layouts} | {llm: own}
+    return tuple(kept[name] for name in names if name in kept)
+
+
+def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
+    """Keys and values of the notation for the job's layouts.
+
+    A notation that speaks of the language model alone leaves the other modules out.
+
+    Raises:
+        ValueError: a layout says what the notation cannot.
+    """
+    given = {layout.module: layout for layout in job.layouts}
+    layouts = [given.get(m.name, ModuleLayout(module=m.name)) for m in job.model.modules]
+    llm = next(layout for layout in layouts if layout.module == llm_of(job))
+    if notation is Notation.BRIDGE:
+        return write_parallelisms(layouts, dp=job.replicas)
+    if notation is Notation.CORNSTARCH:
+        spec = cornstarch.write_spec(cornstarch.spec_of(layouts, llm=llm.module))
+        return spec | _counts(job)
+    if notation is Notation.JOB:
+        return {"layouts": {layout.module: _words(layout) for layout in layouts}}
+    if notation is Notation.MEGATRON:
+        _check_sayable(llm, notation, _MEGATRON)
+        cuts: dict[str, Any] = {_STRING: layout_string.layout_string(llm.stage_layers)}
+        return cuts | _sizes(llm, _MEGATRON)
+    _check_sayable(llm, notation, _TORCHTITAN)
+    return {_PARTS: torchtitan.parts_of(llm.stage_layers)} | _sizes(llm, _TORCHTITAN)
+
+
+def llm_of(job: Job) -> str:
+    """Name of the language model."""
+    return next(module.name for module in job.model.modules if module.modality == TEXT)
+
+
+def _sizes(layout: ModuleLayout, words: Mapping[str, str]) -> dict[str, int]:
+    """Degrees that the layout says."""
+    sizes = {key: getattr(layout, name) for key, name in words.items()}
+    return {key: size for key, size in sizes.items() if size is not None}
+
+
+def _num_blocks(job: Job) -> int:
+    """Transformer layers of the language model, which stand between its embedding and its head."""
+    return len(job.model.module(llm_of(job)).layers) - 2
+
+
+def _read_megatron(content: Mapping[str, Any], job: Job) -> ModuleLayout:
+    check_keys(content, (_STRING, *_MEGATRON))
+    text = content[_STRING]
+    if not isinstance(text, str):
+        raise ValueError(f"{_STRING}: want a layout string, e.g. 'Et*3|(tt|)*29L', got {text!r:.60}")
+    stages = layout_string.stage_layers_of(text, num_blocks=_num_blocks(job))
+    return _cut_layout(content, _MEGATRON, stages, job)
+
+
+def _read_torchtitan(content: Mapping[str, Any], job: Job) -> ModuleLayout:
+    check_keys(content, (_PARTS, *_TORCHTITAN))
+    stages = torchtitan.stage_layers_of(content[_PARTS], num_blocks=_num_blocks(job))
+    return _cut_layout(content, _TORCHTITAN, stages, job)
+
+
+def _cut_layout(
+    content: Mapping[str, Any], words: Mapping[str, str], stages: tuple[int, ...], job: Job
+) -> ModuleLayout:
+    sizes = {name: count_of(content[key], where=key) for key, name in words.items() if key in content}
+    blocks = sizes.pop("pp", None) or max(1, len(stages) // job.schedule.virtual_stages)
+    if len(stages) % blocks:
+        raise ValueError(f"{len(stages)} stages do not lie evenly on pp = {blocks} blocks of ranks")
+    return ModuleLayout(module=llm_of(job), pp=blocks, stage_layers=stages, **sizes)
+
+
+def _read_job(content: Mapping[str, Any], names: list[str]) -> tuple[ModuleLayout, ...]:
+    check_keys(content, ("layouts",))
+    given = mapping_of(content["layouts"], where="layouts")
+    for name in given:
+        if name not in names:
+            raise ValueError(f"layouts has no module {name!r}; {nearest_of(name, names)}")
+    return tuple(_of_job(name, given[name]) for name in names if name in given)
+
+
+def _of_job(name: str, held: Any) -> ModuleLayout:
+    words = mapping_of(held, where=f"layouts.{name}")
+    check_keys(words, PLACES, where=f"layouts.{name}.")
+    try:
+        spec = LayoutSpec.model_validate(words)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"layouts.{name}.{place}: {first['msg']}, got {first['input']!r:.60}") from None
+    return ModuleLayout(module=name, **spec.model_dump(include=set(PLACES)))
+
+
+def _words(layout: ModuleLayout) -> dict[str, Any]:
+    """What is not as by default."""
+    plain = ModuleLayout(module=layout.module)
+    said = {name: getattr(layout, name) for name in PLACES if getattr(layout, name) != getattr(plain, name)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+
+
+def _counts(job: Job) -> dict[str, Any]:
+    return {
+        "num_microbatches": max(1, len(job.batch) // (job.replicas * job.microbatch_samples)),
+        "microbatch_size": job.microbatch_samples,
+        "dp_size": job.replicas,
+    }
+
+
+def _check_counts(content: Mapping[str, Any], spec: cornstarch.MultimodalSpec, job: Job) -> None:
+    """Counts that a specification names must be the job's, which has them elsewhere."""
+    for key, have in _counts(job).items():
+        if key in content and getattr(spec, key) != have:
+            raise ValueError(
+                f"{key} is {getattr(spec, key)}, the job's batch makes it {have}; change the batch"
+            )
+
+
+def _check_sayable(llm: ModuleLayout, notation: Notation, sayable: Mapping[str, str]) -> None:
+    """Of the language model, the notation must be able to say everything."""
+    if not llm.stage_layers:
+        raise ValueError(f"{notation} says where {llm.module!r} is cut; its layout has no stage_layers")
+    if llm.ep > 1:
+        raise ValueError(f"{notation} cannot say ep of {llm.module!r}, got {llm.ep}")
+    for name in ("dp", "rank_offset"):
+        if name not in sayable.values() and getattr(llm, name) is not None:
+            raise ValueError(f"{notation} cannot say {name} of {llm.module!r}, got {getattr(llm, name)}")

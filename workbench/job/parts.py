@@ -1,0 +1,290 @@
+"""From the words of a job.yaml to a model, a cluster and a batch."""
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from workbench.cost.hardware import Cluster, Link, Node, uniform
+from workbench.cost.profile import Profile, load_profile
+from workbench.data.corpus import (
+    ItemTokens,
+    Mixture,
+    conformer_tokens,
+    fixed_samples,
+    mixed_samples,
+    qwen2_vl_tokens,
+    whisper_tokens,
+)
+from workbench.data.sample import Sample
+from workbench.job.schema import (
+    BatchSpec,
+    ClusterSpec,
+    ItemSpec,
+    LinkSpec,
+    MixtureSpec,
+    ModelSpec,
+    ModuleSpec,
+)
+from workbench.model import zoo_cornstarch
+from workbench.model.dit import DIT
+from workbench.model.hf_config import modality_of, module_from_config, read_config
+from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
+from workbench.model.module_layers import Projector
+from workbench.model.native_tokens import native_tokens
+from workbench.model.trainable import Trainable
+from workbench.model.zoo import from_shape, role_of, shape_names
+from workbench.units import GB, GIB, US_PER_S
+
+# The one place where a name becomes a model.
+_CORNSTARCH_LLMS: dict[str, Callable[..., Module]] = {
+    "cornstarch-llama-small": zoo_cornstarch.llama_small,
+    "cornstarch-llama-medium": zoo_cornstarch.llama_medium,
+    "cornstarch-llama-large": zoo_cornstarch.llama_large,
+}
+_CORNSTARCH_ENCODERS: dict[str, tuple[str, Callable[..., Module]]] = {
+    "cornstarch-qwen2-vision-small": ("vision", zoo_cornstarch.qwen2_vision_small),
+    "cornstarch-qwen2-vision-medium": ("vision", zoo_cornstarch.qwen2_vision_medium),
+    "cornstarch-qwen2-vision-large": ("vision", zoo_cornstarch.qwen2_vision_large),
+    "cornstarch-phi4-audio-small": ("audio", zoo_cornstarch.phi4_audio_small),
+    "cornstarch-phi4-audio-medium": ("audio", zoo_cornstarch.phi4_audio_medium),
+    "cornstarch-phi4-audio-large": ("audio", zoo_cornstarch.phi4_audio_large),
+    "cornstarch-eva-clip-small": ("vision", zoo_cornstarch.eva_clip_small),
+    "cornstarch-eva-clip-medium": ("vision", zoo_cornstarch.eva_clip_medium),
+    "cornstarch-eva-clip-large": ("vision", zoo_cornstarch.eva_clip_large),
+    "cornstarch-whisper-small": ("audio", zoo_cornstarch.whisper_1_4b),
+    "cornstarch-whisper-medium": ("audio", zoo_cornstarch.whisper_7b),
+    "cornstarch-whisper-large": ("audio", zoo_cornstarch.whisper_15b),
+}
+
+
+def zoo_names() -> tuple[str, ...]:
+    """Names that `zoo:` in a job.yaml may have."""
+    return (*shape_names(), *_CORNSTARCH_LLMS, *_CORNSTARCH_ENCODERS)
+
+
+def model_of(name: str, spec: ModelSpec, *, folder: Path) -> ModelGraph:
+    """The DAG of modules; an encoder's projector ends with the width of its consumer.
+
+    Raises:
+        ValueError: unknown model or module, no LLM or several, a cycle, a module without edge.
+    """
+    configs = {called: _config(module, folder) for called, module in spec.modules.items()}
+    modality = {called: _modality(spec.modules[called], configs[called]) for called in configs}
+    llms = [called for called, what in modality.items() if what == TEXT]
+    if len(llms) != 1:
+        raise ValueError(f"model.modules: want exactly one LLM (modality text), got {llms or 'none'}")
+    (llm,) = llms
+    generators = [called for called in configs if _generates(spec.modules[called], configs[called])]
+    edges = spec.edges
+    if edges is None:
+        others = [called for called in spec.modules if called != llm]
+        edges = tuple((llm, called) if called in generators else (called, llm) for called in others)
+    order = _consumers_first(edges, list(spec.modules))
+    beside = {**dict(reversed(edges)), **dict.fromkeys(generators, llm)}
+    built: dict[str, Module] = {}
+    for called in (llm, *(other for other in order if other != llm)):
+        if called in generators and (llm, called) not in edges:
+            raise ValueError(
+                f"model.edges: generator {called!r} is fed by nothing; want an edge [{llm}, {called}]"
+            )
+        if called != llm and called not in beside:
+            raise ValueError(f"model.edges: module {called!r} feeds nothing; want an edge [{called}, {llm}]")
+        width = None if called == llm else built[beside[called]].layers[0].out_width
+        module = spec.modules[called]
+        built[called] = _module(called, module, configs[called], modality=modality[called], width=width)
+    singles = [[built[called]] for called in spec.modules]
+    return connect(name, *singles, *([built[source], built[target]] for source, target in edges))
+
+
+def _consumers_first(edges: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str]:
+    for end in (end for edge in edges for end in edge):
+        if end not in names:
+            raise ValueError(f"model.edges: no module {end!r}; {_nearest(end, names)}")
+    graph = nx.DiGraph()
+    graph.add_nodes_from(names)
+    graph.add_edges_from((target, source) for source, target in edges)
+    if not nx.is_directed_acyclic_graph(graph):
+        cycle = [source for source, _ in nx.find_cycle(graph)]
+        raise ValueError(f"model.edges: must be acyclic, got the cycle {' > '.join(reversed(cycle))}")
+    return list(nx.lexicographical_topological_sort(graph, list(names).index))
+
+
+def _generates(spec: ModuleSpec, config: Mapping[str, Any] | None) -> bool:
+    """Whether it makes something out of the LLM's states."""
+    if config is not None:
+        return config.get("model_type") == DIT
+    zoo = str(spec.zoo)
+    return zoo in shape_names() and role_of(zoo) == GENERATED
+
+
+def _config(spec: ModuleSpec, folder: Path) -> dict[str, Any] | None:
+    if isinstance(spec.config, str):
+        return read_config(folder / spec.config)
+    return spec.config
+
+
+def _modality(spec: ModuleSpec, config: Mapping[str, Any] | None) -> str:
+    if spec.modality is not None:
+        return spec.modality
+    if config is not None:
+        return modality_of(config)
+    zoo = str(spec.zoo)
+    if zoo not in zoo_names():
+        raise ValueError(f"model.modules: unknown zoo model {zoo!r}; {_nearest(zoo, zoo_names())}")
+    if zoo in _CORNSTARCH_ENCODERS:
+        return _CORNSTARCH_ENCODERS[zoo][0]
+    role = "llm" if zoo in _CORNSTARCH_LLMS else role_of(zoo)
+    return TEXT if role == "llm" else role
+
+
+def _module(
+    name: str, spec: ModuleSpec, config: Mapping[str, Any] | None, *, modality: str, width: int | None
+) -> Module:
+    trainable = Trainable(spec.trainable)
+    projector = None if spec.projector is None else Projector(spec.projector)
+    if config is not None:
+        return module_from_config(
+            config, name=name, modality=modality, trainable=trainable, projector=projector, llm_width=width
+        )
+    zoo = str(spec.zoo)
+    if modality == TEXT and projector is not None:
+        raise ValueError(f"module {name!r} is the LLM: it has no projector, got {projector.value!r}")
+    if zoo in _CORNSTARCH_LLMS:
+        module = _CORNSTARCH_LLMS[zoo](name, trainable=trainable)
+    elif zoo in _CORNSTARCH_ENCODERS:
+        if projector is not None and "qwen2-vision" in zoo:
+            raise ValueError(f"module {name!r}: {zoo} has its own projector; leave out 'projector'")
+        chosen = {} if projector is None else {"projector": projector}
+        module = _CORNSTARCH_ENCODERS[zoo][1](width, name=name, trainable=trainable, **chosen)
+    else:
+        module = from_shape(zoo, module=name, llm_width=width, projector=projector, trainable=trainable)
+    return replace(module, modality=modality)
+
+
+def cluster_of(name: str, spec: ClusterSpec, *, profile: str) -> Cluster:
+    """The machines; memory and links that the file leaves out are the profile's.
+
+    Raises:
+        ValueError: something is left out and the profile does not have it, or the device is
+            not the profile's.
+    """
+    known = _profile_if_needed(spec, profile)
+    device = "cpu" if spec.local is not None else str(spec.device)
+    node = Node(
+        device=device,
+        num_ranks=spec.local.ranks if spec.local is not None else spec.ranks_per_node or 1,
+        memory_bytes=_memory_bytes(spec, known),
+        num_cores=spec.local.cores if spec.local is not None else None,
+    )
+    num_nodes = spec.nodes or 1
+    intra = _link("intra", spec.intra, known)
+    inter = intra if num_nodes == 1 and spec.inter is None else _link("inter", spec.inter, known)
+    return uniform(name, node, num_nodes=num_nodes, intra=intra, inter=inter)
+
+
+def _profile_if_needed(spec: ClusterSpec, profile: str) -> Profile | None:
+    single = spec.local is not None or spec.nodes == 1
+    if spec.memory_gib is not None and spec.intra is not None and (single or spec.inter is not None):
+        return None
+    try:
+        return load_profile(profile)
+    except ValueError as error:
+        raise ValueError(
+            f"cluster: memory_gib and links that are left out are the profile's: {error}"
+        ) from None
+
+
+def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
+    if spec.memory_gib is not None:
+        return round(spec.memory_gib * GIB)
+    assert profile is not None
+    return profile.memory_bytes
+
+
+def _link(scope: str, spec: LinkSpec | None, profile: Profile | None) -> Link:
+    if spec is not None:
+        return Link(name=scope, bytes_per_s=spec.gb_per_s * GB, latency_s=spec.latency_us / US_PER_S)
+    assert profile is not None
+    return profile.machine_link(scope).link
+
+
+def batch_of(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:
+    """The samples of one step. Sizes that the file leaves out are the encoders' native ones."""
+    wanted = spec.fixed or spec.mixture
+    assert wanted is not None
+    encoders = {module.modality: module for module in model.modules if module.modality != TEXT}
+    for modality in wanted.items:
+        if modality not in encoders:
+            raise ValueError(
+                f"batch.items: no encoder of modality {modality!r}; {_nearest(modality, list(encoders))}"
+            )
+    sizes = {modality: _sizes(encoders[modality], item) for modality, item in wanted.items.items()}
+    if isinstance(wanted, MixtureSpec):
+        mixtures = {
+            modality: Mixture(sizes=sizes[modality], most_items=item.most or 1, missing=item.missing)
+            for modality, item in wanted.items.items()
+        }
+        return mixed_samples(spec.samples, text_tokens=wanted.text_tokens, items=mixtures, seed=wanted.seed)
+    items = {modality: sizes[modality] * item.each for modality, item in wanted.items.items()}
+    return fixed_samples(spec.samples, text_tokens=wanted.text_tokens, items=items)
+
+
+def _sizes(module: Module, item: ItemSpec) -> tuple[ItemTokens, ...]:
+    """The sizes an item of this encoder may have; of a long audio clip, its windows."""
+    native = native_tokens(module)
+    if item.tokens is not None:
+        tokens = ItemTokens(*item.tokens)
+        is_whisper = source_config(module).get("model_type") == "whisper"
+        if is_whisper and native is not None and tokens.tokens_in > native[0]:
+            raise ValueError(
+                f"module {module.name!r} has {native[0]} positions, got items of {tokens.tokens_in} tokens"
+            )
+        return (tokens,)
+    if item.images is not None:
+        return tuple(image_tokens(module, *image) for image in item.images)
+    if item.seconds is not None:
+        return clip_tokens(module, item.seconds, native)
+    if native is None:
+        raise ValueError(
+            f"module {module.name!r} takes items of any size: "
+            f"want 'images', 'seconds' or 'tokens' under batch items {module.modality!r}"
+        )
+    return (ItemTokens(*native),)
+
+
+def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
+    """Of an image in an encoder of any size; ValueError where the encoder takes one size."""
+    config = source_config(module)
+    if config.get("model_type") not in ("qwen2_vl_vision", "qwen2_5_vl_vision"):
+        raise ValueError(f"module {module.name!r} takes one image size; leave out 'images'")
+    return qwen2_vl_tokens(
+        height_px,
+        width_px,
+        patch_px=config.get("patch_size", 14),
+        merge_side=config.get("spatial_merge_size", 2),
+    )
+
+
+def clip_tokens(module: Module, duration_s: float, native: tuple[int, int] | None) -> tuple[ItemTokens, ...]:
+    """Of a clip, one item a window where the encoder has windows; ValueError for no audio encoder."""
+    config = source_config(module)
+    if config.get("model_type") == "whisper" and native is not None:
+        return whisper_tokens(duration_s, window_tokens=native[0])
+    if config.get("model_type") == "phi4_multimodal_audio":
+        return (conformer_tokens(duration_s, reduction=config.get("time_reduction", 8)),)
+    raise ValueError(f"module {module.name!r} is no audio encoder; leave out 'seconds'")
+
+
+def source_config(module: Module) -> dict[str, Any]:
+    """The config.json that the module was made from; empty where it was made from none."""
+    return {} if module.source is None else dict(json.loads(module.source.config))
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"

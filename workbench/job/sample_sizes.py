@@ -1,0 +1,100 @@
+"""A job whose samples come from a user's own sizes or from a corpus, through its encoders' rules."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+
+from workbench.data.corpora import CORPORA, corpus
+from workbench.data.corpus import ItemTokens, anyres_tokens
+from workbench.data.size_files import read_sizes
+from workbench.data.sizes import AudioRule, ImageRule, Rules, Sizes, samples_of
+from workbench.job.job import Job
+from workbench.job.parts import clip_tokens, image_tokens, source_config
+from workbench.model.model_graph import TEXT, Module
+from workbench.model.native_tokens import native_tokens
+
+
+class Tiling(StrEnum):
+    """What an encoder of one image size makes of an image: that size, or tiles of it."""
+
+    NONE = "none"
+    ANYRES = "anyres"
+
+
+def with_sizes(job: Job, source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
+    """The job with as many samples as before, drawn from a corpus or read from a file in order.
+
+    Args:
+        source: a corpus by name, a .jsonl or .parquet file, or the folder of a saved data set.
+        seed: of a corpus.
+        tiling: for encoders of one image size.
+
+    Raises:
+        ValueError: no such corpus or file, a row without sizes, fewer rows than the job has samples, images
+            or clips that the model has no single encoder for.
+    """
+    sizes = _sizes(source, len(job.batch), seed)
+    vision, audio = _encoder(job, "image", sizes), _encoder(job, "audio", sizes)
+    rules = Rules(
+        image=_image_rule(vision, tiling) if vision else None, audio=_audio_rule(audio) if audio else None
+    )
+    batch = samples_of(
+        sizes,
+        rules,
+        vision=vision.modality if vision else "image",
+        audio=audio.modality if audio else "audio",
+    )
+    return replace(job, batch=batch)
+
+
+def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
+    path = Path(source)
+    if not path.exists():
+        if path.suffix or len(path.parts) > 1:
+            raise ValueError(f"sizes: there is no file {source}")
+        if source not in {each.name for each in CORPORA}:
+            names = ", ".join(sorted(each.name for each in CORPORA))
+            raise ValueError(f"sizes: {source!r} is no file and no corpus; the corpora are {names}")
+        return corpus(source).draw(num, seed)
+    found = read_sizes(path)
+    if len(found) < num:
+        raise ValueError(f"sizes: {source} has {len(found)} rows, the job wants {num} samples")
+    return found[:num]
+
+
+def _encoder(job: Job, kind: str, sizes: Sequence[Sizes]) -> Module | None:
+    """The model's encoder of images or of clips; None where it has none and none is needed."""
+    found = [module for module in job.model.modules if module.modality != TEXT and _kind(module) == kind]
+    has_any = any(size.images if kind == "image" else size.audio_s for size in sizes)
+    if len(found) > 1 or (has_any and not found):
+        names = ", ".join(module.name for module in found) or "none"
+        raise ValueError(
+            f"sizes: rows have an {kind}; want one such encoder in job {job.name!r}, got {names}"
+        )
+    return found[0] if found else None
+
+
+def _kind(module: Module) -> str:
+    """By its config, else by what users call it."""
+    config = source_config(module)
+    if "num_mel_bins" in config or config.get("model_type") == "phi4_multimodal_audio":
+        return "audio"
+    return "image" if "patch_size" in config else module.modality.replace("vision", "image")
+
+
+def _image_rule(module: Module, tiling: Tiling) -> ImageRule:
+    native, side_px = native_tokens(module), source_config(module).get("image_size")
+    if native is None:
+        return lambda height_px, width_px: (image_tokens(module, height_px, width_px),)
+    tile = ItemTokens(*native)
+    if tiling is Tiling.NONE:
+        return lambda height_px, width_px: (tile,)
+    if not isinstance(side_px, int):
+        raise ValueError(f"module {module.name!r} does not say its image size; leave out the tiling")
+    return lambda height_px, width_px: anyres_tokens(height_px, width_px, tile=tile, tile_px=side_px)
+
+
+def _audio_rule(module: Module) -> AudioRule:
+    native = native_tokens(module)
+    return lambda duration_s: clip_tokens(module, duration_s, native)

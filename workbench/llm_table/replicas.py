@@ -1,0 +1,79 @@
+"""Equal data-parallel replicas: one stands for all, and reduces gradients as if all were there."""
+
+from dataclasses import replace
+
+from workbench.plan.gradient_groups import reductions
+from workbench.plan.lowered import GradientGroup, Lowered
+from workbench.plan.plan import Plan, Program
+from workbench.schedule.action import Action, Pass
+
+
+def standing_for(lowered: Lowered, *, num_replicas: int, stride: int) -> Lowered:
+    """The lowered plan of one replica, with gradient groups that hold the ranks of all replicas.
+
+    Replicas do the same work at the same moments, so a group's collective starts when this
+    replica's ranks are at it. REDUCE_GRAD follows each stage's last pass, as in the plan of
+    all replicas. Only for `price` and `sim.step.sweep`, which ask nothing of the ranks that are
+    not there; the engine would wait for them.
+    Differs: boundary messages of replicas that share a node's uplink do not wait for one another.
+
+    Args:
+        lowered: plan of one replica.
+        num_replicas: of equal work.
+        stride: rank r of this replica is rank r + d x stride of the d-th.
+
+    Complexity: O(groups x replicas + actions).
+    """
+    if num_replicas == 1:
+        return lowered
+    groups = tuple(
+        replace(group, ranks=tuple(sorted(r + d * stride for r in group.ranks for d in range(num_replicas))))
+        for group in lowered.groups
+    )
+    plan = _with_reductions(lowered.plan, groups)
+    return replace(lowered, plan=plan, groups=groups, reductions=reductions(plan, groups))
+
+
+def in_one_buffer(lowered: Lowered) -> Lowered:
+    """Groups of one stage and the same ranks joined into one, as in one flat gradient buffer.
+
+    Shoeybi et al. 2019, "Megatron-LM": gradients of a rank are one buffer, reduced by one call.
+    """
+    joined: dict[tuple[object, ...], GradientGroup] = {}
+    for group in lowered.groups:
+        stage = _stage_of(lowered.plan, group)
+        shared = group.weights[0].shared
+        key = (stage, group.ranks, shared)
+        found = joined.get(key)
+        if found is None:
+            joined[key] = replace(group, index=len(joined))
+        else:
+            weights = (*found.weights, *group.weights)
+            elements = found.num_elements + group.num_elements
+            joined[key] = replace(found, weights=weights, num_elements=elements)
+    groups = tuple(joined.values())
+    return replace(lowered, groups=groups, reductions=reductions(lowered.plan, groups))
+
+
+def _stage_of(plan: Plan, group: GradientGroup) -> int:
+    """The last stage that holds the group's first weights."""
+    layer = group.weights[0].layer
+    own = [s.id for s in plan.stages if layer is not None and s.layers[0] <= layer < s.layers[1]]
+    return max(own, default=-1)
+
+
+def _with_reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> Plan:
+    """REDUCE_GRAD of every stage behind its last pass, stages of the last layers first."""
+    programs = []
+    for program in plan.programs:
+        actions = [action for action in program.actions if action.kind is not Pass.REDUCE_GRAD]
+        own = {action.stage for action in actions if action.stage is not None}
+        last = {action.stage: at for at, action in enumerate(actions)}
+        due: dict[int, list[Action]] = {}
+        at = 0
+        for stage in sorted(own, key=lambda stage: -stage):
+            at = max(at, last[stage])
+            due.setdefault(at, []).append(Action(stage, Pass.REDUCE_GRAD))
+        told = [each for at, action in enumerate(actions) for each in (action, *due.get(at, ()))]
+        programs.append(Program(ranks=program.ranks, actions=tuple(told)))
+    return replace(plan, programs=tuple(programs))

@@ -1,0 +1,1 @@
+"""Memory: what layers, stages and ranks hold, byte by byte, over a step."""

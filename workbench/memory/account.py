@@ -1,0 +1,184 @@
+"""Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workbench.memory.entries import Accounts
+from workbench.memory.stage import GRADIENTS, state_of
+from workbench.plan.lowered import Lowered
+from workbench.plan.parameter_shards import ShardUnit
+from workbench.plan.plan import Plan
+from workbench.schedule.action import MOVES, Action, Pass
+from workbench.units import gib
+
+NUM_HOLDERS_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """Bytes by rank.
+
+    Args:
+        static_bytes: rank -> parameters and optimizer state.
+        acquired_bytes: (rank, action) -> taken when the action starts.
+        released_bytes: (rank, action) -> given back when it ends.
+    """
+
+    static_bytes: dict[int, int]
+    acquired_bytes: dict[tuple[int, Action], int]
+    released_bytes: dict[tuple[int, Action], int]
+
+
+def memory_table(lowered: Lowered) -> MemoryTable:
+    """Account for parameters, gradients, optimizer state, activations and boundary tensors.
+
+    Static are parameters and optimizer state. An action takes, and one gives back:
+      forward: what autograd keeps for its backward (with recompute: the inputs of layers that
+        will be computed again), the stage's inputs and its output, until the last backward of
+        the microbatch; where there is none, the output until its send is known to be received;
+        and the largest layer's working set until its own end.
+      backward: gradients of its tensors in work, and the gradient it received, until its end;
+        the gradient it hands on until that is received; at a stage's first, its weights'
+        gradients until the end of STEP.
+      any pass: the receive buffers of the next one that receives.
+      RESHARD gives the weights and optimizer state of its stage back, UNSHARD takes them again.
+        Of shared-out weights UNSHARD takes the whole ones, and its own part as it is sent.
+      REDUCE_GRAD: a copy of the gradients it reduces, until STEP; STEP: the optimizer's temporaries.
+    A tensor handed to a stage on the same rank is counted once, until its last reader ends.
+    A step's data is not counted, nor what a transport or an allocator holds beside tensors.
+
+    Complexity: O(actions x layers of a stage + rows x rows of a pair of ranks).
+    """
+    accounts = Accounts(lowered)
+    for rank in lowered.plan.ranks:
+        accounts.add_rank(rank)
+        for action, num_bytes in _moved(accounts, rank):
+            changed = accounts.released if action.kind is Pass.RESHARD else accounts.acquired
+            changed[rank, action] += num_bytes
+    static = {
+        rank: sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
+        for rank in lowered.plan.ranks
+    }
+    return MemoryTable(static, dict(accounts.acquired), dict(accounts.released))
+
+
+def _moved(accounts: Accounts, rank: int) -> Iterator[tuple[Action, int]]:
+    """UNSHARDs and RESHARDs of a rank, and the bytes that they move."""
+    plan = accounts.plan
+    moves = [action for action in plan.program.get(rank, ()) if action.kind in MOVES]
+    held: Counter[int] = Counter()
+    for stage, kind, num_bytes in accounts.state(rank) if moves else ():
+        held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
+    for action in moves:
+        assert action.stage is not None
+        unit = accounts.units.get(action.stage)
+        yield action, held[action.stage] if unit is None else whole_bytes(plan, unit)
+
+
+def whole_bytes(plan: Plan, unit: ShardUnit) -> int:
+    """Of a unit's weights while they are whole, and of the rank's own part as it is sent."""
+    sizes = (unit.padded(size) + unit.part(size) for size in unit.gathered)
+    return sum(sizes) * plan.settings.precision.num_bytes
+
+
+def static_holders(plan: Plan, rank: int) -> dict[str, int]:
+    """Bytes of a rank's parameters with all their state, by what holds them; a tied weight counts once.
+
+    Complexity: O(parameters of the rank's stages).
+    """
+    holders: Counter[str] = Counter()
+    for _, kind, num_bytes in state_of(plan, rank):
+        holders[str(kind)] += num_bytes
+    return dict(holders)
+
+
+def peak_bytes(lowered: Lowered, table: MemoryTable) -> dict[int, int]:
+    """Rank -> most bytes held at once, walking its program in order."""
+    return {rank: _peak(lowered.plan, table, rank)[0] for rank in lowered.plan.ranks}
+
+
+def check_memory(lowered: Lowered, table: MemoryTable) -> None:
+    """Refuse a plan that does not fit: ValueError with rank, action, largest holders and what would do.
+
+    A node whose ranks share cores shares its memory too: the peaks of its ranks are added.
+    """
+    plan = lowered.plan
+    peaks = {rank: _peak(plan, table, rank) for rank in plan.ranks}
+    for index, node in enumerate(plan.cluster.nodes):
+        ranks = [rank for rank in plan.ranks if plan.cluster.node_of(rank) == index]
+        groups = [ranks] if node.num_cores is not None else [[rank] for rank in ranks]
+        for group in groups:
+            total = sum(peaks[rank][0] for rank in group)
+            if total <= node.memory_bytes:
+                continue
+            worst = max(group, key=lambda rank: (peaks[rank][0], -rank))
+            raise ValueError(
+                f"rank {worst}{_others(group)} does not fit: {_gib(total)} {_during(peaks[worst][1])}, "
+                f"but node {index} ({node.device}) has {_gib(node.memory_bytes)}; largest holders: "
+                f"{_holders(lowered, table, worst)}; want memory_bytes >= {total} ({_gib(total)}), "
+                "or recompute, sharding or more stages"
+            )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{gib(num_bytes):.3g} GiB"
+
+
+def _during(action: Action | None) -> str:
+    return "at rest" if action is None else f"during {action}"
+
+
+def _peak(plan: Plan, table: MemoryTable, rank: int) -> tuple[int, Action | None]:
+    held = most = table.static_bytes[rank]
+    moment: Action | None = None
+    for action in plan.program.get(rank, ()):
+        held += table.acquired_bytes.get((rank, action), 0)
+        if held > most:
+            most, moment = held, action
+        held -= table.released_bytes.get((rank, action), 0)
+    return most, moment
+
+
+def _others(group: list[int]) -> str:
+    return f" (with the {len(group) - 1} others of its node)" if len(group) > 1 else ""
+
+
+def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
+    """The largest holders at the rank's peak, e.g. `optimizer of llm 4.20 GiB`."""
+    holders = Counter(static_holders(lowered.plan, rank))
+    accounts = Accounts(lowered)
+    accounts.add_rank(rank)
+    gradients = {action: found for (_, action), found in accounts.gradients.items()}
+    moment = _peak(lowered.plan, table, rank)[1]
+    program = lowered.plan.program.get(rank, ())
+    until = program.index(moment) + 1 if moment is not None else 0
+    for action in program[until:]:
+        for kind, num_bytes in gradients.get(action, {}).items():
+            holders[str(kind)] -= num_bytes
+    for action in program[:until]:
+        if action.kind in MOVES:
+            _move_holders(accounts, rank, action, holders)
+            continue
+        name = _alive(action)
+        holders[name] += table.acquired_bytes.get((rank, action), 0) - sum(gradients.get(action, {}).values())
+        if action != moment:
+            holders[name] -= table.released_bytes.get((rank, action), 0)
+    largest = sorted(holders.items(), key=lambda item: (-item[1], item[0]))[:NUM_HOLDERS_NAMED]
+    return ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in largest)
+
+
+def _move_holders(accounts: Accounts, rank: int, action: Action, holders: Counter[str]) -> None:
+    plan, sign = accounts.plan, -1 if action.kind is Pass.RESHARD else 1
+    assert action.stage is not None
+    if action.stage in accounts.units:
+        name = f"gathered weights of {plan.stage[action.stage].module}"
+        holders[name] += sign * whole_bytes(plan, accounts.units[action.stage])
+        return
+    for stage, kind, num_bytes in state_of(plan, rank):
+        if stage.id == action.stage and kind.part != GRADIENTS:
+            holders[str(kind)] += sign * num_bytes
+
+
+def _alive(action: Action) -> str:
+    return "the step" if action.stage is None else f"activations of stage {action.stage}"

@@ -1,0 +1,311 @@
+"""Bytes that transformers' own modules keep for their backward in PyTorch's eager mode."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.setting import Setting
+from workbench.model.experts import EXPERT, JOIN
+from workbench.model.frozen import Needs
+from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+
+INDEX_BYTES = 8
+
+# Memory-bound operators whose backward needs no tensor of the forward.
+RESIDUAL = "residual"
+LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "scale")
+SCALE = "_scale"  # learned factors, one a channel
+ROTARY = "rotary"
+
+# Tensors that an activation keeps of its own kind: its input, or every factor of the formula
+# where transformers spells it out in Python. A name that is not here counts as the largest.
+ACTIVATION_TENSORS = {
+    "relu": 1,
+    "silu": 1,
+    "swish": 1,
+    "gelu": 1,
+    "gelu_pytorch_tanh": 1,
+    "quick_gelu": 2,
+    "gelu_new": 4,
+    "qk_norm": 1,
+    "router_softmax": 1,
+}
+
+ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
+BIAS = "bias_values"  # a table of numbers that are added to scores
+
+# How many rows of the matmul that stands for a convolution read one element of its input:
+# kernel over stride, for the overlapping convolutions of Whisper's stem and of a conformer's.
+OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25}
+
+
+class Kept(NamedTuple):
+    """What a layer keeps from its forward to its backward, on one rank.
+
+    Args:
+        num_bytes: all of it.
+        input_bytes: the part that is the layer's own input, a tensor that others may hold too.
+    """
+
+    num_bytes: int
+    input_bytes: int
+
+
+NOTHING = Kept(0, 0)
+
+
+def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
+    """Storages that autograd keeps, each once.
+
+    An operator is reached by gradients once its input needs one or a weight before it (its own
+    included) is trained. Then, with D the operator's width:
+      RMS norm: its input and one float32 a vector; where trained, the normalised input too;
+      layer norm: its input and two float32 a vector;
+      matmul: where trained, its input, once for neighbours that share it;
+      rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
+      attention: query, key, value, output, and a float32 a head and query;
+      activation: its input; where gated, its output and the other factor too;
+      experts' results: each as it was and times its share, with its token;
+      loss: log-probabilities in float32 and the targets; embedding: indices, and, where features
+      stand beside text, the text's vectors.
+
+    Differs: from the accounting of fused kernels by a trained RMS norm's second tensor, by the
+    three tensors of a gated activation (a fused one keeps two) and by what an activation
+    written in Python multiplies.
+
+    Complexity: O(operators).
+    """
+    if not needs.any:
+        return NOTHING
+    walk = _walked(layer, needs, setting)
+    return Kept(round(walk.total), round(walk.input_bytes))
+
+
+def eager_kept_by_operator(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
+    """[operators] their parts of `eager_kept`."""
+    if not needs.any:
+        return (0.0,) * len(layer.operators)
+    return tuple(_walked(layer, needs, setting).by_operator)
+
+
+def _walked(layer: Layer, needs: Needs, setting: Setting) -> "_Walk":
+    walk = _Walk(layer, needs, setting)
+    for operator in layer.operators:
+        walk.step(operator)
+    return walk
+
+
+def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
+    """What all blocks of a stage keep together for one microbatch: tables of the rotation, indices.
+
+    Cosines and sines of every position, and, where attention gathers, two indices a token.
+    """
+    attention = next((op for op in layer.operators if isinstance(op, Attention)), None)
+    if not needs.any or attention is None:
+        return 0
+    rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
+    tables = 2 * attention.head_dim * setting.element_bytes if rotates else 0
+    indices = 2 * INDEX_BYTES if setting.is_gathered else 0
+    return round(setting.tokens(attention) * (tables + indices))
+
+
+class _Walk:
+    """Adds up one layer in execution order."""
+
+    def __init__(self, layer: Layer, needs: Needs, setting: Setting) -> None:
+        self._layer, self._setting = layer, setting
+        self._trained = needs.weight_grad
+        self._live = needs.input_grad  # gradients reach the operator's input
+        self._previous: Operator | None = None
+        self._is_biased = any(op.name == BIAS for op in layer.operators)
+        self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
+        self._copies = setting.is_gathered or is_head_major(layer)
+        self.by_operator: list[float] = []
+        self.total: float = 0.0
+        self.input_bytes: float = 0.0
+
+    def step(self, operator: Operator) -> None:
+        before = self.total
+        width = self._kept_width(operator)
+        self.total += self._setting.tokens(operator) * width + self._kept_scores(operator)
+        self.by_operator.append(self.total - before)
+        if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
+            self._live = self._live or self._trained
+        if not operator.name.endswith(ROTARY):
+            self._previous = operator
+
+    def _kept_width(self, operator: Operator) -> float:
+        """Bytes a token."""
+        size, tp = self._setting.element_bytes, self._setting.grid.tp
+        if isinstance(operator, Lookup):
+            return self._lookup(operator)
+        if isinstance(operator, Matmul):
+            return self._matmul(operator) if self._trained else 0.0
+        if isinstance(operator, Attention):
+            return self._attention(operator) / tp if self._live else 0.0
+        if (
+            operator.name.endswith((SCALE, RESIDUAL)) and operator.weights
+        ):  # what factors were multiplied with
+            return operator.width * size / self._setting.cut(operator) if self._trained else 0.0
+        if operator.name.endswith((*LINEAR, ROTARY)):
+            return 0.0
+        return self._pointwise(operator) / self._setting.cut(operator)
+
+    def _attention(self, operator: Attention) -> float:
+        """A capped one keeps keys and values that were repeated for every head, and no output."""
+        size = self._setting.element_bytes
+        if operator.is_capped:
+            return 3 * operator.num_heads * operator.head_dim * size
+        elements = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
+        return (elements + self._fused_extra(operator)) * size + operator.num_heads * self._setting.wide_bytes
+
+    def _kept_scores(self, operator: Operator) -> float:
+        """Bytes of tensors with an element for every pair of tokens of an item, whatever their order.
+
+        A capped attention keeps two of them a head, and a mask of one byte an element; one with a learned
+        bias its weights, and the places of the bias in its table; a window that is shorter than an item
+        a mask of numbers, once for all items of one length.
+        """
+        lengths = set(self._setting.lengths)
+        if operator.name == BIAS:
+            return sum(n * n for n in lengths) * float(INDEX_BYTES) * self._trained
+        if not isinstance(operator, Attention) or not self._live or self._setting.grid.cp > 1:
+            return 0.0
+        if self._is_biased:
+            return score_bytes(operator, self._setting)
+        if operator.is_capped:
+            size, wide = self._setting.element_bytes, self._setting.wide_bytes
+            narrowed = 0 if size == wide else size
+            pairs = score_bytes(operator, self._setting) / wide
+            return pairs * (size + wide + narrowed) + sum(n * n for n in lengths)
+        if operator.window is None:
+            return 0.0
+        return sum(n * n for n in lengths if n > operator.window) * float(self._setting.element_bytes)
+
+    def _lookup(self, operator: Lookup) -> float:
+        if operator.name == BIAS:
+            return 0.0  # read pair by pair
+        width = INDEX_BYTES * (self._trained + (self._layer.kind is LayerKind.EMBED))
+        if self._setting.looked_up is None or not self._trained:
+            return width
+        share = self._setting.looked_up / self._setting.tokens(operator)
+        return width + operator.width * self._setting.element_bytes * share
+
+    def _matmul(self, operator: Matmul) -> float:
+        if self._is_kept(operator):
+            return 0.0
+        width = operator.in_features / OVERLAP.get(operator.name, 1.0) * self._setting.element_bytes
+        if self._previous is None:
+            self._enter(operator, width)
+        return width / (self._setting.grid.tp if operator.shard is Shard.ROW else 1)
+
+    def _is_kept(self, operator: Matmul) -> bool:
+        """An attention's output, unless it was copied; what neighbours share: query, key, value; gate, up.
+
+        An MLP right behind an output projection stands beside the attention and shares its norm.
+        """
+        previous = self._previous
+        if isinstance(previous, Attention):
+            return not self._copies and not previous.is_capped
+        if _is_relu(previous) and operator.shard is Shard.ROW:
+            return self._live  # it keeps its result
+        if not isinstance(previous, Matmul) or operator.shard is not Shard.COLUMN:
+            return False
+        if operator.name.startswith(EXPERT):  # reads rows of its own
+            return False
+        shares_norm = previous.shard is Shard.ROW and not self._setting.divides_tokens  # else gathered anew
+        return shares_norm or reads_same(previous, operator)
+
+    def _pointwise(self, operator: Pointwise) -> float:
+        size, wide = self._setting.element_bytes, self._setting.wide_bytes
+        if operator.weights and not operator.name.endswith(ACTIVATIONS):  # which may have biases of their own
+            return 0.0 if _is_relu(self._previous) else self._norm(operator)
+        if not self._live:
+            return 0.0
+        if self._layer.kind is LayerKind.HEAD and operator.name == "loss":
+            return operator.width * (wide + (size if operator.is_capped else 0)) + 2 * INDEX_BYTES
+        if operator.name in (JOIN, COMBINE):
+            num_chosen = operator.num_passes - 1
+            chosen = (
+                3 * INDEX_BYTES + 2 * wide
+            )  # which expert, its rows' tokens and places, scores and shares
+            return num_chosen * (2 * operator.width * size + chosen) + wide
+        tensors = activation_tensors(operator)
+        return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size
+
+    def _norm(self, operator: Pointwise) -> float:
+        size, wide = self._setting.element_bytes, self._setting.wide_bytes
+        vectors = operator.width / operator.weights[0][1]
+        is_rms = len(operator.weights) == 1
+        if is_rms:
+            normalised = operator.width * size if self._trained else 0.0
+            if not self._live:
+                return normalised
+            if size == wide:
+                self._enter(operator, operator.width * size / self._setting.cut(operator))
+            self.total += operator.width * wide  # the scale itself, where it is 1 + weight
+            return operator.width * wide + vectors * wide + normalised
+        if not (self._live or self._trained):
+            return 0.0
+        self._enter(operator, operator.width * size / self._setting.cut(operator))
+        return operator.width * size + 2 * vectors * wide
+
+    def _enter(self, operator: Operator, width: float) -> None:
+        """The first operator of a layer reads what the layer was given."""
+        if self._previous is None and self._layer.kind is not LayerKind.EMBED:
+            self.input_bytes = self._setting.tokens(operator) * width
+
+    def _fused_extra(self, attention: Attention) -> float:
+        """A value cut out of a fused projection keeps the query and key beside it, until gathered.
+
+        Where nothing rotates these, they are themselves cut out of it.
+        """
+        if _is_fused(self._previous) and self._rotates and not self._setting.is_gathered:
+            return (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+        return 0.0
+
+
+def score_bytes(attention: Attention, setting: Setting) -> float:
+    """A float32 or wider number for every head and pair of an item's tokens."""
+    pairs = attention.num_heads / setting.grid.tp * sum(n * n for n in setting.lengths)
+    return pairs * setting.wide_bytes
+
+
+def activation_tensors(operator: Pointwise) -> int:
+    """Tensors of its width that an activation keeps, gating aside."""
+    name = operator.name.rpartition(".")[2]
+    return ACTIVATION_TENSORS.get(name, max(ACTIVATION_TENSORS.values()))
+
+
+def _is_relu(operator: Operator | None) -> bool:
+    return isinstance(operator, Pointwise) and operator.name.endswith(".relu")
+
+
+def reads_same(previous: Operator | None, operator: Operator) -> bool:
+    """Whether two neighbours are products of one tensor: query, key, value; gate, up."""
+    if not isinstance(previous, Matmul) or not isinstance(operator, Matmul):
+        return False
+    first, second = ((each.in_features, each.shard, each.tokens) for each in (previous, operator))
+    return first == second and operator.shard is Shard.COLUMN
+
+
+def _is_fused(operator: Operator | None) -> bool:
+    return isinstance(operator, Matmul) and operator.name == "qkv_proj"
+
+
+def is_head_major(layer: Layer) -> bool:
+    """Whether attention lays queries out by head, so that its output is copied on the way out.
+
+    In transformers: Whisper, the one architecture whose queries have a bias and keys none; Phi-3 (one
+    projection, without a bias) and Phi (attention beside the MLP), which put queries together of
+    rotated and other parts.
+    """
+    bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
+    is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
+    return is_whisper or is_parallel(layer) or not bias.get("qkv_proj", True)
+
+
+def is_parallel(layer: Layer) -> bool:
+    """Whether the MLP stands beside the attention and reads the same norm."""
+    names = [operator.name for operator in layer.operators]
+    return any(one == "o_proj" and other.startswith("mlp") for one, other in pairwise(names))

@@ -1,0 +1,384 @@
+"""Bytes in work inside transformers' own modules in PyTorch's eager mode, operator by operator."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from workbench.cost.expert_parallel import COMBINE, FOR_ALL, ROUTER
+from workbench.memory.eager import (
+    BIAS,
+    OVERLAP,
+    RESIDUAL,
+    ROTARY,
+    activation_tensors,
+    eager_kept_by_operator,
+    is_head_major,
+    is_parallel,
+    reads_same,
+    score_bytes,
+)
+from workbench.memory.setting import Setting
+from workbench.model.experts import EXPERT, SHARED
+from workbench.model.frozen import Needs
+from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+
+GATE_UP = "gate_up"  # one product for both halves of a gated MLP
+OPERATORS_OF_EXPERT = 3  # gate and up in one, the activation, down
+ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that dealt-out experts got
+MOST_FORWARD, MOST_BACKWARD = 4, 3  # tensors in work of an activation that is spelled out in Python
+
+
+def eager_forward_working(layer: Layer, needs: Needs, setting: Setting) -> int:
+    """Bytes alive at once inside a forward, besides what the whole of it keeps and what others hold.
+
+    The residual stream and the tensor it became, and one operator after the other: of attention
+    its projections (twice where they are gathered or rotated) and its output; of a gated
+    activation three tensors; of the head logits and log-probabilities. Where gradients run,
+    most of these are kept: what comes on top is the stream and one tensor of the operator.
+
+    Complexity: O(operators).
+    """
+    work = _InWork(layer, setting)
+    kept = eager_kept_by_operator(layer, needs, setting)
+    held = most = 0.0
+    for operator, own in zip(layer.operators, kept, strict=True):
+        held += own
+        most = max(most, held + (work.beside_kept(operator) if needs.any else work.forward(operator)))
+    is_kept = needs.weight_grad and layer.kind is LayerKind.PROJECTOR
+    return round(most - held + (0.0 if is_kept else work.stream))
+
+
+def eager_backward_working(layer: Layer, needs: Needs, setting: Setting) -> int:
+    """Bytes that a layer's first backward needs at once besides all that was kept and is made.
+
+    From the last operator to the first it gives back what each has kept and makes the gradients of
+    its weights, with gradients of the residual stream and of the operator's tensors in work. At its
+    height something has been given back or is not made yet, so the difference from all that the
+    forward kept and all gradients of the layer's weights can be below zero.
+
+    Complexity: O(operators).
+    """
+    if not needs.any:
+        return 0
+    made = _Gradients(layer, setting) if needs.weight_grad else None
+    first = (0.0,) * len(layer.operators) if made is None else made.first()
+    return round(_height(layer, needs, setting, first) - (0.0 if made is None else made.total))
+
+
+def eager_accumulating_working(layer: Layer, needs: Needs, setting: Setting) -> int:
+    """As `eager_backward_working`, where the weights have gradients of earlier microbatches already.
+
+    The gradient of a weight then exists beside the sum for a moment.
+
+    Complexity: O(operators).
+    """
+    if not needs.any:
+        return 0
+    none = (0.0,) * len(layer.operators)
+    return round(
+        _height(
+            layer, needs, setting, _Gradients(layer, setting).accumulating() if needs.weight_grad else none
+        )
+    )
+
+
+def eager_input_working(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
+    """[operators] bytes that the backward of each has in work where it computes no weight gradient.
+
+    Complexity: O(operators).
+    """
+    work = _InWork(layer, setting)
+    beside = 0.0 if needs.weight_grad else work.gradient
+    return tuple(each + beside for each in work.backward())
+
+
+def _height(layer: Layer, needs: Needs, setting: Setting, gradients: Sequence[float]) -> float:
+    """Most that a backward holds besides what the forward kept; `gradients` [operators] as made so far."""
+    work = _InWork(layer, setting)
+    kept = eager_kept_by_operator(layer, needs, setting)
+    order = _order(layer)
+    held = dict(zip(order, accumulate(kept[place] for place in order), strict=True))
+    in_work = work.backward()
+    most = max((held[place] + gradients[place] + in_work[place] for place in order), default=0.0)
+    return most + work.gradient - sum(kept)
+
+
+def _order(layer: Layer) -> list[int]:
+    """Places of operators in the order in which they run: an expert for all tokens, where it is not
+    dealt out beside the others, before the router."""
+    places = range(len(layer.operators))
+    shared = [place for place in places if layer.operators[place].name.startswith(SHARED)]
+    if not shared:
+        return list(places)
+    router = next(place for place in places if layer.operators[place].name == ROUTER)
+    rest = [place for place in places[router:] if place not in shared]
+    return [*places[:router], *shared, *rest]
+
+
+def _neighbours(
+    operators: Sequence[Operator],
+) -> Iterator[tuple[Operator | None, Operator, Operator | None]]:
+    return zip((None, *operators[:-1]), operators, (*operators[1:], None), strict=True)
+
+
+class _Gradients:
+    """Bytes of weights' gradients while a backward is at each of the operators.
+
+    Those of experts are parts of one tensor for all experts of the layer. Where a mixture takes its
+    experts out of it one at a time (Mixtral as transformers has it), the gradient of each is a
+    tensor for all of them, zeros but for its part: with the sum so far and the new sum there are
+    three of the gates' and ups' and one of the downs'. Where it takes them apart at once (Llama 4
+    and dealt-out experts) the parts wait until all are there, and are then joined, the downs first.
+    """
+
+    def __init__(self, layer: Layer, setting: Setting) -> None:
+        self._own = [_gradient_bytes(operator, setting) for operator in layer.operators]
+        self._order = _order(layer)
+        self._places = [i for i, op in enumerate(layer.operators) if op.name.startswith(EXPERT)]
+        self._is_apart = setting.grid.ep > 1 or any(
+            op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators
+        )
+        found = [self._own[i] for i in self._places if isinstance(layer.operators[i], Matmul)]
+        self._ups, self._downs = sum(found[::2]), sum(found[1::2])
+        names = [layer.operators[i].name.rpartition(".")[0] for i in self._places]
+        self._lasts = {i for i, name in zip(self._places, names, strict=True) if name == names[-1]}
+
+    @property
+    def total(self) -> float:
+        """Of all weights."""
+        return sum(self._own)
+
+    def first(self) -> list[float]:
+        """[operators] where there are none before."""
+        made, done, behind = [0.0] * len(self._own), 0.0, 0.0
+        for place in reversed(self._order):
+            if [place] == self._places[-1:]:  # the first expert that the backward meets
+                behind = done
+            done += self._own[place]
+            made[place] = done
+        for place in self._places:
+            made[place] = behind + self._of_experts(place, joined=self._ups, apart=made[place] - behind)
+        return made
+
+    def accumulating(self) -> list[float]:
+        """[operators] beside those of earlier microbatches, to which each is added once it is whole."""
+        made = list(self._own)
+        apart = 0.0
+        for place in reversed(self._places):
+            apart += self._own[place]
+            joined = max(self._downs, self._ups - self._downs)
+            made[place] = self._of_experts(place, joined=joined, apart=apart)
+        return made
+
+    def _of_experts(self, place: int, *, joined: float, apart: float) -> float:
+        """Experts' own; `apart`: of those that the backward has been at."""
+        if self._is_apart:
+            return apart + (joined if place == self._places[0] else 0.0)
+        is_first, of_expert = place in self._lasts, (place - self._places[0]) % OPERATORS_OF_EXPERT
+        if is_first:  # of the backward
+            return self._downs + (self._ups if of_expert == 0 else 0.0)
+        ups, downs = {0: (3, 1), OPERATORS_OF_EXPERT - 1: (1, 3)}.get(of_expert, (1, 1))
+        return ups * self._ups + downs * self._downs
+
+
+def _gradient_bytes(operator: Operator, setting: Setting) -> float:
+    """Of its weights on one rank."""
+    elements = (
+        parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else setting.grid.tp)
+        for parameter in operator.parameters()
+    )
+    return sum(elements) * setting.element_bytes
+
+
+class _InWork:
+    """Bytes of one operator's tensors, and of the residual stream beside them."""
+
+    def __init__(self, layer: Layer, setting: Setting) -> None:
+        self._layer, self._setting = layer, setting
+        self._size, self._tp = setting.element_bytes, setting.grid.tp
+        self._copies = setting.is_gathered or is_head_major(layer)
+        self._is_halved = any(op.name.endswith(GATE_UP) for op in layer.operators)
+        self._is_biased = any(op.name == BIAS for op in layer.operators)
+        self._moves = setting.is_gathered or any(op.name.endswith(ROTARY) for op in layer.operators)
+
+    @property
+    def stream(self) -> float:
+        """What enters a block and the tensor it became; a projector's norm stands beside what it read.
+
+        Where tokens are divided, parts of both stand beside the wholes that they come from or go to.
+        """
+        layer, setting = self._layer, self._setting
+        match layer.kind:
+            case LayerKind.HEAD:
+                return self._parts
+            case LayerKind.PROJECTOR:
+                first = layer.operators[0]
+                width = first.in_features if isinstance(first, Matmul) else _width(first)
+                return 2 * setting.tokens(first) * width * self._size
+            case LayerKind.BLOCK:
+                return self._parts + 2 * self._hidden
+        leaving = setting.work.tokens(layer.emits) / setting.grid.cp * layer.out_width * self._size
+        return self._parts + self._hidden + leaving
+
+    @property
+    def gradient(self) -> float:
+        """Of the residual stream; what the layer is given is taken over or counted by who holds it."""
+        if self._layer.kind in (LayerKind.HEAD, LayerKind.PROJECTOR):
+            return self._parts
+        return self._parts + self._hidden
+
+    @property
+    def _hidden(self) -> float:
+        """The residual stream, without what travels beside it to a later layer."""
+        sums = (_width(each) for each in self._layer.operators if each.name.endswith(RESIDUAL))
+        return self._tokens * min(sums, default=self._layer.out_width) * self._size
+
+    @property
+    def _tokens(self) -> float:
+        """Most of any operator; what an embedding does before its last one has other shapes."""
+        if self._layer.kind is LayerKind.EMBED:
+            return self._setting.work.tokens(self._layer.emits) / self._setting.grid.cp
+        return max(map(self._setting.tokens, self._layer.operators), default=0.0)
+
+    @property
+    def _parts(self) -> float:
+        if not self._setting.divides_tokens:
+            return 0.0
+        entering = next((op.in_features for op in self._layer.operators if isinstance(op, Matmul)), 0)
+        regions = 2 if is_parallel(self._layer) else 1  # at a time
+        return self._tokens * 2 * regions * entering / self._tp * self._size
+
+    def forward(self, operator: Operator) -> float:
+        """Of a forward that keeps nothing: beside the operator the layer's input, which its caller holds."""
+        tokens = self._setting.tokens(operator)
+        held = 0.0
+        if self._layer.kind is LayerKind.BLOCK:
+            held = self._hidden
+        beside = self._scores(operator, 2) + self._rows(operator, ROWS_FORWARD)
+        return tokens * self._forward_width(operator) + beside + held
+
+    def beside_kept(self, operator: Operator) -> float:
+        """Of a forward, besides what it and the operators before it keep."""
+        beside = self._scores(operator, 1) + self._rows(operator, ROWS_FORWARD)
+        return self._setting.tokens(operator) * self._extra_width(operator) + beside
+
+    def backward(self) -> list[float]:
+        """[operators] gradients of what each wrote and read, and those that wait for it or for others.
+
+        Where neighbours read one tensor, those of the outputs of the ones in front wait, and so does
+        the sum of what the ones behind gave to their input.
+        """
+        found, waiting = [], 0.0
+        for previous, operator, following in _neighbours(self._layer.operators):
+            width = self._backward_width(operator)
+            if isinstance(operator, Matmul) and following is not None and following.name.endswith(RESIDUAL):
+                width -= self._written(operator)  # whose gradient is the stream's
+            if (
+                isinstance(previous, Matmul)
+                and isinstance(operator, Matmul)
+                and reads_same(previous, operator)
+            ):
+                waiting += self._written(previous)
+                width += waiting + self._read(operator)
+            else:
+                waiting = 0.0
+            beside = self._scores(operator, 3) + self._rows(operator, ROWS_BACKWARD)
+            found.append(self._setting.tokens(operator) * width + beside)
+        return found
+
+    def _rows(self, operator: Operator, copies: int) -> float:
+        """Rows that dealt-out experts got, as they came, and what became of them, by expert and sent back."""
+        if operator.name != COMBINE:
+            return 0.0
+        entering = (
+            op for op in self._layer.operators if isinstance(op, Matmul) and op.name.endswith(GATE_UP)
+        )
+        rows = (self._setting.tokens(op) * self._read(op) for op in entering if op.name.startswith(EXPERT))
+        return copies * sum(rows)
+
+    def _scores(self, operator: Operator, copies: int) -> float:
+        """Scores in work, of attention that spells them out."""
+        if not isinstance(operator, Attention) or not (operator.is_capped or self._is_biased):
+            return 0.0
+        return copies * score_bytes(operator, self._setting)
+
+    def _written(self, operator: Matmul) -> float:
+        cut = self._tp if operator.shard is Shard.COLUMN else 1
+        return operator.out_features * self._size / cut
+
+    def _read(self, operator: Matmul) -> float:
+        cut = self._tp if operator.shard is Shard.ROW else 1
+        return operator.in_features / OVERLAP.get(operator.name, 1.0) * self._size / cut
+
+    def _forward_width(self, operator: Operator) -> float:
+        """Bytes a token."""
+        size, setting = self._size, self._setting
+        if isinstance(operator, Attention):
+            queries, both = _attention_widths(operator)
+            width = both * (1 + self._moves) + queries * (1 + self._copies)
+            return width * size / self._tp + _shared_scores(operator, setting, copies=3)
+        if isinstance(operator, Matmul):
+            return self._read(operator) + self._written(operator)
+        if isinstance(operator, Lookup):
+            return 3 * operator.width * size / self._tp
+        if operator.name == "loss":
+            logits = (
+                3 if self._tp > 1 else 2
+            )  # as they are, less the largest, as powers; or log-probabilities
+            return (logits + operator.is_capped) * operator.width * setting.wide_bytes / self._tp
+        if operator.weights:
+            return 3 * operator.width * setting.wide_bytes / setting.cut(operator)
+        tensors = max(operator.num_passes, min(activation_tensors(operator) + 1, MOST_FORWARD))
+        if self._is_halved and operator.num_passes > 2:
+            tensors += 1  # gate and up, halves of one tensor, stay until both are done with
+        return operator.width * tensors * size / setting.cut(operator)
+
+    def _extra_width(self, operator: Operator) -> float:
+        """Bytes a token of one tensor of the operator."""
+        size, setting = self._size, self._setting
+        if isinstance(operator, Attention):
+            queries, _ = _attention_widths(operator)
+            return queries * size / self._tp + _shared_scores(operator, setting, copies=3)
+        if isinstance(operator, Matmul):
+            return self._written(operator)
+        if isinstance(operator, Lookup):
+            return operator.width * size / (1 if operator.shard is Shard.REPLICATED else self._tp)
+        if operator.name == "loss":
+            return (2 if self._tp > 1 else 1) * operator.width * setting.wide_bytes / self._tp
+        if operator.name.endswith(RESIDUAL):
+            return 0.0  # the stream
+        return operator.width * size / setting.cut(operator)
+
+    def _backward_width(self, operator: Operator) -> float:
+        size, setting = self._size, self._setting
+        if isinstance(operator, Attention):
+            queries, both = _attention_widths(operator)
+            return (both + 3 * queries) * size / self._tp + _shared_scores(operator, setting, copies=4)
+        if isinstance(operator, Pointwise) and operator.name == "loss":
+            logits = 3 if self._tp > 1 else 2  # gradients of the target's, of the powers, and their sum
+            return logits * operator.width * setting.wide_bytes / self._tp
+        if isinstance(operator, Pointwise) and not operator.weights:
+            tensors = max(operator.num_passes, min(activation_tensors(operator) + 1, MOST_BACKWARD))
+            return operator.width * tensors * size / setting.cut(operator)
+        return self._forward_width(operator)
+
+
+def _width(operator: Operator) -> int:
+    assert isinstance(operator, Pointwise | Lookup), "others have a width on either side"
+    return operator.width
+
+
+def _shared_scores(attention: Attention, setting: Setting, *, copies: int) -> float:
+    """Where ranks share the tokens: scores of one key/value head's queries over all keys, in so many
+    copies, and two heads of everybody's keys and values with their gradients.
+    """
+    if setting.grid.cp == 1:
+        return 0.0
+    scores = attention.num_heads // attention.num_kv_heads * setting.work.tokens(attention.tokens)
+    gathered = 8 * attention.head_dim * setting.grid.cp
+    return float((copies * scores + gathered) * setting.wide_bytes)
+
+
+def _attention_widths(attention: Attention) -> tuple[int, int]:
+    """Queries; queries, keys and values."""
+    queries = attention.num_heads * attention.head_dim
+    return queries, queries + 2 * attention.num_kv_heads * attention.head_dim

@@ -1,0 +1,240 @@
+"""Bytes one layer holds on one rank: weights, optimizer state, and what it keeps for its backward."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from workbench.cost.expert_parallel import on_rank
+from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.memory.eager import (
+    Kept,
+    eager_kept,
+    eager_kept_by_operator,
+    shared_bytes,
+)
+from workbench.memory.eager_working import (
+    eager_accumulating_working,
+    eager_backward_working,
+    eager_forward_working,
+    eager_input_working,
+)
+from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
+from workbench.memory.setting import FLOAT32_BYTES, Setting
+from workbench.memory.split import SplitBytes, split_bytes
+from workbench.model.frozen import Needs
+from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.plan.kernels import Kernels
+
+INDEX_BYTES = 8
+
+# Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
+LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "scale")
+
+
+class LayerBytes(NamedTuple):
+    """What one layer of a stage needs over one microbatch, on one rank.
+
+    Args:
+        kept: from its forward to its backward.
+        shared: kept once for all layers of a stage.
+        forward: alive inside its forward, besides what is kept.
+        backward: alive inside its backward, besides what is kept, what it was given and the
+            gradients of its weights, all of them: below zero where it never holds so much at once.
+        accumulating: the same where gradients of an earlier microbatch are there to be added to.
+        has_backward: whether it has one.
+    """
+
+    kept: Kept
+    shared: int
+    forward: int
+    backward: int
+    accumulating: int
+    has_backward: bool
+
+
+def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> LayerBytes:
+    """The account of one layer under either kind of kernels.
+
+    Complexity: O(operators).
+    """
+    layer = on_rank(layer, setting.work, setting.grid)
+    if kernels is Kernels.EAGER:
+        return LayerBytes(
+            eager_kept(layer, needs, setting),
+            shared_bytes(layer, needs, setting),
+            eager_forward_working(layer, needs, setting),
+            eager_backward_working(layer, needs, setting),
+            eager_accumulating_working(layer, needs, setting),
+            needs.any,
+        )
+    work, grid, size = setting.work, setting.grid, setting.element_bytes
+    saved = round(sum(_saved_by_operator(layer, needs, setting)))
+    working = working_bytes(layer, work, grid, size)
+    backward = working if needs.any else 0
+    kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
+    if kernels.is_megatron:
+        kept = Kept(round(sum(_megatron_saved(layer, needs, setting, kernels))), kept.input_bytes)
+    return LayerBytes(kept, 0, working, backward, backward, needs.any)
+
+
+def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> SplitBytes:
+    """What the layer needs where its stage's backward is split into I and W.
+
+    Fused kernels leave the same tensors; any of their operators may have the largest one's working
+    set, and W adds to the gradients in place.
+
+    Complexity: O(operators).
+    """
+    layer = on_rank(layer, setting.work, setting.grid)
+    if kernels is Kernels.EAGER:
+        kept = eager_kept_by_operator(layer, needs, setting)
+        return split_bytes(layer, needs, setting, kept, eager_input_working(layer, needs, setting))
+    work, grid, size = setting.work, setting.grid, setting.element_bytes
+    kept = tuple(_saved_by_operator(layer, needs, setting))
+    if kernels.is_megatron:
+        kept = _megatron_saved(layer, needs, setting, kernels)
+    working = (float(working_bytes(layer, work, grid, size)),) * len(layer.operators)
+    return split_bytes(layer, needs, setting, kept, working)._replace(temporary=0)
+
+
+def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> tuple[float, ...]:
+    return megatron_saved(
+        layer,
+        needs,
+        setting,
+        stores_scores=kernels.endswith("scores"),
+        cuts_sequence="sequence" in kernels or setting.divides_tokens,
+    )
+
+
+def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
+    """The part of the saved bytes that is the layer's own input: what its first operator keeps."""
+    first = layer.operators[:1]
+    if layer.kind is LayerKind.EMBED or not first or isinstance(first[0], Attention | Lookup):
+        return 0
+    alone = replace(layer, operators=first)
+    return round(sum(_saved_by_operator(alone, needs, setting)))
+
+
+class StateBytes(NamedTuple):
+    """Bytes per parameter."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+
+def state_bytes(
+    element_bytes: int, kernels: Kernels = Kernels.FUSED, wide_bytes: int | None = None
+) -> StateBytes:
+    """Weight, gradient and AdamW state per trainable parameter; a frozen one has its weight only.
+
+    FUSED: 2-byte weights have a float32 master copy and two float32 moments (Rajbhandari et al.
+    2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width. EAGER: two
+    moments of the weight's own width, as torch's AdamW keeps them. `wide_bytes`: what an element
+    of the optimizer has where that is said: gradients, moments, and a copy of narrower weights.
+    """
+    if wide_bytes is not None:
+        copies = 2 if wide_bytes == element_bytes else 3
+        return StateBytes(element_bytes, wide_bytes, copies * wide_bytes)
+    if kernels.is_megatron:
+        master = FLOAT32_BYTES if element_bytes < FLOAT32_BYTES else 0
+        return StateBytes(element_bytes, GRADIENT_BYTES, master + 2 * FLOAT32_BYTES)
+    if kernels is Kernels.FUSED and element_bytes < FLOAT32_BYTES:
+        return StateBytes(element_bytes, element_bytes, 3 * FLOAT32_BYTES)
+    return StateBytes(element_bytes, element_bytes, 2 * element_bytes)
+
+
+def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int) -> int:
+    """Bytes a layer keeps from its forward to its backward, on one rank.
+
+    Per operator, whenever any gradient of the layer runs:
+      attention: query, key, value, output, and a float32 log-sum-exp a head and query;
+      norms and activations: each tensor they read; the loss, logits in float32;
+      sums, rotations, means: nothing.
+    And only when weight gradients run:
+      matmul: its input, once for neighbours that share it, and not again when it is an
+      attention's output; tables: the indices.
+    A layer without gradients keeps nothing.
+
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", section 4.1. Differs: no dropout masks, no stored scores (FlashAttention), and
+    no matmul inputs in frozen layers, whose input gradients need only the weights.
+
+    Complexity: O(operators).
+    """
+    setting = Setting(work, grid, element_bytes, is_gathered=False)
+    return round(sum(_saved_by_operator(layer, needs, setting)))
+
+
+def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator[float]:
+    work, grid, element_bytes = setting.work, setting.grid, setting.element_bytes
+    for previous, operator in pairwise((None, *layer.operators)):
+        assert operator is not None
+        tokens = operator_tokens(operator, work, grid)
+        if isinstance(operator, Attention | Pointwise):
+            yield tokens * _token_bytes(layer, operator, setting) if needs.any else 0.0
+        elif not needs.weight_grad or (isinstance(operator, Matmul) and _kept_already(previous, operator)):
+            yield 0.0
+        elif isinstance(operator, Lookup):
+            yield tokens * INDEX_BYTES
+        else:
+            width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
+            yield tokens * width * element_bytes
+
+
+def _token_bytes(layer: Layer, operator: Attention | Pointwise, setting: Setting) -> float:
+    """Bytes per token that gradients of the layer's input need."""
+    grid, element_bytes = setting.grid, setting.element_bytes
+    if isinstance(operator, Attention):
+        width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
+        return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
+    if operator.name.endswith(LINEAR):
+        return 0.0
+    is_loss = layer.kind is LayerKind.HEAD and not operator.weights
+    element_bytes = max(FLOAT32_BYTES, element_bytes) if is_loss else element_bytes
+    return operator.width / setting.cut(operator) * max(1, operator.num_passes - 1) * element_bytes
+
+
+def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> int:
+    """Bytes of the largest operator's input and output, alive while the layer computes.
+
+    Complexity: O(operators).
+    """
+    return round(
+        max(
+            (
+                operator_tokens(operator, work, grid) * _width(operator, grid) * element_bytes
+                for operator in layer.operators
+            ),
+            default=0.0,
+        )
+    )
+
+
+def _kept_already(previous: Operator | None, operator: Matmul) -> bool:
+    """An attention's output is; so is what neighbours of one cut share (query, key, value; gate, up)."""
+    if isinstance(previous, Attention):
+        return True
+    return (
+        isinstance(previous, Matmul)
+        and (previous.in_features, previous.shard) == (operator.in_features, operator.shard)
+        and operator.shard is Shard.COLUMN
+    )
+
+
+def _cut(operator: Pointwise | Lookup | Matmul, grid: Grid) -> int:
+    return 1 if operator.shard is Shard.REPLICATED else grid.tp
+
+
+def _width(operator: Operator, grid: Grid) -> float:
+    """Width of input and output together."""
+    if isinstance(operator, Attention):
+        return 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim / grid.tp
+    if isinstance(operator, Matmul):
+        n = operator.out_features / (grid.tp if operator.shard is Shard.COLUMN else 1)
+        return n + operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
+    if isinstance(operator, Lookup):
+        return operator.width
+    return 2 * operator.width / _cut(operator, grid)

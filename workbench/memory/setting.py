@@ -1,0 +1,43 @@
+"""What a layer's tensors depend on besides the layer: work, grid, element size."""
+
+from typing import NamedTuple
+
+from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.model.layer import Operator, Pointwise, Shard
+
+FLOAT32_BYTES = 4
+
+
+class Setting(NamedTuple):
+    """What a layer's tensors depend on besides the layer.
+
+    Args:
+        element_bytes: of weights and activations.
+        is_gathered: items differ in length, so attention picks those of one length by index
+            and puts the results back, which copies its output.
+        looked_up: tokens on one rank that a layer of embeddings reads from its table, the others
+            being features of another module; None: all.
+        divides_tokens: tensor-parallel ranks deal out tokens where the layer is not cut.
+        lengths: tokens inside the blocks of every item, ascending.
+    """
+
+    work: Work
+    grid: Grid
+    element_bytes: int
+    is_gathered: bool
+    looked_up: float | None = None
+    divides_tokens: bool = False
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def wide_bytes(self) -> int:
+        """Norms, softmax and loss compute in float32 or wider."""
+        return max(FLOAT32_BYTES, self.element_bytes)
+
+    def tokens(self, operator: Operator) -> float:
+        return operator_tokens(operator, self.work, self.grid)
+
+    def cut(self, operator: Pointwise) -> int:
+        """Ranks that share what a memory-bound operator reads and writes."""
+        is_whole = operator.shard is Shard.REPLICATED and not self.divides_tokens
+        return 1 if is_whole else self.grid.tp

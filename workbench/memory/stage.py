@@ -1,0 +1,327 @@
+"""Bytes of one stage on one rank: the state of its weights, and what a microbatch needs in it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
+
+from workbench.cost.roofline import Grid, RowWork, Work
+from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes, state_bytes
+from workbench.memory.setting import Setting
+from workbench.model.experts import is_of_expert
+from workbench.model.frozen import Needs
+from workbench.model.layer import Layer, Parameter, Pointwise, TokenCount
+from workbench.model.model_graph import TEXT
+from workbench.plan.expert_groups import deals_out, held_elements
+from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
+from workbench.plan.routing import Routing
+from workbench.plan.sequence import token_borders
+from workbench.plan.tied import tied_on
+from workbench.plan.token_owners import held_runs
+from workbench.plan.work import work_of
+
+
+class StateKind(NamedTuple):
+    """Which part of a parameter's state, of which module; printed `optimizer of llm`."""
+
+    part: str
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.part} of {self.module}"
+
+
+GRADIENTS = "gradients"
+
+# What each level of sharding cuts (Rajbhandari et al. 2020, "ZeRO": stages 1, 2 and 3).
+_SHARDED = {
+    "parameters": (Sharding.PARAMETERS,),
+    GRADIENTS: (Sharding.GRADIENTS, Sharding.PARAMETERS),
+    "optimizer": (Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+}
+
+
+def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
+    """(stage, part, bytes) of every parameter on a rank; a tied weight counts once, with its first stage.
+
+    Complexity: O(parameters of the rank's stages).
+    """
+    held_by = {(stage, one.name): one.stages[0] for one in tied_on(plan, rank) for stage in one.stages}
+    for stage in plan.stages_on.get(rank, ()):
+        seen = {name for (user, name), first in held_by.items() if user == stage.id != first}
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            for parameter in layer.parameters():
+                if parameter.name not in seen:
+                    seen.add(parameter.name)
+                    yield from _parameter_state(plan, stage, layer, parameter)
+
+
+def _parameter_state(
+    plan: Plan, stage: Stage, layer: Layer, parameter: Parameter
+) -> Iterator[tuple[Stage, StateKind, int]]:
+    sharding = plan.settings.of(stage.module).sharding
+    wide = plan.settings.optimizer_precision
+    size = state_bytes(
+        plan.settings.precision.num_bytes, plan.settings.kernels, None if wide is None else wide.num_bytes
+    )
+    elements = elements_of(parameter, stage)
+    parts = _num_parts(plan, stage, dealt=stage.ep > 1 and is_of_expert(parameter))
+    wanted = {"parameters": size.weight}
+    if layer.trainable:
+        wanted |= {GRADIENTS: size.gradient, "optimizer": size.optimizer}
+    for part, num_bytes in wanted.items():
+        cut = parts if sharding in _SHARDED[part] else 1
+        yield stage, StateKind(part, stage.module), ceil(elements * num_bytes / cut)
+
+
+def _num_parts(plan: Plan, stage: Stage, *, dealt: bool) -> int:
+    """Of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
+
+    A dealt-out expert has as many holders in a stage as its ranks hold copies of all experts.
+    """
+    holders = len(stage.expert_ranks) if dealt else stage.cp
+    return max(1, len(plan.replicas(stage.module)) * holders // plan.settings.of(stage.module).instances)
+
+
+def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...]:
+    """Elements of each tensor of a trained layer that the optimizer of one rank updates.
+
+    They are the parameters, or one part of the whole layer where it is dealt out or has a wide copy.
+    """
+    dealt = [p for p in layer.parameters() if deals_out(stage, layer) and is_of_expert(p)]
+    own = [p for p in layer.parameters() if p not in dealt]
+    elements = tuple(elements_of(parameter, stage) for parameter in (*own, *dealt))
+    is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
+    if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
+        return elements
+    return tuple(
+        sum(elements_of(p, stage) for p in held)
+        / (_num_parts(plan, stage, dealt=place > 0) if is_sharded else 1)
+        for place, held in enumerate((own, dealt))
+        if held
+    )
+
+
+def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
+    """Gradients that I makes on one rank: of parameters that are no matrix and no table."""
+    return sum(
+        parameter.num_elements * plan.settings.gradient_bytes
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
+        if layer.trainable
+        for operator in layer.operators
+        if isinstance(operator, Pointwise)
+        for parameter in operator.parameters()
+    )
+
+
+def elements_of(parameter: Parameter, stage: Stage) -> float:
+    """Elements of a parameter on one rank of the stage."""
+    return held_elements(parameter, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of one stage over one microbatch on one rank, as `memory_table` says.
+
+    Args:
+        kept: from the forward to the last backward, without the stage's input and output.
+        input_kept: of what the layers keep, the part that is the stage's input itself.
+        output: the stage's output tensor.
+        forward, accumulating: on top of what is kept; see `LayerBytes`.
+        first: the same for the stage's first backward, which gives kept tensors back layer by
+            layer and makes the weights' gradients at the same pace; these are part of it.
+    """
+
+    kept: int
+    input_kept: int
+    output: int
+    forward: int
+    accumulating: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageSplitBytes:
+    """Bytes of one stage over one microbatch on one rank where its backward is I and W.
+
+    Args:
+        left: from I to W.
+        input_pass: during I, on top of what the forward kept.
+        first: during the stage's first W, on top of what is left: gradients that it makes.
+        adding: the same for a later W.
+    """
+
+    left: int
+    input_pass: int
+    first: int
+    adding: int
+
+
+def _scaled_row(row: RowWork, factor: float) -> RowWork:
+    tokens_in, tokens_out = (ceil(tokens * factor) for tokens in (row.tokens_in, row.tokens_out))
+    return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
+
+
+class Sizes:
+    """Bytes of stages over microbatches; equal ones are computed once."""
+
+    def __init__(self, plan: Plan, routing: Routing) -> None:
+        self._plan, self._routing = plan, routing
+        self._known: dict[tuple[object, ...], StageBytes] = {}
+        self._named: dict[tuple[int, int, bool], StageBytes] = {}  # every rank of a stage asks
+        self._known_split: dict[tuple[object, ...], StageSplitBytes] = {}
+
+    def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
+        """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
+        name = (stage.id, microbatch.index, keeps)
+        if name not in self._named:
+            self._named[name] = self._of(stage, microbatch, keeps=keeps)
+        return self._named[name]
+
+    def _of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
+        needs = self._needs(stage, microbatch)
+        if not keeps:
+            needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
+        setting = self._setting(stage, microbatch)
+        key = (stage.module, stage.layers, needs, setting)
+        if key not in self._known:
+            self._known[key] = self._sum(stage, needs, setting)
+        return self._known[key]
+
+    def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
+        """Of that stage, whose backward of the microbatch is split."""
+        needs, setting = self._needs(stage, microbatch), self._setting(stage, microbatch)
+        key = (stage.module, stage.layers, needs, setting)
+        if key not in self._known_split:
+            self._known_split[key] = self._sum_split(stage, needs, setting)
+        return self._known_split[key]
+
+    def _needs(self, stage: Stage, microbatch: Microbatch) -> tuple[Needs, ...]:
+        return self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+
+    def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
+        module = self._plan.model.module(stage.module)
+        lengths = sorted(self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
+        grid = Grid(stage.tp, stage.cp, stage.ep)
+        size = self._plan.settings.precision.num_bytes
+        work = self._most_held(stage, microbatch)
+        return Setting(
+            work,
+            grid,
+            size,
+            is_gathered=lengths[0] != lengths[-1],
+            looked_up=self._looked_up(stage, microbatch),
+            lengths=tuple(lengths),
+        )
+
+    def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
+        """The microbatch's work, with tokens as if every rank held as many as the one that holds most."""
+        work = work_of(self._plan, microbatch)
+        if stage.cp == 1:
+            return work
+        held = held_runs(self._routing, microbatch, TokenCount.IN)
+        counts = [sum(run.num_tokens for run in runs) for runs in held]
+        excess = max(counts) * stage.cp / sum(counts)
+        return Work(tuple(_scaled_row(row, excess) for row in work.rows))
+
+    def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
+        """Text tokens on one rank, where other modules' features stand beside them."""
+        if self._plan.model.module(stage.module).modality != TEXT:
+            return None
+        segments = [s for item in microbatch.items for s in self._plan.sample[item.sample].segments]
+        text = sum(segment.tokens_out for segment in segments if segment.modality == TEXT)
+        return None if text == sum(s.tokens_out for s in segments) else text / stage.cp
+
+    def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes:
+        plan = self._plan
+        module = plan.model.module(stage.module)
+        layers = module.layers[slice(*stage.layers)]
+        each = [
+            layer_bytes(layer, need, each_setting, plan.settings.kernels)
+            for layer, need, each_setting in zip(layers, needs, self._by_layer(stage, setting), strict=True)
+        ]
+        is_loss = module.has_loss and stage.layers[1] == len(module.layers)
+        is_sent_off = plan.settings.kernels.is_megatron  # its outputs are given back once sent
+        output = 0 if is_loss or is_sent_off else self._emitted(layers[-1], setting)
+        if plan.settings.of(stage.module).recompute is Recompute.NONE:
+            kept = [layer.kept.num_bytes for layer in each]
+            again = [0] * len(each)
+            shared = max(layer.shared for layer in each)
+        else:
+            entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
+            kept = [num if need.any else 0 for num, need in zip(entering, needs, strict=True)]
+            again = [layer.kept.num_bytes + layer.shared for layer in each]
+            shared = 0
+        input_kept = each[0].kept.input_bytes if not any(again) else kept[0]
+        gradients = [
+            sum(round(elements_of(p, stage) * setting.element_bytes) for p in layer.parameters())
+            if need.weight_grad
+            else 0
+            for layer, need in zip(layers, needs, strict=True)
+        ]
+        return _stage_bytes(each, (kept, again, gradients), (shared, input_kept, output))
+
+    def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes:
+        """Peaks over the layers: I has left what lies behind; W has made gradients of what lies before."""
+        kernels = self._plan.settings.kernels
+        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
+        triples = list(zip(layers, needs, self._by_layer(stage, setting), strict=True))
+        splits = [layer_split_bytes(*triple, kernels) for triple in triples]
+        each = [layer_bytes(*triple, kernels) for triple in triples]
+        recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
+        entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
+        left = behind = sum(split.left for split in splits)
+        kept, total, made = 0, 0, 0
+        most, first = 0, left
+        for split, layer, enters, need in zip(splits, each, entering, needs, strict=True):
+            behind -= split.left
+            first = max(first, made + split.weight_pass + behind)
+            made += split.gradients
+            again = (enters if need.any else 0) + layer.shared if recomputes else 0
+            most = max(most, kept + again + split.input_pass + behind)
+            kept += (enters if need.any else 0) if recomputes else layer.kept.num_bytes
+        total = kept
+        adding = max((split.temporary for split in splits), default=0)
+        return StageSplitBytes(left, most - total, max(0, first - left), adding)
+
+    def _by_layer(self, stage: Stage, setting: Setting) -> list[Setting]:
+        """Of every layer: whether it divides tokens is its own."""
+        divided = token_borders(self._plan, stage).divided
+        return [setting._replace(divides_tokens=index in divided) for index in range(*stage.layers)]
+
+    def _emitted(self, layer: Layer, setting: Setting) -> int:
+        tokens = setting.work.tokens(layer.emits) / setting.grid.cp
+        return round(tokens * layer.out_width * setting.element_bytes)
+
+    def _entering(self, stage: Stage, index: int, setting: Setting) -> int:
+        """Bytes of a layer's input; a module's first layer reads indices or pixels, which are not counted."""
+        layers = self._plan.model.module(stage.module).layers
+        borders = token_borders(self._plan, stage)
+        is_divided = index in borders.divided and index not in borders.divides
+        whole = 0 if index == 0 else self._emitted(layers[index - 1], setting)
+        return ceil(whole / stage.tp) if is_divided else whole
+
+
+def _stage_bytes(
+    each: list[LayerBytes],
+    lists: tuple[list[int], list[int], list[int]],
+    edges: tuple[int, int, int],
+) -> StageBytes:
+    """Peaks over the layers: a forward has kept what lies before, a backward gave back what lies behind.
+
+    Lists, by layer: what it keeps, what its recomputation keeps until its own backward is done,
+    its weights' gradients. Edges: shared, input and output bytes of the stage.
+    """
+    shared, input_kept, output = edges
+    total, until, behind = sum(lists[0]), 0, sum(lists[2])
+    forward = accumulating = first = total
+    for layer, kept, again, gradient in zip(each, *lists, strict=True):
+        until += kept
+        forward = max(forward, until + layer.forward)
+        if layer.has_backward:
+            accumulating = max(accumulating, until + again + layer.accumulating)
+            first = max(first, until + again + layer.backward + behind)
+        behind -= gradient
+    return StageBytes(
+        total + shared, input_kept, output, forward - total, accumulating - total, first - total
+    )

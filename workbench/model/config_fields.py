@@ -1,0 +1,37 @@
+"""Reading numbers out of a Hugging Face configuration."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.model.transformer import Heads
+
+Config = Mapping[str, Any]
+
+
+def whole(config: Config, key: str, default: int | None = None) -> int:
+    """A whole number >= 1; null counts as absent, and an absent one is the default."""
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, list | tuple) and value and all(member == value[0] for member in value):
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{config['model_type']}: {key} must be a whole number >= 1, got {value!r}")
+    return value
+
+
+def heads_of(
+    config: Config, *, width: int, num: int, causal: bool = True, num_kv: int | None = None
+) -> Heads:
+    """Heads whose width is given, or the share of `width`."""
+    if "head_dim" not in config and width % num:
+        raise ValueError(f"{config['model_type']}: hidden width {width} must divide by {num} heads")
+    return Heads(num=num, num_kv=num_kv or num, dim=whole(config, "head_dim", width // num), causal=causal)
+
+
+def text(config: Config, key: str, default: str) -> str:
+    """A word; an absent or null one is the default."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, str):
+        raise ValueError(f"{config['model_type']}: {key} must be text, got {value!r}")
+    return value

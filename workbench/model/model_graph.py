@@ -1,0 +1,245 @@
+"""The model: modules of layers, joined by edges into a DAG."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import networkx as nx
+
+from workbench.data.sample import WHERE_SET
+from workbench.model.layer import Layer, LayerKind, Matmul, TokenCount
+
+TEXT = "text"
+GENERATED = "generator"  # of what a generator makes, where nobody says another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where real weights of a module come from: a transformers configuration.
+
+    Args:
+        architecture: `model_type` of the transformers config, e.g. "siglip_vision_model".
+        config: canonical JSON of that config (sorted keys), so that plans hash equally.
+        projector: "linear" or "mlp" for an encoder, None for an LLM.
+    """
+
+    architecture: str
+    config: str
+    projector: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A node of the model DAG: a chain of layers working on one modality.
+
+    `modality` names the segments of a sample that are its items. The module whose modality
+    is "text" is the LLM: its items are whole samples and it computes the next-token loss. A module
+    that the LLM's states enter and that ends with a head is a generator, with a loss of its own.
+    """
+
+    name: str
+    modality: str
+    layers: tuple[Layer, ...]
+    source: Source | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError(f"module {self.name!r}: want at least one layer, got none")
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"module {self.name!r}: layer names must be unique, {twice!r} is twice")
+        trained: dict[str, bool] = {}
+        for layer in self.layers:
+            for _, shared in layer.tied:
+                if trained.setdefault(shared, layer.trainable) != layer.trainable:
+                    raise ValueError(
+                        f"module {self.name!r}: layers that share {shared!r} must be all trainable or "
+                        f"all frozen, {layer.name!r} differs"
+                    )
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether its last layer is a loss: the LLM's, or a generator's."""
+        return self.modality == TEXT or self.layers[-1].kind is LayerKind.HEAD
+
+    @property
+    def leaves_after(self) -> int:
+        """The layer whose output other modules read: the last one that is no loss."""
+        return len(self.layers) - 1 - (self.layers[-1].kind is LayerKind.HEAD)
+
+    @property
+    def context_layers(self) -> tuple[int, ...]:
+        """Those that read another module's tokens by cross-attention."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.reads_context)
+
+    def entering_width(self, layer: int) -> int:
+        """Of what enters before that layer: a sum with its input, or what a projector or its keys read."""
+        if self.layers[layer].reads_context:
+            matmuls = (op for op in self.layers[layer].operators if isinstance(op, Matmul))
+            return next(op.in_features for op in matmuls if op.tokens is TokenCount.CONTEXT)
+        if layer == 0 and self.has_loss and self.modality != TEXT:
+            return next(op.in_features for op in self.layers[0].operators if isinstance(op, Matmul))
+        return self.layers[max(layer - 1, 0)].out_width
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the module; tied ones counted once."""
+        sizes = {p.name: p.num_elements for layer in self.layers for p in layer.parameters()}
+        return sum(sizes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Output of `source`'s layer `after_layer` enters `target`'s layer `before_layer`.
+
+    Args:
+        also_before: further layers of `target` that read it, behind `before_layer` in ascending order.
+    """
+
+    source: str
+    target: str
+    after_layer: int
+    before_layer: int
+    also_before: tuple[int, ...] = field(default=(), metadata={WHERE_SET: True})
+
+    def __post_init__(self) -> None:
+        if any(later <= earlier for earlier, later in pairwise(self.entered)):
+            raise ValueError(f"edge {self.name}: entered layers must ascend, got {list(self.entered)}")
+
+    @property
+    def entered(self) -> tuple[int, ...]:
+        """Every layer of the target that reads it."""
+        return (self.before_layer, *self.also_before)
+
+    def entered_in(self, layers: tuple[int, int]) -> tuple[int, ...]:
+        """Those of them in [first, last)."""
+        return tuple(layer for layer in self.entered if layers[0] <= layer < layers[1])
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}>{self.target}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """DAG of modules. Module order is the order of listing and breaks all ties."""
+
+    name: str
+    modules: tuple[Module, ...]
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_names(self)
+        _check_edges(self)
+        graph = self.networkx()
+        if not nx.is_directed_acyclic_graph(graph):
+            cycle = " > ".join(source for source, _ in nx.find_cycle(graph))
+            raise ValueError(f"model {self.name!r}: edges must be acyclic, got the cycle {cycle}")
+
+    def networkx(self) -> nx.DiGraph:
+        """Nodes are module names; edge data hold the `Edge`."""
+        graph = nx.DiGraph()
+        graph.add_nodes_from(module.name for module in self.modules)
+        graph.add_edges_from((edge.source, edge.target, {"edge": edge}) for edge in self.edges)
+        return graph
+
+    @cached_property
+    def _by_name(self) -> dict[str, Module]:
+        return {module.name: module for module in self.modules}
+
+    def module(self, name: str) -> Module:
+        """The module of that name, or ValueError naming the known ones."""
+        if name not in self._by_name:
+            raise ValueError(f"model {self.name!r} has no module {name!r}; it has {', '.join(self._by_name)}")
+        return self._by_name[name]
+
+    def edges_into(self, module: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.target == module)
+
+    def edges_out_of(self, module: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.source == module)
+
+    def is_context(self, edge: Edge) -> bool:
+        """Whether what crosses is read by cross-attention, and has no place in the target's sequence."""
+        return self.module(edge.target).layers[edge.before_layer].reads_context
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(module.num_parameters for module in self.modules)
+
+
+def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
+    """A graph out of chains of modules; consecutive ones get an edge from the last layer to the first.
+
+    An encoder that leaves as many tokens as it has inside enters the cross-attention layers of its
+    consumer instead, all of them, where that has any.
+
+    Example: `connect("valm", (vision, llm), (audio, llm))` joins two encoders at one LLM, and
+    `connect("gen", (vision, llm, generator))` goes on behind it, from what its head reads.
+    """
+    modules: dict[str, Module] = {}
+    edges: dict[tuple[str, str], Edge] = {}
+    for chain in chains:
+        modules.update((module.name, module) for module in chain)
+        for source, target in pairwise(chain):
+            first, *others = _entered_layers(source, target)
+            edges[source.name, target.name] = Edge(
+                source=source.name,
+                target=target.name,
+                after_layer=source.leaves_after,
+                before_layer=first,
+                also_before=tuple(others),
+            )
+    graph = ModelGraph(name=name, modules=tuple(modules.values()), edges=tuple(edges.values()))
+    order = nx.lexicographical_topological_sort(graph.networkx(), list(modules).index)
+    return replace(graph, modules=tuple(modules[module] for module in order))
+
+
+def _entered_layers(source: Module, target: Module) -> tuple[int, ...]:
+    is_read = source.modality != TEXT and source.layers[source.leaves_after].emits is TokenCount.IN
+    return (target.context_layers if is_read else ()) or (0,)
+
+
+def _check_names(model: ModelGraph) -> None:
+    names = [module.name for module in model.modules]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"model {model.name!r}: module names must be unique, {twice!r} is twice")
+
+
+def _check_edges(model: ModelGraph) -> None:
+    layers = {module.name: len(module.layers) for module in model.modules}
+    names = [edge.name for edge in model.edges]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"model {model.name!r}: two modules have at most one edge, {twice} is twice")
+    for edge in model.edges:
+        ends = [(edge.source, edge.after_layer), *((edge.target, layer) for layer in edge.entered)]
+        for end, layer in ends:
+            if end not in layers:
+                raise ValueError(f"edge {edge.name}: no module {end!r}; the model has {', '.join(layers)}")
+            if not 0 <= layer < layers[end]:
+                raise ValueError(f"edge {edge.name}: {end} has layers 0..{layers[end] - 1}, got {layer}")
+        _check_entrance(model, edge)
+
+
+def _check_entrance(model: ModelGraph, edge: Edge) -> None:
+    """Several layers read an edge by cross-attention, or one does in any way."""
+    target = next(module for module in model.modules if module.name == edge.target)
+    kinds = {target.layers[layer].reads_context for layer in edge.entered}
+    if kinds == {True}:
+        return
+    read = list(target.context_layers)
+    if len(edge.entered) > 1:
+        raise ValueError(
+            f"edge {edge.name}: only cross-attention layers read one output several times, want some of "
+            f"{read}, got {list(edge.entered)}"
+        )
+    last = next(module for module in model.modules if module.name == edge.source).layers[edge.after_layer]
+    if last.kind is LayerKind.PROJECTOR and last.emits is TokenCount.IN:
+        wanted = (
+            f"layers {read}" if read else "a language model such as mllama_text_model: it has no such layer"
+        )
+        raise ValueError(f"edge {edge.name}: cross-attention reads {edge.source}, want {wanted}")

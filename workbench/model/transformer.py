@@ -1,0 +1,264 @@
+"""Transformer layers spelled out as operators: every matmul, norm and table they own."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workbench.model.layer import Attention, Matmul, Operator, Pointwise, Shard, TokenCount
+
+
+class Norm(StrEnum):
+    """RMS has a scale; LAYER has a scale and a shift."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class Placement(StrEnum):
+    """Where a block's norms stand.
+
+    PRE: before attention and before the MLP. POST: after each residual sum (BERT).
+    SANDWICH: before and after both (Gemma 2). PARALLEL: one norm feeds attention and MLP,
+    whose results are summed (Phi).
+    """
+
+    PRE = "pre"
+    POST = "post"
+    SANDWICH = "sandwich"
+    PARALLEL = "parallel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The attention of a block.
+
+    Args:
+        num: query heads; num_kv: key and value heads (fewer: grouped-query attention).
+        dim: width of one head.
+        bias: which projections have a bias, out of "q", "k", "v" and "o".
+        fused: query, key and value come from one matmul.
+        qk_norm: norm over each head's queries and keys.
+        rotary: positions enter by rotating queries and keys.
+        num_keys: keys of every query where a window fixes them; None: the whole row.
+    """
+
+    num: int
+    num_kv: int
+    dim: int
+    causal: bool
+    bias: str = ""
+    fused: bool = False
+    qk_norm: Norm | None = None
+    rotary: bool = False
+    num_keys: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num < 1 or self.num_kv < 1 or self.dim < 1 or self.num % self.num_kv:
+            raise ValueError(
+                f"attention: want heads >= 1 that kv_heads divides and head_dim >= 1, "
+                f"got {self.num} heads, {self.num_kv} kv_heads, head_dim {self.dim}"
+            )
+
+    @property
+    def q_width(self) -> int:
+        return self.num * self.dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv * self.dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """`down(act(up(x)))`, or `down(act(gate(x)) * up(x))` when gated."""
+
+    width: int
+    gated: bool
+    activation: str
+    bias: bool = False
+    fused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One transformer block over [T, width]."""
+
+    width: int
+    heads: Heads
+    mlp: Mlp
+    norm: Norm
+    placement: Placement = Placement.PRE
+
+
+def vit_block(*, width: int, num_heads: int, ffn: int, activation: str, bias: str = "qkvo") -> Block:
+    """The pre-norm block of a vision transformer: full attention, plain MLP, biases."""
+    return Block(
+        width=width,
+        heads=Heads(num=num_heads, num_kv=num_heads, dim=width // num_heads, causal=False, bias=bias),
+        mlp=Mlp(width=ffn, gated=False, activation=activation, bias=True),
+        norm=Norm.LAYER,
+    )
+
+
+def norm(name: str, width: int, kind: Norm, *, tokens: TokenCount = TokenCount.IN) -> Pointwise:
+    """A norm over [T, width]: reads it once and writes it once."""
+    return Pointwise(name=name, width=width, num_passes=2, weights=norm_weights(kind, width), tokens=tokens)
+
+
+def norm_weights(kind: Norm, width: int) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of a norm's parameters."""
+    return (("weight", width),) if kind is Norm.RMS else (("weight", width), ("bias", width))
+
+
+def residual(name: str, width: int) -> Pointwise:
+    """`x + y`: two tensors read, one written."""
+    return Pointwise(name=name, width=width, num_passes=3)
+
+
+def block_operators(block: Block) -> tuple[Operator, ...]:
+    """Operators of one block, in execution order.
+
+    Tensor parallelism cuts heads and the MLP's inner width: COLUMN into the pair's first
+    matmul, ROW out of its second, so that one all-reduce follows each of the two.
+    """
+    w = block.width
+    attention = attention_operators(w, block.heads)
+    mlp = mlp_operators("mlp", w, block.mlp)
+    first, second = (norm(name, w, block.norm) for name in ("attention_norm", "mlp_norm"))
+    add_attention, add_mlp = residual("attention_residual", w), residual("mlp_residual", w)
+    match block.placement:
+        case Placement.PRE:
+            return (first, *attention, add_attention, second, *mlp, add_mlp)
+        case Placement.POST:
+            return (*attention, add_attention, first, *mlp, add_mlp, second)
+        case Placement.SANDWICH:
+            after = (norm(name, w, block.norm) for name in ("post_attention_norm", "post_mlp_norm"))
+            post_attention, post_mlp = after
+            head = (first, *attention, post_attention, add_attention)
+            return (*head, second, *mlp, post_mlp, add_mlp)
+        case Placement.PARALLEL:
+            return (first, *attention, *mlp, add_attention, add_mlp)
+
+
+def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
+    """Projections, norms of heads, rotation, attention, output projection."""
+    operators: list[Operator] = []
+    if heads.fused:
+        operators.append(
+            Matmul(
+                name="qkv_proj",
+                in_features=width,
+                out_features=heads.q_width + 2 * heads.kv_width,
+                bias="q" in heads.bias,
+                shard=Shard.COLUMN,
+            )
+        )
+    else:
+        operators += [
+            Matmul(
+                name=f"{letter}_proj",
+                in_features=width,
+                out_features=out,
+                bias=letter in heads.bias,
+                shard=Shard.COLUMN,
+            )
+            for letter, out in (("q", heads.q_width), ("k", heads.kv_width), ("v", heads.kv_width))
+        ]
+    if heads.qk_norm is not None:
+        weights = norm_weights(heads.qk_norm, heads.dim)
+        operators += [
+            Pointwise(name=name, width=out, num_passes=2, weights=weights, shard=Shard.COLUMN)
+            for name, out in (("q_norm", heads.q_width), ("k_norm", heads.kv_width))
+        ]
+    if heads.rotary:
+        rotated = heads.q_width + heads.kv_width
+        operators.append(Pointwise(name="rotary", width=rotated, num_passes=2, shard=Shard.COLUMN))
+    operators += [
+        Attention(
+            name="attention",
+            num_heads=heads.num,
+            num_kv_heads=heads.num_kv,
+            head_dim=heads.dim,
+            causal=heads.causal,
+            num_keys=heads.num_keys,
+        ),
+        Matmul(
+            name="o_proj",
+            in_features=heads.q_width,
+            out_features=width,
+            bias="o" in heads.bias,
+            shard=Shard.ROW,
+        ),
+    ]
+    return tuple(operators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What cross-attention reads: another sequence of fixed length.
+
+    Args:
+        width: of its vectors.
+        num: of its vectors.
+        per_token: rows of the key and value matmuls per token counted; they run once for all
+            queries of an item.
+    """
+
+    width: int
+    num: int
+    per_token: float
+
+
+def cross_attention_operators(
+    name: str, width: int, heads: Heads, keys: Keys, *, tokens_scale: float = 1.0
+) -> tuple[Operator, ...]:
+    """Queries from [T, width], keys and values from another sequence, output projection.
+
+    `tokens_scale` is queries per token counted. Names are `name`.q, .k, .v, .attention, .o.
+    """
+
+    def matmul(letter: str, enter: int, leave: int, rows: float, shard: Shard) -> Matmul:
+        return Matmul(
+            name=f"{name}.{letter}",
+            in_features=enter,
+            out_features=leave,
+            bias=letter in heads.bias,
+            shard=shard,
+            tokens_scale=rows,
+        )
+
+    return (
+        matmul("q", width, heads.q_width, tokens_scale, Shard.COLUMN),
+        matmul("k", keys.width, heads.kv_width, keys.per_token, Shard.COLUMN),
+        matmul("v", keys.width, heads.kv_width, keys.per_token, Shard.COLUMN),
+        Attention(
+            name=f"{name}.attention",
+            num_heads=heads.num,
+            num_kv_heads=heads.num_kv,
+            head_dim=heads.dim,
+            causal=False,
+            tokens_scale=tokens_scale,
+            num_keys=keys.num,
+        ),
+        matmul("o", heads.q_width, width, tokens_scale, Shard.ROW),
+    )
+
+
+def mlp_operators(name: str, width: int, mlp: Mlp) -> tuple[Operator, ...]:
+    """Up (and gate), activation, down. The gated activation reads both halves and writes one."""
+    ups: tuple[tuple[str, int], ...] = ((f"{name}.up", mlp.width),)
+    if mlp.gated:
+        ups = ((f"{name}.gate", mlp.width), (f"{name}.up", mlp.width))
+        if mlp.fused:
+            ups = ((f"{name}.gate_up", 2 * mlp.width),)
+    matmuls = tuple(
+        Matmul(name=up, in_features=width, out_features=out, bias=mlp.bias, shard=Shard.COLUMN)
+        for up, out in ups
+    )
+    passes = 3 if mlp.gated else 2
+    return (
+        *matmuls,
+        Pointwise(name=f"{name}.{mlp.activation}", width=mlp.width, num_passes=passes, shard=Shard.COLUMN),
+        Matmul(
+            name=f"{name}.down", in_features=mlp.width, out_features=width, bias=mlp.bias, shard=Shard.ROW
+        ),
+    )

@@ -1,0 +1,25 @@
+"""Which kernels a training system computes layers with: a setting of the plan that decides memory."""
+
+from enum import StrEnum
+
+
+class Kernels(StrEnum):
+    """What computes a layer, which decides what it keeps for its backward.
+
+    FUSED: one kernel per norm, activation and attention, each keeping what its formula needs:
+    training systems on GPUs. EAGER: transformers' modules as they stand, one PyTorch operator
+    after the other, each keeping what autograd asks of it: this workbench's runtime.
+    MEGATRON: FUSED with dropout and float32 gradients, outputs of stages given back once sent;
+    SCORES: attention stores its scores; SEQUENCE: sequence parallelism.
+    """
+
+    FUSED = "fused"
+    EAGER = "eager"
+    MEGATRON = "megatron"
+    MEGATRON_SCORES = "megatron-scores"
+    MEGATRON_SEQUENCE = "megatron-sequence"
+    MEGATRON_SEQUENCE_SCORES = "megatron-sequence-scores"
+
+    @property
+    def is_megatron(self) -> bool:
+        return self.startswith("megatron")

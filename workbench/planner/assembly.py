@@ -1,0 +1,256 @@
+"""From stage boundaries to a plan: numbers the stages, deals out ranks, batches the samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate, pairwise
+
+from workbench.balance.stages.partition import partition
+from workbench.cost.model import CostModel
+from workbench.job.device_pools import check_taken
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import check_memory, memory_table
+from workbench.model.model_graph import TEXT
+from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
+from workbench.plan.lower import lower
+from workbench.plan.parameter_shards import in_units
+from workbench.plan.plan import Plan, Stage
+from workbench.planner.block_cuts import Cuts, even_blocks
+from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
+from workbench.timing.price import price
+
+
+def layout_of(job: Job, module: str) -> ModuleLayout:
+    """The job's layout of a module; tp = cp = ep = 1 and a searched stage count by default."""
+    return next((layout for layout in job.layouts if layout.module == module), ModuleLayout(module=module))
+
+
+def dp_of(job: Job, module: str) -> int:
+    """Replicas of a module: its layout's, or the job's."""
+    return layout_of(job, module).dp or job.replicas
+
+
+def draft_plan(job: Job, strategy: str) -> Plan:
+    """A plan without stages or programs; its microbatches are the same samples in every module.
+
+    Raises:
+        ValueError: a batch that does not divide, or a layout with replicas or a place of its own.
+    """
+    for layout in job.layouts:
+        if layout.rank_offset is not None or dp_of(job, layout.module) != job.replicas:
+            own = f"dp {layout.dp}" if layout.rank_offset is None else f"rank_offset {layout.rank_offset}"
+            raise ValueError(
+                f"{strategy}: all modules have {job.replicas} replicas, placed in order, but the layout of "
+                f"{layout.module!r} has {own}; strategy megatron-heterogeneous takes it"
+            )
+    empty = empty_draft(job, strategy)
+    microbatches = batched_microbatches(
+        empty, samples_per_microbatch=job.microbatch_samples, replicas=range(job.replicas)
+    )
+    return replace(empty, microbatches=microbatches)
+
+
+def shared_draft(job: Job, strategy: str) -> Plan:
+    """A plan without stages or programs; every module shares the batch out among replicas of its own.
+
+    Under `three-phase` a window of the schedule is one microbatch of each encoder replica.
+
+    Raises:
+        ValueError: as `shared_microbatches`.
+    """
+    empty = empty_draft(job, strategy)
+    microbatches = shared_microbatches(
+        empty,
+        samples_per_microbatch=job.microbatch_samples,
+        dp={module.name: dp_of(job, module.name) for module in job.model.modules},
+        rounds=job.schedule.window if job.schedule.kind is ScheduleKind.THREE_PHASE else 1,
+    )
+    return replace(empty, microbatches=microbatches)
+
+
+def empty_draft(job: Job, strategy: str) -> Plan:
+    """The job as a plan without stages, microbatches or programs."""
+    return Plan(
+        strategy=strategy,
+        model=job.model,
+        cluster=job.cluster,
+        batch=job.batch,
+        stages=(),
+        microbatches=(),
+        programs=(),
+        settings=job.settings,
+    )
+
+
+def in_three_phases(job: Job, strategy: str) -> Job:
+    """The job under the three-phase schedule, which 1F1B stands for where nothing else was asked for.
+
+    Raises:
+        ValueError: it asks for another schedule.
+    """
+    if job.schedule.kind is ScheduleKind.THREE_PHASE:
+        return job
+    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+        raise ValueError(
+            f"{strategy}: modules run in phases, with 1F1B in the second, got schedule {job.schedule.kind}; "
+            f"nearest: {ScheduleKind.THREE_PHASE}"
+        )
+    return replace(job, schedule=usual(ScheduleKind.THREE_PHASE))
+
+
+def num_microbatches(draft: Plan, module: str) -> int:
+    """Of the replica that has most of them."""
+    return max((len(m) for (name, _), m in draft.microbatches_of.items() if name == module), default=0)
+
+
+@cache
+def _partition(cost_s: tuple[float, ...], num_stages: int) -> Cuts:
+    return partition(cost_s, num_stages)
+
+
+def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
+    """Balanced stages of one module; the error of an impossible count names the module."""
+    try:
+        return _partition(cost_s, num_stages)
+    except ValueError as error:
+        raise ValueError(f"module {module!r}: {error}") from None
+
+
+def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str) -> Cuts:
+    """Balanced stages of one module on so many blocks of ranks; where a block holds several, by their sum."""
+    virtual = virtual_stages(job, module)
+    if given := layout_of(job, module).stage_layers:
+        return tuple(pairwise(accumulate(given, initial=0)))
+    cuts = cut(cost_s, num_blocks * virtual, module)
+    if virtual == 1:
+        return cuts
+    return even_blocks(cost_s, cuts, lambda place: rank_block(job.schedule, place, len(cuts)))
+
+
+def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtual: int) -> float:
+    """Seconds of the slowest block of ranks; each holds `virtual` of the stages."""
+    blocks: dict[int, float] = {}
+    for place, (first, last) in enumerate(cuts):
+        block = rank_block(schedule, place, len(cuts)) if virtual > 1 else place
+        blocks[block] = blocks.get(block, 0.0) + sum(cost_s[first:last])
+    return max(blocks.values())
+
+
+def grid(first_rank: int, layout: ModuleLayout) -> tuple[tuple[int, ...], ...]:
+    """Consecutive ranks as a cp x tp grid."""
+    starts = range(first_rank, first_rank + layout.cp * layout.tp, layout.tp)
+    return tuple(tuple(range(start, start + layout.tp)) for start in starts)
+
+
+def virtual_stages(job: Job, module: str) -> int:
+    """Stages of the module on each of its ranks: the schedule's for the LLM, one for the others."""
+    return job.schedule.virtual_stages if job.model.module(module).modality == TEXT else 1
+
+
+def module_stages(
+    job: Job,
+    module: str,
+    cuts: Cuts,
+    *,
+    replica: int,
+    first_id: int,
+    first_rank: int,
+    blocks_apart: int = 1,
+) -> tuple[Stage, ...]:
+    """The stages of one replica on blocks of ranks; of the LLM as its schedule lays them out.
+
+    The blocks of consecutive stages lie side by side, or `blocks_apart` blocks from start to start.
+
+    Raises:
+        ValueError: a block in a pool that does not take the module.
+    """
+    layout = layout_of(job, module)
+    size = layout.tp * layout.cp * blocks_apart
+    is_virtual = virtual_stages(job, module) > 1
+    stages = []
+    for place, layers in enumerate(cuts):
+        block = rank_block(job.schedule, place, len(cuts)) if is_virtual else place
+        ranks = grid(first_rank + block * size, layout)
+        check_taken(job.pools, module, [rank for row in ranks for rank in row])
+        place_id = first_id + place
+        stage = Stage(id=place_id, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep)
+        stages.append(stage)
+    return tuple(stages)
+
+
+def num_ranks(stages: Sequence[Stage]) -> int:
+    """Ranks that some stages take together."""
+    return len({rank for stage in stages for rank in stage.flat_ranks})
+
+
+def disjoint_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
+    """Every module on ranks of its own: in the model's order, one replica after the other."""
+    stages: list[Stage] = []
+    first_rank = 0
+    for replica in range(job.replicas):
+        for module in job.model.modules:
+            mine = module_stages(
+                job,
+                module.name,
+                cuts[module.name],
+                replica=replica,
+                first_id=len(stages),
+                first_rank=first_rank,
+            )
+            stages += mine
+            first_rank += num_ranks(mine)
+    check_ranks(job, first_rank)
+    return tuple(stages)
+
+
+def check_ranks(job: Job, num_ranks: int) -> None:
+    """Refuse a layout that needs more ranks than the job may use."""
+    limit = job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
+    if num_ranks > limit:
+        raise ValueError(
+            f"the layout needs {num_ranks} ranks, job {job.name!r} may use {limit}; nearest: degrees whose "
+            f"product is smaller, or a cluster and max_ranks of {num_ranks}"
+        )
+
+
+def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
+    """The draft with programs; where orders are chosen by durations, by those that the cost model gives.
+
+    Under 1F1B with `run_ahead`, frozen encoders run as far ahead as the schedule allows and memory holds.
+
+    Stages whose weights are shared out become stages of one layer each.
+
+    Raises:
+        ValueError: as `with_programs`.
+    """
+    draft = in_units(draft)
+    if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
+        return _furthest_ahead(draft, schedule)
+    plan = with_programs(draft, schedule)
+    if not schedule.kind.splits_backward:
+        return plan
+    return with_programs(draft, schedule, price(lower(plan), cost).duration_s)
+
+
+def _furthest_ahead(draft: Plan, schedule: Schedule) -> Plan:
+    """With the most run-ahead that fits in memory, found by bisection; what is kept grows with it."""
+    found = with_programs(draft, schedule)
+    fitting, too_far = 0, schedule.run_ahead
+    if _fits(found):
+        return found
+    while too_far - fitting > 1:
+        middle = (fitting + too_far) // 2
+        if _fits(with_programs(draft, replace(schedule, run_ahead=middle))):
+            fitting = middle
+        else:
+            too_far = middle
+    return with_programs(draft, replace(schedule, run_ahead=fitting))
+
+
+def _fits(plan: Plan) -> bool:
+    lowered = lower(plan)
+    try:
+        check_memory(lowered, memory_table(lowered))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""What features take on their way from an encoder's grid to the LLM's."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from workbench.cost.collectives import Collective
+from workbench.cost.group_link import group_link
+from workbench.job.job import Job
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import Edge
+from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.module_price import ModulePrices
+
+
+class Boundary(NamedTuple):
+    """Seconds ahead of the LLM's forwards and behind its backwards; bytes that a replica of it receives.
+
+    Of all stages that read the features, one after the other: the sender's card carries them all.
+    """
+
+    before_s: float
+    after_s: float
+    num_bytes: float
+
+
+def num_readers(edge: Edge, stage_layers: Sequence[int]) -> int:
+    """Stages with so many layers each, first to last, that have a layer which the edge enters.
+
+    Complexity: O(stages x layers entered).
+    """
+    ends = list(accumulate(stage_layers, initial=0))
+    return sum(bool(edge.entered_in(layers)) for layers in pairwise(ends))
+
+
+def crossing_tokens(job: Job, edge: Edge) -> float:
+    """Mean tokens of a sample that cross an edge: what its source emits there.
+
+    Complexity: O(segments).
+    """
+    source = job.model.module(edge.source)
+    is_inside = source.layers[edge.after_layer].emits is TokenCount.IN
+    segments = [segment for sample in job.batch for segment in sample.of(source.modality)]
+    total = sum(segment.tokens_in if is_inside else segment.tokens_out for segment in segments)
+    return total / len(job.batch)
+
+
+def crossing_bytes(job: Job, edge: Edge, num_samples: float) -> float:
+    """Of the features of so many samples, once across."""
+    width = job.model.module(edge.source).layers[edge.after_layer].out_width
+    return crossing_tokens(job, edge) * num_samples * width * job.settings.precision.num_bytes
+
+
+def regrouped(
+    prices: ModulePrices, encoder: ModuleChoice, llm: ModuleChoice, llm_layers: Sequence[int]
+) -> Boundary:
+    """Colocated, a whole step: fan-in gathers features ahead, fan-out gathers gradients behind.
+
+    `llm_layers` are those of the LLM's stages.
+
+    Where both have as many replicas, nothing moves.
+
+    Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+    section 3.2.
+    """
+    job = prices.job
+    all_bytes, readers = _features(prices, encoder, len(job.batch), llm_layers)
+    fewest, most = sorted((encoder.dp, llm.dp))
+    if fewest == most:
+        return Boundary(0.0, 0.0, readers * all_bytes / llm.dp)
+    finer = encoder if encoder.dp == most else llm
+    members = most // fewest
+    link = group_link(job.cluster, num_ranks=members, stride=finer.tp * finer.cp)
+    seconds = readers * prices.cost.between_ranks_s(Collective.ALL_GATHER, all_bytes / fewest, members, link)
+    before_s, after_s = (seconds, 0.0) if finer is encoder else (0.0, seconds)
+    return Boundary(before_s, after_s, readers * all_bytes / llm.dp)
+
+
+def sent(
+    prices: ModulePrices,
+    encoder: ModuleChoice,
+    llm: ModuleChoice,
+    num_samples: int,
+    llm_layers: Sequence[int],
+) -> Boundary:
+    """Apart, for so many samples: leaders send over their cards, receivers broadcast in their tp x cp group.
+
+    `llm_layers` are those of the LLM's stages.
+
+    Source: the same, section 3.1.
+    """
+    cluster = prices.job.cluster
+    all_bytes, readers = _features(prices, encoder, num_samples, llm_layers)
+    sent_s = prices.send_s(all_bytes / min(encoder.dp, llm.dp), cluster.inter)
+
+    def spread_s(choice: ModuleChoice) -> float:
+        members = choice.tp * choice.cp
+        link = group_link(cluster, num_ranks=members, stride=1)
+        return prices.cost.between_ranks_s(Collective.BROADCAST, all_bytes / choice.dp, members, link)
+
+    return Boundary(
+        readers * (sent_s + spread_s(llm)),
+        readers * (sent_s + spread_s(encoder)),
+        readers * all_bytes / llm.dp,
+    )
+
+
+def _features(
+    prices: ModulePrices, encoder: ModuleChoice, num_samples: int, llm_layers: Sequence[int]
+) -> tuple[float, int]:
+    """Bytes that cross once, and to how many stages they go."""
+    edge = next(edge for edge in prices.job.model.edges if edge.source == encoder.module)
+    return crossing_bytes(prices.job, edge, num_samples), num_readers(edge, llm_layers)

@@ -1,0 +1,56 @@
+"""Where a search may deal out a module's experts instead of cutting each of them.
+
+Source: Z. Zhang et al., "DistTrain", sections 4.1 and 4.3: what is said of tensor parallelism holds for
+expert parallelism in its place. Differs: attention stays cut by the same ranks, which deal out experts alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd
+
+from workbench.balance.orchestration.expert_degrees import expert_degrees
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.model.experts import num_experts
+from workbench.model.model_graph import Module
+from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.module_price import ModulePrices
+
+
+def expert_counts(module: Module) -> tuple[int, ...]:
+    """Distinct numbers of experts of the module's mixtures, ascending; none for a dense one.
+
+    Complexity: O(operators).
+    """
+    return tuple(sorted({num_experts(layer) for layer in module.layers} - {0}))
+
+
+def expert_choices(counts: Sequence[int], num_ranks: int) -> tuple[int, ...]:
+    """Degrees that a search tries in a stage of tp x cp ranks: all that divide these and every count.
+
+    Complexity: O(ranks).
+    """
+    if not counts:
+        return (1,)
+    return expert_degrees(num_ranks, gcd(*counts))
+
+
+def fastest_degree(prices: ModulePrices, choice: ModuleChoice) -> int:
+    """Of none and all tp ranks, where a rank holds as much of the experts, the faster; of equals none.
+
+    By the module's passes over one sample.
+    """
+    counts = expert_counts(prices.job.model.module(choice.module))
+    degrees = {1, choice.tp} & set(expert_choices(counts, choice.tp))
+    return min(degrees, key=lambda ep: (prices.passes_s(replace(choice, ep=ep), 1), ep))
+
+
+def with_fastest_degrees(job: Job, cost: CostModel) -> Job:
+    """The job with experts cut or dealt out in every layout, whichever is faster at its tp."""
+    prices = ModulePrices(job, cost)
+    layouts = []
+    for layout in job.layouts:
+        recompute = job.settings.of(layout.module).recompute
+        choice = ModuleChoice(module=layout.module, tp=layout.tp, recompute=recompute)
+        layouts.append(replace(layout, ep=fastest_degree(prices, choice)))
+    return replace(job, layouts=tuple(layouts))

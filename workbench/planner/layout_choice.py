@@ -1,0 +1,148 @@
+"""What a search over layouts chooses: degrees, recomputation and optimizer instances of every module."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
+from workbench.plan.plan import Recompute
+
+
+class Mode(StrEnum):
+    """How modules lie to each other.
+
+    HOMOGENEOUS: one grid for all, encoders on the ranks of the LLM's first stage.
+    COLOCATED: every module spreads over all ranks under a grid of its own.
+    APART: every module on ranks of its own.
+    SHARDED: one replica a rank, or a group of context-parallel ones, parameters sharded among all.
+    HYBRID: as SHARDED, with several instances of all parameters, each among consecutive ranks.
+    """
+
+    HOMOGENEOUS = "homogeneous"
+    COLOCATED = "colocated"
+    APART = "apart"
+    SHARDED = "sharded"
+    HYBRID = "hybrid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleChoice:
+    """One module's share of a layout.
+
+    Args:
+        module: its name.
+        tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism.
+        ep: neighbours, of a stage's tp x cp ranks, that deal out experts instead of cutting them; 1: none.
+        recompute: whether its layers are computed again.
+        instances: copies of the sharded state among its data-parallel ranks.
+    """
+
+    module: str
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    recompute: Recompute = Recompute.NONE
+    instances: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "cp", "pp", "dp", "ep", "instances"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {getattr(self, name)}")
+        if self.tp * self.cp % self.ep:
+            raise ValueError(
+                f"layout of {self.module!r}: experts are dealt out over a divisor of tp x cp = "
+                f"{self.tp * self.cp} ranks, got ep {self.ep}; nearest: "
+                f"{nearest_expert_degree(self.ep, self.tp * self.cp, self.tp * self.cp)}"
+            )
+        if self.num_holders % self.instances or self.num_expert_holders % self.instances:
+            experts = "" if self.ep == 1 else f" and, of experts, {self.num_expert_holders}"
+            raise ValueError(
+                f"layout of {self.module!r}: optimizer instances must divide dp x cp = {self.num_holders}"
+                f"{experts}, got {self.instances}"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def num_holders(self) -> int:
+        """Ranks that hold the same weights, and share out their optimizer state."""
+        return self.dp * self.cp
+
+    @property
+    def num_expert_holders(self) -> int:
+        """The same of dealt-out experts; where none are, as all weights have."""
+        return self.num_holders if self.ep == 1 else self.dp * self.cp * self.tp // self.ep
+
+    def __str__(self) -> str:
+        extra = " recomputed" if self.recompute is Recompute.FULL else ""
+        copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
+        dealt = f" ep {self.ep}" if self.ep > 1 else ""
+        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.dp}{dealt}{extra}{copies}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChoice:
+    """A mode, and the choice of every encoder and of the LLM.
+
+    Args:
+        offload: of colocated encoders: whether their weights and optimizer state are on the host while
+            the LLM runs.
+    """
+
+    mode: Mode
+    encoders: tuple[ModuleChoice, ...]
+    llm: ModuleChoice
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        if self.offload and self.mode is not Mode.COLOCATED:
+            raise ValueError(f"a {self.mode} layout has no offload; nearest: {Mode.COLOCATED}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that all modules take together."""
+        if self.mode is Mode.APART:
+            return self.llm.num_ranks + sum(encoder.num_ranks for encoder in self.encoders)
+        return self.llm.num_ranks
+
+    def __str__(self) -> str:
+        how = f"{self.mode} offloaded" if self.offload else str(self.mode)
+        return f"{how}: {', '.join(map(str, (*self.encoders, self.llm)))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutStep:
+    """What one optimizer step takes under a layout.
+
+    Args:
+        passes_s: forwards and backwards, boundary exchanges among them.
+        exchange_s: gradients and weights between replicas, as far as no pass hides them.
+        hidden_s: the rest of them.
+        update_s: the optimizer's update.
+        boundary_s: of the passes, what carries features between modules.
+        boundary_bytes: features that one replica of the LLM receives in a step.
+        peak_bytes: most that a rank holds at once.
+        memory_bytes: of a rank.
+        llm_layers: layers of the LLM's stages.
+    """
+
+    passes_s: float
+    exchange_s: float
+    hidden_s: float
+    update_s: float
+    boundary_s: float
+    boundary_bytes: float
+    peak_bytes: int
+    memory_bytes: int
+    llm_layers: tuple[int, ...]
+
+    @property
+    def step_s(self) -> float:
+        return self.passes_s + self.exchange_s + self.update_s
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.memory_bytes

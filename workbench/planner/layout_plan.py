@@ -1,0 +1,99 @@
+"""From the layout that a search found to a plan: the best one whose plan is sound and fits."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from workbench.cost.model import CostModel
+from workbench.job.device_pools import check_taken
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import check_memory, memory_table
+from workbench.model.model_graph import TEXT
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Sharding
+from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
+from workbench.planner.layout_search import fastest_layout, has_layouts, usable_ranks
+from workbench.planner.stage_counts import Progress
+
+Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts and settings
+
+
+def searched_plan(job: Job, cost: CostModel, mode: Mode, build: Build, progress: Progress) -> Plan:
+    """The plan of the fastest layout of a mode whose plan can be built and fits.
+
+    Takes all ranks that the job may use, or the next smaller number for which there is a layout.
+
+    Raises:
+        ValueError: none fits; the reason is that of the last one tried. Or the LLM, which takes all ranks
+            unless modules lie apart, may not use one of their pools.
+    """
+    usable = usable_ranks(job)
+    if mode is not Mode.APART:
+        llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+        check_taken(job.pools, llm, range(usable))
+    num_ranks = next((n for n in range(usable, 0, -1) if has_layouts(job, cost, mode, n)), usable)
+    plans = _Plans(job, cost, build)
+    try:
+        fastest_layout(job, cost, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
+    except ValueError as error:
+        raise (plans.refusal or error) from None
+    assert plans.last is not None
+    return plans.last
+
+
+class _Plans:
+    """Builds the plan of every layout that would be the best, and keeps the last that fits."""
+
+    def __init__(self, job: Job, cost: CostModel, build: Build) -> None:
+        self._job, self._cost, self._build = job, cost, build
+        self.last: Plan | None = None
+        self.refusal: ValueError | None = None
+
+    def accepts(self, choice: LayoutChoice, step: LayoutStep) -> bool:
+        """Whether the layout's plan is sound and fits."""
+        try:
+            plan = self._build(job_with(self._job, choice, step), choice)
+            lowered = lower(plan)
+            check_memory(lowered, memory_table(lowered))
+        except ValueError as error:
+            self.refusal = error
+            return False
+        self.last = plan
+        return True
+
+
+def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
+    """The job with a layout and settings for every module, the optimizer's state sharded.
+
+    The search's cuts hold where a rank has one stage of the LLM; otherwise the strategy cuts anew.
+    """
+    parts = {part.module: part for part in (*choice.encoders, choice.llm)}
+    llm = choice.llm.module
+    offset = 0 if choice.mode is Mode.COLOCATED else None
+    layouts = tuple(
+        ModuleLayout(
+            module=name,
+            tp=part.tp,
+            cp=part.cp,
+            ep=part.ep,
+            pp=part.pp,
+            dp=part.dp,
+            rank_offset=offset,
+            stage_layers=step.llm_layers if name == llm and job.schedule.virtual_stages == 1 else (),
+        )
+        for name, part in parts.items()
+    )
+    modules = tuple(
+        replace(
+            job.settings.of(name),
+            recompute=part.recompute,
+            sharding=Sharding.OPTIMIZER if _is_sharded(part) else Sharding.NONE,
+            instances=part.instances if _is_sharded(part) else 1,
+        )
+        for name, part in parts.items()
+    )
+    schedule = replace(job.schedule, offload=True) if choice.offload else job.schedule
+    return replace(job, layouts=layouts, schedule=schedule, settings=replace(job.settings, modules=modules))
+
+
+def _is_sharded(part: ModuleChoice) -> bool:
+    return max(part.num_holders, part.num_expert_holders) > part.instances

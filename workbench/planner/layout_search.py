@@ -1,0 +1,188 @@
+"""Finds the fastest layout that fits: exact branch and bound over a mode's space, and its oracle."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
+from workbench.planner.layout_space import Bounded, Family, Freedom, LayoutSpace
+from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.stage_counts import ROUNDING, Progress, silent
+
+Accepts = Callable[[LayoutChoice, LayoutStep], bool]
+
+
+def any_layout(choice: LayoutChoice, step: LayoutStep) -> bool:
+    """Accepts every layout that fits."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLayout:
+    """The best of a space.
+
+    Args:
+        choice, step: the layout and what it takes.
+        num_layouts: in the space, at most.
+        num_priced: of which the step was worked out.
+    """
+
+    choice: LayoutChoice
+    step: LayoutStep
+    num_layouts: int
+    num_priced: int
+
+
+def fastest_layout(
+    job: Job,
+    cost: CostModel,
+    mode: Mode,
+    *,
+    num_ranks: int | None = None,
+    freedom: Freedom | None = None,
+    accepts: Accepts = any_layout,
+    progress: Progress = silent,
+) -> FoundLayout:
+    """The fastest layout of a mode whose memory fits, among all on so many ranks.
+
+    Best first: layouts are priced from the smallest bound on, until the bound reaches the best step;
+    families of layouts whose bound is never reached are not even listed.
+    Equal to `exhaustive_layout`; of equals the one with the smaller bound, then the earlier one.
+
+    Args:
+        job: layouts it gives to modules are kept; its microbatch size holds.
+        cost: the machine.
+        mode: how modules lie to each other.
+        num_ranks: how many; None: all that the job may use.
+        freedom: what varies besides degrees.
+        accepts: asked of every layout that would be the best so far; others are passed over.
+        progress: told the layouts priced, all there are, and the best seconds so far.
+
+    Raises:
+        ValueError: no layout fits, or none exists on so many ranks.
+
+    Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
+    """
+    steps = LayoutSteps(job, cost)
+    space = _space(steps, num_ranks, freedom)
+    families = tuple(space.families(mode))
+    total = sum(family.most for family in families)
+
+    def told(done: int, _: int, best_s: float) -> None:
+        progress(done, total, best_s)
+
+    found = _best(
+        steps, _best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, told
+    )
+    return _found(job, mode, found, total, space.obstacle)
+
+
+def exhaustive_layout(
+    job: Job,
+    cost: CostModel,
+    mode: Mode,
+    *,
+    num_ranks: int | None = None,
+    freedom: Freedom | None = None,
+) -> FoundLayout:
+    """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
+    steps = LayoutSteps(job, cost)
+    space = _space(steps, num_ranks, freedom)
+    layouts = list(space.layouts(mode))
+    found = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
+    return _found(job, mode, found, len(layouts), space.obstacle)
+
+
+def usable_ranks(job: Job) -> int:
+    """Ranks of the cluster that the job may use."""
+    return job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
+
+
+def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
+    """Whether any layout takes exactly so many ranks, whether it fits or not."""
+    return any(True for _ in _space(LayoutSteps(job, cost), num_ranks, None).families(mode))
+
+
+def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -> LayoutSpace:
+    return LayoutSpace(steps, usable_ranks(steps.job) if num_ranks is None else num_ranks, freedom)
+
+
+def _best_first(families: Sequence[Family]) -> Iterator[Bounded]:
+    """Layouts by ascending bound.
+
+    A family whose bound is the smallest is bounded more closely; one that is the smallest even so is opened.
+    """
+    waiting: list[tuple[float, int, LayoutChoice | Family, bool]] = [
+        (family.bound_s, number, family, False) for number, family in enumerate(families)
+    ]
+    heapify(waiting)
+    numbers = count(len(waiting))
+    while waiting:
+        bound_s, number, found, is_close = heappop(waiting)
+        if isinstance(found, LayoutChoice):
+            yield bound_s, found
+        elif not is_close:
+            heappush(waiting, (max(found.closer_s(), bound_s), number, found, True))
+        else:
+            for own_s, choice in found.layouts():
+                heappush(waiting, (max(own_s, bound_s), next(numbers), choice, True))
+
+
+class _Progress(NamedTuple):
+    """The best so far, the one that holds least, and how many were priced."""
+
+    best: tuple[LayoutChoice, LayoutStep] | None
+    smallest: tuple[LayoutChoice, LayoutStep] | None
+    num_priced: int
+
+
+def _best(
+    steps: LayoutSteps,
+    layouts: Iterable[Bounded],
+    is_beaten: Callable[[float, float], bool],
+    accepts: Accepts,
+    progress: Progress,
+) -> _Progress:
+    best: tuple[LayoutChoice, LayoutStep] | None = None
+    smallest: tuple[LayoutChoice, LayoutStep] | None = None
+    best_s, priced = float("inf"), 0
+    for bound_s, choice in layouts:
+        if is_beaten(bound_s, best_s):
+            break
+        step = steps.step(choice)
+        priced += 1
+        if step.fits and step.step_s < best_s and accepts(choice, step):
+            best, best_s = (choice, step), step.step_s
+        if smallest is None or step.peak_bytes < smallest[1].peak_bytes:
+            smallest = choice, step
+        progress(priced, 0, best_s)
+    return _Progress(best, smallest, priced)
+
+
+def _found(
+    job: Job, mode: Mode, found: _Progress, num_layouts: int, obstacle: Callable[[], str | None]
+) -> FoundLayout:
+    if found.best is None:
+        raise ValueError(f"job {job.name!r}: {_refusal(mode, found.smallest, obstacle)}")
+    choice, step = found.best
+    return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=found.num_priced)
+
+
+def _refusal(
+    mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None, obstacle: Callable[[], str | None]
+) -> str:
+    if nearest is None:
+        reason = obstacle() or (
+            "its modules have no degrees together: want dp that divide each other where ranks are shared, "
+            "state that fits where they are not; nearest: more ranks, or a batch that is a multiple of them"
+        )
+        return f"no {mode} layout takes all ranks: {reason}"
+    choice, step = nearest
+    return (
+        f"no {mode} layout fits: the smallest, {choice}, holds {step.peak_bytes} bytes on a rank of "
+        f"{step.memory_bytes}; want memory_bytes >= {step.peak_bytes} or more ranks"
+    )

@@ -1,0 +1,351 @@
+"""Every layout that a mode allows on so many ranks, with a bound on its step."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from workbench.job.job import ModuleLayout
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.plan import Recompute
+from workbench.planner.expert_choices import expert_choices, expert_counts
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_step import LayoutSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freedom:
+    """What a search may vary besides degrees.
+
+    Args:
+        recompute: of every module.
+        instances: numbers of optimizer instances; those that do not divide a module's are left out.
+        offload: of colocated encoders; a job that asks for it, or whose schedule has windows, decides.
+    """
+
+    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
+    instances: tuple[int, ...] = (1, 2, 4, 8)
+    offload: tuple[bool, ...] = (False, True)
+
+
+Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
+
+
+class Family(NamedTuple):
+    """Layouts that share the LLM's choice.
+
+    Args:
+        bound_s: no step of them is shorter; cheap, the LLM is not even cut into stages.
+        most: how many at most.
+        closer_s: a closer bound on all, which takes longer.
+        layouts: each with a bound of its own.
+    """
+
+    bound_s: float
+    most: int
+    closer_s: Callable[[], float]
+    layouts: Callable[[], Iterator[Bounded]]
+
+
+class LayoutSpace:
+    """The layouts of one job on exactly `num_ranks` ranks.
+
+    A module with a layout in the job keeps its tp and cp, and pp and dp where these are given;
+    all others are free: tp inside a node and dividing the heads, whose ranks cut experts or deal them
+    out, cp a power of two, dp a divisor of the batch for the LLM, and for colocated encoders a
+    multiple or divisor of the LLM's.
+
+    Args:
+        steps: prices the job's layouts.
+        num_ranks: that every layout takes.
+        freedom: what else varies.
+    """
+
+    def __init__(self, steps: LayoutSteps, num_ranks: int, freedom: Freedom | None = None) -> None:
+        self._steps, self._job, self._num_ranks = steps, steps.job, num_ranks
+        self._freedom = freedom or Freedom()
+        modules = self._job.model.modules
+        self._llm = next(module for module in modules if module.modality == TEXT)
+        self._encoders = tuple(module for module in modules if module.modality != TEXT)
+        self._least_s: dict[tuple[str, int, int], float] = {}
+        self._heads = {module.name: _heads(module) for module in modules}
+        self._experts = {module.name: expert_counts(module) for module in modules}
+        self._check_encoders()
+
+    def families(self, mode: Mode) -> Iterator[Family]:
+        """All layouts, family by family, in no order."""
+        return {
+            Mode.HOMOGENEOUS: self._homogeneous,
+            Mode.COLOCATED: self._colocated,
+            Mode.APART: self._apart,
+            Mode.SHARDED: self._sharded,
+            Mode.HYBRID: self._hybrid,
+        }[mode]()
+
+    def layouts(self, mode: Mode) -> Iterator[Bounded]:
+        """All layouts, each with its bound."""
+        for family in self.families(mode):
+            yield from family.layouts()
+
+    def obstacle(self) -> str | None:
+        """What keeps some module from every layout, even on all ranks; None where each has one."""
+        for module in (self._llm, *self._encoders):
+            choices = self._all(module, self._num_ranks)
+            if not choices:
+                return self._wrong_degrees(module)
+            if module is self._llm and not self._divided(choices):
+                tried = sorted({choice.dp for choice in choices})
+                return (
+                    f"no dp of {module.name!r} among {tried} gives its replicas equal shares of "
+                    f"{len(self._job.batch)} samples in microbatches of {self._job.microbatch_samples}; "
+                    f"nearest: {self._nearest_batch(tried)} samples"
+                )
+            least = round(min(map(self._steps.state_bytes, choices)))
+            if least > self._steps.memory_bytes:
+                return (
+                    f"weights, gradients and optimizer state of {module.name!r} take {least} bytes a rank at "
+                    f"least, of {self._steps.memory_bytes}; nearest: memory of {least} bytes, or more ranks"
+                )
+        return None
+
+    def _wrong_degrees(self, module: Module) -> str:
+        given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
+        if given is None:
+            return (
+                f"no degrees of {module.name!r} take {self._num_ranks} ranks with a tp that divides "
+                f"{sorted(self._heads[module.name])} key/value heads and a replica for each of "
+                f"{len(self._job.batch)} samples at most; nearest: a larger batch, or fewer ranks"
+            )
+        size = given.tp * given.cp * (given.pp or 1) * (given.dp or 1)
+        below = self._num_ranks // size * size
+        nearest = f"{below} or {below + size}" if below else str(size)
+        return (
+            f"the layout of {module.name!r} takes a multiple of {size} ranks, got {self._num_ranks}; "
+            f"nearest: {nearest} ranks"
+        )
+
+    def _nearest_batch(self, replicas: list[int]) -> int:
+        total, unit = len(self._job.batch), self._job.microbatch_samples
+        sizes = [max(1, round(total / (dp * unit))) * dp * unit for dp in replicas]
+        return min(sizes, key=lambda size: (abs(size - total), size))
+
+    def _check_encoders(self) -> None:
+        for edge in self._job.model.edges:
+            if edge.target != self._llm.name:
+                raise ValueError(
+                    f"job {self._job.name!r}: layouts are searched for encoders that feed the LLM, module "
+                    f"{edge.target!r} reads {edge.source!r}; nearest: strategy megatron-heterogeneous"
+                )
+
+    def _homogeneous(self) -> Iterator[Family]:
+        for llm in self._llm_choices(self._num_ranks):
+            grids = self._like(llm)
+            if grids:
+                parts = [self._settings(grid) for grid in grids]
+                layouts = partial(self._joint, llm, parts)
+                closer_s = partial(self._steps.llm_s, llm)
+                yield Family(self._steps.llm_bound_s(llm), prod(map(len, parts)), closer_s, layouts)
+
+    def _joint(self, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+        for encoders in product(*parts):
+            choice = LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=encoders, llm=llm)
+            yield self._steps.joint_s(choice), choice
+
+    def _colocated(self) -> Iterator[Family]:
+        spread = [
+            [(self._steps.phases_s(c), c) for c in self._choices(e, self._num_ranks) if c.pp == 1]
+            for e in self._encoders
+        ]
+        for llm in self._llm_choices(self._num_ranks):
+            parts = [[pair for pair in pairs if _nests(pair[1].dp, llm.dp)] for pairs in spread]
+            if all(parts):
+                phases_s = sum(min(seconds for seconds, _ in pairs) for pairs in parts)
+                yield Family(
+                    self._steps.llm_bound_s(llm) + phases_s,
+                    prod(map(len, parts)) * len(self._offloads()),
+                    partial(self._phased_s, llm, phases_s),
+                    partial(self._phased, llm, parts),
+                )
+
+    def _phased_s(self, llm: ModuleChoice, phases_s: float) -> float:
+        return self._steps.llm_s(llm) + phases_s
+
+    def _phased(self, llm: ModuleChoice, parts: list[list[tuple[float, ModuleChoice]]]) -> Iterator[Bounded]:
+        """Colocated: one module after the other."""
+        for found in product(*parts):
+            encoders = tuple(choice for _, choice in found)
+            phases_s = self._phased_s(llm, sum(seconds for seconds, _ in found))
+            for offload in self._offloads():
+                moves_s = self._steps.moves_s(encoders) if offload else 0.0
+                choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm, offload=offload)
+                yield phases_s + moves_s, choice
+
+    def _offloads(self) -> tuple[bool, ...]:
+        schedule = self._job.schedule
+        if schedule.offload or schedule.window is not None or not self._encoders:
+            return (schedule.offload,)
+        return self._freedom.offload
+
+    def _apart(self) -> Iterator[Family]:
+        for sizes in self._island_sizes():
+            islands = [self._choices(e, size) for e, size in zip(self._encoders, sizes, strict=True)]
+            if not all(islands):
+                continue
+            for llm in self._llm_choices(self._num_ranks - sum(sizes)):
+                beside_s = max(self._least_busy_s(island, llm) for island in islands)
+                yield Family(
+                    max(self._steps.llm_bound_s(llm), beside_s),
+                    prod(map(len, islands)),
+                    partial(self._beside_s, llm, beside_s),
+                    partial(self._beside, llm, islands),
+                )
+
+    def _beside_s(self, llm: ModuleChoice, island_s: float) -> float:
+        return max(self._steps.llm_s(llm), island_s)
+
+    def _least_busy_s(self, island: list[ModuleChoice], llm: ModuleChoice) -> float:
+        """The least that an encoder's island may take; it depends on the LLM's replicas alone."""
+        key = (island[0].module, island[0].num_ranks, llm.dp)
+        if key not in self._least_s:
+            distinct = dict.fromkeys(replace(choice, instances=1) for choice in island)
+            self._least_s[key] = min(self._steps.busy_s(choice, llm) for choice in distinct)
+        return self._least_s[key]
+
+    def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+        """Apart: modules side by side."""
+        parts = [[(self._steps.busy_s(e, llm), e) for e in island] for island in islands]
+        for found in product(*parts):
+            encoders = tuple(choice for _, choice in found)
+            choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
+            yield self._beside_s(llm, max(seconds for seconds, _ in found)), choice
+
+    def _sharded(self) -> Iterator[Family]:
+        for llm, parts in self._alike():
+            yield Family(
+                0.0, prod(map(len, parts)), lambda: 0.0, partial(self._flat, Mode.SHARDED, llm, parts)
+            )
+
+    def _hybrid(self) -> Iterator[Family]:
+        """Instances of two ranks or more each."""
+        for llm, parts in self._alike():
+            for count in _divisors(llm.dp):
+                if 1 < count < llm.num_holders:
+                    several = [[replace(c, instances=count) for c in part] for part in parts]
+                    flat = partial(self._flat, Mode.HYBRID, replace(llm, instances=count), several)
+                    yield Family(0.0, prod(map(len, parts)), lambda: 0.0, flat)
+
+    def _alike(self) -> Iterator[tuple[ModuleChoice, list[list[ModuleChoice]]]]:
+        """Every module as replicas of all its layers on the same ranks: the LLM, each encoder's choices."""
+        for llm in self._divided(self._all(self._llm, self._num_ranks)):
+            grids = self._like(llm)
+            if llm.tp == llm.pp == llm.ep == llm.instances == 1 and grids:
+                yield llm, [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
+
+    def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+        for encoders in product(*parts):
+            choice = LayoutChoice(mode=mode, encoders=encoders, llm=llm)
+            yield self._steps.step(choice).step_s, choice
+
+    def _like(self, llm: ModuleChoice) -> list[ModuleChoice]:
+        """The LLM's tp, cp and dp for every encoder; nothing where an encoder does not allow them."""
+        grids = [ModuleChoice(module=e.name, tp=llm.tp, cp=llm.cp, dp=llm.dp) for e in self._encoders]
+        allowed = [self._allows(e, g) for e, g in zip(self._encoders, grids, strict=True)]
+        return grids if all(allowed) else []
+
+    def _island_sizes(self) -> Iterator[tuple[int, ...]]:
+        """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM.
+
+        In pools that take every module.
+        """
+        node = self._job.cluster.nodes[0].num_ranks
+        unit = node if self._num_ranks > node else 1
+        counts = range(unit, self._num_ranks, unit)
+        for sizes in product(counts, repeat=len(self._encoders)):
+            if sum(sizes) < self._num_ranks and self._are_taken(sizes):
+                yield sizes
+
+    def _are_taken(self, sizes: tuple[int, ...]) -> bool:
+        """Whether islands one behind the other, in the model's order, lie in pools that take them."""
+        widths = dict(zip((encoder.name for encoder in self._encoders), sizes, strict=True))
+        first = 0
+        for module in self._job.model.modules:
+            end = first + widths.get(module.name, self._num_ranks - sum(sizes))
+            if any(not p.takes(module.name) and p.overlaps(first, end) for p in self._job.pools):
+                return False
+            first = end
+        return True
+
+    def _llm_choices(self, num_ranks: int) -> list[ModuleChoice]:
+        return self._divided(self._choices(self._llm, num_ranks))
+
+    def _divided(self, choices: list[ModuleChoice]) -> list[ModuleChoice]:
+        """Those whose replicas get equal numbers of microbatches."""
+        samples, total = self._job.microbatch_samples, len(self._job.batch)
+        return [choice for choice in choices if total % (choice.dp * samples) == 0]
+
+    def _choices(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
+        """All choices of a module on so many ranks whose state can fit."""
+        return [choice for choice in self._all(module, num_ranks) if self._steps.state_fits(choice)]
+
+    def _all(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
+        grids = (
+            ModuleChoice(module=module.name, tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp), ep=ep)
+            for tp, cp, pp in self._degrees(module, num_ranks)
+            for ep in expert_choices(self._experts[module.name], tp * cp)
+        )
+        return [c for grid in grids if self._allows(module, grid) for c in self._settings(grid)]
+
+    def _degrees(self, module: Module, num_ranks: int) -> Iterator[tuple[int, int, int]]:
+        node = self._job.cluster.nodes[0].num_ranks
+        for tp in _divisors(num_ranks):
+            if node % tp == 0:
+                for cp in _powers_of_two(num_ranks // tp):
+                    for pp in _divisors(num_ranks // (tp * cp)):
+                        if pp <= len(module.layers):
+                            yield tp, cp, pp
+
+    def _allows(self, module: Module, grid: ModuleChoice) -> bool:
+        """Heads that tp divides, a sample for every replica, and what the job says of the module."""
+        given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
+        return (
+            grid.dp <= len(self._job.batch)
+            and all(heads % grid.tp == 0 for heads in self._heads[module.name])
+            and (given is None or _agrees(given, grid))
+        )
+
+    def _settings(self, grid: ModuleChoice) -> list[ModuleChoice]:
+        return [
+            replace(grid, recompute=recompute, instances=instances)
+            for recompute in self._freedom.recompute
+            for instances in self._freedom.instances
+            if grid.num_holders % instances == 0 == grid.num_expert_holders % instances
+        ]
+
+
+def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:
+    return (
+        (given.tp, given.cp, given.ep) == (grid.tp, grid.cp, grid.ep)
+        and given.pp in (None, grid.pp)
+        and given.dp in (None, grid.dp)
+    )
+
+
+def _nests(first: int, second: int) -> bool:
+    return max(first, second) % min(first, second) == 0
+
+
+def _heads(module: Module) -> set[int]:
+    operators = [operator for layer in module.layers for operator in layer.operators]
+    return {operator.num_kv_heads for operator in operators if isinstance(operator, Attention)}
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _powers_of_two(number: int) -> list[int]:
+    """Those that divide it."""
+    return [1 << exponent for exponent in range(number.bit_length()) if number % (1 << exponent) == 0]

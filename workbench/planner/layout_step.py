@@ -1,0 +1,338 @@
+"""Seconds and bytes of an optimizer step under a layout, without building its plan."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.balance.microbatches.pipeline_time import iteration_s
+from workbench.balance.stages.partition import partition
+from workbench.cost.group_link import group_link
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
+from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
+from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
+from workbench.planner.module_price import ModulePrices, Totals, total_of
+from workbench.planner.sharded_step import sharded_step
+from workbench.timing.price import HOST_BYTES_PER_S
+
+_partition = cache(partition)
+
+
+class Chain(NamedTuple):
+    """The stages of a pipeline, first to last: what the module's layers on each add up to.
+
+    Seconds are those of a pass, messages and layers of other modules on the first stage included.
+    """
+
+    stages: tuple[Totals, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+
+
+class Held(NamedTuple):
+    """Layers of a module on a rank, and how many microbatches' activations of them it holds."""
+
+    choice: ModuleChoice
+    layers: Totals
+    in_flight: float
+
+
+class Account(NamedTuple):
+    """What layers of a module cost a rank beside its passes."""
+
+    exposed_s: float
+    exchange_s: float
+    update_s: float
+    state_bytes: float
+
+
+class LayoutSteps:
+    """Step times of layouts of one job: 1F1B by its recurrence over the layers' prices.
+
+    Collectives inside layers are part of the passes. Gradients are reduced behind the last
+    microbatch's backward and weights gathered ahead of the first forward; of either, what outlasts
+    all layers but one is exposed. Of encoders that stand apart, side by side, the slowest counts at each
+    depth.
+
+    Differs: the plan's simulation prices the true microbatches, messages that share a link and each
+    gradient group; here a microbatch is a mean one and a stage's exchanges are one.
+
+    Args:
+        job: whose cluster, batch, microbatch size and kernels hold.
+        cost: the machine.
+    """
+
+    def __init__(self, job: Job, cost: CostModel) -> None:
+        self.job, self.prices = job, ModulePrices(job, cost)
+        self._chains: dict[tuple[ModuleChoice, int | None], Chain] = {}
+        self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
+        self._llm_s: dict[ModuleChoice, float] = {}
+        self._llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+
+    def step(self, choice: LayoutChoice) -> LayoutStep:
+        """The step under a layout, whether it fits or not.
+
+        Complexity: O(layers + stages x microbatches), but for layers priced for the first time.
+        """
+        if choice.mode in (Mode.SHARDED, Mode.HYBRID):
+            return sharded_step(self.prices, choice)
+        return {
+            Mode.HOMOGENEOUS: self._homogeneous,
+            Mode.COLOCATED: self._colocated,
+            Mode.APART: self._apart,
+        }[choice.mode](choice)
+
+    def llm_s(self, llm: ModuleChoice) -> float:
+        """Seconds of the LLM's pipeline with nothing in front: no step is faster."""
+        key = replace(llm, instances=1)
+        if key not in self._llm_s:
+            chain = self._chain(llm)
+            self._llm_s[key] = pipeline_s(chain.forward_s, chain.backward_s, self._rounds(llm))
+        return self._llm_s[key]
+
+    def llm_bound_s(self, llm: ModuleChoice) -> float:
+        """Seconds that `llm_s` is not shorter than, without cutting the LLM into stages."""
+        each_s = self.prices.passes_s(llm, self.job.microbatch_samples)
+        return least_pipeline_s(each_s, llm.pp, self._rounds(llm))
+
+    def phases_s(self, encoder: ModuleChoice) -> float:
+        """Seconds of an encoder's passes over all samples of a replica: what colocation adds to the LLM's."""
+        return self.prices.passes_s(encoder, self._local_samples(encoder))
+
+    def moves_s(self, encoders: Sequence[ModuleChoice]) -> float:
+        """Seconds to bring colocated encoders to the host and back."""
+        return 2 * sum(map(self.prices.moved_bytes, encoders)) / HOST_BYTES_PER_S
+
+    def busy_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
+        """Seconds for which an encoder apart keeps its busiest rank, on average over its stages."""
+        per_round = llm.dp * self.job.microbatch_samples
+        samples = max(1, per_round // encoder.dp)
+        calls = self._rounds(llm) * per_round / (encoder.dp * samples)
+        return calls * self.prices.passes_s(encoder, samples) / encoder.pp
+
+    def joint_s(self, choice: LayoutChoice) -> float:
+        """Seconds for which one grid keeps the busiest rank, on average over its stages."""
+        samples = self.job.microbatch_samples
+        each = sum(self.prices.passes_s(part, samples) for part in (*choice.encoders, choice.llm))
+        return self._rounds(choice.llm) * each / choice.llm.pp
+
+    def state_fits(self, choice: ModuleChoice) -> bool:
+        """Whether the module's mean stage would fit with nothing beside it; False: no layout of it does."""
+        return self.state_bytes(choice) <= self.memory_bytes
+
+    def state_bytes(self, choice: ModuleChoice) -> float:
+        """Weights, gradients and optimizer state of the module's mean stage."""
+        layers = self.prices.total(choice, 1)
+        mean = (each / choice.pp for each in (layers.weights, layers.trained, layers.dealt))
+        return self.prices.state_bytes(choice, *mean)
+
+    def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
+        samples = self.job.microbatch_samples
+        encoded = [Held(encoder, self.prices.total(encoder, samples), 1) for encoder in choice.encoders]
+        chain = self._chain(choice.llm, [part.layers for part in encoded])
+        rounds = self._rounds(choice.llm)
+        ranks = []
+        for place, stage in enumerate(chain.stages):
+            held = min(len(chain.stages) - place, rounds)
+            parts = [Held(choice.llm, stage, held)]
+            parts += [part._replace(in_flight=held) for part in encoded if place == 0]
+            ranks.append(parts)
+        passes_s = pipeline_s(chain.forward_s, chain.backward_s, rounds)
+        num_bytes = self._read_behind_bytes(choice, _counts(chain))
+        return self._step(ranks, passes_s, 0.0, num_bytes, _counts(chain))
+
+    def _read_behind_bytes(self, choice: LayoutChoice, llm_layers: tuple[int, ...]) -> float:
+        """Features that stages of the LLM behind the encoders' ranks read: they come before the LLM's own."""
+        samples = len(self.job.batch) / choice.llm.dp
+        return sum(
+            crossing_bytes(self.job, edge, samples)
+            * (num_readers(edge, llm_layers) - bool(edge.entered_in((0, llm_layers[0]))))
+            for edge in self.job.model.edges
+        )
+
+    def _colocated(self, choice: LayoutChoice) -> LayoutStep:
+        chain = self._chain(choice.llm)
+        rounds = self._rounds(choice.llm)
+        encoded = [
+            Held(encoder, self.prices.total(encoder, self._local_samples(encoder)), 1)
+            for encoder in choice.encoders
+        ]
+        crossings = [
+            regrouped(self.prices, encoder, choice.llm, _counts(chain)) for encoder in choice.encoders
+        ]
+        boundary_s = sum(crossing.before_s + crossing.after_s for crossing in crossings)
+        num_bytes = sum(crossing.num_bytes for crossing in crossings)
+        phases_s = sum(part.layers.forward_s + part.layers.backward_s for part in encoded)
+        ranks = [
+            [Held(choice.llm, stage, min(len(chain.stages) - place, rounds)), *encoded]
+            for place, stage in enumerate(chain.stages)
+        ]
+        passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
+        more = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
+        if choice.offload:  # encoders' state and the LLM's activations are never there at once
+            passes_s += self.moves_s(choice.encoders)
+            moved = sum(map(self.prices.moved_bytes, choice.encoders))
+            kept = [llm.in_flight * llm.layers.kept_bytes for llm, *_ in ranks]
+            more = [extra - min(moved, own) for extra, own in zip(more, kept, strict=True)]
+        return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), more)
+
+    def _apart(self, choice: LayoutChoice) -> LayoutStep:
+        llm = self._chain(choice.llm)
+        rounds = self._rounds(choice.llm)
+        per_round = choice.llm.dp * self.job.microbatch_samples
+        depth = max((encoder.pp for encoder in choice.encoders), default=0)
+        forward_s, backward_s = [0.0] * depth, [0.0] * depth
+        ranks = []
+        boundary_s = num_bytes = 0.0
+        for encoder in choice.encoders:
+            samples = max(1, per_round // encoder.dp)
+            chain = self._chain(encoder, samples=samples)
+            calls = per_round / (encoder.dp * samples)  # a replica may sit out rounds
+            crossing = sent(self.prices, encoder, choice.llm, per_round, _counts(llm))
+            for place, stage in enumerate(chain.stages):
+                at = depth - encoder.pp + place
+                is_last = place == encoder.pp - 1
+                ahead_s, behind_s = (crossing.before_s, crossing.after_s) if is_last else (0.0, 0.0)
+                forward_s[at] = max(forward_s[at], calls * chain.forward_s[place] + ahead_s)
+                backward_s[at] = max(backward_s[at], calls * chain.backward_s[place] + behind_s)
+                in_flight = min(depth - at + choice.llm.pp, rounds)
+                ranks.append([Held(encoder, stage, max(1.0, calls * in_flight))])
+            boundary_s += (crossing.before_s + crossing.after_s) * rounds
+            num_bytes += crossing.num_bytes * rounds
+        ranks += [
+            [Held(choice.llm, stage, min(choice.llm.pp - place, rounds))]
+            for place, stage in enumerate(llm.stages)
+        ]
+        passes_s = pipeline_s((*forward_s, *llm.forward_s), (*backward_s, *llm.backward_s), rounds)
+        return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(llm))
+
+    def _step(
+        self,
+        ranks: Sequence[Sequence[Held]],
+        passes_s: float,
+        boundary_s: float,
+        boundary_bytes: float,
+        llm_layers: tuple[int, ...],
+        more_bytes: Sequence[float] = (),
+    ) -> LayoutStep:
+        """The step whose ranks, kind by kind, hold these parts; the worst of each account counts."""
+        more = [*more_bytes, *[0.0] * (len(ranks) - len(more_bytes))]
+        accounts = [[self._account(part) for part in parts] for parts in ranks]
+        exchange_s = max(sum(part.exposed_s for part in parts) for parts in accounts)
+        all_s = max(sum(part.exchange_s for part in parts) for parts in accounts)
+        return LayoutStep(
+            passes_s=passes_s,
+            exchange_s=exchange_s,
+            hidden_s=max(0.0, all_s - exchange_s),
+            update_s=max(sum(part.update_s for part in parts) for parts in accounts),
+            boundary_s=boundary_s,
+            boundary_bytes=boundary_bytes,
+            peak_bytes=round(
+                max(
+                    _held_bytes(parts, each) + extra
+                    for parts, each, extra in zip(ranks, accounts, more, strict=True)
+                )
+            ),
+            memory_bytes=self.memory_bytes,
+            llm_layers=llm_layers,
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the smallest rank."""
+        return min(node.memory_bytes for node in self.job.cluster.nodes)
+
+    def _rounds(self, llm: ModuleChoice) -> int:
+        """Microbatches of each replica of the LLM."""
+        return len(self.job.batch) // (llm.dp * self.job.microbatch_samples)
+
+    def _local_samples(self, encoder: ModuleChoice) -> int:
+        """Samples of the replica that has most."""
+        return -(-len(self.job.batch) // encoder.dp)
+
+    def _chain(
+        self, choice: ModuleChoice, leading: Sequence[Totals] = (), *, samples: int | None = None
+    ) -> Chain:
+        """A module's stages, the slowest as fast as can be, with layers of others on the first."""
+        key = (replace(choice, instances=1), samples)
+        if not leading and key in self._chains:
+            return self._chains[key]
+        layers = self.prices.layers(choice, samples or self.job.microbatch_samples)
+        each = [layer.forward_s + layer.backward_s for layer in layers]
+        ahead_s = sum(part.forward_s for part in leading), sum(part.backward_s for part in leading)
+        each[0] += sum(ahead_s)
+        stages = [total_of(layers[first:last]) for first, last in _partition(tuple(each), choice.pp)]
+        hop_s = self._hop_s(choice)
+        enters_s = [ahead_s, *[(hop_s, hop_s)] * (len(stages) - 1)]
+        chain = Chain(
+            tuple(stages),
+            tuple(stage.forward_s + before_s for stage, (before_s, _) in zip(stages, enters_s, strict=True)),
+            tuple(stage.backward_s + after_s for stage, (_, after_s) in zip(stages, enters_s, strict=True)),
+        )
+        if not leading:
+            self._chains[key] = chain
+        return chain
+
+    def _hop_s(self, choice: ModuleChoice) -> float:
+        """A message of activations from one stage to the next."""
+        layers = self.job.model.module(choice.module).layers
+        tokens = self.prices.sample_tokens(choice.module, layers[0].emits) * self.job.microbatch_samples
+        width = layers[0].out_width
+        cut = choice.cp * (choice.tp if "sequence" in self.job.settings.kernels else 1)
+        num_bytes = tokens / cut * width * self.job.settings.precision.num_bytes
+        link = group_link(self.job.cluster, num_ranks=2, stride=choice.tp * choice.cp * choice.dp)
+        return self.prices.send_s(num_bytes, link)
+
+    def _account(self, part: Held) -> Account:
+        """Exchanges between replicas that passes of all layers but one do not hide, and all of them."""
+        key = part.choice, part.layers
+        if key not in self._accounts:
+            choice, layers = key
+            exchange = self.prices.exchange(choice, layers.trained, layers.dealt)
+            share = 1 / layers.num_layers
+            backward_s, forward_s = layers.backward_s * (1 - share), layers.forward_s * (1 - share)
+            reduced_s = max(exchange.reduce_s - backward_s, share * exchange.reduce_s)
+            gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
+            self._accounts[key] = Account(
+                exposed_s=reduced_s + gathered_s,
+                exchange_s=exchange.reduce_s + exchange.gather_s,
+                update_s=self.prices.update_s(choice, layers.trained, layers.dealt),
+                state_bytes=self.prices.state_bytes(choice, layers.weights, layers.trained, layers.dealt),
+            )
+        return self._accounts[key]
+
+
+def _held_bytes(parts: Sequence[Held], accounts: Sequence[Account]) -> float:
+    """State, kept activations of the microbatches in flight, and the largest layer's own."""
+    total = working = 0.0
+    for (_, layers, times), account in zip(parts, accounts, strict=True):
+        total += account.state_bytes + times * layers.kept_bytes
+        working = max(working, layers.working_bytes)
+    return total + working
+
+
+def least_pipeline_s(total_s: float, num_stages: int, rounds: int) -> float:
+    """Seconds that 1F1B is not shorter than, however T seconds of layers are cut into p stages.
+
+    With m microbatches and stages of t_1 .. t_p seconds, stage j alone needs t_1 + .. + t_{j-1} + m t_j.
+    The largest of these is smallest where t_{j+1} = (1 - 1/m) t_j: then it is T / (1 - (1 - 1/m)^p).
+
+    Complexity: O(1).
+    """
+    return total_s / (1 - (1 - 1 / rounds) ** num_stages)
+
+
+@cache
+def pipeline_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], rounds: int) -> float:
+    """1F1B over equal microbatches."""
+    forward = np.tile(np.array(forward_s), (rounds, 1))
+    backward = np.tile(np.array(backward_s), (rounds, 1))
+    return iteration_s(forward, backward, np.arange(rounds, dtype=np.int64))
+
+
+def _counts(chain: Chain) -> tuple[int, ...]:
+    return tuple(stage.num_layers for stage in chain.stages)

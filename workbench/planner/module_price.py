@@ -1,0 +1,270 @@
+"""Seconds and bytes of one module under one choice of its layout, layer by layer."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+from workbench.cost.collectives import Collective
+from workbench.cost.group_link import group_link
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel, Work
+from workbench.cost.roofline import Grid
+from workbench.job.job import Job
+from workbench.memory.layer import layer_bytes, state_bytes
+from workbench.memory.setting import Setting
+from workbench.model.experts import is_of_expert
+from workbench.model.frozen import Needs, gradient_needs
+from workbench.model.layer import Layer, Parameter, Shard, TokenCount
+from workbench.plan.plan import Recompute
+from workbench.plan.work import work_of
+from workbench.planner.assembly import shared_draft
+from workbench.planner.layout_choice import ModuleChoice
+from workbench.timing.price import step_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPrice:
+    """One layer over one microbatch, on one rank.
+
+    Args:
+        forward_s, backward_s: recomputation is part of the backward.
+        kept_bytes: from its forward to its backward.
+        working_bytes: on top of that inside a pass, what is computed again included.
+        weights, trained: elements it holds, and of these the ones an optimizer updates.
+        dealt: of those updated, dealt-out experts' with fewer or more holders than other weights.
+    """
+
+    forward_s: float
+    backward_s: float
+    kept_bytes: int
+    working_bytes: int
+    weights: float
+    trained: float
+    dealt: float
+
+
+class Totals(NamedTuple):
+    """Several layers on one rank: sums of theirs, and the most bytes that one works in."""
+
+    num_layers: int
+    forward_s: float
+    backward_s: float
+    kept_bytes: float
+    working_bytes: float
+    weights: float
+    trained: float
+    dealt: float
+
+
+def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
+    """Among how many ranks a weight is cut, or the experts dealt out that it is one of."""
+    if choice.ep > 1 and is_of_expert(parameter):
+        return choice.ep
+    return 1 if parameter.shard is Shard.REPLICATED else choice.tp
+
+
+def total_of(layers: Sequence[LayerPrice]) -> Totals:
+    """Layers one after the other. Complexity: O(layers)."""
+    return Totals(
+        num_layers=len(layers),
+        forward_s=float(sum(layer.forward_s for layer in layers)),
+        backward_s=float(sum(layer.backward_s for layer in layers)),
+        kept_bytes=float(sum(layer.kept_bytes for layer in layers)),
+        working_bytes=float(max((layer.working_bytes for layer in layers), default=0)),
+        weights=float(sum(layer.weights for layer in layers)),
+        trained=float(sum(layer.trained for layer in layers)),
+        dealt=float(sum(layer.dealt for layer in layers)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Between the ranks that hold the same weights: gradients reduced, updated weights gathered."""
+
+    reduce_s: float
+    gather_s: float
+
+
+class ModulePrices:
+    """Prices modules of a job; what choices share is computed once.
+
+    A microbatch is as long as the mean of those that the batch gives.
+
+    Args:
+        job: whose model, batch, cluster and kernels are priced.
+        cost: the machine.
+    """
+
+    def __init__(self, job: Job, cost: CostModel) -> None:
+        self.job, self.cost = job, cost
+        self._needs = gradient_needs(job.model)
+        self._alone = self._samples()
+        self._known: dict[tuple[object, ...], tuple[LayerPrice, ...]] = {}
+        self._exchanges: dict[tuple[ModuleChoice, float, float], Exchange] = {}
+        self._totals: dict[tuple[object, ...], Totals] = {}
+        self._shapes = cache(self._find_shapes)
+        self._tokens = {
+            (name, count): sum(work.tokens(count) for work in works) / len(job.batch)
+            for name, works in self._alone.items()
+            for count in (TokenCount.IN, TokenCount.OUT)
+        }
+
+    def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[LayerPrice, ...]:
+        """Every layer of the module over a microbatch of so many samples.
+
+        Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, ep, recompute, samples).
+        """
+        key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
+        if key not in self._known:
+            module = self.job.model.module(choice.module)
+            same: dict[tuple[object, ...], LayerPrice] = {}
+            found = []
+            for layer, need in zip(module.layers, self._needs[choice.module], strict=True):
+                like = (layer.kind, layer.operators, layer.trainable, need)
+                if like not in same:
+                    same[like] = self._layer(layer, need, choice, num_samples)
+                found.append(same[like])
+            self._known[key] = tuple(found)
+        return self._known[key]
+
+    def total(self, choice: ModuleChoice, num_samples: int) -> Totals:
+        """All layers of the module over so many samples. Complexity: as `layers`."""
+        key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
+        if key not in self._totals:
+            self._totals[key] = total_of(self.layers(choice, num_samples))
+        return self._totals[key]
+
+    def passes_s(self, choice: ModuleChoice, num_samples: int) -> float:
+        """Seconds of a forward and a backward of all layers over so many samples."""
+        total = self.total(choice, num_samples)
+        return total.forward_s + total.backward_s
+
+    def exchange(self, choice: ModuleChoice, trained: float, dealt: float = 0.0) -> Exchange:
+        """Gradients and weights of `trained` elements among those who hold them, `dealt` of them experts'.
+
+        The state is sharded inside an instance: gradients are reduced and scattered there, the
+        shards summed across instances, and updated weights gathered inside the instance again
+        (Rajbhandari et al. 2020, "ZeRO", section 5, stage 1).
+        """
+        key = (choice, trained, dealt)
+        if key not in self._exchanges:
+            own = self._exchange(choice, trained - dealt, choice.num_holders, choice.tp)
+            experts = self._exchange(choice, dealt, choice.num_expert_holders, choice.ep)
+            self._exchanges[key] = Exchange(
+                reduce_s=own.reduce_s + experts.reduce_s, gather_s=own.gather_s + experts.gather_s
+            )
+        return self._exchanges[key]
+
+    def _exchange(self, choice: ModuleChoice, elements: float, num_holders: int, stride: int) -> Exchange:
+        """Of elements that ranks so far apart hold alike."""
+        if elements == 0:
+            return Exchange(reduce_s=0.0, gather_s=0.0)
+        size = self.job.settings.precision.num_bytes
+        inner = num_holders // choice.instances
+        gradient_bytes = elements * state_bytes(size, self.job.settings.kernels).gradient
+        near = group_link(self.job.cluster, num_ranks=inner, stride=stride)
+        far = group_link(self.job.cluster, num_ranks=choice.instances, stride=stride * inner)
+        reduce_s = self._collective_s(Collective.REDUCE_SCATTER, gradient_bytes, inner, near)
+        reduce_s += self._collective_s(Collective.ALL_REDUCE, gradient_bytes / inner, choice.instances, far)
+        gather_s = self._collective_s(Collective.ALL_GATHER, elements * size, inner, near)
+        return Exchange(reduce_s=reduce_s, gather_s=gather_s)
+
+    def update_s(self, choice: ModuleChoice, trained: float, dealt: float = 0.0) -> float:
+        """The update of a rank's part of the optimizer state."""
+        mine = self._shard(choice, trained, dealt)
+        return self.cost.update_s(mine * step_bytes(self.job.settings.precision))
+
+    def state_bytes(self, choice: ModuleChoice, weights: float, trained: float, dealt: float = 0.0) -> float:
+        """Weights, gradients and the rank's part of the optimizer state."""
+        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
+        mine = self._shard(choice, trained, dealt)
+        return weights * size.weight + trained * size.gradient + mine * size.optimizer
+
+    def _shard(self, choice: ModuleChoice, trained: float, dealt: float) -> float:
+        """Elements that one rank updates."""
+        own = (trained - dealt) / (choice.num_holders // choice.instances)
+        return own + dealt / (choice.num_expert_holders // choice.instances)
+
+    def moved_bytes(self, choice: ModuleChoice) -> float:
+        """What offloading takes off a rank that holds the whole module: its state but for gradients."""
+        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
+        layers = self.total(choice, 1)
+        return (
+            self.state_bytes(choice, layers.weights, layers.trained, layers.dealt)
+            - layers.trained * size.gradient
+        )
+
+    def sample_tokens(self, module: str, count: TokenCount) -> float:
+        """Mean tokens of a sample inside the module (IN) or behind it (OUT)."""
+        return self._tokens[module, count]
+
+    def send_s(self, num_bytes: float, link: Link) -> float:
+        """One message."""
+        return link.latency_s + num_bytes / link.bytes_per_s
+
+    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
+        return 0.0 if num_ranks == 1 else self.cost.between_ranks_s(kind, num_bytes, num_ranks, link)
+
+    def _samples(self) -> dict[str, tuple[Work, ...]]:
+        """Module -> the work of each sample that has items of it, in order."""
+        one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1)
+        draft = shared_draft(one_by_one, "prices")
+        alone: dict[str, list[Work]] = {module.name: [] for module in self.job.model.modules}
+        for microbatch in draft.microbatches:
+            alone[microbatch.module].append(work_of(draft, microbatch))
+        return {name: tuple(works) for name, works in alone.items()}
+
+    def _find_shapes(self, module: str, num_samples: int) -> tuple[tuple[Work, float], ...]:
+        """Distinct works of consecutive samples, with their shares of all microbatches."""
+        works = self._alone[module]
+        joined = Counter(
+            Work(tuple(row for work in works[start : start + num_samples] for row in work.rows))
+            for start in range(0, len(works), num_samples)
+        )
+        total = sum(joined.values())
+        return tuple((work, count / total) for work, count in joined.items())
+
+    def _layer(self, layer: Layer, need: Needs, choice: ModuleChoice, num_samples: int) -> LayerPrice:
+        settings, cluster = self.job.settings, self.job.cluster
+        link = group_link(cluster, num_ranks=choice.tp, stride=1)
+        context_link = group_link(cluster, num_ranks=choice.cp, stride=choice.tp)
+        again = choice.recompute is Recompute.FULL and need.any
+        cost = self.cost.dealing(choice.ep, group_link(cluster, num_ranks=choice.ep, stride=1))
+        grid = Grid(choice.tp, choice.cp, choice.ep)
+        cut = choice.cp * (choice.tp if "sequence" in settings.kernels else 1)
+        forward_s = backward_s = kept = working = 0.0
+        for work, share in self._shapes(choice.module, num_samples):
+            time = cost.layer_time(
+                layer,
+                work,
+                tp=choice.tp,
+                cp=choice.cp,
+                precision=settings.precision,
+                link=link,
+                context_link=context_link,
+            )
+            forward_s += share * time.forward_s
+            backward_s += share * (time.backward_s(need) + (time.forward_s if again else 0.0))
+            setting = Setting(work, grid, settings.precision.num_bytes, is_gathered=False)
+            held = layer_bytes(layer, need, setting, settings.kernels)
+            inside = max(held.forward, held.backward)
+            entering = work.tokens(layer.emits) / cut * layer.out_width * setting.element_bytes
+            kept = max(kept, entering if again else held.kept.num_bytes)
+            working = max(working, inside + (held.kept.num_bytes if again else 0))
+        weights = sum(
+            parameter.num_elements / _num_cuts(parameter, choice) for parameter in layer.parameters()
+        )
+        dealt = 0.0
+        if layer.trainable and choice.num_expert_holders != choice.num_holders:
+            dealt = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
+        return LayerPrice(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            kept_bytes=round(kept),
+            working_bytes=round(working),
+            weights=weights,
+            trained=weights if layer.trainable else 0.0,
+            dealt=dealt,
+        )

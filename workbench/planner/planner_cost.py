@@ -1,0 +1,65 @@
+"""What a planner believes of backward passes, and so what it balances."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.cost.model import CostModel
+from workbench.plan.lowered import Lowered
+from workbench.planner.layer_cost import LayerCost
+from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.timing.critical_path import critical_path_s
+from workbench.timing.price import price
+from workbench.timing.stage_seconds import Flags, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """How long a layer takes over one microbatch, and how long a plan takes.
+
+    Args:
+        layer_s: of one layer.
+        plan_s: of a plan.
+        passes_s: of stages, forwards and backwards of those that have one, given what they take.
+    """
+
+    layer_s: Callable[[LayerCost], float]
+    plan_s: Callable[[Lowered, CostModel], float]
+    passes_s: Callable[[Seconds, Seconds, Flags], tuple[Seconds, Seconds]]
+
+
+def _aware_passes_s(forward_s: Seconds, backward_s: Seconds, has: Flags) -> tuple[Seconds, Seconds]:
+    return forward_s, np.where(has, backward_s, 0.0)
+
+
+def _unaware_passes_s(forward_s: Seconds, backward_s: Seconds, has: Flags) -> tuple[Seconds, Seconds]:
+    return np.where(has, forward_s, 3 * forward_s), np.where(has, 2 * forward_s, 0.0)
+
+
+def _aware_s(lowered: Lowered, cost: CostModel) -> float:
+    return critical_path_s(lowered, price(lowered, cost).duration_s)
+
+
+def _unaware_s(lowered: Lowered, cost: CostModel) -> float:
+    prices = price(lowered, cost)
+    actions = lowered.plan.program_actions
+
+    def believed_s(action: Action) -> float:
+        if action.kind not in COMPUTE:
+            return 0.0
+        forward_s = prices.duration_s(action._replace(kind=Pass.F))
+        rest = {action._replace(kind=kind) for kind in (Pass.B, Pass.I, Pass.W)} & actions.keys()
+        if action.kind is Pass.F:
+            return forward_s if rest else 3 * forward_s
+        return 2 * forward_s / len(rest)
+
+    return critical_path_s(lowered, believed_s)
+
+
+FROZEN_AWARE = Belief(lambda layer: layer.total_s, _aware_s, _aware_passes_s)
+"""The gradients that really run. Source: Cornstarch (ICML) section 3.1."""
+
+FROZEN_UNAWARE = Belief(lambda layer: 3 * layer.forward_s, _unaware_s, _unaware_passes_s)
+"""Every backward takes twice its forward, also where none runs.
+Source: Cornstarch v1 section 6.1, the baselines, which balance forward times."""

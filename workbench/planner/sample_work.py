@@ -1,0 +1,97 @@
+"""Work of single samples on the encoders' side and on the LLM's, by quadratics in tokens."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from workbench.cost.model import CostModel, RowWork, Work
+from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
+from workbench.data.sample import Sample
+from workbench.job.job import Job
+from workbench.model.frozen import gradient_needs
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.work import work_of
+from workbench.planner.assembly import layout_of, shared_draft
+
+
+class SampleWork(NamedTuple):
+    """Seconds of forward and backward by sample of the batch, in its order."""
+
+    encoder_s: tuple[float, ...]
+    llm_s: tuple[float, ...]
+
+
+def sample_work(job: Job, cost: CostModel) -> SampleWork:
+    """Of every sample alone; several encoders are added up.
+
+    Source: Entrain (dissertation, sections 4.4.1 and 4.5): a quadratic per layer, summed over the layers
+    of a module; all encoders count as one.
+    Differs: gradients that do not run are left out, as everywhere here; what layers of the LLM that read
+    other modules' tokens take is no function of the sample's length, so they are priced on each sample.
+
+    Complexity: O(layers) prices a module, then O(items), and a price for each distinct sample that is read.
+    """
+    quadratics = {module.name: module_quadratic(job, cost, module) for module in job.model.modules}
+    encoders = [module for module in job.model.modules if module.modality != TEXT]
+    llm = next(module for module in job.model.modules if module.modality == TEXT)
+    return SampleWork(
+        encoder_s=tuple(_encoder_s(sample, encoders, quadratics) for sample in job.batch),
+        llm_s=tuple(
+            quadratics[llm.name].seconds(sample.num_tokens) + aside_s
+            for sample, aside_s in zip(job.batch, _read_aside_s(job, cost, llm), strict=True)
+        ),
+    )
+
+
+def _read_aside_s(job: Job, cost: CostModel, llm: Module) -> tuple[float, ...]:
+    """Of every sample, the LLM's layers that read other modules' tokens beside its own."""
+    if not llm.context_layers:
+        return (0.0,) * len(job.batch)
+    draft = shared_draft(replace(job, layouts=(), replicas=1, microbatch_samples=1), "sample work")
+    works = [work_of(draft, microbatch) for microbatch in draft.microbatches_of[llm.name, 0]]
+    return tuple(_layers_s(job, cost, llm, work, llm.context_layers) for work in works)
+
+
+def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Sequence[int]) -> float:
+    """Forward and backward of some layers of a module."""
+    layout = layout_of(job, module.name)
+    cost, needs = cost.dealing(layout.ep), gradient_needs(job.model)[module.name]
+    found = 0.0
+    for place in places:
+        layer = module.layers[place]
+        time = cost.layer_time(layer, work, tp=layout.tp, cp=layout.cp, precision=job.settings.precision)
+        found += time.forward_s + time.backward_s(needs[place])
+    return found
+
+
+def module_quadratic(job: Job, cost: CostModel, module: Module) -> Quadratic:
+    """Forward and backward of a module over one item, fitted at the paper's token counts.
+
+    Layers that read other modules' tokens are left out.
+    """
+    ratio = _out_per_in(job, module)
+    places = [place for place, layer in enumerate(module.layers) if not layer.reads_context]
+
+    def seconds(tokens: int) -> float:
+        causal = module.modality == TEXT
+        area = tokens * (tokens + 1) // 2 if causal else tokens * tokens
+        work = Work((RowWork(tokens, max(1, round(tokens * ratio)), area),))
+        return _layers_s(job, cost, module, work, places)
+
+    return fit_quadratic(FIT_TOKENS, [seconds(tokens) for tokens in FIT_TOKENS])
+
+
+def _out_per_in(job: Job, module: Module) -> float:
+    if module.modality == TEXT:
+        return 1.0
+    segments = [segment for sample in job.batch for segment in sample.of(module.modality)]
+    total_in = sum(segment.tokens_in for segment in segments)
+    return sum(segment.tokens_out for segment in segments) / total_in if total_in else 1.0
+
+
+def _encoder_s(sample: Sample, encoders: list[Module], quadratics: dict[str, Quadratic]) -> float:
+    return sum(
+        quadratics[module.name].seconds(segment.tokens_in)
+        for module in encoders
+        for segment in sample.of(module.modality)
+    )

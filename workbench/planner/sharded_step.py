@@ -1,0 +1,145 @@
+"""Seconds and bytes of a step where every rank holds a part of every layer's parameters (FSDP, HSDP)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from workbench.cost.collectives import Collective
+from workbench.cost.group_link import group_link
+from workbench.cost.hardware import Link
+from workbench.memory.layer import state_bytes
+from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
+from workbench.planner.module_price import LayerPrice, ModulePrices
+from workbench.timing.price import step_bytes
+
+PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds whole at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A layer while it is whole: seconds of its passes, of its gather and of its gradients' reduction.
+
+    `sum_s` is of adding up parts of gradients over instances, behind the last reduction of a step.
+    """
+
+    layer: int
+    busy_s: float
+    gather_s: float
+    scatter_s: float
+    sum_s: float
+
+
+class LayerExchange(NamedTuple):
+    """Seconds to gather a layer's parameters, to scatter its gradients, and to add them up over instances."""
+
+    gather_s: float
+    scatter_s: float
+    sum_s: float
+
+
+def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
+    """All modules on all ranks, parameters gathered layer by layer, each a layer ahead of its use.
+
+    A forward gathers, a backward gathers again and scatters gradients; each hides behind the layer
+    that computes meanwhile. A layer without a backward is gathered once. Several instances of all
+    parameters add up their parts of gradients layer by layer, in the last microbatch's backward.
+
+    Source: Zhao et al. 2023, "PyTorch FSDP", sections 3.2.2, 3.3 and 4.
+
+    Complexity: O(layers).
+    """
+    job = prices.job
+    num_rounds = len(job.batch) // (choice.llm.dp * job.microbatch_samples)
+    layers: list[tuple[ModuleChoice, LayerPrice]] = []
+    for part in (*choice.encoders, choice.llm):
+        layers += [(part, layer) for layer in prices.layers(part, job.microbatch_samples)]
+    moved = [layer_exchange(prices, part, layer) for part, layer in layers]
+    one = list(_rounds([layer for _, layer in layers], moved))
+    once_s = _lanes_s(one)
+    more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
+    last_s = max(once_s, _summed_s(one))
+    update_s = held = 0.0
+    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
+    for part, layer in layers:
+        shards = part.num_holders // part.instances
+        per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
+        held += per_weight / shards + layer.kept_bytes
+        update_s += layer.trained / shards
+    whole = max(layer.weights * size.weight + layer.trained * size.gradient for _, layer in layers)
+    working = max(layer.working_bytes for _, layer in layers)
+    return LayoutStep(
+        passes_s=once_s + (num_rounds - 1) * more_s,
+        exchange_s=last_s - once_s,
+        hidden_s=0.0,
+        update_s=prices.cost.update_s(update_s * step_bytes(job.settings.precision)),
+        boundary_s=0.0,
+        boundary_bytes=0.0,
+        peak_bytes=round(held + PREFETCHED * whole + working),
+        memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
+        llm_layers=(len(prices.layers(choice.llm, job.microbatch_samples)),),
+    )
+
+
+def _rounds(layers: Sequence[LayerPrice], moved: Sequence[LayerExchange]) -> Iterator[_Round]:
+    """Forwards, then the backwards that there are; the last layer does both at once."""
+    for place, layer in enumerate(layers):
+        yield _Round(place, layer.forward_s, moved[place].gather_s, 0.0, 0.0)
+    for place in reversed(range(len(layers))):
+        if layers[place].backward_s > 0:
+            yield _Round(place, layers[place].backward_s, *moved[place])
+
+
+def _joined(rounds: Sequence[_Round]) -> list[_Round]:
+    """Neighbours of one layer are one round."""
+    joined: list[_Round] = []
+    for found in rounds:
+        if joined and joined[-1].layer == found.layer:
+            joined[-1] = replace(found, busy_s=joined[-1].busy_s + found.busy_s, gather_s=joined[-1].gather_s)
+        else:
+            joined.append(found)
+    return joined
+
+
+def _summed_s(rounds: Sequence[_Round]) -> float:
+    """When the last sum over instances ends; each starts behind the next round's passes and its scatter."""
+    joined = _joined(rounds)
+    total_s = joined[0].gather_s
+    waiting = _Round(-1, 0.0, 0.0, 0.0, 0.0)
+    summed_s = 0.0
+    for place, found in enumerate(joined):
+        ready_s = total_s + max(found.busy_s, waiting.scatter_s)
+        if waiting.sum_s:
+            summed_s = max(summed_s, ready_s) + waiting.sum_s
+        gather_s = joined[place + 1].gather_s if place + 1 < len(joined) else 0.0
+        total_s += max(found.busy_s, waiting.scatter_s + gather_s)
+        waiting = found
+    return max(summed_s, total_s + waiting.scatter_s) + waiting.sum_s
+
+
+def _lanes_s(rounds: Sequence[_Round]) -> float:
+    """A round computes while the next one is gathered, and behind that the gradients of the one before."""
+    joined = _joined(rounds)
+    total_s, scattering_s = joined[0].gather_s, 0.0
+    for found, following in pairwise(joined):
+        total_s += max(found.busy_s, scattering_s + following.gather_s)
+        scattering_s = found.scatter_s
+    return total_s + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
+
+
+def layer_exchange(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> LayerExchange:
+    """Of a layer whose parameters the holders of each instance share out."""
+    job, num_ranks = prices.job, part.num_holders // part.instances
+    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
+    near = group_link(job.cluster, num_ranks=num_ranks, stride=1)
+    far = group_link(job.cluster, num_ranks=part.instances, stride=num_ranks)
+    gradient_bytes = layer.trained * size.gradient
+
+    def seconds(kind: Collective, num_bytes: float, count: int, link: Link) -> float:
+        return prices.cost.between_ranks_s(kind, num_bytes, count, link) if num_bytes and count > 1 else 0.0
+
+    return LayerExchange(
+        seconds(Collective.ALL_GATHER, layer.weights * size.weight, num_ranks, near),
+        seconds(Collective.REDUCE_SCATTER, gradient_bytes, num_ranks, near),
+        seconds(Collective.ALL_REDUCE, gradient_bytes / num_ranks, part.instances, far),
+    )

@@ -1,0 +1,184 @@
+"""Finds the stage counts that a job leaves open: the fastest plan under its rank budget."""
+
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import product
+from typing import Protocol
+
+from workbench.job.device_pools import Aim, dollars_per_hour
+from workbench.job.job import Job
+from workbench.memory.account import check_memory, memory_table
+from workbench.model.model_graph import TEXT
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.planner.assembly import dp_of, layout_of, virtual_stages
+
+Progress = Callable[[int, int, float], None]  # (candidates done, candidates in all, best seconds so far)
+
+
+ROUNDING = 1 - 1e-9  # a bound is a sum in another order than the path it bounds
+
+
+class Candidates(Protocol):
+    """How a planner turns stage counts into plans, and what it believes of them."""
+
+    def bound_s(self, counts: Mapping[str, int]) -> float:
+        """Seconds that no plan of these counts is believed to beat."""
+
+    def closer_s(self, counts: Mapping[str, int]) -> tuple[float, Plan]:
+        """The same, closer and dearer, with the stages; ValueError where no plan of these counts is sound."""
+
+    def check_memory(self, counts: Mapping[str, int]) -> None:
+        """ValueError where no plan of these counts fits, as far as that is told without one."""
+
+    def plan(self, counts: Mapping[str, int]) -> Plan:
+        """The plan of these counts; ValueError when there is none."""
+
+    def believed_s(self, lowered: Lowered) -> float:
+        """The planner's own estimate of a plan."""
+
+
+def silent(done: int, total: int, best_s: float) -> None:
+    """The progress callback that tells nobody."""
+
+
+def fastest_counts(
+    job: Job, ranks_per_stage: Mapping[str, int], candidates: Candidates, progress: Progress = silent
+) -> Plan:
+    """The plan that the planner believes fastest, or cheapest, among all stage counts that fit.
+
+    Branch and bound, exact: combinations of the open counts within the rank budget are tried from the
+    smallest bound on, and bounded more closely first; the search ends where the bound reaches the best
+    plan. Plans that do not fit in memory are left out. Among equals the plan with fewer ranks wins,
+    then the lexicographically first counts.
+    Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
+
+    Args:
+        ranks_per_stage: entries whose counts are to be found -> ranks that one replica's stage takes.
+        candidates: how a planner bounds, builds and judges.
+
+    Raises:
+        ValueError: a given count is impossible, or no combination fits (the last reason is named).
+
+    Complexity: at worst O(product of the open ranges) plans.
+    """
+    options = {name: _options(job, name) for name in ranks_per_stage}
+    if all(len(counts) == 1 for counts in options.values()):
+        return candidates.plan({name: counts[0] for name, counts in options.items()})
+    worth = _Worth(job, ranks_per_stage, tuple(options))
+    waiting = _Waiting(candidates, worth, _within_budget(job, ranks_per_stage, options))
+    best: tuple[float, int, tuple[int, ...]] | None = None
+    best_plan: Plan | None = None
+    best_s = float("inf")
+    least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
+    refusal = ""
+    for bound, chosen in waiting.by_bound():
+        if best is not None and bound * ROUNDING > best[0]:
+            break
+        counts = dict(zip(options, chosen, strict=True))
+        try:
+            candidates.check_memory(counts)
+            plan = candidates.plan(counts)
+            lowered = lower(plan)
+            seconds = candidates.believed_s(lowered)
+            key = (worth.of_plan(seconds, plan), len(plan.ranks), chosen)
+            if best is None or key < best:
+                check_memory(lowered, memory_table(lowered))
+                best, best_plan, best_s = key, plan, seconds
+        except ValueError as error:
+            refusal = str(error)
+            continue
+        progress(waiting.num_settled, waiting.num_all, best_s)
+    if best_plan is None:
+        nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
+        none = f"no stage counts fit {_budget(job)} ranks; {nearest}"
+        raise ValueError(f"job {job.name!r}: {refusal or waiting.refusal or none}")
+    return best_plan
+
+
+class _Worth:
+    """What the job's aim makes small: seconds, or these times the dollars an hour of a plan's ranks."""
+
+    def __init__(self, job: Job, ranks_per_stage: Mapping[str, int], names: tuple[str, ...]) -> None:
+        self._job = job
+        self._ranks_each = [dp_of(job, name) * ranks_per_stage[name] for name in names]
+        self._lowest = min((pool.dollars_per_hour or 0.0 for pool in job.pools), default=0.0)
+
+    def of_plan(self, seconds: float, plan: Plan) -> float:
+        """Of a plan, or of its draft with stages; ValueError where one of its ranks has no price."""
+        if self._job.aim is Aim.SECONDS:
+            return seconds
+        rate = dollars_per_hour(self._job.pools, plan.ranks)
+        if rate is None:
+            raise ValueError(
+                f"job {self._job.name!r}: aim {Aim.DOLLARS} wants dollars_per_hour for every pool"
+            )
+        return seconds * rate
+
+    def at_least(self, seconds: float, chosen: tuple[int, ...]) -> float:
+        """Of stage counts whose ranks are not known yet."""
+        if self._job.aim is Aim.SECONDS:
+            return seconds
+        ranks = sum(each * count for each, count in zip(self._ranks_each, chosen, strict=True))
+        return seconds * ranks * self._lowest
+
+
+class _Waiting:
+    """Stage counts by ascending bound; only those whose cheap bound is reached get a closer one.
+
+    `num_settled` of `num_all` were handed out or refused.
+    """
+
+    def __init__(self, candidates: Candidates, worth: _Worth, all_counts: Iterator[dict[str, int]]) -> None:
+        self._candidates, self._worth = candidates, worth
+        self._counts = {tuple(counts.values()): counts for counts in all_counts}
+        self.num_all, self.num_settled = len(self._counts), 0
+        self.refusal = ""
+
+    def by_bound(self) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """Bounds on what the aim makes small, with their counts; ties by the counts."""
+        cheap = ((self._candidates.bound_s(c), chosen) for chosen, c in self._counts.items())
+        waiting = [(self._worth.at_least(seconds, chosen), chosen, False) for seconds, chosen in cheap]
+        heapify(waiting)
+        while waiting:
+            bound, chosen, is_close = heappop(waiting)
+            if is_close:
+                self.num_settled += 1
+                yield bound, chosen
+                continue
+            try:
+                closer_s, draft = self._candidates.closer_s(self._counts[chosen])
+                closer = self._worth.of_plan(closer_s, draft)
+            except ValueError as error:
+                self.num_settled += 1
+                self.refusal = str(error)
+                continue
+            heappush(waiting, (max(bound, closer), chosen, True))
+
+
+def _options(job: Job, name: str) -> tuple[int, ...]:
+    """Stage counts to try: the one given, or all that the layers and the budget allow."""
+    modules = [m for m in job.model.modules if m.name == name] or [
+        m for m in job.model.modules if m.modality != TEXT
+    ]
+    layout = layout_of(job, modules[0].name)
+    given = layout.pp or len(layout.stage_layers) // virtual_stages(job, modules[0].name)
+    if given:
+        return (given,)
+    layers = min(len(module.layers) // virtual_stages(job, module.name) for module in modules)
+    return tuple(range(1, min(layers, _budget(job)) + 1))
+
+
+def _within_budget(
+    job: Job, ranks_per_stage: Mapping[str, int], options: Mapping[str, tuple[int, ...]]
+) -> Iterator[dict[str, int]]:
+    for counts in product(*options.values()):
+        chosen = dict(zip(options, counts, strict=True))
+        used = sum(dp_of(job, name) * ranks_per_stage[name] * count for name, count in chosen.items())
+        if used <= _budget(job):
+            yield chosen
+
+
+def _budget(job: Job) -> int:
+    return job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)

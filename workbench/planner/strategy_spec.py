@@ -1,0 +1,31 @@
+"""A strategy as its users know it: a name, what makes its plans, and a line about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.plan.plan import Plan
+from workbench.planner.stage_counts import Progress
+
+Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has no plan of the job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySpec:
+    """One strategy.
+
+    Args:
+        name: as it is typed.
+        planner: makes its plans.
+        summary: what it does, in one line.
+        batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
+            for that.
+        wants_prices: it plans only for pools of ranks that have a price.
+    """
+
+    name: str
+    planner: Planner
+    summary: str
+    batch_level: bool = False
+    wants_prices: bool = False

@@ -1,0 +1,92 @@
+"""Where attention's time may come from instead of the cost model: a mask, token shards and a kernel.
+
+The cost model knows an attention by its number of query-key pairs. Who owns which tokens of a
+long sequence, how tiles fall on compute units and what a gather hides behind is simulated apart
+and handed to `price` as a callable, so that the planner imports no simulator.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from workbench.cost.model import LayerTime
+from workbench.model.layer import Attention, Layer
+from workbench.plan.plan import Microbatch, Plan, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """One attention operator of one stage over one microbatch."""
+
+    plan: Plan
+    stage: Stage
+    microbatch: Microbatch
+    operator: Attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTime:
+    """Seconds of the slowest rank of the stage, gathers and scatters of keys and values included.
+
+    Args:
+        forward_s: forward.
+        backward_s: gradients of queries, keys and values; their scores' recomputation included.
+        unmeasured: what went into it that was not measured.
+    """
+
+    forward_s: float
+    backward_s: float
+    unmeasured: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if min(self.forward_s, self.backward_s) < 0:
+            raise ValueError(f"attention: want times >= 0, got {self}")
+
+
+AttentionModel = Callable[[AttentionCall], AttentionTime | None]
+"""Time of one call, or None to leave it to the cost model."""
+
+
+Times = Mapping[str, AttentionTime]
+"""Given times by name of the operator in its layer."""
+
+
+def times_of(model: AttentionModel, plan: Plan, stage: Stage, microbatch: Microbatch, layer: Layer) -> Times:
+    """What the model says of the attentions of one layer."""
+    times: dict[str, AttentionTime] = {}
+    for operator in layer.operators:
+        if isinstance(operator, Attention):
+            call = AttentionCall(plan=plan, stage=stage, microbatch=microbatch, operator=operator)
+            time = model(call)
+            if time is not None:
+                times[operator.name] = time
+    return times
+
+
+def without_attention(layer: Layer, times: Times) -> Layer:
+    """The layer less the attentions whose times are given.
+
+    A measurement of the whole layer holds for the mask it was taken with; what is left has a
+    signature of its own, so the cost model sums its operators.
+    """
+    if not times:
+        return layer
+    return replace(layer, operators=tuple(one for one in layer.operators if one.name not in times))
+
+
+def with_attention(rest: LayerTime, layer: Layer, times: Times) -> LayerTime:
+    """The time of the whole layer out of that of `without_attention`.
+
+    An attention behind the layer's first weights lies on the way to their gradients.
+    """
+    if not times:
+        return rest
+    weighted = [bool(tuple(operator.parameters())) for operator in layer.operators]
+    first = weighted.index(True) if any(weighted) else len(weighted)
+    behind = {operator.name for operator in layer.operators[first + 1 :]}
+    return LayerTime(
+        rest.forward_s + sum(time.forward_s for time in times.values()),
+        rest.input_grad_s + sum(time.backward_s for time in times.values()),
+        rest.weight_grad_s,
+        rest.unmeasured.union(*(time.unmeasured for time in times.values())),
+        rest.interior_grad_s + sum(time.backward_s for name, time in times.items() if name in behind),
+    )

@@ -1,0 +1,124 @@
+"""What an attention takes whose keys go round the ranks, or change places with heads."""
+
+from dataclasses import replace
+
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.roofline import RowWork, Work
+from workbench.masks.bitfield import Bitfield, concatenate
+from workbench.masks.tiles import area
+from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
+from workbench.plan.plan import KeyExchange, Microbatch, Plan
+from workbench.plan.routing import Routing
+from workbench.plan.token_owners import Places, owned_tokens
+from workbench.plan.work import row_mask
+from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
+
+SUM_BYTES = 4  # gradients on their way are float32, or wider where the activations are
+
+
+def with_key_exchange(inner: AttentionModel | None, plan: Plan, cost: CostModel) -> AttentionModel | None:
+    """The model of attention times, with those of the modules whose keys go round or change places."""
+    kinds = {plan.settings.of(stage.module).key_exchange for stage in plan.stages if stage.cp > 1}
+    return inner if kinds <= {KeyExchange.ALL_GATHER} else ExchangedAttention(plan, cost, inner)
+
+
+class ExchangedAttention:
+    """An `AttentionModel` of ring and all-to-all attention; everything else it leaves to `inner`.
+
+    Ring: as many steps as ranks, each as long as its slowest rank's block of query-key pairs or
+    the transfer of the next block behind it; gradients travel after each step of a backward.
+    All-to-all: all tokens of a part of the heads, and four exchanges of everything in each pass.
+
+    Differs: steps are in lockstep; a rank that waits for a slow neighbour alone would not wait for all.
+    """
+
+    def __init__(self, plan: Plan, cost: CostModel, inner: AttentionModel | None) -> None:
+        self._plan, self._cost, self._inner = plan, cost, inner
+        self._routing = Routing(plan)
+        self._masks: dict[tuple[str, int, int], tuple[Bitfield, tuple[Places, ...]]] = {}
+
+    def __call__(self, call: AttentionCall) -> AttentionTime | None:
+        kind = call.plan.settings.of(call.stage.module).key_exchange
+        if call.stage.cp == 1 or kind is KeyExchange.ALL_GATHER:
+            return None if self._inner is None else self._inner(call)
+        if call.operator.num_keys is not None or call.operator.tokens is not TokenCount.IN:
+            return None
+        return self._ring(call) if kind is KeyExchange.RING else self._all_to_all(call)
+
+    def _ring(self, call: AttentionCall) -> AttentionTime:
+        mask, owned = self._mask(call.microbatch)
+        fields = [mask.take(places) for places in owned]
+        num_ranks, longest = len(owned), max(len(places) for places in owned)
+        elements = 2.0 * longest * _local(call, call.operator.num_kv_heads) * call.operator.head_dim
+        move_s = self._moved_s(call, elements * self._element_bytes)
+        sums_s = self._moved_s(call, elements * max(SUM_BYTES, self._element_bytes))
+        forward_s = backward_s = 0.0
+        for step in range(num_ranks):
+            blocks = [
+                self._computed(
+                    call, call.operator, len(places), area(fields[r], fields[(r - step) % num_ranks])
+                )
+                for r, places in enumerate(owned)
+            ]
+            hidden_s = move_s if step + 1 < num_ranks else 0.0
+            forward_s += max(hidden_s, *(block[0] for block in blocks))
+            backward_s += max(hidden_s, *(block[1] for block in blocks)) + sums_s
+        return _time(forward_s, backward_s, "ring attention: steps of the slowest rank, blocks over one link")
+
+    def _all_to_all(self, call: AttentionCall) -> AttentionTime:
+        mask, owned = self._mask(call.microbatch)
+        operator, num_ranks = call.operator, len(owned)
+        part = replace(
+            operator,
+            num_heads=operator.num_heads // num_ranks,
+            num_kv_heads=operator.num_kv_heads // num_ranks,
+        )
+        forward_s, backward_s = self._computed(call, part, len(mask), area(mask, mask))
+        longest = max(len(places) for places in owned)
+        heads = _local(call, 2 * operator.num_heads + 2 * operator.num_kv_heads)
+        leaving = longest * heads * operator.head_dim * (num_ranks - 1) / num_ranks
+        link = self._link(call)
+        moved_s = 4 * link.latency_s + leaving * self._element_bytes / link.bytes_per_s
+        why = "all-to-all attention: whole rows of some heads, exchanges over one link"
+        return _time(forward_s + moved_s, backward_s + moved_s, why)
+
+    def _mask(self, microbatch: Microbatch) -> tuple[Bitfield, tuple[Places, ...]]:
+        key = (microbatch.module, microbatch.replica, microbatch.index)
+        if key not in self._masks:
+            module = self._plan.model.module(microbatch.module)
+            mask = concatenate([row_mask(self._plan, module, row) for row in microbatch.rows])
+            self._masks[key] = mask, owned_tokens(self._routing, microbatch)
+        return self._masks[key]
+
+    def _computed(
+        self, call: AttentionCall, operator: Attention, num_tokens: int, pairs: int
+    ) -> tuple[float, float]:
+        """Seconds of a forward and a backward of the operator alone on one rank."""
+        if not pairs:
+            return 0.0, 0.0
+        alone = Layer(name=operator.name, kind=LayerKind.BLOCK, operators=(operator,), out_width=1)
+        work = Work((RowWork(num_tokens, num_tokens, pairs),))
+        precision = call.plan.settings.precision
+        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        time = cost.layer_time(alone, work, tp=call.stage.tp, cp=1, precision=precision)
+        return time.forward_s, time.input_grad_s
+
+    @property
+    def _element_bytes(self) -> int:
+        return self._plan.settings.precision.num_bytes
+
+    def _moved_s(self, call: AttentionCall, num_bytes: float) -> float:
+        link = self._link(call)
+        return link.latency_s + num_bytes / link.bytes_per_s
+
+    def _link(self, call: AttentionCall) -> Link:
+        return call.plan.cluster.joining(call.stage.flat_ranks)
+
+
+def _local(call: AttentionCall, heads: int) -> float:
+    return heads / call.stage.tp
+
+
+def _time(forward_s: float, backward_s: float, why: str) -> AttentionTime:
+    return AttentionTime(forward_s=forward_s, backward_s=backward_s, unmeasured=frozenset({why}))

@@ -1,0 +1,344 @@
+"""Seconds of every action of a lowered plan on the machine of one cost model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from workbench.cost.collectives import Collective
+from workbench.cost.execution import ActivationCut
+from workbench.cost.hardware import Cluster, Link
+from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
+from workbench.memory.stage import GRADIENTS, state_of
+from workbench.model.frozen import Needs
+from workbench.model.layer import Layer, TokenCount
+from workbench.plan.lowered import Lowered
+from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
+from workbench.plan.routing import Routing
+from workbench.plan.sequence import token_borders
+from workbench.plan.work import work_of
+from workbench.schedule.action import COMPUTE, MOVES, Action, Pass
+from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
+from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.weights import WeightPrices
+from workbench.units import GB
+
+HOST_BYTES_PER_S = 25 * GB  # PCIe 4.0 x16 has 31.5 GB/s on the wire; copies from pinned memory reach 25
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds by action, of the STEP by rank, and what went into them that was not measured."""
+
+    durations_s: dict[Action, float]
+    steps_s: dict[int, float]
+    unmeasured: tuple[str, ...]
+
+    def duration_s(self, action: Action) -> float:
+        """Seconds of one action, that of its slowest rank; ValueError when it is not in the plan. O(1)."""
+        found = self.durations_s.get(action)
+        if found is None:
+            raise ValueError(f"action {action} has no price: it stands in no program of the plan")
+        return found
+
+    def step_s(self, rank: int) -> float:
+        """Seconds of the STEP of one rank."""
+        return self.steps_s[rank]
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds of the four passes of one stage over one microbatch, without executor overhead.
+
+    `through_s` and `weights_s` are the parts of a whole backward; `split_through_s` and
+    `split_weights_s` the same where the backward is split, which a machine may do at another pace.
+    """
+
+    forward_s: float
+    through_s: float
+    weights_s: float
+    recompute_s: float
+    split_through_s: float
+    split_weights_s: float
+    unmeasured: frozenset[str] = field(default_factory=frozenset)
+
+    def of(self, kind: Pass) -> float:
+        """`B` is recompute, gradients through the layers and weight gradients.
+
+        `I` + `W` = `B` unless the machine's split backwards were measured.
+        """
+        return {
+            Pass.F: self.forward_s,
+            Pass.B: self.recompute_s + self.through_s + self.weights_s,
+            Pass.I: self.recompute_s + self.split_through_s,
+            Pass.W: self.split_weights_s,
+        }[kind]
+
+
+def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None = None) -> Price:
+    """Price every action that stands in a program.
+
+    Passes are sums over the stage's layers by the exact frozen rule for the modules present
+    in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other, of shared-out
+    weights a reduce-scatter of the unit, as UNSHARD is a gather of it; STEP is each rank's own
+    optimizer update, and what is said about weights then. Each is as many times longer as was
+    measured in a pipeline, and each action also takes the executor's measured overhead.
+
+    Args:
+        attention: times of attentions that follow from masks, token shards and a kernel's
+            balance; None, or where it gives None: the cost model's, by query-key pairs.
+
+    Raises:
+        ValueError: a backward of a stage in which no gradient runs.
+
+    Complexity: O(actions) plus one pricing of each distinct (layers, work, gradients).
+    """
+    pricing = _Pricing(lowered, cost, with_key_exchange(attention, lowered.plan, cost))
+    actions = dict.fromkeys(action for program in lowered.plan.programs for action in program.actions)
+    durations_s = {action: pricing.duration_s(action) for action in actions}
+    return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.all_unmeasured())))
+
+
+def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
+    """The slowest link among these ranks: intra-node when they share a node."""
+    return cluster.joining(ranks)
+
+
+class GridLinks(NamedTuple):
+    """What joins the ranks of a stage along each axis of its grid; None where it has one rank."""
+
+    tensor: Link | None
+    context: Link | None
+    experts: Link | None = None
+
+
+def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
+    """The slowest link of each axis: tensor-parallel ranks in a node keep its link when keys leave it."""
+    if stage.tp * stage.cp == 1:
+        return GridLinks(None, None)
+    columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
+    dealt = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
+    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), dealt)
+
+
+class _Pricing:
+    def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
+        self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
+        self._attention = attention
+        self._routing = Routing(self._plan)
+        self._units = sharded_stages(self._plan)
+        self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
+        self._work: dict[tuple[str, int, int], Work] = {}
+        self._known: dict[tuple[object, ...], PassTimes] = {}
+        self._cost_on = {stage.id: self._cost_of(stage.flat_ranks) for stage in self._plan.stages}
+        self._divided: dict[int, CostModel] = {}
+        self._weights = WeightPrices(lowered, self._cost_of)
+        self.unmeasured: set[str] = set()
+        if not cost.profile.overheads_s:
+            self.unmeasured.add("executor overhead per action: taken as 0")
+        self.steps_s = self._steps()
+
+    def all_unmeasured(self) -> set[str]:
+        return self.unmeasured | self._weights.unmeasured
+
+    def duration_s(self, action: Action) -> float:
+        if action.kind is Pass.STEP:
+            return max(self.steps_s.values())
+        stage = self._plan.stage[_stage_of(action)]
+        profile = self._cost_on[stage.id].profile
+        overhead_s, factor = profile.overhead_s(action.kind), profile.pipeline_factor(action.kind)
+        if stage.id in self._units and action.kind not in COMPUTE and action.microbatch is not None:
+            return 0.0 if action.kind is Pass.RESHARD else overhead_s + factor * self._round_s(action)
+        if action.kind is Pass.REDUCE_GRAD:
+            return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
+        if action.kind in MOVES:
+            return overhead_s + self._move_s(stage)
+        if action.kind not in COMPUTE:
+            raise ValueError(f"action {action}: {action.kind} has no price; want passes, REDUCE_GRAD or STEP")
+        microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
+        if microbatch is None:
+            raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
+        times = self._times(stage, microbatch)
+        if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
+            raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
+        return overhead_s + factor * times.of(action.kind)
+
+    def _round_s(self, action: Action) -> float:
+        """Shared-out weights gathered, or their gradients dealt out: tensor after tensor of the unit."""
+        unit, settings = self._units[_stage_of(action)], self._plan.settings
+        if action.kind is Pass.UNSHARD:
+            kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
+        else:
+            kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
+        return sum(self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
+
+    def _move_s(self, stage: Stage) -> float:
+        """A copy of the stage's weights and optimizer state between the device and its host."""
+        self.unmeasured.add(f"copies to and from the host: taken at {HOST_BYTES_PER_S / GB:g} GB/s")
+        state = state_of(self._plan, stage.flat_ranks[0])
+        moved = (size for held, kind, size in state if held.id == stage.id and kind.part != GRADIENTS)
+        return sum(moved) / HOST_BYTES_PER_S
+
+    def _times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
+        name = (microbatch.module, microbatch.replica, microbatch.index)
+        if name not in self._work:
+            self._work[name] = work_of(self._plan, microbatch)
+        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        links = grid_links(self._plan.cluster, stage)
+        key: tuple[object, ...] = (
+            stage.module,
+            stage.layers,
+            stage.tp,
+            stage.cp,
+            stage.ep,
+            links,
+            self._cost_on[stage.id].profile.device,
+            self._work[name],
+            needs,
+        )
+        if self._attention is not None:  # may tell apart microbatches of equal work
+            key = (*key, name, stage.ranks)
+        if key not in self._known:
+            times = self._layer_times(stage, microbatch, links)
+            settings = self._plan.settings.of(stage.module)
+            self._known[key] = pass_times(times, needs, settings.recompute)
+            self.unmeasured |= self._known[key].unmeasured
+        return self._known[key]
+
+    def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:
+        layers = self._plan.model.module(stage.module).layers
+        cost, borders = self._cost_on[stage.id], token_borders(self._plan, stage)
+        found = []
+        for index in range(*stage.layers):
+            layer = layers[index]
+            if index not in borders.divided:
+                found.append(self._layer_time(layer, stage, microbatch, links, cost))
+                continue
+            time = self._layer_time(layer, stage, microbatch, links, self._dividing(cost))
+            gather_s = self._gather_s(layer, stage, microbatch, links) if index in borders.divides else 0.0
+            join_s = self._gather_s(layer, stage, microbatch, links) if index in borders.joins else 0.0
+            found.append(with_gathers(time, join_s, gather_s))
+        return found
+
+    def _dividing(self, cost: CostModel) -> CostModel:
+        """The same machine where tensor-parallel ranks deal out tokens between products."""
+        if id(cost) not in self._divided:
+            self._divided[id(cost)] = cost.executed(
+                replace(cost.execution, activations=ActivationCut.SEQUENCE)
+            )
+        return self._divided[id(cost)]
+
+    def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:
+        """All tokens of a layer's input or output brought to every tensor-parallel rank."""
+        assert links.tensor is not None, "only several ranks divide tokens"
+        work = self._work[microbatch.module, microbatch.replica, microbatch.index]
+        size = self._plan.settings.precision.num_bytes
+        num_bytes = work.tokens(TokenCount.IN) / stage.cp * layer.out_width * size
+        cost = self._cost_on[stage.id]
+        if not cost.collectives.is_measured(Collective.ALL_GATHER, stage.tp, links.tensor):
+            self.unmeasured.add("collectives inside a layer: ring formula")
+        seconds = cost.collectives.seconds(Collective.ALL_GATHER, num_bytes, stage.tp, links.tensor)
+        return seconds / cost.execution.collective_rate
+
+    def _layer_time(
+        self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks, cost: CostModel
+    ) -> LayerTime:
+        given: Times = {}
+        if self._attention is not None:
+            given = times_of(self._attention, self._plan, stage, microbatch, layer)
+        rest = cost.dealing(stage.ep, links.experts).layer_time(
+            without_attention(layer, given),
+            self._work[microbatch.module, microbatch.replica, microbatch.index],
+            tp=stage.tp,
+            cp=stage.cp,
+            precision=self._plan.settings.precision,
+            link=links.tensor,
+            context_link=links.context,
+        )
+        return with_attention(rest, layer, given)
+
+    def _steps(self) -> dict[int, float]:
+        """The update of what each rank holds, and what its gradient groups say to each other then."""
+        elements = dict.fromkeys(self._plan.ranks, 0.0)
+        machines = {rank: self._cost_of((rank,)) for rank in elements}
+        steps_s = {rank: cost.profile.overhead_s(Pass.STEP) for rank, cost in machines.items()}
+        for group in self._lowered.groups:
+            exchange_s = self._weights.step_s(group)
+            for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
+                elements[rank] += group.num_elements / optimizer_shards(self._plan, group).num_shards
+                steps_s[rank] += exchange_s
+        return {
+            rank: steps_s[rank]
+            + cost.profile.pipeline_factor(Pass.STEP) * self._update_s(elements[rank], cost)
+            for rank, cost in machines.items()
+        }
+
+    def _cost_of(self, ranks: Sequence[int]) -> CostModel:
+        """The machine that these ranks are; ValueError where they are of several kinds."""
+        return self._cost.on(self._plan.cluster.device_of(ranks))
+
+    def _update_s(self, num_parameters: float, cost: CostModel) -> float:
+        precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision
+        measured_s = dict(cost.profile.optimizer_s_per_parameter).get(precision)
+        if measured_s is not None and wide in (None, precision):
+            return num_parameters * measured_s
+        self.unmeasured.add("optimizer step: bytes over memory bandwidth")
+        return cost.update_s(num_parameters * step_bytes(precision, wide))
+
+
+def with_gathers(time: LayerTime, behind_s: float, back_s: float) -> LayerTime:
+    """A layer with a gather behind its forward, and one behind its input's gradient."""
+    split_s = None if time.split_input_s is None else time.split_input_s + back_s
+    alone_s = None if time.forward_only_s is None else time.forward_only_s + behind_s
+    return replace(
+        time,
+        forward_s=time.forward_s + behind_s,
+        forward_only_s=alone_s,
+        input_grad_s=time.input_grad_s + back_s,
+        split_input_s=split_s,
+    )
+
+
+def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:
+    """Sums over the layers of a stage; a layer is computed again where any of its gradients runs.
+
+    A forward keeps something for the backward only where a gradient runs and nothing is computed again.
+
+    Complexity: O(layers).
+    """
+    again = recompute is Recompute.FULL
+    pairs = list(zip(times, needs, strict=True))
+    return PassTimes(
+        forward_s=sum(
+            time.forward_without_graph_s() if again or not need.any else time.forward_s
+            for time, need in pairs
+        ),
+        through_s=sum(time.through_s(need) for time, need in pairs),
+        weights_s=sum(time.weights_s(need) for time, need in pairs),
+        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any),
+        split_through_s=sum(time.split_through_s(need) for time, need in pairs),
+        split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),
+        unmeasured=frozenset(unmeasured_of(times)),
+    )
+
+
+def step_bytes(precision: Precision, wide: Precision | None = None) -> int:
+    """Bytes AdamW moves per trainable parameter.
+
+    float32 and float64: reads weight, gradient and two moments, writes all but the gradient.
+    bfloat16: reads the gradient, a float32 master copy and two moments; writes those three
+    and the weight (Rajbhandari et al. 2020, "ZeRO", section 3.1, mixed-precision Adam).
+    A wide optimizer of narrower weights does the same with a gradient as wide as itself.
+    """
+    if wide is not None:
+        return 7 * wide.num_bytes + (0 if wide is precision else precision.num_bytes)
+    if precision is Precision.BFLOAT16:
+        return 2 + 3 * 4 + 3 * 4 + 2
+    return 7 * precision.num_bytes
+
+
+def _stage_of(action: Action) -> int:
+    if action.stage is None:
+        raise ValueError(f"action {action} belongs to no stage")
+    return action.stage

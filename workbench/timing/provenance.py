@@ -1,0 +1,58 @@
+"""What a prediction rests on, written into its trace."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile
+from workbench.plan.flop import model_flop
+from workbench.plan.plan import Plan
+from workbench.timing.price import Price
+from workbench.trace import Trace
+
+PROFILE = "profile"
+DEVICE = "device"
+UNMEASURED = "unmeasured"
+MFU = "mfu"
+
+
+def with_provenance(
+    trace: Trace,
+    plan: Plan,
+    profile: Profile,
+    prices: Price,
+    *,
+    beside: Mapping[str, CostModel] | None = None,
+) -> Trace:
+    """The trace with the profile's name and device, its MFU, and one detail for every unmeasured cost.
+
+    `beside` has the machines of other kinds of devices; each rank's own peak counts.
+    """
+    profiles = {device: model.profile for device, model in (beside or {}).items()}
+    known = (profile, *profiles.values())
+    details = [
+        (PROFILE, ", ".join(dict.fromkeys(each.name for each in known))),
+        (DEVICE, ", ".join(dict.fromkeys(each.device for each in known))),
+    ]
+    cluster = plan.cluster
+    peaks = [
+        dict(profiles.get(cluster.nodes[cluster.node_of(rank)].device, profile).peak_flop_per_s).get(
+            plan.settings.precision
+        )
+        for rank in plan.ranks
+    ]
+    if trace.iteration_s > 0 and None not in peaks:
+        possible = trace.iteration_s * sum(filter(None, peaks))
+        details.append((MFU, repr(model_flop(plan) / possible)))
+    details += [(UNMEASURED, name) for name in prices.unmeasured]
+    return replace(trace, details=(*trace.details, *details))
+
+
+def utilisation(trace: Trace) -> float | None:
+    """Model FLOP utilisation of a predicted step, by the profile's peak; None where it is not known."""
+    return next((float(value) for name, value in trace.details if name == MFU), None)
+
+
+def unmeasured_costs(trace: Trace) -> tuple[str, ...]:
+    """Costs without a measurement that the trace's prediction rests on."""
+    return tuple(value for name, value in trace.details if name == UNMEASURED)

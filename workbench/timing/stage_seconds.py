@@ -1,0 +1,146 @@
+"""Seconds of a stage's passes over every kind of microbatch, from sums over layers, without programs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.cost.execution import ActivationCut
+from workbench.cost.model import CostModel, LayerTime, Work
+from workbench.data.sample import Item
+from workbench.model.frozen import Needs
+from workbench.model.layer import Layer
+from workbench.model.model_graph import Module
+from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.routing import Routing
+from workbench.plan.work import work_of
+from workbench.schedule.action import Pass
+from workbench.timing.price import GridLinks, grid_links, pass_times
+
+Seconds = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+KINDS = (Pass.F, Pass.B, Pass.I, Pass.W)
+
+
+class Kind(NamedTuple):
+    """What microbatches have in common that take equally long in every stage of their module.
+
+    Args:
+        work: tokens and query-key pairs.
+        needs: gradients of every layer.
+        present: modules upstream that have items in them.
+    """
+
+    work: Work
+    needs: tuple[Needs, ...]
+    present: frozenset[str]
+
+
+class PassSeconds(NamedTuple):
+    """[kinds] of one stage, executor overhead included.
+
+    Args:
+        forward_s, whole_s: F and B.
+        through_s, weights_s: I and W.
+        has_backward: whether any gradient runs in the stage, if its microbatch is read.
+        trains_all: whether gradients of all its trainable layers run.
+    """
+
+    forward_s: Seconds
+    whole_s: Seconds
+    through_s: Seconds
+    weights_s: Seconds
+    has_backward: Flags
+    trains_all: Flags
+
+
+class StageSeconds:
+    """Prices stages of one draft's modules: a stage is a difference of two sums over first layers.
+
+    As `price` has them. Where tensor-parallel ranks divide tokens, a layer takes what is shorter, divided
+    or not, and gathers between them nothing.
+
+    Args:
+        draft: with microbatches; those of the plans that are asked about may be copies of them.
+        cost: the machine, and others beside it.
+    """
+
+    def __init__(self, draft: Plan, cost: CostModel) -> None:
+        self._draft, self._cost = draft, cost
+        self._kinds: dict[str, tuple[Kind, ...]] = {}
+        self._place: dict[tuple[str, tuple[tuple[Item, ...], ...]], int] = {}
+        self._sums: dict[tuple[object, ...], Seconds] = {}
+        routing = Routing(draft)
+        for module in draft.model.modules:
+            found: dict[Kind, int] = {}
+            for microbatch in draft.microbatches:
+                if microbatch.module == module.name:
+                    flow = routing.flow(microbatch)
+                    present = routing.present(microbatch)
+                    kind = Kind(work_of(draft, microbatch), flow.needs[module.name], present)
+                    self._place[module.name, microbatch.rows] = found.setdefault(kind, len(found))
+            self._kinds[module.name] = tuple(found)
+
+    def kinds(self, module: str) -> tuple[Kind, ...]:
+        """Of the module's microbatches, in order of appearance."""
+        return self._kinds[module]
+
+    def kind_of(self, microbatch: Microbatch) -> int:
+        """Where a microbatch's stands among those of its module."""
+        return self._place[microbatch.module, microbatch.rows]
+
+    def passes(self, plan: Plan, stage: Stage) -> PassSeconds:
+        """Seconds of a stage on its ranks; ValueError where these are of several kinds.
+
+        Complexity: O(kinds), once O(layers x kinds) for every grid, link and device.
+        """
+        cost = self._cost.on(plan.cluster.device_of(stage.flat_ranks))
+        sums = self._sums_of(plan.model.module(stage.module), stage, grid_links(plan.cluster, stage), cost)
+        first, last = stage.layers
+        mine = sums[:, last] - sums[:, first]
+        profile = cost.profile
+        times = [
+            profile.overhead_s(kind) + profile.pipeline_factor(kind) * mine[place]
+            for place, kind in enumerate(KINDS)
+        ]
+        forward_s, whole_s, through_s, weights_s = times
+        return PassSeconds(forward_s, whole_s, through_s, weights_s, mine[4] > 0, mine[5] == 0)
+
+    def _sums_of(self, module: Module, stage: Stage, links: GridLinks, cost: CostModel) -> Seconds:
+        """[pass, layers + 1, kinds]: F, B, I, W, layers with a gradient, trainable layers without theirs."""
+        key = (module.name, stage.tp, stage.cp, stage.ep, links, cost.profile.device)
+        if key not in self._sums:
+            settings = self._draft.settings.of(module.name)
+            machines = [cost]
+            if stage.tp > 1 and settings.sequence_parallel:
+                divided = replace(cost.execution, activations=ActivationCut.SEQUENCE)
+                machines.append(cost.executed(divided))
+            machines = [each.dealing(stage.ep, links.experts) for each in machines]
+            kinds = self._kinds[module.name]
+            each = np.zeros((6, len(module.layers) + 1, len(kinds)))
+            for column, kind in enumerate(kinds):
+                for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
+                    times = list(self._times(machines, layer, kind.work, stage, links))
+                    passes = [pass_times([time], [need], settings.recompute) for time in times]
+                    for place, wanted in enumerate(KINDS):
+                        each[place, row, column] = min(found.of(wanted) for found in passes)
+                    each[4, row, column] = need.any
+                    each[5, row, column] = layer.trainable and not need.weight_grad
+            self._sums[key] = each.cumsum(axis=1)
+        return self._sums[key]
+
+    def _times(
+        self, machines: list[CostModel], layer: Layer, work: Work, stage: Stage, links: GridLinks
+    ) -> Iterator[LayerTime]:
+        for cost in machines:
+            yield cost.layer_time(
+                layer,
+                work,
+                tp=stage.tp,
+                cp=stage.cp,
+                precision=self._draft.settings.precision,
+                link=links.tensor,
+                context_link=links.context,
+            )

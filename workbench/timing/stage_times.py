@@ -1,0 +1,64 @@
+"""Seconds of every microbatch on every stage of a replica, as what decides their order sees them."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.cost.model import CostModel
+from workbench.model.model_graph import TEXT
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan
+from workbench.schedule.action import COMPUTE, Pass
+from workbench.timing.price import price
+
+Seconds = NDArray[np.float64]
+
+
+class StageTimes(NamedTuple):
+    """[places, stages] seconds along one chain: encoders side by side, then the LLM.
+
+    Args:
+        forward_s, backward_s: of both passes.
+        num_encoder_stages: how many of the columns are the encoders'.
+    """
+
+    forward_s: Seconds
+    backward_s: Seconds
+    num_encoder_stages: int
+
+
+def stage_times(
+    plan: Plan, cost: CostModel, replica: int, *, produced: Mapping[int, int], consumed: Mapping[int, int]
+) -> StageTimes:
+    """Price every pass of a replica and put it where its first sample stands.
+
+    Several encoders stand side by side, the slowest counts; they end where the LLM begins.
+
+    Args:
+        produced: sample id -> place at which the encoders run it forward.
+        consumed: sample id -> place at which the LLM takes it; there all of its backwards count.
+    """
+    prices = price(lower(plan), cost)
+    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    encoders = [module.name for module in plan.model.modules if module.name != llm]
+    depth = max((len(plan.chain.get((name, replica), ())) for name in encoders), default=0)
+    shape = 1 + max(consumed.values()), depth + len(plan.chain[llm, replica])
+    forward, backward = np.zeros(shape), np.zeros(shape)
+    for name in (*encoders, llm):
+        chain = plan.chain.get((name, replica), ())
+        first = depth if name == llm else depth - len(chain)
+        own = {True: np.zeros((shape[0], len(chain))), False: np.zeros((shape[0], len(chain)))}
+        column = {stage.id: index for index, stage in enumerate(chain)}
+        microbatches = plan.microbatches_of.get((name, replica), ())
+        for action in plan.program_actions:
+            if action.kind in COMPUTE and action.stage in column:
+                sample = microbatches[action.microbatch or 0].items[0].sample
+                is_forward = action.kind is Pass.F
+                place = (produced if is_forward and name != llm else consumed)[sample]
+                own[is_forward][place, column[action.stage]] += prices.duration_s(action)
+        for all_s, own_s in ((forward, own[True]), (backward, own[False])):
+            here = all_s[:, first : first + len(chain)]
+            np.maximum(here, own_s, out=here)
+    return StageTimes(forward, backward, depth)

@@ -1,0 +1,97 @@
+"""Seconds of what ranks say to each other about weights: gradients added up, updated weights gathered."""
+
+from collections.abc import Callable, Sequence
+
+from workbench.cost.collectives import Collective
+from workbench.cost.group_link import ring_link
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.model.layer import Shard
+from workbench.plan.lowered import GradientGroup, Lowered
+from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.plan import Stage
+from workbench.plan.sequence import can_divide
+from workbench.schedule.action import Action
+
+
+class WeightPrices:
+    """Prices of gradient groups, each over the link of its own ranks.
+
+    What runs in a lane of its own, beside passes, is REDUCE_GRAD's; what the runtime does when it
+    waits for that, or after the update, is the STEP's.
+
+    Args:
+        lowered: the plan.
+        cost_of: the machine that some ranks are.
+    """
+
+    def __init__(self, lowered: Lowered, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
+        self._lowered, self._plan, self._cost_of = lowered, lowered.plan, cost_of
+        self._links: dict[tuple[int, ...], Link] = {}
+        self.unmeasured: set[str] = set()
+
+    def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
+        """Of a REDUCE_GRAD: its groups one after the other, on the rank that has most of them."""
+        groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
+        by_rank = dict.fromkeys(ranks, 0.0)
+        for group in groups:
+            seconds = self._reduction_s(group)
+            for rank in filter(by_rank.__contains__, group.ranks):
+                by_rank[rank] += seconds
+        return max(by_rank.values())
+
+    def step_s(self, group: GradientGroup) -> float:
+        """What a group adds to its ranks' STEP.
+
+        Parts are added up over instances when the sum inside each has ended; updated parts are gathered;
+        where one rank has the weights to itself, tensor-parallel ranks add up their parts only then.
+        """
+        shards = optimizer_shards(self._plan, group)
+        instance, peers = shards.instances[0], shards.peers(group.ranks[0])
+        found = self._partial_s(group) if len(group.ranks) == 1 else 0.0
+        if len(instance) == 1:
+            return found
+        settings = self._plan.settings
+        part_bytes = group.num_elements * settings.gradient_bytes / len(instance)
+        found += self.collective_s(Collective.ALL_REDUCE, part_bytes, peers)
+        num_bytes = group.num_elements * settings.precision.num_bytes
+        return found + self.collective_s(Collective.ALL_GATHER, num_bytes, instance)
+
+    def _reduction_s(self, group: GradientGroup) -> float:
+        """One all-reduce; where an optimizer updates parts, they are all that a rank needs the sum of."""
+        num_bytes = group.num_elements * self._plan.settings.gradient_bytes
+        shards = optimizer_shards(self._plan, group)
+        kind = Collective.ALL_REDUCE if shards.num_shards == 1 else Collective.REDUCE_SCATTER
+        ranks = group.ranks if shards.num_shards == 1 else shards.instances[0]
+        return self.collective_s(kind, num_bytes, ranks) + self._partial_s(group)
+
+    def _partial_s(self, group: GradientGroup) -> float:
+        """The sum over tensor-parallel ranks that divide tokens: of weights that all of them hold whole."""
+        module, index, *_ = group.weights[0]
+        if index is None or not self._plan.settings.of(module).sequence_parallel:
+            return 0.0
+        stage, layer = self._stage_of(group, index), self._plan.model.module(module).layers[index]
+        if stage.tp == 1 or not can_divide(layer):
+            return 0.0
+        whole = sum(p.num_elements for p in layer.parameters() if p.shard is Shard.REPLICATED)
+        row = next(row for row in stage.ranks if group.ranks[0] in row)
+        return self.collective_s(Collective.ALL_REDUCE, whole * self._plan.settings.gradient_bytes, row)
+
+    def _stage_of(self, group: GradientGroup, layer: int) -> Stage:
+        return next(
+            stage
+            for stage in self._plan.stages_on[group.ranks[0]]
+            if stage.module == group.weights[0].module and layer in range(*stage.layers)
+        )
+
+    def collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int]) -> float:
+        """Seconds on a ring of these ranks; 0 for one rank."""
+        if len(ranks) == 1:
+            return 0.0
+        key, cost = tuple(ranks), self._cost_of(ranks[:1])
+        if key not in self._links:
+            self._links[key] = ring_link(self._plan.cluster, key)
+        link = self._links[key]
+        if not cost.collectives.is_measured(kind, len(ranks), link):
+            self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
+        return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
