@@ -5,7 +5,7 @@ Setup:   vision + audio + LLM of published sizes, 1F1B over the model's DAG, pri
 Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeats, in CPU seconds of its
          one thread: wall time where it has a core to itself. An action counts once, on however
          many ranks it runs. The same plan of 24 stages on one GPU each
-         also goes through SimPy's textbook way (`sim.textbook`), in the same run, alternating.
+         also goes through SimPy's textbook way (`rivals.textbook`), in the same run, alternating.
          The sweep (`sim.step.sweep`) times every plan too, compiled once; its times must be equal.
 Run:     python -m experiments.bench.sim_speed [--json]
 """
@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
+from experiments.bench.rivals.textbook import simulate_textbook
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
-from sim.textbook import simulate_textbook
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
