@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from runtime.data.batches import SyntheticSource
 from runtime.emulation.emulate import emulate
 from runtime.emulation.order import legal_order
-from runtime.emulation.turn import Baton, Runner
+from runtime.emulation.turn import Runner, Turns
 from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
@@ -161,7 +161,7 @@ def test_a_failing_action_names_rank_and_action():
 
 def test_a_turn_that_does_not_end_is_named():
     ended = []
-    baton = Baton(timeout_s=0.2)
+    turns = Turns(timeout_s=0.2)
 
     def dawdle(runner: Runner) -> None:
         runner.place = 7
@@ -169,11 +169,11 @@ def test_a_turn_that_does_not_end_is_named():
         ended.append(runner.rank)
 
     released = threading.Event()
-    baton.start(4, dawdle)
+    turns.start(4, dawdle)
     with pytest.raises(RankError, match=r"rank 4: its turn did not end within 0.2 s \(place 7\)"):
-        baton.give(4)
+        turns.give(4)
     released.set()
-    baton.close()
+    turns.close()
     assert ended == [4]
 
 

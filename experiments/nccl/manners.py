@@ -137,7 +137,7 @@ class QueuingDevice:
         return Moment([] if self.lane is None else self.lane)
 
     @contextmanager
-    def beside(self, channel: Channel, since: object) -> Iterator[None]:
+    def side_stream(self, channel: Channel, since: object) -> Iterator[None]:
         del since  # the computation is never behind the host
         before = self.lane
         self._current.lane = self._lanes.setdefault(channel, [])
@@ -146,7 +146,7 @@ class QueuingDevice:
         finally:
             self._current.lane = before
 
-    def use(self, tensor: Tensor, channel: Channel | None) -> None:
+    def record_stream(self, tensor: Tensor, channel: Channel | None) -> None:
         """Memory is gloo's affair here."""
 
     def seconds_between(self, first: Moment, last: Moment) -> float:

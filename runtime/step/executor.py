@@ -183,7 +183,7 @@ class Executor:
         with torch.set_grad_enabled(backward is not None):
             output, left = self._run(stage, key, leaves)
         if self._is_loss(stage) and _sharers(stage, self.rank)[0] == self.rank:
-            self._recorder.lose(output.detach(), self._loss_scale)
+            self._recorder.add_loss(output.detach(), self._loss_scale)
         self._give(action, output.detach(), left)
         if backward is not None:
             self._kept[key] = _Kept(leaves, output, left)
@@ -263,7 +263,7 @@ class Executor:
             self._end(action, start)
         else:
             copied = self._offload.leave(_id(action), self._adamw)
-            self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.ended(copied))
+            self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.stamp_of(copied))
             self._sample_memory()
 
     def _come_back(self, action: Action, arrived: Arrived, start: Stamp) -> None:

@@ -16,7 +16,7 @@ from workbench.trace import Executor, Trace
 
 if TYPE_CHECKING:
     from runtime.emulation.emulate import Emulation
-    from runtime.emulation.thread_mesh import Exchange
+    from runtime.emulation.thread_mesh import CollectiveSpan
 
 EMULATED = "emulated"
 COLLECTIVES = {kind.value for kind in Collective}
@@ -50,7 +50,7 @@ def compose(lowered: Lowered, emulation: "Emulation", profile: Profile | None = 
             if not collectives.is_measured(Collective.ALL_REDUCE, len(group.ranks), link):
                 unmeasured[_unmeasured(Collective.ALL_REDUCE.value)] = None
 
-    def exchange_s(exchange: "Exchange") -> float:
+    def exchange_s(exchange: "CollectiveSpan") -> float:
         link = stage_link(lowered.plan.cluster, exchange.ranks)
         if exchange.kind not in COLLECTIVES:
             unmeasured[_unmeasured(exchange.kind)] = None
@@ -86,7 +86,7 @@ def check_collectives(lowered: Lowered, profile: Profile | None) -> Profile | No
     return profile or profile_for(lowered.plan)
 
 
-def _neighbours_s(exchange: "Exchange", link: Link) -> float:
+def _neighbours_s(exchange: "CollectiveSpan", link: Link) -> float:
     """A ring step sends its bytes once; an all-to-all all but a rank's own share, message by message."""
     others = len(exchange.ranks) - 1
     if exchange.kind == "ring":
