@@ -165,7 +165,7 @@ class Arrival:
         return True
 
     def get_future(self) -> Future[None]:
-        future: Future[None] = Future()  # type: ignore[no-untyped-call]
+        future: Future[None] = Future()
         if self.rendezvous.is_done:
             future.set_result(None)
         else:

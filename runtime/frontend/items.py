@@ -133,7 +133,8 @@ def _cut_images(
     wanted = sum(rows * columns for _, rows, columns in thw)
     if len(patches_PD) != wanted:
         raise ValueError(f"encoder {name!r}: {GRIDS} counts {wanted} patches, {PIXELS} has {len(patches_PD)}")
-    config, images = adapter.config, []
+    config: Any = adapter.config
+    images: list[Tensor] = []
     cut = patches_PD.split([rows * columns for _, rows, columns in thw])
     for own_PD, (_, rows, columns) in zip(cut, thw, strict=True):
         try:

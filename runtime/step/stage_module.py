@@ -113,6 +113,7 @@ class StageModule(nn.Module):
             if index == 0 and inputs.data.embedded is not None:
                 hidden = rows_of(hidden, inputs.data.embedded)
             hidden = _carrying(hidden, index, inputs.data)
+            assert hidden is not None, "a layer has an output"
             left |= {edge.name: hidden for edge in self.leaving if edge.after_layer == index}
         assert hidden is not None, "a stage has at least one layer"
         return hidden, left
@@ -208,10 +209,10 @@ class StageModule(nn.Module):
             parallelize(each, held.tensor, group, tokens if divided else group)
         share_tokens(self.layers, first, borders, tokens)
         held_apart = {**self.cuts, **self.dealt}
-        whole = (weight for name, weight in self.named_weights() if name not in held_apart)
+        uncut = (weight for name, weight in self.named_weights() if name not in held_apart)
         self.shared = SharedWeights(
             group,
-            elsewhere=tuple(whole) if group.member > 0 else (),
+            elsewhere=tuple(uncut) if group.member > 0 else (),
             partial=tuple(parameter for parameter in partial if parameter.requires_grad),
         )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ def _abort_all() -> None:
     """End every NCCL communicator of this process, in one group so that they do not wait for each other."""
     device = torch.device("cuda")
     groups = dist.distributed_c10d._world.pg_names
-    backends = [b for b in (group._get_backend(device) for group in groups) if b.name() == "nccl"]
+    backends: list[Any] = [b for b in (group._get_backend(device) for group in groups) if b.name() == "nccl"]
     backends[0]._group_start()
     for backend in reversed(backends):
         backend.abort()

@@ -80,7 +80,7 @@ def exchange_rows(x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor
 
     Members may send or get nothing. Fails as `exchange_counts`, forward and backward.
     """
-    arrived: Tensor = _Exchange.apply(x_ND, counts, group)  # type: ignore[no-untyped-call]
+    arrived: Tensor = _Exchange.apply(x_ND, counts, group)
     return arrived
 
 

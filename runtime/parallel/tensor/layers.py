@@ -129,7 +129,7 @@ def _transposed(module: Any, x: Tensor) -> Tensor:
 def _sum_output(product: nn.Module, talk: Talk) -> None:
     bias = getattr(product, "bias", None)
     if bias is not None:
-        product.bias = None
+        product.register_parameter("bias", None)
         product.register_parameter(SUMMED_BIAS, bias)
 
     def summed(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
