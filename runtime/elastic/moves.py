@@ -49,7 +49,7 @@ def moves_between(
     """Copies between nodes as moves between ranks; within a node a layer comes from where it was.
 
     Where several ranks of a node held a layer, they take turns to give it: the i-th of a stage to the i-th,
-    whose part of shared-out weights is the same.
+    whose part of sharded weights is the same.
 
     Args:
         before, after: what every node held and is to hold.

@@ -111,7 +111,7 @@ def emulate(
         raise ValueError("emulation repeats one batch, as its medians are of equal steps; got following ones")
     if shard_units(lowered.plan):
         raise ValueError(
-            "emulation stores a frozen weight once for all ranks, so weights are not shared out; want "
+            "emulation stores a frozen weight once for all ranks, so weights are not sharded; want "
             "sharding none or optimizer, or a run with a process for each rank"
         )
     if settings.collect is Collect.MEMORY and len(lowered.plan.ranks) > 1:
@@ -265,7 +265,7 @@ def _part_of(
     module: StageModule, name: str, tensor: TensorGroup | None, experts: ExpertGroup | None
 ) -> Iterator[tuple[int, int]]:
     """(Member, of how many) for every way in which a weight is a part; none where it is whole."""
-    for group, cuts in ((tensor, module.cuts), (experts, module.dealt)):
+    for group, cuts in ((tensor, module.cuts), (experts, module.expert_cuts)):
         if group is not None and name in cuts:
             yield group.member, group.size
 

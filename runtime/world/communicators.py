@@ -76,8 +76,8 @@ def build_mesh(
     columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
     _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
     _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
-    dealt = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
-    _open_groups(mesh, dealt, mesh.experts)
+    expert_groups = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
+    _open_groups(mesh, expert_groups, mesh.experts)
     if mesh.orders_rows:
         _open_groups(mesh, (ranks,), mesh.everyone)
     for held in (mesh.reduction, mesh.units, mesh.context, mesh.tensor, mesh.experts, mesh.everyone):

@@ -38,7 +38,7 @@ def simulate(
     waits for its link, occupies it for bytes / bandwidth and arrives latency later.
     UNSHARD and RESHARD take their stage's turn like a pass. REDUCE_GRAD runs beside later
     passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
-    reductions. Where weights are shared out, UNSHARD and REDUCE_GRAD of a round run beside the
+    reductions. Where weights are sharded, UNSHARD and REDUCE_GRAD of a round run beside the
     passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
     them. Ranks that share fewer cores than they are share their speed. At one instant
     everything that ends comes first, to a fixpoint; then every free link takes its lowest

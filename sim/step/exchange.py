@@ -1,4 +1,4 @@
-"""Rounds of shared-out weights: gathers and reductions of a unit, each a rendezvous of all its ranks."""
+"""Rounds of sharded weights: gathers and reductions of a unit, each a rendezvous of all its ranks."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import isnan, nan

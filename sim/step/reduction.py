@@ -35,7 +35,7 @@ class Reduction:
     def __init__(self, action: Action, groups: Sequence[Group], missing: int = 0) -> None:
         self.action = action
         self.groups = groups
-        self.missing = missing  # exchanges that deal out the gradients it adds up
+        self.missing = missing  # exchanges that reduce-scatter the gradients it adds up
         self.num_issued = self.num_joined = self.num_done = 0
         self.start_s = nan
         self.end_s = nan
@@ -57,7 +57,7 @@ class Reduction:
 class ReduceLanes:
     """Runs REDUCE_GRADs beside the passes, each rank's in program order.
 
-    Those that add up parts of shared-out weights begin when the parts have been dealt out.
+    Those that add up parts of sharded weights begin when the parts have been scattered.
 
     `duration_s[action]` is the price of a whole REDUCE_GRAD on the rank of its stage that
     reduces most. Each group takes its part of that, in proportion to its elements; where
@@ -110,7 +110,7 @@ class ReduceLanes:
         self._issue(rank, self.lanes[rank][nth], len(self.lanes[rank][nth].groups))
 
     def exchanged(self, name: Action) -> None:
-        """A gather or a reduction of shared-out weights has ended."""
+        """A gather or a reduction of sharded weights has ended."""
         for rank, reduction in self._waiting.get(name, ()):
             reduction.missing -= 1
             self._look(rank, reduction)

@@ -61,7 +61,7 @@ class ComputeLanes:
 
     Ranks with the same program advance together, so a lane here is a program. The STEP is
     each rank's own, because it waits for that rank's reductions; it is the last action.
-    Gathers and reductions of shared-out weights are issued on the way; passes wait for those they need.
+    Gathers and reductions of sharded weights are issued on the way; passes wait for those they need.
 
     Args:
         env: the clock.
@@ -108,7 +108,7 @@ class ComputeLanes:
         Args:
             send: called with a row that has become ready.
             issue: called with (rank, n) when the rank may do its nth REDUCE_GRAD of whole weights.
-            issue_exchange: called with a rank when it may do its next exchange of shared-out ones.
+            issue_exchange: called with a rank when it may do its next exchange of sharded ones.
             began: called with a pass that has begun, and its duration alone on its cores.
         """
         self._send, self._issue, self._issue_exchange = send, issue, issue_exchange
@@ -132,7 +132,7 @@ class ComputeLanes:
             self._less_to_wait(self.steps[rank])
 
     def exchanged(self, name: Action) -> None:
-        """A gather or a reduction of shared-out weights has ended."""
+        """A gather or a reduction of sharded weights has ended."""
         for turn in self._waiting.get(name, ()):
             self._less_to_wait(turn)
 

@@ -47,7 +47,7 @@ class Sweep:
     association, so times agree to the last bit.
 
     Raises:
-        ValueError: ranks that share cores; only the engine shares out time.
+        ValueError: ranks that share cores; only the engine time-shares them.
 
     Complexity: compiling is O(actions + rows + reductions x ranks), in Python; a timing is
     O(n log n) in compiled code.
@@ -135,7 +135,7 @@ class _Graph:
         self.groups: dict[int, int] = {}  # gradient group -> task
         self._gradient_groups = {group.index: group for group in lowered.groups}
         self.alone: dict[int, Action] = {}  # task of a REDUCE_GRAD without groups on one rank
-        self.exchanges: dict[Action, int] = {}  # of shared-out weights, by their names
+        self.exchanges: dict[Action, int] = {}  # of sharded weights, by their names
         self.names = ExchangeNames(lowered)
         self._num = 0
         self._edges: list[tuple[int, int]] = []

@@ -118,7 +118,7 @@ class _RankAccount:
             elif self._deals_out(position):
                 self._add_dealt_out(position, action)
             elif action.kind is Pass.REDUCE_GRAD and action.stage not in self._accounts.units:
-                self._add_bucket(position, action)  # parts of shared-out weights are added up in place
+                self._add_bucket(position, action)  # parts of sharded weights are added up in place
             elif action == STEP:
                 self._hold(position, position, self._step_working())
 
@@ -264,7 +264,7 @@ class _RankAccount:
     def _add_gradients(self) -> None:
         """Gradients exist from a stage's first B or W, else from STEP, to the end of the step.
 
-        What that pass itself holds of them is part of its working set. The parts of shared-out weights
+        What that pass itself holds of them is part of its working set. The parts of sharded weights
         exist from the first round that deals them out.
         """
         for stage, kind, num_bytes in self._accounts.state(self._rank):
@@ -278,7 +278,7 @@ class _RankAccount:
 
     @cached_property
     def _first_round(self) -> dict[int | None, Action]:
-        """Stage -> its first REDUCE_GRAD, where its weights are shared out."""
+        """Stage -> its first REDUCE_GRAD, where its weights are sharded."""
         found = (self._program[place] for place in range(self._last) if self._deals_out(place))
         first: dict[int | None, Action] = {}
         for action in found:

@@ -70,7 +70,7 @@ class Transfer:
 class Weights(NamedTuple):
     """Weights that always travel together: a layer's own (`shared` None), or one tied weight.
 
-    Where ranks deal out experts, those of a layer are weights apart from its own.
+    Where ranks distribute experts, those of a layer are weights apart from its own.
     """
 
     module: str

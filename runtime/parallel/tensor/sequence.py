@@ -1,4 +1,4 @@
-"""Tokens dealt out among tensor-parallel ranks where every token is for itself: norms, biases, sums.
+"""Tokens split among tensor-parallel ranks where every token is for itself: norms, biases, sums.
 
 Instead of adding up whole tensors, members gather tokens in front of what they compute apart and
 each adds up its own tokens behind it: as many bytes, and a part of the activations.
@@ -28,7 +28,7 @@ from workbench.plan.sequence import TokenBorders
 
 @dataclass(slots=True)
 class TokenParts:
-    """The tokens that members deal out, of the layer that is running.
+    """The tokens that members split, of the layer that is running.
 
     Args:
         group: the members; their tokens stand in the order of the process group.
