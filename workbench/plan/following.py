@@ -79,9 +79,10 @@ def _with_fitting_programs(plan: Plan, draft: Plan) -> Plan:
 def _schedule_of(plan: Plan) -> Schedule | None:
     """The schedule that gives the plan its programs; None where it is none that can be told from them."""
     bare = replace(plan, programs=(), token_shards=())
-    phases = Schedule(kind=ScheduleKind.THREE_PHASE)
-    in_windows = replace(phases, window=_window_of(plan))
-    for schedule in (Schedule(), phases, replace(phases, offload=True), in_windows):
+    phased = [Schedule(kind=kind) for kind in ScheduleKind if kind.spec.shares_ranks_in_part]
+    offloaded = [replace(schedule, offload=True) for schedule in phased]
+    in_windows = [replace(schedule, window=_window_of(plan)) for schedule in phased]
+    for schedule in (Schedule(), *phased, *offloaded, *in_windows):
         try:
             if with_programs(bare, schedule).programs == plan.programs:
                 return schedule
