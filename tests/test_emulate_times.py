@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.emulation.compose import compose
 from runtime.emulation.emulate import clock_of, emulate, no_exchange_s
 from runtime.emulation.order import ranks_of
 from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, sum_in_place
@@ -17,7 +18,6 @@ from runtime.world.clock import HostClock
 from runtime.world.device import CPU
 from sim.step.engine import simulate
 from tests.test_emulate import PLANS, SETTINGS
-from workbench.cli.emulation import compose
 from workbench.cost.profile import load_profile
 from workbench.plan.lower import lower
 from workbench.schedule.action import STEP
@@ -184,7 +184,7 @@ def test_the_timeline_is_that_of_the_measured_actions(name: str):
     lowered = lower(PLANS[name]())
     result = emulate(lowered, replace(SETTINGS, collect=Collect.NOTHING, repetitions=3))
     assert result.num_timed == 3
-    trace = compose(lowered, result, load_profile("A40"))
+    trace = compose(lowered, result, simulate, load_profile("A40"))
     assert trace.executor is Executor.EMULATED
     assert trace.loss == result.losses[-1]
     assert dict(trace.details)["emulated"] == "one action at a time on cpu, median of 3"

@@ -11,8 +11,8 @@ from workbench.schedule.action import STEP, Action
 MOST_PROGRAMS = 8  # of one report
 
 
-class DeadlockError(RuntimeError):
-    """Some actions of a plan never ran."""
+class DeadlockError(ValueError):
+    """Some actions of a plan never ran: its orders, or its times, do not go together."""
 
 
 def check_finished(
