@@ -26,7 +26,7 @@ from experiments.paper import RESULTS, Claim, Outcome, Provenance, as_record, ju
 from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
 from experiments.public.plot import scatter
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
-from workbench.cli.predicting import time_of
+from sim.predict import iteration_s
 from workbench.cost.execution import Execution, write_execution
 from workbench.cost.profile import load_profile
 from workbench.llm_table.llm_row import LlmRow
@@ -67,7 +67,7 @@ def study() -> tuple[Outcome, dict[str, Any]]:
     rows, seconds = vtrain_rows()
     measured_s = np.array(seconds)
     profile = with_vtrain_all_reduce(load_profile("A100-80GB"))
-    predictor = RowPredictor(time_of, profile=profile)
+    predictor = RowPredictor(iteration_s, profile=profile)
     prepared = ready(rows, predictor)
     kept, held = split(len(rows))
     execution = fitted([prepared[i] for i in kept], measured_s[kept], predictor, FREE)
@@ -153,7 +153,7 @@ def nonlinearity_s(rows: Sequence[LlmRow], measured_s: Floats) -> float:
 
 def _shipped_s(rows: Sequence[LlmRow], prepared: Sequence[Ready]) -> Floats:
     """Without anything of the source: the shipped profile with its own all-reduces."""
-    return times_s(prepared, RowPredictor(time_of), Execution())
+    return times_s(prepared, RowPredictor(iteration_s), Execution())
 
 
 def _unbiased(ours: dict[str, float]) -> bool:

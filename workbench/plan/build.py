@@ -165,7 +165,7 @@ def _check_equal_ranks(plan: Plan) -> None:
 def batched_microbatches(
     draft: Plan, *, samples_per_microbatch: int, replicas: Sequence[int]
 ) -> tuple[Microbatch, ...]:
-    """The same samples everywhere: consecutive samples form microbatches, dealt to replicas in turn.
+    """The same samples everywhere: consecutive samples form microbatches, assigned to replicas in turn.
 
     Every module gets the items of those samples; each item is a row of its own. A module
     none of whose items stand in a microbatch's samples skips it.
@@ -202,7 +202,7 @@ def chunked_microbatches(
 def shared_microbatches(
     draft: Plan, *, samples_per_microbatch: int, dp: Mapping[str, int], rounds: int | None = 1
 ) -> tuple[Microbatch, ...]:
-    """One global batch, shared out among the replicas of every module by its own degree.
+    """One global batch, split among the replicas of every module by its own degree.
 
     The LLM decides: a round is one microbatch of each of its replicas. Another module's replicas
     cut so many rounds, or as few more as give each of them a sample, into consecutive intervals, each a

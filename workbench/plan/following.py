@@ -31,9 +31,9 @@ def next_plan(
 
     The i-th sample takes the place of the i-th one: its row in the language model, and in every
     encoder the microbatch of the same samples; where modules share the batch out by degrees of their own,
-    it is shared out anew in the same way. Programs stay where every stage still has as many
+    it is assigned anew in the same way. Programs stay where every stage still has as many
     microbatches with the same backwards and consumers, else they are made anew. Tokens of the
-    modules that have token shards are dealt out anew; a plan that leaves them to the zigzag of
+    modules that have token shards are made anew; a plan that leaves them to the zigzag of
     the lowering still does.
 
     Args:
@@ -121,7 +121,7 @@ def _microbatches(plan: Plan, draft: Plan) -> tuple[Microbatch, ...]:
 
 
 class Sharing(NamedTuple):
-    """How modules with degrees of their own share out a batch; arguments of `shared_microbatches`."""
+    """How modules with degrees of their own split a batch; arguments of `shared_microbatches`."""
 
     samples: int
     dp: dict[str, int]
@@ -145,7 +145,7 @@ def _sharing(plan: Plan) -> Sharing | None:
         try:
             if set(sharing.of(plan)) == set(plan.microbatches):
                 return sharing
-        except ValueError:  # no batch of this size is shared out so
+        except ValueError:  # no batch of this size goes so
             continue
     return None
 

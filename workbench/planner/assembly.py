@@ -221,7 +221,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
 
     Under 1F1B with `run_ahead`, frozen encoders run as far ahead as the schedule allows and memory holds.
 
-    Stages whose weights are shared out become stages of one layer each.
+    Stages whose weights are sharded become stages of one layer each.
 
     Raises:
         ValueError: as `with_programs`.
