@@ -21,6 +21,7 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
+from runtime.models import vision_scaled
 from runtime.models.choose import adapter_of
 from runtime.models.norm import widen_norms
 from runtime.models.vision_rotary import rotated, window_order
@@ -282,3 +283,15 @@ def test_encoders_that_cannot_run_are_refused() -> None:
     ours, _, data = build(module_of(audio), F64, Sample(1, (Segment("audio", 0, 10, 10),)))
     with pytest.raises(ValueError, match=r"item \(1, 0\): two tokens become one, want 5 behind the encoder"):
         ours(StageInput(None, data))
+
+
+def test_a_transformers_whose_layers_take_no_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Older(nn.Module):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return hidden_states
+
+    monkeypatch.setattr(vision_scaled, "Dinov2Layer", Older)
+    with pytest.raises(
+        ValueError, match=r"'vision': DINOv2's layers take no attention mask in transformers 5"
+    ):
+        adapter_of(module_of(CASES["dinov2"]))

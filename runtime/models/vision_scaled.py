@@ -1,7 +1,9 @@
 """Vision encoders whose blocks scale what they add: DINOv2 and InternViT."""
 
+import inspect
 from collections.abc import Mapping
 
+import transformers
 from torch import Tensor, nn
 from transformers.models.dinov2.modeling_dinov2 import (
     Dinov2Config,
@@ -22,6 +24,7 @@ from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
 from runtime.models.projector import ProjectorLayer
 from runtime.models.vision import EmbedImages, VisionAdapter, VisionBlock
+from workbench.model.model_graph import Module
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
@@ -93,6 +96,14 @@ class Dinov2Adapter(ScaledVitAdapter):
     """DINOv2. Differs: positions of other sizes are interpolated in float32, as transformers does it."""
 
     config_class = Dinov2Config
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        if "attention_mask" not in inspect.signature(Dinov2Layer.forward).parameters:
+            raise ValueError(
+                f"module {module.name!r}: DINOv2's layers take no attention mask in transformers "
+                f"{transformers.__version__}, so images would see each other; want 5.23 or newer"
+            )
 
     def first(self) -> StageLayer:
         return EmbedWithClass(Dinov2Embeddings(self.config), self.config.initializer_range)
