@@ -236,6 +236,10 @@ class Plan:
         """Every action of every program, in order of first appearance (an ordered set)."""
         return dict.fromkeys(action for program in self.programs for action in program.actions)
 
+    def ranks_of(self, action: Action) -> tuple[int, ...]:
+        """Who does it: the ranks of its stage, for STEP all."""
+        return self.ranks if action.stage is None else self.stage[action.stage].flat_ranks
+
     def replicas(self, module: str) -> tuple[int, ...]:
         """Of a module, ascending; none for one without stages."""
         return self._replicas.get(module, ())
