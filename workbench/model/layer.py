@@ -51,8 +51,15 @@ class Parameter:
 class Matmul:
     """`y[T, out] = x[T, in] W^T (+ b)`; convolutions appear as the matmul they are.
 
-    `tokens_scale` is rows of the product per token counted (2.0 for Whisper's first
-    convolution, which runs before the stride-2 one; 0.25 where four patches are merged).
+    Args:
+        name: unique in its layer.
+        in_features: width of x.
+        out_features: width of y.
+        bias: whether it has one.
+        shard: how tensor parallelism cuts the weight.
+        tokens: which token count T follows.
+        tokens_scale: rows of the product per token counted (2.0 for Whisper's first convolution, which runs
+            before the stride-2 one; 0.25 where four patches are merged).
     """
 
     name: str
@@ -75,12 +82,19 @@ class Matmul:
 class Attention:
     """Scores and weighted sum of one attention; projections are separate matmuls.
 
-    `num_keys` is the number of keys of every query where it does not depend on the row
-    (cross-attention to a prompt of fixed length, a level of a fixed-size UNet); None: the
-    row's own attention area counts. `tokens_scale` is queries per token counted.
-    `keys` CONTEXT: keys are what another module brings, item by item. `window` is how many
-    tokens back a query sees, where that has an end, and `is_capped` says whether scores are bent
-    to a greatest value (Gemma 2); neither changes the work that is counted.
+    Args:
+        name: unique in its layer.
+        num_heads: query heads.
+        num_kv_heads: key and value heads.
+        head_dim: width of a head.
+        causal: whether the mask is causal.
+        tokens: which token count the queries follow.
+        tokens_scale: queries per token counted.
+        num_keys: of every query where it does not depend on the row (cross-attention to a prompt of fixed
+            length, a level of a fixed-size UNet); None: the row's own attention area counts.
+        keys: CONTEXT: keys are what another module brings, item by item.
+        window: how many tokens back a query sees, where that has an end; changes no work that is counted.
+        is_capped: whether scores are bent to a greatest value (Gemma 2); changes no work that is counted.
     """
 
     name: str
@@ -103,10 +117,16 @@ class Attention:
 class Pointwise:
     """A memory-bound operator (norm, activation, residual, rotary) over [T, width].
 
-    `num_passes` counts tensors of that shape read or written in the forward pass.
-    `weights` are (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
-    `tokens_scale` is rows of the tensor per token counted. `is_capped`: what it reads is bent to
-    a greatest value first (logits of Gemma 2), which is not counted as work.
+    Args:
+        name: unique in its layer.
+        width: of a row.
+        num_passes: tensors of that shape read or written in the forward pass.
+        weights: (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
+        shard: how tensor parallelism cuts the width.
+        tokens: which token count T follows.
+        tokens_scale: rows of the tensor per token counted.
+        is_capped: what it reads is bent to a greatest value first (logits of Gemma 2), which is not counted
+            as work.
     """
 
     name: str
@@ -124,7 +144,15 @@ class Pointwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A table of `num_rows` vectors, read by index (token or position embedding)."""
+    """A table of vectors, read by index (token or position embedding).
+
+    Args:
+        name: unique in its layer.
+        num_rows: vectors.
+        width: of a vector.
+        shard: how tensor parallelism cuts the table.
+        tokens: which token count is looked up.
+    """
 
     name: str
     num_rows: int

@@ -141,6 +141,6 @@ SPEC = StrategySpec(
 SPEC_HYBRID = StrategySpec(
     name=HYBRID_NAME,
     planner=plan_hybrid,
-    summary="the same within instances of near ranks, which add up their parts of gradients; "
+    summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",
 )
