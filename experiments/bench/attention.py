@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from experiments.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
 from experiments.bench.kernel_cells import MASKS
 from experiments.bench.tokens import LENGTHS, POLICIES
 from experiments.bench.tokens import MASKS as MULTIMODAL
-from experiments.paper import RESULTS
+from experiments.cornstarch.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
+from experiments.harness.record import RESULTS
 from sim.attention.gpu import compute_units, makespan_bounds
 from sim.attention.pieces import Order, Split, UnitTiming, cut, run_launch, whole_rows
 from sim.attention.price import gpu_of, row_tiles

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 
 from experiments.bench import small_templates
-from experiments.printed import printed_rows
+from experiments.harness.printed import printed_rows
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.divide_and_conquer import GaveUpError, divided_template
 from workbench.elastic.exact_mapping import exact_templates

@@ -30,7 +30,7 @@ from typing import Any
 
 from experiments.bench.preprocess_chaos import Chaos, survived
 from experiments.bench.preprocess_folder import draw_photographs, server_process
-from experiments.paper import RESULTS, commit
+from experiments.harness.record import RESULTS, commit
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.connection import Message
 from runtime.preprocess.example import example_frames, packed, preprocess, unpacked

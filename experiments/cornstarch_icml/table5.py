@@ -16,8 +16,7 @@ Run:     python -m experiments.cornstarch_icml.table5
 import time
 from collections.abc import Callable
 
-from experiments import paper
-from experiments.attention_dcp import (
+from experiments.cornstarch.attention_dcp import (
     NUM_GPUS,
     PATTERNS,
     DcpSetting,
@@ -26,13 +25,13 @@ from experiments.attention_dcp import (
     pattern_of,
     reads_of,
 )
-from experiments.attention_layers import PRECISION, Testbed, tiles_of
-from experiments.attention_policies import a40_testbed
-from experiments.cornstarch_models import llm_family
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import printed_rows
+from experiments.cornstarch.attention_layers import PRECISION, Testbed, tiles_of
+from experiments.cornstarch.attention_policies import a40_testbed
+from experiments.cornstarch.modelled import A40
+from experiments.cornstarch.models import llm_family
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.balance.tokens.block_placement import place_blocks
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import LayerTime
@@ -115,14 +114,11 @@ def evidence() -> Evidence:
     return found
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
-    return outcome_of("cornstarch_icml/table5", [evidence()], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,24 +11,19 @@ Ours:    simulated on one CPU core, some minutes.
 Run:     python -m experiments.cornstarch_v1.figure15
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from experiments.v1_end_to_end import figure_evidence
+from experiments.cornstarch.end_to_end import figure_evidence
+from experiments.cornstarch.modelled import A40
+from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All models of the figure."""
     evidence = figure_evidence("Figure 15", ("S", "L"), ("VALM",), CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/figure15", [evidence], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,20 +9,15 @@ Ours:    computed, no simulation.
 Run:     python -m experiments.cornstarch_v1.table1
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.model_sizes import size_evidence
-from experiments.paper import Outcome
+from experiments.cornstarch.model_sizes import size_evidence
+from experiments.harness.script import Parts, main, script
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Parameter counts of the nine models."""
-    return outcome_of("cornstarch_v1/table1", [size_evidence("cornstarch_v1_table1")])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [size_evidence("cornstarch_v1_table1")]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -14,25 +14,24 @@ Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table3
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from experiments.v1_frozen_tables import itself_evidence, own_evidence, printed_evidence, prose_evidence
+from experiments.cornstarch.frozen_tables import (
+    itself_evidence,
+    own_evidence,
+    printed_evidence,
+    prose_evidence,
+)
+from experiments.cornstarch.modelled import A40
+from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
     own = own_evidence("M", CostModel(load_profile(A40)))
-    parts = [printed_evidence("M"), itself_evidence("M"), prose_evidence(), own]
-    return outcome_of("cornstarch_v1/table3", parts, profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [printed_evidence("M"), itself_evidence("M"), prose_evidence(), own]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -21,12 +21,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from experiments import paper
-from experiments.attention_layers import MASKS, STATIC, LayerSetting, MaskTiles, Testbed, tiles_of
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import claim_value, printed_rows
+from experiments.cornstarch.attention_layers import MASKS, STATIC, LayerSetting, MaskTiles, Testbed, tiles_of
+from experiments.cornstarch.modelled import A40
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import claim_value, printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.masks.builders import MIXTURE, Mixture, multimodal_packed
@@ -187,15 +186,12 @@ def itself_evidence(bed: Testbed) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
     bed = Testbed(CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/table4", [own_evidence(bed), itself_evidence(bed)], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [own_evidence(bed), itself_evidence(bed)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,24 +11,19 @@ Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table8
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modality_tables import layout_evidence, modality_evidence
-from experiments.modelled import A40
-from experiments.paper import Outcome
+from experiments.cornstarch.modality_tables import layout_evidence, modality_evidence
+from experiments.cornstarch.modelled import A40
+from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
     own = modality_evidence("L", CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/table8", [own, layout_evidence("L")], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [own, layout_evidence("L")]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -14,9 +14,8 @@ from experiments.disttrain.systems import (
     Workload,
     plausible_images,
 )
-from experiments.evidence import Evidence
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import PrintedRow, printed_rows
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow, printed_rows
 
 IMAGES = "images read and drawn in a sample of 8,192 tokens"
 REL_TOL = 0.05  # of a gain printed with two digits

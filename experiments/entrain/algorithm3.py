@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import kendalltau
 
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from sim.step.engine import simulate
 from workbench.job.job import Job
 from workbench.memory.account import check_memory, memory_table
@@ -99,14 +98,11 @@ def data_set_evidence(dataset: str) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All four data sets."""
-    return outcome_of("entrain/algorithm3", map(data_set_evidence, CORPUS_OF), profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return map(data_set_evidence, CORPUS_OF)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -28,7 +28,7 @@ from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity.cases import Case, Part
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
 from experiments.fidelity.work import LLM, UNMEASURED, decoder, this_machine, with_encoders
-from experiments.paper import RESULTS, commit
+from experiments.harness.record import RESULTS, commit
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Pool
 from workbench.cli.console import ticking

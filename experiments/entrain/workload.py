@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from functools import cache
 
-from experiments.modelled import A40
+from experiments.cornstarch.modelled import A40
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile

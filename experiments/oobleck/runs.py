@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
-from experiments.evidence import Evidence
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import printed_rows
 from experiments.oobleck import systems
 from experiments.oobleck.published_rules import restated_average
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import printed_rows
 from sim.failures.run import FailureRun, Spent
 from sim.failures.simulate import simulate_failures
 from sim.failures.training_system import Restart, System

@@ -1,9 +1,8 @@
 """Parameter counts of the zoo's Cornstarch models against both papers' Table 1."""
 
-from experiments.cornstarch_models import encoder_family, llm_family
-from experiments.evidence import Evidence
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import PrintedRow, printed_rows
+from experiments.cornstarch.models import encoder_family, llm_family
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow, printed_rows
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
 

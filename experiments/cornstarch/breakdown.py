@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.evidence import Evidence
-from experiments.modelled import Setting, layer_times, total
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed_pipeline import StageTimes
+from experiments.cornstarch.modelled import Setting, layer_times, total
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import ModelGraph

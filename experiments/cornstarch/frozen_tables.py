@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from experiments.cornstarch_models import v1_model
-from experiments.evidence import Evidence
-from experiments.frozen_rows import (
+from experiments.cornstarch.frozen_rows import (
     FrozenRow,
     Pipeline,
     frozen_rows,
@@ -13,12 +11,13 @@ from experiments.frozen_rows import (
     pairs,
     winner,
 )
-from experiments.modelled import Setting
-from experiments.modelled_tables import Guess, ModelledTable, modelled_evidence
-from experiments.paper import Claim, PaperNumber
-from experiments.planned import Placement
-from experiments.printed import claim_value, printed_rows
-from experiments.printed_pipeline import PrintedRun, run_printed
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.modelled_tables import Guess, ModelledTable, modelled_evidence
+from experiments.cornstarch.models import v1_model
+from experiments.cornstarch.planned import Placement
+from experiments.harness.outcome import Claim, Evidence, PaperNumber
+from experiments.harness.printed import claim_value, printed_rows
+from experiments.harness.printed_pipeline import PrintedRun, run_printed
 from workbench.cost.model import CostModel
 from workbench.data.corpus import ItemTokens, square_image_tokens
 

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from experiments.cornstarch_models import v1_model
-from experiments.evidence import Evidence
-from experiments.modelled import Setting
-from experiments.paper import PaperNumber, Unstated
-from experiments.planned import STRATEGIES, Awareness, Placement, Planned, paper_job, simulated
-from experiments.printed import PrintedRow, printed_rows
-from experiments.v1_frozen_tables import CLIPS, IMAGES, NUM_MICROBATCHES, TEXT_TOKENS
+from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, NUM_MICROBATCHES, TEXT_TOKENS
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.models import v1_model
+from experiments.cornstarch.planned import STRATEGIES, Awareness, Placement, Planned, paper_job, simulated
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow, printed_rows
 from workbench.cost.model import CostModel
 
 TABLE_OF = {"M": "table2", "S": "table7", "L": "table8"}

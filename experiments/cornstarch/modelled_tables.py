@@ -3,12 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.evidence import Evidence
-from experiments.frozen_rows import FrozenRow, Pipeline, pairs, winner
-from experiments.modelled import Setting, layer_times, total
-from experiments.paper import PaperNumber, Unstated
-from experiments.planned import STRATEGIES, Awareness, Placement, Planned, best_split, paper_job, simulated
-from experiments.printed_pipeline import StageTimes
+from experiments.cornstarch.frozen_rows import FrozenRow, Pipeline, pairs, winner
+from experiments.cornstarch.modelled import Setting, layer_times, total
+from experiments.cornstarch.planned import (
+    STRATEGIES,
+    Awareness,
+    Placement,
+    Planned,
+    best_split,
+    paper_job,
+    simulated,
+)
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.model.model_graph import TEXT, ModelGraph
 

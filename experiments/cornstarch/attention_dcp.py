@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from experiments.attention_layers import (
+from experiments.cornstarch.attention_layers import (
     BLOCK,
     FIXED,
     GPUS_PER_NODE,
@@ -30,11 +30,10 @@ from experiments.attention_layers import (
     attention_of,
     tiles_of,
 )
-from experiments.cornstarch_models import llm_family
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import printed_rows
+from experiments.cornstarch.modelled import A40
+from experiments.cornstarch.models import llm_family
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import printed_rows
 from sim.attention.pieces import Order, run_launch, whole_rows
 from sim.attention.price import row_tiles
 from workbench.balance.tokens.block_placement import BlockReads, Placement, place_blocks
@@ -184,13 +183,11 @@ def both_s(bed: Testbed, name: str, num_tokens: int, setting: DcpSetting) -> tup
     return cornstarch_s(bed, pattern, setting), dcp_s(bed, pattern, setting)
 
 
-def table_outcome(number: int, pattern: str) -> Outcome:
+def table_evidence(number: int, pattern: str) -> list[Evidence]:
     """All evidence of one of the tables of a single attention layer."""
     bed = Testbed(CostModel(load_profile(A40)))
-    script, where = f"cornstarch_icml/table{number}", f"Table {number}"
-    table = script.replace("/", "_")
-    parts = [layer_evidence(bed, pattern, table, where), oddity_evidence(bed, pattern, table, where)]
-    return outcome_of(script, parts, profile=A40)
+    printed = (bed, pattern, f"cornstarch_icml_table{number}", f"Table {number}")
+    return [layer_evidence(*printed), oddity_evidence(*printed)]
 
 
 def layer_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from experiments.cornstarch_models import v1_model
-from experiments.evidence import Evidence
-from experiments.modelled import Setting
-from experiments.paper import PaperNumber, Unstated
-from experiments.planned import Strategy, paper_job
-from experiments.printed import PrintedRow, claim_value, printed_rows
-from experiments.v1_frozen_tables import CLIPS, IMAGES, NUM_MICROBATCHES, TEXT_TOKENS
+from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, NUM_MICROBATCHES, TEXT_TOKENS
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.models import v1_model
+from experiments.cornstarch.planned import Strategy, paper_job
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow, claim_value, printed_rows
 from sim.step.engine import simulate
 from workbench.cost.model import CostModel
 from workbench.memory.account import memory_table, peak_bytes

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from experiments.printed_pipeline import StageTimes
+from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.corpus import ItemTokens

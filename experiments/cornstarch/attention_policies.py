@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import fmean
 
-from experiments.attention_layers import (
+from experiments.cornstarch.attention_layers import (
     FIXED,
     MASKS,
     PRECISION,
@@ -16,11 +16,10 @@ from experiments.attention_layers import (
     attention_of,
     tiles_of,
 )
-from experiments.cornstarch_models import llm_family
-from experiments.evidence import Evidence
-from experiments.modelled import A40
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import printed_rows
+from experiments.cornstarch.modelled import A40
+from experiments.cornstarch.models import llm_family
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import printed_rows
 from sim.attention.policies import AttentionRun, Kernel
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
