@@ -30,7 +30,7 @@ from experiments.cornstarch.attention_layers import (
     attention_of,
     tiles_of,
 )
-from experiments.cornstarch.modelled import A40
+from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Evidence, PaperNumber, Unstated
 from experiments.harness.printed import printed_rows
@@ -39,8 +39,6 @@ from sim.attention.price import row_tiles
 from workbench.balance.tokens.block_placement import BlockReads, Placement, place_blocks
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.kernel_times import ELEMENT_BYTES
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import causal, causal_blockwise, lambda_shaped, shared_question
 from workbench.masks.tiles import row_work
@@ -185,7 +183,7 @@ def both_s(bed: Testbed, name: str, num_tokens: int, setting: DcpSetting) -> tup
 
 def table_evidence(number: int, pattern: str) -> list[Evidence]:
     """All evidence of one of the tables of a single attention layer."""
-    bed = Testbed(CostModel(load_profile(A40)))
+    bed = Testbed(a40_cost())
     printed = (bed, pattern, f"cornstarch_icml_table{number}", f"Table {number}")
     return [layer_evidence(*printed), oddity_evidence(*printed)]
 
@@ -215,7 +213,7 @@ def layer_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
             where,
             RATIO_REL_TOL,
         )
-        evidence.add(number, quotients[0], Unstated(UNSTATED, min(quotients), max(quotients)))
+        evidence.add_range(number, quotients, UNSTATED)
     for thousands, cells in printed.items():
         winner = "Cornstarch" if cells["cornstarch"] < cells["dcp"] else "DCP"
         text = f"{name} {thousands}k: {winner} is faster (ours: DCP over Cornstarch {ratios[thousands]:.2f});"
@@ -242,7 +240,7 @@ def oddity_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence
     ]
     printed = cells["cornstarch", 32] / cells["cornstarch", 64]
     number = PaperNumber(f"modelled/{name}/cornstarch/32k_over_64k/ratio", printed, "x", where, RATIO_REL_TOL)
-    evidence.add(number, ratios[0], Unstated(UNSTATED, min(ratios), max(ratios)))
+    evidence.add_range(number, ratios, UNSTATED)
     if name == "causal":
         return evidence
     whole = {
@@ -262,5 +260,5 @@ def oddity_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence
             f"{where}, Table 8",
             RATIO_REL_TOL,
         )
-        evidence.add(number, ratios[0], Unstated(UNSTATED, min(ratios), max(ratios)))
+        evidence.add_range(number, ratios, UNSTATED)
     return evidence

@@ -1,8 +1,13 @@
-"""Parameter counts of the zoo's Cornstarch models against both papers' Table 1."""
+"""Parameter counts of the zoo's Cornstarch models against both papers' Table 1.
+
+Given:   printed layers and width -> parameters of the zoo's models; heads and MLP widths, which the tables
+         do not print, are those of the published models of each family.
+"""
 
 from experiments.cornstarch.models import encoder_family, llm_family
-from experiments.harness.outcome import Evidence, PaperNumber, Unstated
-from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import PrintedRow
+from experiments.harness.table import Cell, Table
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
 
@@ -12,28 +17,37 @@ BILLION = 1e9
 
 def size_evidence(table: str) -> Evidence:
     """One row per model: billions of parameters."""
-    evidence = Evidence()
-    for row in printed_rows(table):
-        _add(evidence, row)
-    return evidence
+    return Table(
+        csv=table,
+        where="Table 1",
+        key=lambda row: f"modelled/{row['model_arch'].replace(' ', '-')}/{row['size']}/",
+        cells={
+            "parameters": Cell(
+                column="n_params_b",
+                unit="1e9",
+                rel_tol=lambda cell: max(REL_TOL, half_unit(cell) / float(cell)),
+            )
+        },
+        compute=lambda row: {"parameters": parameters(row)},
+        unstated="whether the projector counts",
+    ).evidence()
 
 
-def _add(evidence: Evidence, row: PrintedRow) -> None:
-    printed = float(row["n_params_b"])
-    key = f"modelled/{row['model_arch'].replace(' ', '-')}/{row['size']}/parameters"
-    tolerance = max(REL_TOL, half_unit(row["n_params_b"]) / printed)
-    number = PaperNumber(key, printed, "1e9", "Table 1", tolerance)
+def tolerance(printed: str) -> float:
+    """Of a cell as it is printed."""
+    return max(REL_TOL, half_unit(printed) / float(printed))
+
+
+def parameters(row: PrintedRow) -> list[float]:
+    """Billions of an LLM; of an encoder without its projector, and with it."""
     size = row["size"][0].upper()
     llm = llm_family()[size]()
     if row["modality"] == "llm":
         _check_shape(llm, row)
-        evidence.add(number, llm.num_parameters / BILLION)
-        return
+        return [llm.num_parameters / BILLION]
     encoder = encoder_family(row["model_arch"])[size](llm.layers[0].out_width)
     _check_shape(encoder, row)
-    bare = without_projector(encoder) / BILLION
-    whole = encoder.num_parameters / BILLION
-    evidence.add(number, bare, Unstated("whether the projector counts", bare, whole))
+    return [without_projector(encoder) / BILLION, encoder.num_parameters / BILLION]
 
 
 def half_unit(printed: str) -> float:

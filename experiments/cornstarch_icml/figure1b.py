@@ -10,12 +10,10 @@ Run:     python -m experiments.cornstarch_icml.figure1b
 """
 
 from experiments.cornstarch.breakdown import Part, modelled_evidence, rule_evidence
-from experiments.cornstarch.modelled import A40, Setting
+from experiments.cornstarch.modelled import A40, Setting, a40_cost
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.printed_pipeline import StageTimes
 from experiments.harness.script import Parts, main, script
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import square_image_tokens
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.trainable import Trainable
@@ -67,7 +65,7 @@ def settings() -> tuple[Setting, ...]:
 @script(profile=A40)
 def run() -> Parts:
     """The rule and the cost model."""
-    cost = CostModel(load_profile(A40))
+    cost = a40_cost()
     modelled = modelled_evidence(parts(), models(), settings(), cost, (WHERE, UNSTATED))
     return [rule_evidence(parts(), WHERE), modelled]
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from experiments.cornstarch.modelled import A40, Setting
+from experiments.cornstarch.modelled import A40, Setting, a40_cost
 from experiments.cornstarch.models import icml_model
 from experiments.cornstarch.planned import Awareness, Planned, Strategy, best_split, paper_job, simulated
 from experiments.cornstarch_icml.table2 import table_rows
@@ -35,7 +35,6 @@ from experiments.harness.outcome import Evidence, PaperNumber, Unstated
 from experiments.harness.printed import claim_value
 from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
@@ -228,7 +227,7 @@ def _claim(
 @script(profile=A40)
 def run() -> Parts:
     """All nine models."""
-    cost = CostModel(load_profile(A40))
+    cost = a40_cost()
     runs = {name: runs_of(name, cost) for name in models()}
     return [judged(runs)]
 

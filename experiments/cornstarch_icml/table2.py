@@ -29,7 +29,7 @@ from experiments.cornstarch.frozen_rows import (
     pairs,
     winner,
 )
-from experiments.cornstarch.modelled import A40, Setting
+from experiments.cornstarch.modelled import A40, Setting, a40_cost
 from experiments.cornstarch.modelled_tables import Guess, ModelledTable, modelled_evidence
 from experiments.cornstarch.models import icml_encoder_chain, icml_model
 from experiments.cornstarch.planned import Placement
@@ -38,7 +38,6 @@ from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.printed_pipeline import PrintedRun, run_printed
 from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
 from workbench.plan.plan import Recompute
 
@@ -170,7 +169,7 @@ def own_evidence(cost: CostModel) -> Evidence:
 @script(profile=A40)
 def run() -> Parts:
     """All evidence of the table."""
-    own = own_evidence(CostModel(load_profile(A40)))
+    own = own_evidence(a40_cost())
     return [printed_evidence(), itself_evidence(), own]
 
 

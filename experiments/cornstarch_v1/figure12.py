@@ -13,12 +13,10 @@ Run:     python -m experiments.cornstarch_v1.figure12
 from statistics import fmean
 
 from experiments.cornstarch.attention_layers import MASKS, Testbed, tiles_of
-from experiments.cornstarch.modelled import A40
+from experiments.cornstarch.modelled import A40, a40_cost
 from experiments.cornstarch_v1.table4 import MAIN, POLICIES, rank_times
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, main, script
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 
 NUM_TOKENS = 65536
 SEEDS = range(20)
@@ -39,7 +37,7 @@ def spreads(bed: Testbed, kind: str, seed: int, found: Evidence) -> dict[str, fl
 def evidence() -> Evidence:
     """Seconds by rank, their spread over masks, and the text's claims about it."""
     found = Evidence()
-    bed = Testbed(CostModel(load_profile(A40)))
+    bed = Testbed(a40_cost())
     mean: dict[tuple[str, str], float] = {}
     for kind in MASKS:
         runs = [spreads(bed, kind, seed, found) for seed in SEEDS]

@@ -22,12 +22,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from experiments.cornstarch.attention_layers import MASKS, STATIC, LayerSetting, MaskTiles, Testbed, tiles_of
-from experiments.cornstarch.modelled import A40
-from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import Parts, main, script
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.masks.builders import MIXTURE, Mixture, multimodal_packed
 from workbench.model.layer import Attention
 
@@ -124,7 +122,7 @@ def own_evidence(bed: Testbed) -> Evidence:
                 "Table 4",
                 RATIO_REL_TOL,
             )
-            evidence.add(number, ratios[0], Unstated(UNSTATED, min(ratios), max(ratios)))
+            evidence.add_range(number, ratios, UNSTATED)
         count = sum(all(_fits(times, printed, key, policy) for policy in POLICIES[1:]) for times in others)
         fitting.append(f"{name.removeprefix('modelled/')} {count}")
     evidence.notes.append(
@@ -161,7 +159,7 @@ def _fits(times: Times, printed: Mapping[tuple[Key, str], float], key: Key, poli
 def _add_time(evidence: Evidence, key: str, printed_ms: float, shown: Times, others: Sequence[Times]) -> None:
     times = [1e3 * one["lpt"] for one in (shown, *others)]
     number = PaperNumber(key, printed_ms, "ms", "Table 4", TIME_REL_TOL)
-    evidence.add(number, times[0], Unstated(UNSTATED, min(times), max(times)))
+    evidence.add_range(number, times, UNSTATED)
 
 
 def itself_evidence(bed: Testbed) -> Evidence:
@@ -189,7 +187,7 @@ def itself_evidence(bed: Testbed) -> Evidence:
 @script(profile=A40)
 def run() -> Parts:
     """All evidence of the table."""
-    bed = Testbed(CostModel(load_profile(A40)))
+    bed = Testbed(a40_cost())
     return [own_evidence(bed), itself_evidence(bed)]
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import kendalltau
 
-from experiments.cornstarch.modelled import A40
-from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, main, script
 from sim.step.engine import simulate
@@ -44,12 +44,12 @@ def job(dataset: str) -> Job:
 
 def judged(given: Job, configuration: Configuration) -> Judged:
     """Plan and simulate one configuration."""
-    lowered = lower(entrain.plan(configuration.job(given), cost_model()))
+    lowered = lower(entrain.plan(configuration.job(given), a40_cost()))
     try:
         check_memory(lowered, memory_table(lowered))
     except ValueError:
         return Judged(configuration=configuration, simulated_s=None)
-    prices = price(lowered, cost_model())
+    prices = price(lowered, a40_cost())
     simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s)
     return Judged(configuration=configuration, simulated_s=simulated.iteration_s)
 
@@ -70,7 +70,7 @@ def named(configuration: Configuration) -> str:
 def data_set_evidence(dataset: str) -> Evidence:
     """Both rankings of one data set's configurations."""
     evidence = Evidence()
-    every = configurations(job(dataset), cost_model())
+    every = configurations(job(dataset), a40_cost())
     tried = [judged(job(dataset), configuration) for configuration in spread(every, SIMULATED)]
     fitting = [each for each in tried if each.simulated_s]
     formula_s = [each.configuration.formula_s for each in fitting]

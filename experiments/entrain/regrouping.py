@@ -15,7 +15,8 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
+from experiments.cornstarch.modelled import a40_cost
+from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from sim.step.engine import simulate
 from workbench.cli.console import ticking
 from workbench.plan.lower import lower
@@ -36,8 +37,8 @@ LLM, NUM_SAMPLES, STAGES = "Llama3-3b", 128, (4, 4)
 def iteration_s(dataset: str, system: str, seed: int) -> float:
     """Simulated seconds of one batch."""
     job = job_of(dataset, LLM, batch_of(dataset, NUM_SAMPLES, seed), pp=STAGES)
-    lowered = lower(SYSTEMS[system](job, cost_model(), lambda done, total, best_s: None))
-    prices = price(lowered, cost_model())
+    lowered = lower(SYSTEMS[system](job, a40_cost(), lambda done, total, best_s: None))
+    prices = price(lowered, a40_cost())
     return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
 
 
