@@ -25,8 +25,9 @@ from pathlib import Path
 
 import torch
 
+from experiments.harness.command import command_line
 from experiments.harness.outcome import Evidence, Outcome, outcome_of
-from experiments.harness.script import command_line, finished
+from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
 from runtime.elastic.job import plan_step
 from runtime.launch import RunResult, run_lowered

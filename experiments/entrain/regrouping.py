@@ -8,7 +8,6 @@ Ours:    simulated, about 5 s a batch and data set. A study, not a reproduction:
 Run:     python -m experiments.entrain.regrouping [--batches N] [--json]
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 
 from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
+from experiments.harness.command import command_line
 from sim.step.engine import simulate
 from workbench.cli.console import ticking
 from workbench.plan.lower import lower
@@ -51,9 +51,8 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 def main() -> int:
     """Print mean times, and how much faster than `as drawn` each system is, batch by batch."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if given.batches < 1:
         parser.error(f"--batches must be >= 1, got {given.batches}")

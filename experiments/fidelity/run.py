@@ -35,6 +35,7 @@ from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, 
 from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import ASSUMED, UNMEASURED, emulated_machine
+from experiments.harness.command import command_line
 from experiments.harness.drawing import PLOTS, save
 from experiments.harness.record import commit
 from runtime.measure.microbench import header_here
@@ -194,8 +195,7 @@ def _clear(out: Path) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--device", choices=NAMES, default=CPU.type, help="what runs the plans")
     parser.add_argument("--plans", type=int, help="so many plans, evenly out of all; default: all")
     parser.add_argument(

@@ -9,7 +9,6 @@ if __name__ == "__main__":
     main(run)
 """
 
-import argparse
 import importlib
 import json
 import re
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from experiments.harness.command import command_line
 from experiments.harness.drawing import save
 from experiments.harness.outcome import Evidence, Outcome, Verdict, outcome_of
 from experiments.harness.record import FOLDER, as_record, table, write
@@ -61,13 +61,6 @@ def main(run: Script) -> NoReturn:
     """The command of a script: the table, the result file, with `--json` one JSON object as the last line."""
     arguments = command_line(run.about).parse_args()
     raise SystemExit(finished(run(), as_json=arguments.json))
-
-
-def command_line(about: str | None) -> argparse.ArgumentParser:
-    """What all commands understand; `about` is the module's docstring."""
-    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    return found
 
 
 def finished(outcome: Outcome, *, as_json: bool, more: Mapping[str, Any] | None = None) -> int:

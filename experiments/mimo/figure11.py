@@ -31,8 +31,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.command import command_line
 from experiments.harness.drawing import PLOTS, save
-from experiments.harness.script import command_line
 from experiments.mimo.figure11_plot import drawing
 from experiments.mimo.figure11_runs import IN_ORDER, Arithmetic, Mix, Played, optimizer, plan_of, train
 from experiments.mimo.loss_curves import BASELINE, RESULTS, read_curves

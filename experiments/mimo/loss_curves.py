@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.script import command_line
+from experiments.harness.command import command_line
 from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, train
 from experiments.mimo.parity_grid_runs import NUM_RANKS
 from runtime.world.failure import WorldFailed

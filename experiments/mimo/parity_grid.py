@@ -24,7 +24,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.script import command_line
+from experiments.harness.command import command_line
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, plan_of, run
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool

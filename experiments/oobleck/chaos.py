@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from pathlib import Path
 
+from experiments.harness.command import command_line
 from experiments.harness.outcome import Evidence, Outcome, outcome_of
-from experiments.harness.script import command_line, finished
+from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
 from experiments.oobleck.chaos_killer import RECOVERY, Kill, Killer, Shot, Target
 from runtime.elastic.history import Cause, Reshaped, StepDone

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
+from experiments.harness.command import command_line
 from experiments.harness.figure import BLUE, GREY, Band, Grid, Line, Lines
 from experiments.harness.outcome import Evidence
 from experiments.harness.record import RESULTS
-from experiments.harness.script import Parts, command_line, finished, script
+from experiments.harness.script import Parts, finished, script
 from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
 from workbench.cli.predicting import time_of
