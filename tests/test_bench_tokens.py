@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.bench import tokens as bench
-from experiments.bench.token_rivals import differencing, multifit
+from experiments.bench.rivals.tokens import differencing, multifit
 from tests.token_oracle import greedy, heaviest_first, least_by_brute_force
 from workbench.balance.tokens.bounds import least_possible
 from workbench.balance.tokens.exchange import longest_first_exchanged

@@ -26,7 +26,7 @@ def test_configurations_fit_into_the_sequence():
     assert configurations() == ((1, 512), (2, 512), (4, 512), (8, 512), (1, 1024), (2, 1024))
 
 
-def test_images_of_a_group_are_dealt_out():
+def test_images_of_a_group_are_distributed():
     """Up to eight images take as long as one: every GPU has its own."""
     one, eight = forward_ms(1, 512), forward_ms(8, 512)
     assert one["encoder"] == pytest.approx(eight["encoder"])

@@ -8,10 +8,10 @@ from math import inf
 import cvxpy
 import pytest
 
+from experiments.bench.rivals.orchestration_relaxed import StageBounds, orchestrate_relaxed, relaxed_stages
 from workbench.balance.orchestration.cheapest import dollars_per_sample, orchestrate_cheapest
 from workbench.balance.orchestration.depth import orchestrate_in_flight, stages_behind
 from workbench.balance.orchestration.exact import evaluate, orchestrate, paces
-from workbench.balance.orchestration.relaxed import StageBounds, orchestrate_relaxed, relaxed_stages
 from workbench.balance.orchestration.task import Cut, Degrees, Pool, Task, Unit
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
 from experiments.bench.small_templates import compare, random_chain, small_chains
 from workbench.elastic.chain import LayerChain
-from workbench.elastic.divide_and_conquer import GaveUpError, divided_template
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.template import Template, TemplateStage
 

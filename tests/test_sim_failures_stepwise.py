@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.bench import failures
+from experiments.bench.rivals.failures_stepwise import play_failures
 from experiments.oobleck.runs import BUILDERS
 from sim.failures.run import FailureRun, Iteration
 from sim.failures.simulate import simulate_failures
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
-from sim.failures_stepwise import play_failures
 from workbench.elastic.availability import Availability, Change, NodeEvent, Rates, random_trace, warned
 
 NODES = 4

@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.bench.rivals.textbook import simulate_textbook
 from sim.step.engine import simulate
-from sim.textbook import simulate_textbook
 from tests.lowered_by_hand import lowered, one_node, row
 from tests.plans import disjoint_plan, sample, two_encoders
 from tests.random_lowered import random_durations

@@ -2,7 +2,7 @@
 
 Setup:   BERT-Large on up to 30 nodes for a week; a node leaves every 10 minutes or every 6 hours on average
          and comes back after half an hour; a warning of 30 s. Every system of the Oobleck chapter.
-Ours:    `sim.failures.simulate`, and `sim.failures_stepwise` on the same system and trace, in turns
+Ours:    `sim.failures.simulate`, and `rivals.failures_stepwise` on the same system and trace, in turns
          in one run; the fastest of several, in CPU seconds of one thread. Seconds by kind, samples and
          recoveries of both must agree to a billionth.
 Run:     python -m experiments.bench.failures [--json]
@@ -14,12 +14,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
+from experiments.bench.rivals.failures_stepwise import play_failures
 from experiments.harness.command import command_line
 from experiments.oobleck.runs import BUILDERS
 from experiments.oobleck.systems import MOST_NODES
 from sim.failures.run import FailureRun
 from sim.failures.simulate import simulate_failures
-from sim.failures_stepwise import play_failures
 from workbench.elastic.availability import Availability, Rates, random_trace, warned
 
 MODEL, DAYS, REPEATS, SEED = "BERT-Large", 7.0, 3, 0

@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from experiments.bench.rivals.orchestration_relaxed import orchestrate_relaxed
 from experiments.harness.command import command_line
 from workbench.balance.orchestration.exact import orchestrate
-from workbench.balance.orchestration.relaxed import orchestrate_relaxed
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel

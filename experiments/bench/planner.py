@@ -19,10 +19,10 @@ import time
 from dataclasses import dataclass
 
 from experiments.bench import small_templates
+from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
 from experiments.harness.command import command_line
 from experiments.harness.printed import printed_rows
 from workbench.elastic.chain import LayerChain
-from workbench.elastic.divide_and_conquer import GaveUpError, divided_template
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.instantiate import instantiate
 from workbench.elastic.layout import first_layout

@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from experiments.bench.rivals.exhaustive_mapping import least_planned_s
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
-from workbench.elastic.exhaustive_mapping import least_planned_s
 
 NUM_CHAINS, SEED, REL_TOL = 400, 0, 1e-10
 MOST_LAYERS, MOST_GPUS, MOST_NODES = 6, 4, 3

@@ -21,7 +21,7 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.bench.token_rivals import differencing, multifit
+from experiments.bench.rivals.tokens import differencing, multifit
 from experiments.harness.command import command_line
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks

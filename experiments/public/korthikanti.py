@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import Parts, main, script
 from experiments.public.reference import read
-from workbench.cli.predicting import time_of
+from sim.predict import iteration_s
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow, Recomputed, YesNo
 from workbench.llm_table.predict import RowPredictor
@@ -59,7 +59,7 @@ class Found:
 @script(profile="A100-80GB")
 def run() -> Parts:
     """Predict every printed row."""
-    predictor = RowPredictor(time_of)
+    predictor = RowPredictor(iteration_s)
     ours: dict[str, float] = {}
     for model, row in rows().items():
         found = predictions(row, predictor)
@@ -141,7 +141,7 @@ def predictions(row: LlmRow, predictor: RowPredictor) -> dict[str, Found]:
         each = replace(row, recompute=recompute, sequence_parallel=sequence_parallel)
         plans = [_set(lowered, each) for lowered in (short, long)]
         cost = predictor.cost(each)
-        seconds = [time_of(lowered, price(lowered, cost)) for lowered in plans]
+        seconds = [iteration_s(lowered, price(lowered, cost)) for lowered in plans]
         found[mode] = Found(
             continued_s(seconds[0], seconds[1], row.num_microbatches / row.pp),
             activation_bytes(plans[1])[0],

@@ -27,7 +27,7 @@ from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, finished, script
 from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
-from workbench.cli.predicting import time_of
+from sim.predict import iteration_s
 from workbench.cost.execution import Execution, write_execution
 from workbench.cost.profile import load_profile
 from workbench.llm_table.llm_row import LlmRow
@@ -63,7 +63,7 @@ def run() -> Parts:
     rows, seconds = vtrain_rows()
     measured_s = np.array(seconds)
     profile = with_vtrain_all_reduce(load_profile("A100-80GB"))
-    predictor = RowPredictor(time_of, profile=profile)
+    predictor = RowPredictor(iteration_s, profile=profile)
     prepared = ready(rows, predictor)
     kept, held = split(len(rows))
     execution = fitted([prepared[i] for i in kept], measured_s[kept], predictor, FREE)
@@ -160,7 +160,7 @@ def nonlinearity_s(rows: Sequence[LlmRow], measured_s: Floats) -> float:
 
 def _shipped_s(rows: Sequence[LlmRow], prepared: Sequence[Ready]) -> Floats:
     """Without anything of the source: the shipped profile with its own all-reduces."""
-    return times_s(prepared, RowPredictor(time_of), Execution())
+    return times_s(prepared, RowPredictor(iteration_s), Execution())
 
 
 def _unbiased(ours: dict[str, float]) -> bool:

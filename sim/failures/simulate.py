@@ -32,7 +32,7 @@ def simulate_failures(system: System, trace: Availability, until_s: float | None
     counts by the part that is done, and work not yet checkpointed counts.
 
     Between two instants all iterations, and all rounds of iterations and a checkpoint, are alike: they
-    are counted, not played. `sim.failures_stepwise` plays them.
+    are counted, not played; a bench plays them and must agree.
 
     Raises:
         ValueError: a window that is not positive.

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from workbench.cli.console import Ticker, emit_json, show, ticking
-from workbench.cli.emulation import check_collectives, compose
-from workbench.cli.machines import under
 from workbench.cli.options import Device, ExecutionFile, Json, PlanFile
-from workbench.cli.prediction import predict
 from workbench.cost.profile import load_profile
+from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_for
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
@@ -51,6 +49,8 @@ def simulate_command(
     as_json: Json = False,
 ) -> None:
     """Predict what one step of a plan takes."""
+    from sim.predict import predict
+
     if trace is not None:
         check_writable(trace)
     found = read_plan(plan)
@@ -230,10 +230,12 @@ def _emulated(
     profile: str | None,
     quiet: bool,
 ) -> Ran:
+    from runtime.emulation.compose import check_collectives, compose
     from runtime.emulation.emulate import emulate
     from runtime.emulation.peak_memory import peak_memory
     from runtime.world.device import device_of, kind_of_device
     from runtime.world.failure import RankError
+    from sim.step.engine import simulate
 
     where = device_of(device)
     facts = load_profile(profile) if profile is not None else None
@@ -249,7 +251,7 @@ def _emulated(
     except RankError as error:
         raise ValueError(str(error)) from error
     name = f"emulated, median of {result.num_timed} steps"
-    traces = (compose(lowered, result, facts),)
+    traces = (compose(lowered, result, simulate, facts),)
     return Ran(names=[name], traces=traces, losses=result.losses, peak=peak)
 
 

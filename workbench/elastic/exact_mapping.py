@@ -25,7 +25,7 @@ def exact_templates(chain: LayerChain, gpus_per_node: int, node_counts: Iterable
     range of them is bounded from below by one path search with the range's ends, and halved unless
     no node count can gain there.
     Differs: exact. The source's divide and conquer keeps one best answer per subproblem although the
-    composition depends on more than its time (`divide_and_conquer.py`).
+    composition depends on more than its time.
 
     Args:
         chain: layers with times and bytes by width.

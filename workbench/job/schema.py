@@ -163,11 +163,11 @@ class BatchSpec(Strict):
 class LayoutSpec(Strict):
     """Ranks of a module: dp replicas of pp stages of tp x cp ranks.
 
-    ep of the tp x cp ranks deal out a layer's experts; 1: each expert is cut by tp.
+    ep of the tp x cp ranks distribute a layer's experts; 1: each expert is cut by tp.
     Absent: pp is searched, dp is the batch's replicas, rank_offset is behind the modules in front,
     stage_layers (layers of every stage) are balanced. sharding says what ranks with the same weights
     deal out among each other, instances how many copies of it there are. sequence_parallel: tp ranks
-    deal out the tokens between attentions and MLPs.
+    split the tokens between attentions and MLPs.
     """
 
     pp: Count | None = None

@@ -43,7 +43,7 @@ def memory_table(lowered: Lowered) -> MemoryTable:
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
       RESHARD gives the weights and optimizer state of its stage back, UNSHARD takes them again.
-        Of shared-out weights UNSHARD takes the whole ones, and its own part as it is sent.
+        Of sharded weights UNSHARD takes the whole ones, and its own part as it is sent.
       REDUCE_GRAD: a copy of the gradients it reduces, until STEP; STEP: the optimizer's temporaries.
     A tensor handed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.

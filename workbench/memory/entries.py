@@ -115,10 +115,10 @@ class _RankAccount:
                 split = self._sizes.split(*self._of(action))
                 is_first = position == self._first_weights[action.stage]
                 self._hold(position, position, split.first if is_first else split.adding)
-            elif self._deals_out(position):
+            elif self._reduce_scatters(position):
                 self._add_dealt_out(position, action)
             elif action.kind is Pass.REDUCE_GRAD and action.stage not in self._accounts.units:
-                self._add_bucket(position, action)  # parts of shared-out weights are added up in place
+                self._add_bucket(position, action)  # parts of sharded weights are added up in place
             elif action == STEP:
                 self._hold(position, position, self._step_working())
 
@@ -251,20 +251,20 @@ class _RankAccount:
         made = [place for place in passes if self._program[place].kind is Pass.B]
         if made:
             self._hold(made[0] + 1, position, sum(unit.trained) * settings.precision.num_bytes)
-        later = (place for place in range(position + 1, self._last) if self._deals_out(place))
+        later = (place for place in range(position + 1, self._last) if self._reduce_scatters(place))
         travelling, own = sum(map(unit.padded, unit.trained)), sum(map(unit.part, unit.trained))
         is_first = self._first_round[action.stage] == action
         num_elements = travelling if is_first else travelling + own  # the first part becomes the sum
         self._hold(position, next(later, self._last), num_elements * settings.gradient_bytes)
 
-    def _deals_out(self, place: int) -> bool:
+    def _reduce_scatters(self, place: int) -> bool:
         action = self._program[place]
         return is_exchange(action, self._accounts.units) and action.kind is Pass.REDUCE_GRAD
 
     def _add_gradients(self) -> None:
         """Gradients exist from a stage's first B or W, else from STEP, to the end of the step.
 
-        What that pass itself holds of them is part of its working set. The parts of shared-out weights
+        What that pass itself holds of them is part of its working set. The parts of sharded weights
         exist from the first round that deals them out.
         """
         for stage, kind, num_bytes in self._accounts.state(self._rank):
@@ -278,8 +278,8 @@ class _RankAccount:
 
     @cached_property
     def _first_round(self) -> dict[int | None, Action]:
-        """Stage -> its first REDUCE_GRAD, where its weights are shared out."""
-        found = (self._program[place] for place in range(self._last) if self._deals_out(place))
+        """Stage -> its first REDUCE_GRAD, where its weights are sharded."""
+        found = (self._program[place] for place in range(self._last) if self._reduce_scatters(place))
         first: dict[int | None, Action] = {}
         for action in found:
             first.setdefault(action.stage, action)

@@ -17,7 +17,7 @@ class Stage:
     """A contiguous run of layers [first, last) of one module on a cp x tp grid of ranks.
 
     Args:
-        ep: ranks among which the experts of a layer are dealt out; divides the grid. 1: every expert is cut
+        ep: ranks among which the experts of a layer are distributed; divides the grid. 1: every expert is cut
             like any MLP.
     """
 
@@ -123,7 +123,7 @@ class ModuleSettings:
 
     Args:
         instances: number of copies of a sharded state.
-        sequence_parallel: tensor-parallel ranks deal out the tokens between attentions and MLPs.
+        sequence_parallel: tensor-parallel ranks split the tokens between attentions and MLPs.
     """
 
     module: str

@@ -9,22 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
-from workbench.cli.busy_cores import BusyCores, CoreWatch, process_seconds
-from workbench.cli.console import warn
-from workbench.cli.elastic_data import StepData
-from workbench.cli.node_killer import NodeKiller
+from runtime.elastic.history import ElasticFailed, Reshaped, StepDone
+from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.node_killer import NodeKiller
+from runtime.elastic.progress import STAMP, Progress, read_progress
+from runtime.elastic.step_data import StepData
+from runtime.elastic.training import ElasticTraining
+from runtime.world.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import AtStep, StepEvents
 from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import ElasticTemplates
-
-if TYPE_CHECKING:
-    from runtime.elastic.history import Reshaped, StepDone
-    from runtime.elastic.job import ElasticJob
-    from runtime.elastic.progress import Progress
-    from runtime.elastic.training import ElasticTraining
 
 SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
 
@@ -44,12 +40,12 @@ class Ran:
         cores: that were busy meanwhile; None where the system does not say.
     """
 
-    steps: "tuple[StepDone, ...]"
-    changes: "tuple[Reshaped, ...]"
+    steps: tuple[StepDone, ...]
+    changes: tuple[Reshaped, ...]
     killed_s: Mapping[str, float]
     refusal: str | None
     signal: signal.Signals | None
-    saved: "Progress | None"
+    saved: Progress | None
     core_s: Mapping[int, float] = field(default_factory=dict)
     cores: BusyCores | None = None
 
@@ -73,7 +69,7 @@ class Saving:
 
 def elastic_job(
     found: ElasticTemplates, data: StepData, *, seed: int, wait_s: float, num_cores: int
-) -> "ElasticJob":
+) -> ElasticJob:
     """What the runtime trains.
 
     Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own,
@@ -82,8 +78,6 @@ def elastic_job(
     Raises:
         ValueError: what ElasticJob refuses.
     """
-    from runtime.elastic.job import ElasticJob, Reduction
-
     specification = found.planned.specification
     num_ranks = specification.num_nodes * found.job.cluster.nodes[0].num_ranks
     is_apart = num_ranks <= num_cores or found.sharding is not Sharding.NONE
@@ -103,14 +97,12 @@ def elastic_job(
     )
 
 
-def latest_progress(job: "ElasticJob", folder: Path) -> "Progress":
+def latest_progress(job: ElasticJob, folder: Path) -> Progress:
     """The furthest whole save of a folder, or the one that the folder is.
 
     Raises:
         ValueError: there is none, or it is of another model.
     """
-    from runtime.elastic.progress import STAMP, read_progress
-
     if (folder / STAMP).is_file():
         return read_progress(job, folder)
     saves = sorted(path.parent for path in folder.glob(f"*/{STAMP}"))
@@ -120,13 +112,14 @@ def latest_progress(job: "ElasticJob", folder: Path) -> "Progress":
 
 
 def run_elastic(
-    job: "ElasticJob",
+    job: ElasticJob,
     events: StepEvents,
     steps: int,
     *,
-    start: "Progress | None",
+    start: Progress | None,
     saving: Saving | None,
-    tell: "Callable[[ElasticTraining], None]",
+    tell: Callable[[ElasticTraining], None],
+    warn: Callable[[str], None],
 ) -> Ran:
     """Train until so many steps were taken, a refusal, or a signal; all processes have ended then.
 
@@ -134,10 +127,8 @@ def run_elastic(
 
     Args:
         tell: called after every step.
+        warn: called where progress could not be saved and training goes on.
     """
-    from runtime.elastic.history import ElasticFailed
-    from runtime.elastic.training import ElasticTraining
-
     refusal, log, watch = None, _Log(saving), CoreWatch()
     with _asked_to_stop() as asked, ElasticTraining(job, events.start, start=start) as training:
         try:
@@ -172,11 +163,11 @@ class _Log:
 
     saving: Saving | None
     killed_s: dict[str, float] = field(default_factory=dict)
-    saved: "Progress | None" = None
+    saved: Progress | None = None
     core_s: dict[int, float] = field(default_factory=dict)
     _used_s: dict[int, float] = field(default_factory=dict)
 
-    def note(self, training: "ElasticTraining") -> None:
+    def note(self, training: ElasticTraining) -> None:
         """After a step: what it took of the cores."""
         nodes = [node for pipeline in training.layout.pipelines for node in pipeline]
         ranks = [process for node in nodes for process in training.nodes.process_ids(node)]
@@ -185,14 +176,12 @@ class _Log:
             self.core_s[training.step - 1] = sum(now_s.values()) - sum(self._used_s.values())
         self._used_s = now_s
 
-    def save(self, training: "ElasticTraining") -> str | None:
+    def save(self, training: ElasticTraining) -> str | None:
         """Progress, where it is asked for and new; then the save before it, of this run, is deleted.
 
         Returns:
             Why it could not be saved: a node may be gone that training has not missed yet.
         """
-        from runtime.elastic.history import ElasticFailed
-
         before = self.saved
         if self.saving is None or (before is not None and before.step == training.step):
             return None
@@ -207,7 +196,7 @@ class _Log:
         return None
 
 
-def _take_step(training: "ElasticTraining", now: AtStep, killed_s: dict[str, float]) -> None:
+def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float]) -> None:
     at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
     training.join(now.joins)
     training.nodes.end([node for node in now.warned if node not in at_work])  # they only waited for room

@@ -1,4 +1,4 @@
-"""The cost model that a command works with: a job's machines under a training system."""
+"""The cost model of a job's machines under a training system, out of the files that say what they are."""
 
 from pathlib import Path
 

@@ -6,10 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from runtime.elastic.nodes import Nodes
+from runtime.elastic.nodes import Nodes
+from runtime.elastic.orders import Moment
 
 LOOK_EVERY_S = 0.0005
 
@@ -24,7 +23,7 @@ class NodeKiller(threading.Thread):
         victims: the first is watched, so it should be one that works.
     """
 
-    def __init__(self, nodes: "Nodes", victims: Sequence[str]) -> None:
+    def __init__(self, nodes: Nodes, victims: Sequence[str]) -> None:
         super().__init__(name="node-killer", daemon=True)
         self._nodes, self._victims = nodes, victims
         self._is_over, self._is_given_up = threading.Event(), threading.Event()
@@ -48,8 +47,6 @@ class NodeKiller(threading.Thread):
         self.join()
 
     def _computes(self) -> bool:
-        from runtime.elastic.orders import Moment
-
         passes = (Moment.FORWARD, Moment.BACKWARD)
         return any(moment in passes for moment in self._nodes.moments(self._victims[0]))
 

@@ -1,8 +1,11 @@
-"""A plan's simulated trace, with what the prediction rests on."""
+"""A plan's simulated trace, with what the prediction rests on; and its iteration time alone, fast."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from sim.attention.price import attention_of
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
@@ -10,7 +13,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
-from workbench.timing.price import price
+from workbench.timing.price import Price, price
 from workbench.timing.provenance import with_provenance
 from workbench.trace import Trace
 
@@ -31,23 +34,18 @@ def predict(
     Raises:
         ValueError: a plan that the profile cannot price, or that deadlocks.
     """
-    from sim.step.deadlock import DeadlockError
-    from sim.step.engine import simulate
-
     prices = price(lowered, cost, attention=_attention(lowered.plan, cost))
-    try:
-        trace = simulate(
-            lowered, prices.duration_s, step_s=prices.step_s, memory=memory, overlapped=overlapped
-        )
-    except DeadlockError as error:
-        raise ValueError(str(error)) from error
+    trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory, overlapped=overlapped)
     return with_provenance(trace, lowered.plan, cost.profile, prices, beside=cost.beside)
+
+
+def iteration_s(lowered: Lowered, prices: Price) -> float:
+    """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`."""
+    return Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
 
 
 def _attention(plan: Plan, cost: CostModel) -> AttentionModel | None:
     """Simulated attention, each stage's on the kind of device that its ranks are."""
-    from sim.attention.price import attention_of
-
     devices = dict.fromkeys(node.device for node in plan.cluster.nodes)
     models = {device: attention_of(plan, cost.on(device)) for device in devices}
     if len(models) == 1 or not any(models.values()):

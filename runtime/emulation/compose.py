@@ -1,8 +1,11 @@
 """A plan's emulated trace: measured actions, put together by the plan's dependencies."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from runtime.emulation.emulate import Emulation
+from runtime.emulation.thread_mesh import CollectiveSpan
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -14,15 +17,25 @@ from workbench.timing.price import price, stage_link
 from workbench.timing.provenance import DEVICE, PROFILE, UNMEASURED
 from workbench.trace import Executor, Trace
 
-if TYPE_CHECKING:
-    from runtime.emulation.emulate import Emulation
-    from runtime.emulation.thread_mesh import Exchange
-
 EMULATED = "emulated"
 COLLECTIVES = {kind.value for kind in Collective}
 
 
-def compose(lowered: Lowered, emulation: "Emulation", profile: Profile | None = None) -> Trace:
+class Simulate(Protocol):
+    """How timed actions become a timeline: `sim.step.engine.simulate`."""
+
+    def __call__(
+        self,
+        lowered: Lowered,
+        duration_s: Callable[[Action], float],
+        *,
+        step_s: Callable[[int], float],
+    ) -> Trace: ...
+
+
+def compose(
+    lowered: Lowered, emulation: Emulation, simulate: Simulate, profile: Profile | None = None
+) -> Trace:
     """The timeline of one step, with passes and steps as they were timed alone.
 
     Messages take their links' time. What one device cannot show comes from a profile: the time
@@ -30,14 +43,12 @@ def compose(lowered: Lowered, emulation: "Emulation", profile: Profile | None = 
     measured, stand in the details.
 
     Args:
+        simulate: puts the actions together.
         profile: None: the shipped one of the cluster's device, where the plan has collectives.
 
     Raises:
         ValueError: no profile is of this device, or the plan's times deadlock the simulator.
     """
-    from sim.step.deadlock import DeadlockError
-    from sim.step.engine import simulate
-
     unmeasured: dict[str, None] = {}
     sums_s: dict[Action, float] = {}
     profile = check_collectives(lowered, profile)
@@ -50,7 +61,7 @@ def compose(lowered: Lowered, emulation: "Emulation", profile: Profile | None = 
             if not collectives.is_measured(Collective.ALL_REDUCE, len(group.ranks), link):
                 unmeasured[_unmeasured(Collective.ALL_REDUCE.value)] = None
 
-    def exchange_s(exchange: "Exchange") -> float:
+    def exchange_s(exchange: CollectiveSpan) -> float:
         link = stage_link(lowered.plan.cluster, exchange.ranks)
         if exchange.kind not in COLLECTIVES:
             unmeasured[_unmeasured(exchange.kind)] = None
@@ -61,10 +72,7 @@ def compose(lowered: Lowered, emulation: "Emulation", profile: Profile | None = 
         return collectives.seconds(kind, exchange.num_bytes, len(exchange.ranks), link)
 
     durations_s = sums_s | emulation.timings.durations_s(exchange_s)
-    try:
-        trace = simulate(lowered, durations_s.__getitem__, step_s=emulation.timings.steps_s.__getitem__)
-    except DeadlockError as error:
-        raise ValueError(str(error)) from error
+    trace = simulate(lowered, durations_s.__getitem__, step_s=emulation.timings.steps_s.__getitem__)
     details = [(DEVICE, emulation.kind)]
     details += [(EMULATED, f"one action at a time on {emulation.device}, median of {emulation.num_timed}")]
     if profile is not None:
@@ -86,7 +94,7 @@ def check_collectives(lowered: Lowered, profile: Profile | None) -> Profile | No
     return profile or profile_for(lowered.plan)
 
 
-def _neighbours_s(exchange: "Exchange", link: Link) -> float:
+def _neighbours_s(exchange: CollectiveSpan, link: Link) -> float:
     """A ring step sends its bytes once; an all-to-all all but a rank's own share, message by message."""
     others = len(exchange.ranks) - 1
     if exchange.kind == "ring":

@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from runtime.data.batches import DataSource, SyntheticSource
+from runtime.data.dataset import FolderSource, samples_of, with_data
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-
-if TYPE_CHECKING:
-    from runtime.data.batches import DataSource
 
 LOOKS = 4  # at batches of unequal samples, for a prediction
 
@@ -26,14 +24,12 @@ class StepData:
 
     job: Job
     batch: Callable[[int], tuple[Sample, ...]]
-    source: "DataSource"
+    source: DataSource
     looks: int
 
 
 def drawn(job: Job, seed: int) -> StepData:
     """Samples as long as the job's, with contents of their own in every step."""
-    from runtime.data.batches import SyntheticSource
-
     apart = 1 + max(sample.id for sample in job.batch)
 
     def batch(step: int) -> tuple[Sample, ...]:
@@ -48,8 +44,6 @@ def read_folder(job: Job, folder: Path) -> StepData:
     Raises:
         ValueError: fewer samples than a batch has, or of a kind that no encoder reads.
     """
-    from runtime.data.dataset import FolderSource, samples_of, with_data
-
     samples, size = samples_of(folder, job.model), len(job.batch)
 
     def batch(step: int) -> tuple[Sample, ...]:

@@ -1,18 +1,15 @@
-"""On what `elastic` trains: a job's ranks on this machine as nodes, and what will happen to them."""
+"""A job's ranks on this machine as nodes, as `elastic` was told to train on, and what will happen to them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from workbench.cli.console import warn
+from runtime.elastic.progress import Progress
 from workbench.cost.hardware import uniform
 from workbench.elastic.availability import Availability, parse_trace
 from workbench.elastic.step_events import StepEvents, told_events, traced_events
 from workbench.job.job import Job
 from workbench.schedule.choice import ScheduleKind
-
-if TYPE_CHECKING:
-    from runtime.elastic.progress import Progress
 
 STEPS = 20
 MOST_PROCESSES = 64
@@ -138,7 +135,7 @@ def parsed_trace(
     return Happens(trace=found, step_s=step_s, notice_s=notice_s)
 
 
-def last_step(steps: int | None, happens: Happens | None, start: "Progress | None") -> int:
+def last_step(steps: int | None, happens: Happens | None, start: Progress | None) -> int:
     """How many steps there are in all; ValueError where they are taken already."""
     until = steps if steps is not None else STEPS if happens is None else happens.num_steps
     begun = 0 if start is None else start.step
@@ -149,9 +146,18 @@ def last_step(steps: int | None, happens: Happens | None, start: "Progress | Non
 
 
 def events_of(
-    event: "list[str] | tuple[str, ...]", happens: Happens | None, shape: Shape, first: int, steps: int
+    event: Sequence[str],
+    happens: Happens | None,
+    shape: Shape,
+    *,
+    first: int,
+    steps: int,
+    warn: Callable[[str], None],
 ) -> StepEvents:
     """What happens to the nodes, as listed or as the trace says.
+
+    Args:
+        warn: called about events that come too late, and nodes that are too many.
 
     Raises:
         ValueError: what `told_events` and `traced_events` refuse, or more nodes at the start than `--nodes`.

@@ -1,14 +1,15 @@
 """What an elastic training will come to, said before it starts: its layouts, and seconds a step."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from workbench.cli.prediction import predict
+from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.rehearsal import rehearse
+from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout
 from workbench.cost.hardware import Cluster
-from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward, layerwise
 from workbench.elastic.layout import Layout
 from workbench.elastic.reconfigure import CannotContinueError
@@ -19,16 +20,13 @@ from workbench.schedule.action import STEP, Action
 from workbench.strategies.elastic_templates import ElasticTemplates
 from workbench.timing.accept import accept
 from workbench.timing.provenance import unmeasured_costs
-
-if TYPE_CHECKING:
-    from runtime.elastic.job import ElasticJob
-    from runtime.elastic.replan import Replanned
+from workbench.trace import Trace
 
 MOMENTS = 2  # of AdamW, for every weight that is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class LayoutInterval:
     """Steps [first, end) that one layout takes, what leads to it, and the bytes to copy for it."""
 
     first: int
@@ -40,10 +38,18 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """All stretches in order; `refusal` where training will stop before its last step."""
+    """All intervals in order; `refusal` where training will stop before its last step."""
 
-    stretches: tuple[Stretch, ...]
+    intervals: tuple[LayoutInterval, ...]
     refusal: str | None = None
+
+
+class Predict(Protocol):
+    """How a plan's step is simulated: `sim.predict.predict` with the machine's costs."""
+
+    def __call__(
+        self, lowered: Lowered, memory: MemoryTable, *, overlapped: Mapping[Action, LastBackward] = ...
+    ) -> Trace: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,35 +87,33 @@ class StepPrediction:
         return max(self.simulated_s + self.feeding_s + planning_s, self.core_s / self.num_cores)
 
 
-def foresee(job: "ElasticJob", events: StepEvents, steps: int) -> Forecast:
+def forecast_layouts(job: ElasticJob, events: StepEvents, steps: int) -> Forecast:
     """The layouts of all steps, by the rules that training itself follows.
 
     Raises:
         CannotContinueError: too few nodes to start.
         ValueError: fewer microbatches than pipelines at some step.
     """
-    from runtime.elastic.replan import start_layout
-
     course = _Course(job, start_layout(job, events.start))
-    now = Stretch(first=events.first, end=steps, why="start", layout=course.layout, copied_bytes=0)
-    found: list[Stretch] = []
+    now = LayoutInterval(first=events.first, end=steps, why="start", layout=course.layout, copied_bytes=0)
+    found: list[LayoutInterval] = []
     for step in sorted({event.step for event in events.events}):
         if step > now.first:
             found.append(replace(now, end=step))
         try:
             told, copied_bytes = course.follow(events, step)
         except CannotContinueError as error:
-            return Forecast(stretches=tuple(found), refusal=f"step {step}: {error}")
+            return Forecast(intervals=tuple(found), refusal=f"step {step}: {error}")
         if step == now.first:
             told, copied_bytes = f"{now.why}, {told}", now.copied_bytes + copied_bytes
-        now = Stretch(first=step, end=steps, why=told, layout=course.layout, copied_bytes=copied_bytes)
-    return Forecast(stretches=(*found, now))
+        now = LayoutInterval(first=step, end=steps, why=told, layout=course.layout, copied_bytes=copied_bytes)
+    return Forecast(intervals=(*found, now))
 
 
 class _Course:
     """The layout as it changes; nodes beyond the number that templates were planned for wait."""
 
-    def __init__(self, job: "ElasticJob", layout: Layout) -> None:
+    def __init__(self, job: ElasticJob, layout: Layout) -> None:
         self._job, self.layout = job, layout
         self._waiting: list[str] = []
         self._copied_bytes = 0
@@ -123,8 +127,6 @@ class _Course:
         Raises:
             CannotContinueError: too few nodes, or no copy of a layer, are left.
         """
-        from runtime.elastic.replan import after_loss, after_warning
-
         now, told = events.at(step), list[str]()
         self._copied_bytes = 0
         self._waiting += now.joins
@@ -147,7 +149,7 @@ class _Course:
             told.append(f"{_names(now.killed)} killed")
         return ", ".join(told), self._copied_bytes
 
-    def _go(self, replanned: "Replanned") -> None:
+    def _go(self, replanned: Replanned) -> None:
         self.layout = replanned.layout
         self._copied_bytes += sum(_state_bytes(self._job, move.owner) for move in replanned.moves)
 
@@ -158,15 +160,13 @@ class _Course:
         return self._waiting[: max(0, self._job.templates.specification.num_nodes - num_nodes)]
 
     def _take_in(self) -> None:
-        from runtime.elastic.replan import after_loss
-
         joining = self._room(self.layout.num_nodes)
         if joining:
             self._go(after_loss(self._job, self.layout, (), joining))
             self._waiting = self._waiting[len(joining) :]
 
 
-def _state_bytes(job: "ElasticJob", owner: tuple[str, int]) -> int:
+def _state_bytes(job: ElasticJob, owner: tuple[str, int]) -> int:
     """Of a layer, or of its parts: weights, and two moments of each where it is trained."""
     name, index = owner
     layer = job.model.module(name).layers[index]
@@ -181,44 +181,52 @@ def _state_bytes(job: "ElasticJob", owner: tuple[str, int]) -> int:
 
 def predict_steps(
     found: ElasticTemplates,
-    job: "ElasticJob",
+    job: ElasticJob,
     forecast: Forecast,
     machine: Cluster,
-    cost: CostModel,
+    predict: Predict,
     looks: int,
 ) -> Mapping[tuple[int, ...], StepPrediction]:
     """A prediction for every layout of the forecast, by the sizes of its pipelines.
 
     Args:
         machine: one node with the cores and the memory that all ranks share.
-        looks: steps of a layout's first stretch to look at, evenly spread; the mean is taken.
+        predict: gives a plan its times.
+        looks: steps of a layout's first interval to look at, evenly spread; the mean is taken.
 
     Raises:
         ValueError: a plan that is refused, or a profile that cannot price it.
     """
     predictions: dict[tuple[int, ...], StepPrediction] = {}
-    for stretch in forecast.stretches:
-        sizes = stretch.layout.sizes
+    for interval in forecast.intervals:
+        sizes = interval.layout.sizes
         if sizes not in predictions:
-            length = stretch.end - stretch.first
-            steps = {stretch.first + place * length // looks for place in range(looks)}
+            length = interval.end - interval.first
+            steps = {interval.first + place * length // looks for place in range(looks)}
             predictions[sizes] = _mean(
-                [_predict_step(found, job, stretch.layout, step, machine, cost) for step in sorted(steps)]
+                [_predict_step(found, job, interval.layout, step, machine, predict) for step in sorted(steps)]
             )
     return predictions
 
 
+def check_waits(predictions: Iterable[StepPrediction], wait_s: float) -> None:
+    """Raise ValueError where a step is predicted to outlast the waits."""
+    slowest_s = max((found.step_s for found in predictions), default=0.0)
+    if slowest_s > wait_s:
+        raise ValueError(
+            f"elastic: a step is predicted to take {slowest_s:.3g} s, every wait ends after "
+            f"{wait_s:g} s; want --timeout {3 * slowest_s:.0f}"
+        )
+
+
 def _predict_step(
     found: ElasticTemplates,
-    job: "ElasticJob",
+    job: ElasticJob,
     layout: Layout,
     step: int,
     machine: Cluster,
-    cost: CostModel,
+    predict: Predict,
 ) -> StepPrediction:
-    from runtime.elastic.job import Reduction
-    from runtime.elastic.rehearsal import rehearse
-
     rehearsal = rehearse(job, layout, step)
     plan = rehearsal.plan
     whole = machine.nodes[0]
@@ -229,8 +237,8 @@ def _predict_step(
     lowered, memory = accept(replace(plan, cluster=here, settings=settings))
     is_within = job.reduction is Reduction.LAYERWISE and not job.is_sharded
     overlapped = _overlapped(found, lowered) if is_within else {}
-    trace = predict(lowered, memory, cost, overlapped=overlapped)
-    working_s = _working_s(lowered, memory, cost)
+    trace = predict(lowered, memory, overlapped=overlapped)
+    working_s = _working_s(lowered, memory, predict)
     updates = [span.end_s - span.start_s for span in trace.spans if span.action == STEP]
     return StepPrediction(
         sizes=layout.sizes,
@@ -258,12 +266,12 @@ def _mean(found: Sequence[StepPrediction]) -> StepPrediction:
     )
 
 
-def _working_s(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> float:
+def _working_s(lowered: Lowered, memory: MemoryTable, predict: Predict) -> float:
     """Core seconds of a step's actions: their times where no rank waits for a core."""
     cluster = lowered.plan.cluster
     alone = replace(cluster.nodes[0], num_cores=None)
     wide = Cluster(name=cluster.name, nodes=(alone,), intra=cluster.intra, inter=cluster.inter)
-    trace = predict(replace(lowered, plan=replace(lowered.plan, cluster=wide)), memory, cost)
+    trace = predict(replace(lowered, plan=replace(lowered.plan, cluster=wide)), memory)
     return sum(span.end_s - span.start_s for span in trace.spans)
 
 

@@ -1,14 +1,11 @@
-"""Files with layouts in another system's words, and what they say to the commands that take them."""
+"""What a file with layouts says of strategies: where encoders are, and which of them put them there."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from workbench.job.job import Job
-from workbench.job.notations.cornstarch import read_spec
-from workbench.job.notations.job_layouts import Notation, notation_of, read_layouts
+from workbench.job.notations.job_layouts import read_layouts
+from workbench.job.notations.layout_file import content_of, placing_of
 from workbench.strategies import (
     colocated,
     cornstarch,
@@ -30,30 +27,6 @@ PLACINGS: dict[str, tuple[str, ...]] = {
     "replicated": (encoders_replicated.SPEC.name,),
 }
 """Strategies that put encoders where a `modality_parallelism` says, the nearest to it first."""
-
-
-def content_of(path: Path) -> dict[str, Any]:
-    """Keys and values of a YAML or JSON file; a bare layout string counts as Megatron's.
-
-    Raises:
-        ValueError: one line that names the file and what is wrong.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if isinstance(content, str):
-        return {"pipeline_model_parallel_layout": content}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{path}: want keys and values, or a layout string, got {type(content).__name__}")
-    return content
-
-
-def placing_of(content: dict[str, Any]) -> str | None:
-    """Where a file puts encoders; None where that is not its to say."""
-    if notation_of(content) is not Notation.CORNSTARCH:
-        return None
-    return read_spec(content).modality_parallelism
 
 
 def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from experiments.bench.rivals.division_tables import NEVER, best_split, fill, place_of
 from workbench.elastic.chain import Ints, LayerChain
-from workbench.elastic.division_tables import NEVER, best_split, fill, place_of
 from workbench.elastic.template import Template, TemplateStage
 
 
