@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched
+from experiments.harness.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched
 from sim.step.engine import simulate
 from workbench.balance.stages.partition import partition
 from workbench.model.model_graph import ModelGraph

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from experiments.implied_stages import implied_stages
-from experiments.printed import PrintedRow, is_true, printed_rows
-from experiments.printed_pipeline import StageTimes
+from experiments.cornstarch.implied_stages import implied_stages
+from experiments.harness.printed import PrintedRow, is_true, printed_rows
+from experiments.harness.printed_pipeline import StageTimes
 
 LLM_SPREAD = 0.02  # backward of equal layers: the printed totals agree this closely
 ENCODER_SPREAD = 0.15  # encoder stages also hold the embedding or the projector

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import fmean
 
-from experiments.attention_layers import (
+from experiments.cornstarch.attention_layers import (
     FIXED,
     MASKS,
     PRECISION,
@@ -16,14 +16,12 @@ from experiments.attention_layers import (
     attention_of,
     tiles_of,
 )
-from experiments.cornstarch_models import llm_family
-from experiments.evidence import Evidence
-from experiments.modelled import A40
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import printed_rows
+from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch.models import llm_family
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import printed_rows
 from sim.attention.policies import AttentionRun, Kernel
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, RowWork, Work
 from workbench.model.layer import Attention, LayerKind
 from workbench.model.model_graph import Module
@@ -143,7 +141,7 @@ class PolicyTable:
 
 
 def a40_testbed() -> Testbed:
-    return Testbed(CostModel(load_profile(A40)))
+    return Testbed(a40_cost())
 
 
 def policy_evidence(
@@ -173,7 +171,7 @@ def policy_evidence(
             number = PaperNumber(
                 f"{key}/{policy}/gain", cells[BASELINE] / cells[policy], "x", where, GAIN_REL_TOL
             )
-            evidence.add(number, gains[0], Unstated(UNSTATED, min(gains), max(gains)))
+            evidence.add_range(number, gains, UNSTATED)
         if of_rows == "attn":
             joint = sum(all(_fits(times, cells, policy) for policy in cells) for times in every)
             text = f"{mark}{llm}: {joint} of {len(every)} settings give all attention gains within 5 %"

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from experiments.printed_pipeline import StageTimes
+from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.corpus import ItemTokens
 from workbench.model.frozen import gradient_needs
@@ -14,6 +16,12 @@ from workbench.plan.plan import Recompute
 from workbench.timing.price import pass_times
 
 A40 = "A40"
+
+
+@cache
+def a40_cost() -> CostModel:
+    """The papers' GPU, as its profile has it."""
+    return CostModel(load_profile(A40))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.evidence import Evidence
-from experiments.modelled import Setting, layer_times, total
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed_pipeline import StageTimes
+from experiments.cornstarch.modelled import Setting, layer_times, total
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import ModelGraph
@@ -81,13 +80,13 @@ def modelled_evidence(
             number = PaperNumber(f"modelled/{part.key}/{name}", 1e3 * printed_s, "ms", where, TIME_REL_TOL)
             values_ms = [1e3 * value for value in values]
             if max(values_ms) > 0:
-                evidence.add(number, values_ms[0], Unstated(unstated, min(values_ms), max(values_ms)))
+                evidence.add_range(number, values_ms, unstated)
         if part.rule_forwards:
             ratios = [time.backward_s / time.forward_s for time in ours]
             number = PaperNumber(
                 f"modelled/{part.key}/bwd_over_fwd", part.printed_ratio, "x", where, RATIO_REL_TOL
             )
-            evidence.add(number, ratios[0], Unstated(unstated, min(ratios), max(ratios)))
+            evidence.add_range(number, ratios, unstated)
     return evidence
 
 

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-REFERENCE = Path(__file__).parent / "reference"
+REFERENCE = Path(__file__).parents[1] / "reference"
 
 PrintedRow = Mapping[str, str]
 

@@ -3,12 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.evidence import Evidence
-from experiments.frozen_rows import FrozenRow, Pipeline, pairs, winner
-from experiments.modelled import Setting, layer_times, total
-from experiments.paper import PaperNumber, Unstated
-from experiments.planned import STRATEGIES, Awareness, Placement, Planned, best_split, paper_job, simulated
-from experiments.printed_pipeline import StageTimes
+from experiments.cornstarch.frozen_rows import FrozenRow, Pipeline, pairs, winner
+from experiments.cornstarch.modelled import Setting, layer_times, total
+from experiments.cornstarch.planned import (
+    STRATEGIES,
+    Awareness,
+    Placement,
+    Planned,
+    best_split,
+    paper_job,
+    simulated,
+)
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
 from workbench.model.model_graph import TEXT, ModelGraph
 
@@ -67,7 +74,7 @@ def modelled_evidence(table: ModelledTable, cost: CostModel) -> Evidence:
         gains = [gain_per_rank(ours_aware, ours_unaware) for ours_aware, ours_unaware in planned]
         printed = table.gain_of(aware, unaware)
         number = PaperNumber(f"modelled/{model}/gain", printed, "x", table.where, GAIN_REL_TOL)
-        evidence.add(number, gains[0], Unstated(table.unstated, min(gains), max(gains)))
+        evidence.add_range(number, gains, table.unstated)
         evidence.plan_hashes += [plan.plan_hash for plan in planned[0]]
         evidence.claim(
             f"{model}: our planner finds what is printed: {winner(printed)};",
@@ -99,7 +106,7 @@ def _add_stage_times(evidence: Evidence, table: ModelledTable, row: FrozenRow, c
     for name, (printed_s, values) in cells.items():
         number = PaperNumber(f"modelled/{row.name}/{name}", 1e3 * printed_s, "ms", table.where, TIME_REL_TOL)
         values_ms = [1e3 * value for value in values]
-        evidence.add(number, values_ms[0], Unstated(table.unstated, min(values_ms), max(values_ms)))
+        evidence.add_range(number, values_ms, table.unstated)
 
 
 def _stage_times(

@@ -1,10 +1,14 @@
-"""Tables 3, 10 and 11 of Cornstarch v1: the printed stage times held against the printed throughputs."""
+"""Tables 3, 10 and 11 of Cornstarch v1: the printed stage times held against the printed throughputs.
+
+Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image or a 30 s clip),
+         tensor parallelism of Table 9, activation checkpointing, encoder and LLM frozen.
+Given:   printed stage times -> simulated throughput per GPU and gains ([printed]), once with the stage
+         counts of Table 9 ("stated"), once with those that the stage times imply ("implied").
+"""
 
 from collections.abc import Mapping, Sequence
 
-from experiments.cornstarch_models import v1_model
-from experiments.evidence import Evidence
-from experiments.frozen_rows import (
+from experiments.cornstarch.frozen_rows import (
     FrozenRow,
     Pipeline,
     frozen_rows,
@@ -13,12 +17,13 @@ from experiments.frozen_rows import (
     pairs,
     winner,
 )
-from experiments.modelled import Setting
-from experiments.modelled_tables import Guess, ModelledTable, modelled_evidence
-from experiments.paper import Claim, PaperNumber
-from experiments.planned import Placement
-from experiments.printed import claim_value, printed_rows
-from experiments.printed_pipeline import PrintedRun, run_printed
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.modelled_tables import Guess, ModelledTable, modelled_evidence
+from experiments.cornstarch.models import v1_model
+from experiments.cornstarch.planned import Placement
+from experiments.harness.outcome import Claim, Evidence, PaperNumber
+from experiments.harness.printed import claim_value, printed_rows
+from experiments.harness.printed_pipeline import PrintedRun, run_printed
 from workbench.cost.model import CostModel
 from workbench.data.corpus import ItemTokens, square_image_tokens
 
@@ -197,6 +202,11 @@ def v1_guesses(row: FrozenRow, tp: int) -> tuple[Guess, ...]:
         + ([(IMAGES[0], clip) for clip in CLIPS[1:]] if row.model.startswith("ALM") else [])
     ]
     return tuple(Guess(setting) for setting in settings)
+
+
+def table_evidence(llm_size: str, cost: CostModel) -> list[Evidence]:
+    """All evidence of the table with that LLM."""
+    return [printed_evidence(llm_size), itself_evidence(llm_size), own_evidence(llm_size, cost)]
 
 
 def own_evidence(llm_size: str, cost: CostModel) -> Evidence:

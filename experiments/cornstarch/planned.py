@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from experiments.modelled import A40, Setting, layer_times, module_tp
-from experiments.printed_pipeline import StageTimes
+from experiments.cornstarch.modelled import A40, Setting, layer_times, module_tp
+from experiments.harness.printed_pipeline import StageTimes
 from sim.step.engine import simulate
 from workbench.balance.stages.partition import partition
 from workbench.cost.hardware import Cluster, Node, uniform

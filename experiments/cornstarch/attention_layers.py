@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from experiments.modelled import A40
+from experiments.cornstarch.modelled import A40
 from sim.attention.gpu import compute_units
 from sim.attention.pieces import Order, Split
 from sim.attention.policies import AttentionRun, Gpu, Kernel, Wires, launches_of, simulate_attention

@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from experiments.attention_layers import (
+from experiments.cornstarch.attention_layers import (
     BLOCK,
     FIXED,
     GPUS_PER_NODE,
@@ -30,18 +30,15 @@ from experiments.attention_layers import (
     attention_of,
     tiles_of,
 )
-from experiments.cornstarch_models import llm_family
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import printed_rows
+from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch.models import llm_family
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import printed_rows
 from sim.attention.pieces import Order, run_launch, whole_rows
 from sim.attention.price import row_tiles
 from workbench.balance.tokens.block_placement import BlockReads, Placement, place_blocks
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.kernel_times import ELEMENT_BYTES
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import causal, causal_blockwise, lambda_shaped, shared_question
 from workbench.masks.tiles import row_work
@@ -184,13 +181,11 @@ def both_s(bed: Testbed, name: str, num_tokens: int, setting: DcpSetting) -> tup
     return cornstarch_s(bed, pattern, setting), dcp_s(bed, pattern, setting)
 
 
-def table_outcome(number: int, pattern: str) -> Outcome:
+def table_evidence(number: int, pattern: str) -> list[Evidence]:
     """All evidence of one of the tables of a single attention layer."""
-    bed = Testbed(CostModel(load_profile(A40)))
-    script, where = f"cornstarch_icml/table{number}", f"Table {number}"
-    table = script.replace("/", "_")
-    parts = [layer_evidence(bed, pattern, table, where), oddity_evidence(bed, pattern, table, where)]
-    return outcome_of(script, parts, profile=A40)
+    bed = Testbed(a40_cost())
+    printed = (bed, pattern, f"cornstarch_icml_table{number}", f"Table {number}")
+    return [layer_evidence(*printed), oddity_evidence(*printed)]
 
 
 def layer_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
@@ -218,7 +213,7 @@ def layer_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
             where,
             RATIO_REL_TOL,
         )
-        evidence.add(number, quotients[0], Unstated(UNSTATED, min(quotients), max(quotients)))
+        evidence.add_range(number, quotients, UNSTATED)
     for thousands, cells in printed.items():
         winner = "Cornstarch" if cells["cornstarch"] < cells["dcp"] else "DCP"
         text = f"{name} {thousands}k: {winner} is faster (ours: DCP over Cornstarch {ratios[thousands]:.2f});"
@@ -245,7 +240,7 @@ def oddity_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence
     ]
     printed = cells["cornstarch", 32] / cells["cornstarch", 64]
     number = PaperNumber(f"modelled/{name}/cornstarch/32k_over_64k/ratio", printed, "x", where, RATIO_REL_TOL)
-    evidence.add(number, ratios[0], Unstated(UNSTATED, min(ratios), max(ratios)))
+    evidence.add_range(number, ratios, UNSTATED)
     if name == "causal":
         return evidence
     whole = {
@@ -265,5 +260,5 @@ def oddity_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence
             f"{where}, Table 8",
             RATIO_REL_TOL,
         )
-        evidence.add(number, ratios[0], Unstated(UNSTATED, min(ratios), max(ratios)))
+        evidence.add_range(number, ratios, UNSTATED)
     return evidence
