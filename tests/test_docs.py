@@ -1,10 +1,12 @@
-"""The documentation says what holds: links lead somewhere, commands exist, shown output and generated pages are true."""
+"""The documentation says what holds: links, commands, what they print, blocks of code, generated pages."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -121,9 +123,8 @@ def workbench_takes(words: list[str]) -> None:
         return
     assert name in known
     assert {word for word in words if word.startswith("-")} <= flags(known[name])
-    assert all(
-        (ROOT / word).is_file() for word in words if word.startswith("examples/") and "-o" not in words
-    )
+    read = [word for before, word in pairwise(words) if before not in ("-o", "--profile")]
+    assert all((ROOT / word).is_file() for word in read if word.startswith("examples/"))
 
 
 def module_takes(words: list[str]) -> None:
@@ -166,10 +167,29 @@ def stripped(text: str) -> list[str]:
 
 
 def test_python_blocks_run():
-    for path in PAGES_OF_TEXT:
-        for block in FENCE.finditer(path.read_text(encoding="utf-8")):
-            if block["kind"] == "python":
-                exec(compile(block["text"], str(path), "exec"), {})
+    """But for those of the runtime, which would load torch: what they import is there, and they compile."""
+    blocks = [
+        b["text"] for p in PAGES_OF_TEXT for b in FENCE.finditer(p.read_text()) if b["kind"] == "python"
+    ]
+    assert len(blocks) >= 3
+    for text in blocks:
+        code = compile(text, "a block of code", "exec")
+        imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+        if not any((node.module or "").startswith("runtime.") for node in imports):
+            exec(code, {})
+        for node in imports:
+            source = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+            assert {alias.name for alias in node.names} <= defined_in(source), source
+
+
+def defined_in(source: Path) -> set[str]:
+    """Functions, classes, constants and modules that a module or package offers."""
+    if not source.is_file():
+        return {path.stem for path in source.with_suffix("").glob("*.py")}
+    body = ast.parse(source.read_text(encoding="utf-8")).body
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    targets = [t for node in body if isinstance(node, ast.Assign) for t in node.targets]
+    return names | {t.id for t in targets if isinstance(t, ast.Name)}
 
 
 def test_generated_pages_are_fresh():

@@ -76,7 +76,7 @@ def test_a_chain_gets_the_kinds_own_order_or_a_faster_one(kind, num_ranks, num_m
     own = dict(zip(groups, kind.spec.chain(stages, num_ranks, num_microbatches), strict=True))
     made = programs_of(nodes, groups, schedule, [stages], inner=stages)
     passes = [action for actions in own.values() for action in actions]
-    assert (Pass.W in {action.kind for action in passes}) == kind.splits_backward
+    assert kind.splits_backward or Pass.W not in {action.kind for action in passes}
     if not kind.spec.takes("memory_limit"):
         assert made == own
     backward = Pass.I if kind.splits_backward else Pass.B

@@ -6,7 +6,7 @@ from typing import Any
 from docs.generate.markdown import code, page, table
 from workbench.job.parts import zoo_names
 from workbench.job.schema import ScheduleSpec
-from workbench.model.families import FAMILIES
+from workbench.model.families.registry import FAMILIES
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.registry import STRATEGIES
 

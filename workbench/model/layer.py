@@ -1,9 +1,10 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cached_property
 from math import prod
+from typing import get_args
 
 from workbench.data.sample import WHERE_SET
 
@@ -164,6 +165,7 @@ class Lookup:
 
 
 Operator = Matmul | Attention | Pointwise | Lookup
+_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in get_args(Operator)}
 
 
 class LayerKind(StrEnum):
@@ -175,9 +177,11 @@ class LayerKind(StrEnum):
     HEAD = "head"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """One layer of a module.
+
+    No `slots`: its weights are cached on the instance.
 
     Args:
         name: unique inside its module, e.g. "block.3".
@@ -202,24 +206,26 @@ class Layer:
         if self.out_width < 1:
             raise ValueError(f"layer {self.name!r}: out_width must be >= 1, got {self.out_width}")
         for operator in self.operators:
-            for size in fields(operator):
-                value = getattr(operator, size.name)
-                if isinstance(value, int | float) and not 0 <= value <= LARGEST_SIZE:
+            for name in _FIELDS[type(operator)]:
+                value = getattr(operator, name)
+                if isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
                     raise ValueError(
-                        f"layer {self.name!r}, operator {operator.name!r}: {size.name} must be "
+                        f"layer {self.name!r}, operator {operator.name!r}: {name} must be "
                         f"0 to {LARGEST_SIZE:,}, got {value}"
                     )
 
-    def parameters(self) -> Iterator[Parameter]:
+    def parameters(self) -> tuple[Parameter, ...]:
         """Its weights; tied ones under their shared name."""
+        return self._parameters
+
+    @cached_property
+    def _parameters(self) -> tuple[Parameter, ...]:
         shared = dict(self.tied)
-        for operator in self.operators:
-            for parameter in operator.parameters():
-                name = shared.get(parameter.name)
-                if name is None:
-                    yield Parameter(f"{self.name}.{parameter.name}", parameter.shape, parameter.shard)
-                else:
-                    yield Parameter(name, parameter.shape, parameter.shard)
+        own = (parameter for operator in self.operators for parameter in operator.parameters())
+        return tuple(
+            Parameter(shared.get(each.name) or f"{self.name}.{each.name}", each.shape, each.shard)
+            for each in own
+        )
 
     @property
     def num_parameters(self) -> int:

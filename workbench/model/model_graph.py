@@ -256,6 +256,6 @@ def _check_entrance(model: ModelGraph, edge: Edge) -> None:
     last = next(module for module in model.modules if module.name == edge.source).layers[edge.after_layer]
     if last.kind is LayerKind.PROJECTOR and last.emits is TokenCount.IN:
         wanted = (
-            f"layers {read}" if read else "a language model such as mllama_text_model: it has no such layer"
+            f"layers {read}" if read else "a language model such as Llama 3.2 Vision's: it has no such layer"
         )
         raise ValueError(f"edge {edge.name}: cross-attention reads {edge.source}, want {wanted}")

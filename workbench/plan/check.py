@@ -231,7 +231,6 @@ def _missing_of_backward(whole: Action, wanted: _Wanted, done: set[Action]) -> l
     return [action for action in split if action not in done] if done & set(split) else [whole]
 
 
-_COMES_AFTER = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
 _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
@@ -253,9 +252,9 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
                 f"rank {rank}: action {action} stands after {action._replace(kind=rival)}: "
                 "a backward is whole or split"
             )
-    before = _COMES_AFTER.get(action.kind)
-    if before is not None and action._replace(kind=before) not in done:
-        earlier = "its forward" if before is Pass.F else str(action._replace(kind=before))
+    before = action.continues
+    if before is not None and before not in done:
+        earlier = "its forward" if before.kind is Pass.F else str(before)
         raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
     if action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done:
         raise ValueError(f"rank {rank}: action {action} stands after its stage's REDUCE_GRAD")

@@ -150,7 +150,7 @@ class ModuleSettings:
     Args:
         module: which.
         recompute: what the backward computes again.
-        sharding: what data-parallel ranks keep only a part of.
+        sharding: what data-parallel ranks shard.
         instances: number of copies of a sharded state.
         key_exchange: how context-parallel ranks bring queries and keys together.
         sequence_parallel: tensor-parallel ranks split the tokens between attentions and MLPs.
@@ -278,6 +278,10 @@ class Plan:
     def program_actions(self) -> dict[Action, None]:
         """Every action of every program, in order of first appearance (an ordered set)."""
         return dict.fromkeys(action for program in self.programs for action in program.actions)
+
+    def ranks_of(self, action: Action) -> tuple[int, ...]:
+        """Who does it: the ranks of its stage, for STEP all."""
+        return self.ranks if action.stage is None else self.stage[action.stage].flat_ranks
 
     def replicas(self, module: str) -> tuple[int, ...]:
         """Of a module, ascending; none for one without stages."""
