@@ -137,11 +137,8 @@ def module_takes(words: list[str]) -> None:
         spec = find_spec(name)
         assert spec is not None
         assert spec.origin is not None
-        sources = [
-            Path(spec.origin),
-            *Path(spec.origin).parent.glob("*.py"),
-            ROOT / "experiments" / "paper.py",
-        ]
+        folders = (Path(spec.origin).parent, ROOT / "experiments" / "harness")
+        sources = [source for folder in folders for source in folder.glob("*.py")]
     else:
         script = next(word for word in words if word.endswith(".py"))
         rest, sources = words[words.index(script) + 1 :], [ROOT / script]
