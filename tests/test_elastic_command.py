@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,20 @@ from hypothesis import strategies as st
 
 from experiments.oobleck import chaos_job
 from runtime.data.scenes import make
+from runtime.elastic.forecast import StepPrediction, forecast_layouts, predict_steps
 from runtime.elastic.history import Cause, Reshaped, StepDone
+from runtime.elastic.local_nodes import Shape
+from runtime.elastic.outcome import detection_s, layout_times, next_step_s
+from runtime.elastic.run import Ran, elastic_job
+from runtime.elastic.step_data import drawn, read_folder
+from sim.predict import predict
 from tests.test_cli import JOB, accept, refuse, workbench
-from workbench.cli.elastic_data import drawn, read_folder
-from workbench.cli.elastic_forecast import StepPrediction, foresee, predict_steps
-from workbench.cli.elastic_nodes import Shape
-from workbench.cli.elastic_run import Ran, elastic_job
-from workbench.cli.elastic_tables import detection_s, layout_times, next_step_s, sizes_text
-from workbench.cli.machines import cost_of
+from workbench.cli.elastic_tables import sizes_text
 from workbench.elastic.availability import Rates, parse_trace, random_trace
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import told_events, traced_events
 from workbench.job.job import load_job
+from workbench.job.machines import cost_of
 from workbench.report.elastic_plot import draw_elastic
 from workbench.strategies.elastic_templates import elastic_templates
 
@@ -63,18 +66,18 @@ class TestForecast:
         events, _ = traced_events(trace, 20.0, 0.0, first=0, steps=30)
         if nodes < threshold:
             with pytest.raises(CannotContinueError, match="are needed to start"):
-                foresee(job, events, 30)
+                forecast_layouts(job, events, 30)
             return
-        found = foresee(job, events, 30)
-        ends = [stretch.end for stretch in found.stretches]
-        assert [stretch.first for stretch in found.stretches] == [0, *ends][: len(ends)]
+        found = forecast_layouts(job, events, 30)
+        ends = [interval.end for interval in found.intervals]
+        assert [interval.first for interval in found.intervals] == [0, *ends][: len(ends)]
         present = Counter(events.start)
-        for stretch in found.stretches:
-            for step in range(stretch.first if stretch.first else 0, stretch.end):
+        for interval in found.intervals:
+            for step in range(interval.first if interval.first else 0, interval.end):
                 now = events.at(step)
                 present.update(now.joins)
                 present.subtract(now.killed)
-            at_work = {node for pipeline in stretch.layout.pipelines for node in pipeline}
+            at_work = {node for pipeline in interval.layout.pipelines for node in pipeline}
             assert at_work == {node for node, count in present.items() if count > 0}
             assert len(at_work) >= threshold
         if found.refusal is None:
@@ -86,14 +89,14 @@ class TestForecast:
     def test_a_node_that_waits_takes_the_room_of_a_killed_one_or_leaves_when_it_is_warned(self):
         job = chaos_job.elastic_job(3)
         full = told_events(["1:join:new", "2:kill:node0"], 3, first=0, steps=4)
-        layouts = [stretch.layout for stretch in foresee(job, full, 4).stretches]
+        layouts = [interval.layout for interval in forecast_layouts(job, full, 4).intervals]
         assert [sorted(sum(layout.pipelines, ())) for layout in layouts] == [
             ["node0", "node1", "node2"],
             ["node0", "node1", "node2"],
             ["new", "node1", "node2"],
         ]
         waits = told_events(["1:join:new", "2:warn:new", "3:kill:node0"], 3, first=0, steps=4)
-        last = foresee(job, waits, 4).stretches[-1].layout
+        last = forecast_layouts(job, waits, 4).intervals[-1].layout
         assert sorted(sum(last.pipelines, ())) == ["node1", "node2"]
 
 
@@ -160,10 +163,10 @@ def test_the_example_can_be_trained_on_its_trace():
     assert templates.planned.specification.smallest == 2
     job = elastic_job(templates, drawn(whole, 0), seed=0, wait_s=5.0, num_cores=shape.num_cores)
     events, num_late = traced_events(trace, 50.0, 0.0, first=0, steps=40)
-    forecast = foresee(job, events, 40)
+    forecast = forecast_layouts(job, events, 40)
     assert (num_late, forecast.refusal) == (0, None)
-    assert [stretch.layout.num_nodes for stretch in forecast.stretches] == [6, 5, 4, 5, 6, 5, 4, 5]
-    predictions = predict_steps(templates, job, forecast, shape.job.cluster, cost, 1)
+    assert [interval.layout.num_nodes for interval in forecast.intervals] == [6, 5, 4, 5, 6, 5, 4, 5]
+    predictions = predict_steps(templates, job, forecast, shape.job.cluster, partial(predict, cost=cost), 1)
     assert {costs for each in predictions.values() for costs in each.unmeasured} == set()
 
 
@@ -225,10 +228,10 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
         (("--nodes", 3, "--faults", 3), "f = 3 needs 4: want at most f = 2, or 4 nodes"),
         (("--nodes", 9, "--faults", 8), "8 microbatches cannot be distributed to 9 pipelines"),
         (("--nodes", 65,), "65 processes of this machine: want at most 64; nearest: --nodes 64"),
-        (("--ranks-per-node", 3, "--ranks-per-stage", 2), "3 ranks cannot be dealt to stages of 2"),
+        (("--ranks-per-node", 3, "--ranks-per-stage", 2), "3 ranks cannot be assigned to stages of 2"),
         (
             ("--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2),
-            "2 ranks of a stage cannot share out microbatches of 1 samples; nearest: microbatch_samples 2",
+            "2 ranks of a stage cannot split microbatches of 1 samples; nearest: microbatch_samples 2",
         ),
         (("--nodes", 3, "--sharding", "parameters"), "stages have one rank; want templates of 2 or more"),
         (("--nodes", 3, "--sharding", "optimizer"), "got 'optimizer'; want 'none' or 'parameters'"),
@@ -258,8 +261,8 @@ def test_templates_fit_the_memory_that_plans_are_checked_against(job: Path):
         cost, whole = cost_of(found, None, None), shape.on_nodes()
         templates = elastic_templates(whole, cost, num_nodes=6, num_faults=1)
         trained = elastic_job(templates, drawn(whole, 0), seed=0, wait_s=5.0, num_cores=2)
-        forecast = foresee(trained, told_events((), 6, first=0, steps=1), 1)
-        predict_steps(templates, trained, forecast, found.cluster, cost, 1)
+        forecast = forecast_layouts(trained, told_events((), 6, first=0, steps=1), 1)
+        predict_steps(templates, trained, forecast, found.cluster, partial(predict, cost=cost), 1)
         smallest[gib] = templates.planned.specification.smallest
     assert smallest[0.003] > smallest[0.006]
 

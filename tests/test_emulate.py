@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from runtime.data.batches import SyntheticSource
 from runtime.emulation.emulate import emulate
 from runtime.emulation.order import legal_order
-from runtime.emulation.turn import Baton, Runner
+from runtime.emulation.turn import Runner, Turns
 from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
@@ -28,7 +28,7 @@ from tests.test_context_parallel_step import plan_of as context_parallel_plan
 from tests.test_expert_plan import moe_plan
 from tests.test_parity import CUTS, SEED, assert_parity, mixed
 from tests.test_tensor_parallel import ONE, Degrees, encoders, laid_out
-from tests.test_tensor_sequence import dealt_out
+from tests.test_tensor_sequence import sequence_parallel
 from tests.tiny_valm import tiny_batch
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trainable import Trainable, with_trainable
@@ -48,7 +48,7 @@ PLANS = {
     "context parallel": lambda: context_parallel_plan("everything", "ee"),
     "recompute": lambda: recomputed(context_parallel_plan("everything", "mp")),
     "tensor parallel": lambda: laid_out(encoders(tied=True), SHARED_WEIGHTS),
-    "divided tokens": lambda: dealt_out(laid_out(encoders(), SHARED_TOKENS)),
+    "divided tokens": lambda: sequence_parallel(laid_out(encoders(), SHARED_TOKENS)),
     "half frozen": lambda: laid_out(half_frozen(), SHARED_WEIGHTS),
     "experts": lambda: moe_plan(tp=2, cp=2, ep=4),
 }
@@ -161,7 +161,7 @@ def test_a_failing_action_names_rank_and_action():
 
 def test_a_turn_that_does_not_end_is_named():
     ended = []
-    baton = Baton(timeout_s=0.2)
+    turns = Turns(timeout_s=0.2)
 
     def dawdle(runner: Runner) -> None:
         runner.place = 7
@@ -169,11 +169,11 @@ def test_a_turn_that_does_not_end_is_named():
         ended.append(runner.rank)
 
     released = threading.Event()
-    baton.start(4, dawdle)
+    turns.start(4, dawdle)
     with pytest.raises(RankError, match=r"rank 4: its turn did not end within 0.2 s \(place 7\)"):
-        baton.give(4)
+        turns.give(4)
     released.set()
-    baton.close()
+    turns.close()
     assert ended == [4]
 
 

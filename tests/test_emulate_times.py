@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.emulation.compose import compose
 from runtime.emulation.emulate import clock_of, emulate, no_exchange_s
 from runtime.emulation.order import ranks_of
-from runtime.emulation.thread_mesh import Exchange, Post, sum_in_place
+from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, sum_in_place
 from runtime.emulation.times import Absences, OwnWork, composed_s, median_work, own_work
-from runtime.emulation.turn import Baton, Runner
+from runtime.emulation.turn import Runner, Turns
 from runtime.rank_job import Collect
 from runtime.world.clock import HostClock
 from runtime.world.device import CPU
 from sim.step.engine import simulate
 from tests.test_emulate import PLANS, SETTINGS
-from workbench.cli.emulation import compose
 from workbench.cost.profile import load_profile
 from workbench.plan.lower import lower
 from workbench.schedule.action import STEP
@@ -55,8 +55,8 @@ def test_work_for_others_ends_before_the_next_clock_starts(monkeypatch: pytest.M
         return queued
 
     monkeypatch.setattr("runtime.emulation.emulate.clock_of", lambda device: clock)
-    monkeypatch.setattr(Post, "put", slow("put", Post.put))
-    monkeypatch.setattr(Post, "take", slow("take", Post.take))
+    monkeypatch.setattr(Mailbox, "put", slow("put", Mailbox.put))
+    monkeypatch.setattr(Mailbox, "take", slow("take", Mailbox.take))
     monkeypatch.setattr("runtime.emulation.thread_mesh.sum_in_place", slow("sum", sum_in_place))
     began_s = clock.stamp()
     timings = emulate(lower(PLANS["two replicas"]()), replace(SETTINGS, collect=Collect.NOTHING)).timings
@@ -70,25 +70,25 @@ def test_work_for_others_ends_before_the_next_clock_starts(monkeypatch: pytest.M
 def test_work_queued_before_a_turn_aside_is_ones_own():
     """Three hours of own work, one for others, two of own work again: five are its own."""
     clock = QueueingClock()
-    baton = Baton(timeout_s=5.0, now_s=clock.stamp)
+    turns = Turns(timeout_s=5.0, now_s=clock.stamp)
 
     def run(runner: Runner) -> None:
         spans.append(clock.stamp())
         clock.queued_s += 3 * HOUR_S
-        with baton.aside(runner):
+        with turns.aside(runner):
             clock.queued_s += HOUR_S
         clock.queued_s += 2 * HOUR_S
-        baton.hand_back(runner)
+        turns.hand_back(runner)
         spans.append(clock.stamp())
 
     spans: list[float] = []
-    baton.start(0, run)
-    baton.give(0)
+    turns.start(0, run)
+    turns.give(0)
     clock.queued_s += 7 * HOUR_S  # of others
     clock.stamp()
-    baton.give(0)
-    baton.close()
-    own_s = Absences(baton.runners[0].away_s).own_s(*spans)
+    turns.give(0)
+    turns.close()
+    own_s = Absences(turns.runners[0].away_s).own_s(*spans)
     assert own_s == pytest.approx(5 * HOUR_S, abs=60.0)
 
 
@@ -122,8 +122,10 @@ def test_absences_do_not_count():
     assert absences.own_s(2.0, 3.0) == pytest.approx(1.0)
 
 
-def gather(start_s: float, wait_s: float) -> Exchange:
-    return Exchange(kind="all_gather", num_bytes=8, ranks=(0, 1), start_s=start_s, wait_s=(wait_s, wait_s))
+def gather(start_s: float, wait_s: float) -> CollectiveSpan:
+    return CollectiveSpan(
+        kind="all_gather", num_bytes=8, ranks=(0, 1), start_s=start_s, wait_s=(wait_s, wait_s)
+    )
 
 
 def test_own_work_counts_from_the_actions_start():
@@ -182,7 +184,7 @@ def test_the_timeline_is_that_of_the_measured_actions(name: str):
     lowered = lower(PLANS[name]())
     result = emulate(lowered, replace(SETTINGS, collect=Collect.NOTHING, repetitions=3))
     assert result.num_timed == 3
-    trace = compose(lowered, result, load_profile("A40"))
+    trace = compose(lowered, result, simulate, load_profile("A40"))
     assert trace.executor is Executor.EMULATED
     assert trace.loss == result.losses[-1]
     assert dict(trace.details)["emulated"] == "one action at a time on cpu, median of 3"

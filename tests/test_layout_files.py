@@ -8,9 +8,10 @@ import yaml
 from typer.testing import CliRunner
 
 from workbench.cli.app import app
-from workbench.cli.layout_files import PLACINGS, content_of, with_layout_file
 from workbench.job.job import load_job
+from workbench.job.notations.layout_file import content_of
 from workbench.plan.codec import read_plan
+from workbench.strategies.placings import PLACINGS, with_layout_file
 from workbench.strategies.registry import BY_NAME
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from sim.predict import iteration_s
 from sim.step.sweep import Sweep
 from workbench.cli.app import app
-from workbench.cli.predicting import time_of
 from workbench.cost.execution import Execution, load_execution, write_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -81,7 +81,7 @@ def test_one_replica_stands_for_all(tp, pp, dp, tied, optimizer):
     assert {rank: found.steps_s[rank] for rank in alone.plan.ranks} == {
         rank: pytest.approx(expected.steps_s[rank], rel=1e-12) for rank in alone.plan.ranks
     }
-    assert time_of(alone, found) == pytest.approx(
+    assert iteration_s(alone, found) == pytest.approx(
         Sweep(whole).iteration_s(expected.duration_s, expected.step_s), rel=1e-12
     )
 
@@ -93,7 +93,7 @@ def test_replicas_that_share_an_uplink_wait_for_each_other_in_full_plans_alone(t
     cost = CostModel(load_profile(llm.gpu))
     whole = lower(of_all_replicas(llm))
     alone = standing_for(lower(plan_of(llm, cost.profile)), num_replicas=dp, stride=tp)
-    all_s, one_s = time_of(whole, price(whole, cost)), time_of(alone, price(alone, cost))
+    all_s, one_s = iteration_s(whole, price(whole, cost)), iteration_s(alone, price(alone, cost))
     assert one_s <= all_s <= one_s * 1.001
 
 
@@ -110,7 +110,7 @@ def test_one_buffer_reduces_the_same_elements_in_fewer_calls():
 
 def test_replicas_cost_what_their_all_reduce_costs():
     alone, eight = row(global_batch=8), row(global_batch=64, dp=8)
-    predictor = RowPredictor(time_of)
+    predictor = RowPredictor(iteration_s)
     assert predictor.predict(eight).iteration_s > predictor.predict(alone).iteration_s
     assert predictor.predict(eight).peak_bytes == predictor.predict(alone).peak_bytes
     split = predictor.predict(replace(eight, optimizer=row(optimizer="distributed").optimizer))
@@ -154,7 +154,7 @@ def test_state_is_18_bytes_a_parameter():
 
 
 def test_more_recomputation_takes_longer_and_holds_less():
-    predictor = RowPredictor(time_of)
+    predictor = RowPredictor(iteration_s)
     found = [
         predictor.predict(row(sequence=512, attention="stored", recompute=recompute))
         for recompute in ("none", "selective", "full")
@@ -164,7 +164,7 @@ def test_more_recomputation_takes_longer_and_holds_less():
 
 
 def test_virtual_stages_shrink_the_bubble():
-    predictor = RowPredictor(time_of)
+    predictor = RowPredictor(iteration_s)
     plain, virtual = (predictor.predict(row(pp=2, virtual_stages=v, sequence=1024)) for v in (1, 2))
     assert virtual.iteration_s < plain.iteration_s
 
@@ -172,7 +172,7 @@ def test_virtual_stages_shrink_the_bubble():
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
 def test_any_cut_has_a_finite_time(tp, cp, pp, dp):
-    found = RowPredictor(time_of).predict(row(tp=tp, cp=cp, pp=pp, dp=dp))
+    found = RowPredictor(iteration_s).predict(row(tp=tp, cp=cp, pp=pp, dp=dp))
     assert 0 < found.iteration_s < 1
     assert 0 < found.peak_bytes < found.memory_bytes
     assert found.unmeasured
@@ -194,8 +194,8 @@ def test_a_default_execution_changes_nothing():
 )
 def test_every_number_of_an_execution_slows_what_it_says(field, value):
     llm = row(tp=2, hidden=512, sequence=2048, vocab=5001, vocab_multiple=1, global_batch=2)
-    plain = RowPredictor(time_of).predict(llm).iteration_s
-    slow = RowPredictor(time_of, execution=Execution(**{field: value})).predict(llm).iteration_s
+    plain = RowPredictor(iteration_s).predict(llm).iteration_s
+    slow = RowPredictor(iteration_s, execution=Execution(**{field: value})).predict(llm).iteration_s
     assert slow > plain
 
 
@@ -239,7 +239,7 @@ def test_the_command_adds_three_columns(tmp_path):
     found = list(csv.DictReader(out.read_text().splitlines()))
     assert [list(r)[-3:] for r in found] == [["predicted_s", "predicted_bytes", "unmeasured"]] * 2
     assert [r["note"] for r in found] == ["a, b", "c"]
-    expected = RowPredictor(time_of).predict(row(tp=2))
+    expected = RowPredictor(iteration_s).predict(row(tp=2))
     assert float(found[1]["predicted_s"]) == expected.iteration_s
     assert int(found[1]["predicted_bytes"]) == expected.peak_bytes
     assert found[1]["unmeasured"].split(" | ") == list(expected.unmeasured)
@@ -323,7 +323,7 @@ def test_no_cell_gives_a_traceback(cells):
         llm = read_row(SMALL | cells)
         if llm.num_gpus * llm.num_microbatches * llm.layers > 64 or llm.sequence > 64:
             return
-        found = RowPredictor(time_of).predict(llm)
+        found = RowPredictor(iteration_s).predict(llm)
     except ValueError:
         return
     assert np.isfinite(found.iteration_s)

@@ -9,7 +9,7 @@ from experiments.public import korthikanti, vtrain
 from experiments.public.fit import Free, execution_of, fitted, ready, times_s
 from experiments.public.korthikanti import MODES, continued_s, predictions, printed, rows
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
-from workbench.cli.predicting import time_of
+from sim.predict import iteration_s
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import Execution
 from workbench.cost.profile import load_profile
@@ -24,8 +24,8 @@ def test_the_fit_sees_what_the_command_predicts():
     found, _ = vtrain_rows()
     sample = [found[i] for i in np.random.default_rng(1).choice(len(found), 12, replace=False)]
     profile = with_vtrain_all_reduce(load_profile("A100-80GB"))
-    plain = RowPredictor(time_of, profile=profile)
-    said = RowPredictor(time_of, profile=profile, execution=EXECUTION)
+    plain = RowPredictor(iteration_s, profile=profile)
+    said = RowPredictor(iteration_s, profile=profile, execution=EXECUTION)
     fast = times_s(ready(sample, plain), plain, EXECUTION)
     assert fast.tolist() == [said.predict(row).iteration_s for row in sample]
 
@@ -33,7 +33,7 @@ def test_the_fit_sees_what_the_command_predicts():
 def test_a_fit_finds_the_numbers_that_made_the_times():
     found, _ = vtrain_rows()
     sample = [found[i] for i in np.random.default_rng(2).choice(len(found), 10, replace=False)]
-    predictor = RowPredictor(time_of)
+    predictor = RowPredictor(iteration_s)
     prepared = ready(sample, predictor)
     free = (Free("host_kernel_s", 3e-5, 1e-6, 1e-3), Free("matmul_rate", 1.0, 0.3, 1.5))
     true = execution_of(free, np.log([7e-5, 0.7]))
@@ -82,7 +82,7 @@ def test_iterations_go_on_by_steady_rounds(virtual):
 
     def seconds(global_batch: int) -> float:
         row = read_row({k: str(v) for k, v in (cells | {"global_batch": global_batch}).items()})
-        return RowPredictor(time_of).predict(row).iteration_s
+        return RowPredictor(iteration_s).predict(row).iteration_s
 
     assert continued_s(seconds(4), seconds(8), 8) == pytest.approx(seconds(32), rel=2e-3)
 
@@ -93,7 +93,7 @@ def test_every_printed_number_has_one_of_ours():
     keys = [number.key for number in printed()]
     assert len(keys) == len(set(keys)) == 4 * (4 + 4 + 2)
     small = replace(found["megatron-22B"], hidden=1024, ffn=4096, heads=16, kv_heads=16, layers=8)
-    each = predictions(small, RowPredictor(time_of))
+    each = predictions(small, RowPredictor(iteration_s))
     assert list(each) == list(MODES)
     assert each["seqsel"].activation_bytes < each["sel"].activation_bytes < each["none"].activation_bytes
     assert each["full"].iteration_s > each["sel"].iteration_s > each["none"].iteration_s

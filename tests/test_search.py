@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from sim.predict import predict as predicted
 from sim.step.engine import simulate
 from tests.test_strategies import CLUSTER, cost, job
-from workbench.cli.machines import cost_of
-from workbench.cli.prediction import predict as predicted
 from workbench.job.job import load_job
+from workbench.job.machines import cost_of
 from workbench.model.trainable import Trainable
 from workbench.plan.flop import model_flop
 from workbench.search.drive import Objective, search

@@ -17,7 +17,7 @@ from runtime.models.choose import adapter_of
 from runtime.parallel.tensor.cuts import Cut, cuts_of
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.parts import held_parts
-from runtime.rank_job import Collect
+from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
@@ -172,13 +172,13 @@ def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
     layouts = {"image": (1, 1, 1, 2), "audio": (1, 1, 1, 2), "llm": (1, 1, 1, 4)}
     plan = laid_out(encoders(tied=True), layouts)
     target = tmp_path / "out"
-    result = run_local(plan, export=target, collect=Collect.STATE, pool=pool)
+    result = run_local(plan, RunSettings(export=target, collect=Collect.STATE), pool=pool)
     written = tensors_of(target)
     for state in result.states:
         parts = held_parts(plan, state.rank)
         for key, weight in state.weights.items():
             assert torch.equal(weight, parts.get(key, torch.clone)(written[key])), key
-    again = run_local(plan, weights=target, pool=pool)
+    again = run_local(plan, RunSettings(weights=target), pool=pool)
     assert again.losses[0] < result.losses[0]
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
 
-from experiments.printed import printed_rows
-from experiments.printed_pipeline import StageTimes
+from experiments.harness.printed import printed_rows
+from experiments.harness.printed_pipeline import StageTimes
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Orchestration, Task, Unit

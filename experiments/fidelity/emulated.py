@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.emulation.compose import compose
 from runtime.emulation.emulate import emulate
 from runtime.launch import Progress
 from runtime.rank_job import RunSettings
 from runtime.world.device import kind_of_device
 from sim.step.engine import simulate
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
-from workbench.cli.emulation import compose
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
 from workbench.job.matching import check_profile
@@ -122,8 +122,8 @@ def execute_emulated(
     settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=timeout_s)
     emulation = emulate(lowered, settings, device=device, progress=progress)
     return Execution(
-        trace=compose(lowered, emulation, profile),
-        steps=tuple(compose(lowered, emulation.of_step(index), profile) for index in range(steps)),
+        trace=compose(lowered, emulation, simulate, profile),
+        steps=tuple(compose(lowered, emulation.of_step(index), simulate, profile) for index in range(steps)),
         losses=emulation.losses,
     )
 

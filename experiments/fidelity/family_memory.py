@@ -8,7 +8,6 @@ Differs: fresh weights route tokens less evenly than assumed; errors beyond the 
 Run:     python -m experiments.fidelity.family_memory [--only NAME] [--json]
 """
 
-import argparse
 import json
 import sys
 import time
@@ -17,6 +16,7 @@ from dataclasses import asdict, replace
 
 from experiments.fidelity.memory import Row, measure, summarise
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
+from experiments.harness.command import command_line
 from runtime.world.pool import Pool
 from workbench.data.sample import Sample, Segment
 from workbench.model.experts import num_experts
@@ -202,9 +202,8 @@ def run(only: str, pool: Pool) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="", help="plans whose name contains this")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     started_s = time.perf_counter()
     with Pool(NUM_RANKS) as pool:

@@ -9,10 +9,11 @@ get in each other's way.
 from dataclasses import replace
 
 from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of
+from runtime.emulation.compose import compose
 from runtime.emulation.emulate import Emulation, emulate
 from runtime.rank_job import RunSettings
 from runtime.world.pool import Place, Pool
-from workbench.cli.emulation import compose
+from sim.step.engine import simulate
 from workbench.cost.hardware import Cluster
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -91,7 +92,7 @@ def emulate_on(pool: Pool, plan: Plan, settings: RunSettings, *, num_processes: 
     lowered, _ = accept(plan)
     limit_s = PATIENCE * settings.timeout_s
     found: list[Emulation] = pool.run(_emulated, num_processes, plan, settings, timeout_s=limit_s)
-    return tuple(compose(lowered, emulation) for emulation in found)
+    return tuple(compose(lowered, emulation, simulate) for emulation in found)
 
 
 def _emulated(place: Place, plan: Plan, settings: RunSettings) -> Emulation:

@@ -21,6 +21,7 @@ import runtime.parallel.context.group
 import runtime.parallel.tensor.group
 import runtime.world.mesh
 from runtime.world.clock import Channel
+from runtime.world.streams import Event
 
 LOOK_EVERY_S = 0.002
 ENOUGH_S = 3600.0  # no rank of a case lives that long
@@ -87,7 +88,7 @@ class Queued:
 
     def get_future(self) -> "Future[None]":
         """Done at once, as NCCL's: whoever reads the data then reads what is not there yet."""
-        future: Future[None] = Future()  # type: ignore[no-untyped-call]
+        future: Future[None] = Future()
         if Manner.EARLY_FUTURES not in self._device.manners:
             self.wait()
         future.set_result(None)
@@ -137,7 +138,7 @@ class QueuingDevice:
         return Moment([] if self.lane is None else self.lane)
 
     @contextmanager
-    def beside(self, channel: Channel, since: object) -> Iterator[None]:
+    def side_stream(self, channel: Channel, since: object) -> Iterator[None]:
         del since  # the computation is never behind the host
         before = self.lane
         self._current.lane = self._lanes.setdefault(channel, [])
@@ -146,10 +147,12 @@ class QueuingDevice:
         finally:
             self._current.lane = before
 
-    def use(self, tensor: Tensor, channel: Channel | None) -> None:
+    def record_stream(self, tensor: Tensor, channel: Channel | None) -> None:
         """Memory is gloo's affair here."""
 
-    def seconds_between(self, first: Moment, last: Moment) -> float:
+    def seconds_between(self, first: Event, last: Event) -> float:
+        assert isinstance(first, Moment)
+        assert isinstance(last, Moment)
         return last.time_s - first.time_s
 
     def synchronize(self) -> None:

@@ -15,9 +15,10 @@ Run:     python -m experiments.public.korthikanti [--json]
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from experiments.paper import Claim, Outcome, PaperNumber, Provenance, command, judge
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
 from experiments.public.reference import read
-from workbench.cli.predicting import time_of
+from sim.predict import iteration_s
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow, Recomputed, YesNo
 from workbench.llm_table.predict import RowPredictor
@@ -28,7 +29,6 @@ from workbench.plan.lowered import Lowered
 from workbench.timing.price import price
 from workbench.units import GIB
 
-SCRIPT = "public/korthikanti"
 BYTES_TOLERANCE, SECONDS_TOLERANCE = 0.05, 0.10
 HIDDEN, HEADS, LAYERS = 0, 1, 2
 SHAPES = {
@@ -56,9 +56,10 @@ class Found:
     held_bytes: int
 
 
-def run() -> Outcome:
+@script(profile="A100-80GB")
+def run() -> Parts:
     """Predict every printed row."""
-    predictor = RowPredictor(time_of)
+    predictor = RowPredictor(iteration_s)
     ours: dict[str, float] = {}
     for model, row in rows().items():
         found = predictions(row, predictor)
@@ -71,23 +72,17 @@ def run() -> Outcome:
         "seconds/mean_abs_error": sum(map(abs, time_errors)) / len(time_errors),
         "bytes/mean_abs_error": sum(map(abs, byte_errors)) / len(byte_errors),
     }
-    return judge(
-        SCRIPT,
-        numbers,
-        ours | summary,
-        (
-            Claim("selective beats full recomputation in every model", _selective_wins(ours)),
-            Claim(
-                f"mean error of seconds <= {SECONDS_TOLERANCE:.0%}",
-                summary["seconds/mean_abs_error"] <= SECONDS_TOLERANCE,
-            ),
-        ),
-        notes=(
-            f"mean absolute error: seconds {summary['seconds/mean_abs_error']:.1%}, "
-            f"bytes {summary['bytes/mean_abs_error']:.1%}; nothing fitted",
-        ),
-        provenance=Provenance(profile="A100-80GB"),
+    evidence = Evidence(paper=numbers, ours=ours | summary)
+    evidence.claim("selective beats full recomputation in every model", _selective_wins(ours))
+    evidence.claim(
+        f"mean error of seconds <= {SECONDS_TOLERANCE:.0%}",
+        summary["seconds/mean_abs_error"] <= SECONDS_TOLERANCE,
     )
+    evidence.notes.append(
+        f"mean absolute error: seconds {summary['seconds/mean_abs_error']:.1%}, "
+        f"bytes {summary['bytes/mean_abs_error']:.1%}; nothing fitted"
+    )
+    return [evidence]
 
 
 def rows() -> dict[str, LlmRow]:
@@ -146,7 +141,7 @@ def predictions(row: LlmRow, predictor: RowPredictor) -> dict[str, Found]:
         each = replace(row, recompute=recompute, sequence_parallel=sequence_parallel)
         plans = [_set(lowered, each) for lowered in (short, long)]
         cost = predictor.cost(each)
-        seconds = [time_of(lowered, price(lowered, cost)) for lowered in plans]
+        seconds = [iteration_s(lowered, price(lowered, cost)) for lowered in plans]
         found[mode] = Found(
             continued_s(seconds[0], seconds[1], row.num_microbatches / row.pp),
             activation_bytes(plans[1])[0],
@@ -189,9 +184,5 @@ def _selective_wins(ours: Mapping[str, float]) -> bool:
     )
 
 
-def main() -> int:
-    return command(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -2,7 +2,7 @@
 
 Every rank is a thread with the executor, stage modules, feed and optimizer that it has in a
 distributed run; only what ranks say to each other stays in memory (`shared_mesh`), and only one of
-them runs at a time (`baton`), in an order that the plan's dependencies allow (`emulate_order`).
+them runs at a time (`turns`), in an order that the plan's dependencies allow (`emulate_order`).
 Losses, gradients and weights are those of the distributed run: to the last bit where no sum is
 over more than two ranks, else to the rounding of sums in another order.
 
@@ -25,11 +25,11 @@ from torch import Tensor
 
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.emulation.memory import check_fits
-from runtime.emulation.order import legal_order, ranks_of
-from runtime.emulation.thread_groups import SharedGroups
-from runtime.emulation.thread_mesh import Exchange, Post, SharedMesh
+from runtime.emulation.order import legal_order
+from runtime.emulation.thread_groups import ThreadGroups
+from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, ThreadMesh
 from runtime.emulation.times import Absences, OwnWork, Timings, median_timings, own_work
-from runtime.emulation.turn import Baton, Runner
+from runtime.emulation.turn import Runner, Turns
 from runtime.launch import Progress, StepLosses
 from runtime.models.weights import exporting
 from runtime.parallel.expert.group import ExpertGroup
@@ -111,7 +111,7 @@ def emulate(
         raise ValueError("emulation repeats one batch, as its medians are of equal steps; got following ones")
     if shard_units(lowered.plan):
         raise ValueError(
-            "emulation stores a frozen weight once for all ranks, so weights are not shared out; want "
+            "emulation stores a frozen weight once for all ranks, so weights are not sharded; want "
             "sharding none or optimizer, or a run with a process for each rank"
         )
     if settings.collect is Collect.MEMORY and len(lowered.plan.ranks) > 1:
@@ -154,11 +154,11 @@ class _Ranks:
         self._source, self._build, self.device = source, build, device
         self._frozen: dict[tuple[str, str, tuple[tuple[int, int], ...]], Tensor] = {}
         self._clock = clock_of(device)
-        self._baton = Baton(settings.timeout_s, self._clock.stamp)
-        self._post = Post(self._baton)
+        self._turns = Turns(settings.timeout_s, self._clock.stamp)
+        self._mailbox = Mailbox(self._turns)
         self._reports: dict[int, RankReport] = {}
         self._heard: StepLosses | None = None
-        self.meshes: dict[int, SharedMesh] = {}
+        self.meshes: dict[int, ThreadMesh] = {}
 
     def run(self, order: tuple[Action, ...], progress: Progress | None) -> list[RankReport]:
         """All steps of all repetitions."""
@@ -169,27 +169,27 @@ class _Ranks:
         gc.freeze()  # every rank collects before every step; what was there before is not looked at again
         try:
             for rank in ranks:
-                self._baton.start(rank, self._live)
+                self._turns.start(rank, self._live)
             for _ in range(num_steps):
                 self._step(order)
-            self._baton.bring(ranks, lambda runner: runner.has_ended)
+            self._turns.bring(ranks, lambda runner: runner.has_ended)
         finally:
-            self._baton.close()
+            self._turns.close()
             gc.unfreeze()
             (gc.enable if was_enabled else gc.disable)()
         return [self._reports[rank] for rank in ranks]
 
     def runner(self, rank: int) -> Runner:
-        return self._baton.runners[rank]
+        return self._turns.runners[rank]
 
     def _step(self, order: tuple[Action, ...]) -> None:
         """Bring all ranks to their first action, then each action to its end."""
         program = self._lowered.plan.program
-        self._baton.bring(self._lowered.plan.ranks, lambda runner: runner.place == 0)
+        self._turns.bring(self._lowered.plan.ranks, lambda runner: runner.place == 0)
         for action in order:
-            place = {rank: program[rank].index(action) for rank in ranks_of(self._lowered, action)}
+            place = {rank: program[rank].index(action) for rank in self._lowered.plan.ranks_of(action)}
             assert all(self.runner(rank).place == at for rank, at in place.items()), action
-            self._baton.bring(tuple(place), partial(_has_left, place))
+            self._turns.bring(tuple(place), partial(_has_left, place))
 
     def _live(self, runner: Runner) -> None:
         """A rank's thread."""
@@ -197,12 +197,12 @@ class _Ranks:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         ranks = self._lowered.plan.ranks
-        mesh = SharedMesh(
+        mesh = ThreadMesh(
             rank=runner.rank,
             ranks=ranks,
             device=self.device,
             clock=self._clock,
-            post=self._post,
+            mailbox=self._mailbox,
             runner=runner,
         )
         self.meshes[runner.rank] = mesh
@@ -210,7 +210,7 @@ class _Ranks:
 
         def report(position: int) -> None:
             runner.place = position
-            self._baton.hand_back(runner)
+            self._turns.hand_back(runner)
             gc.disable()  # a rank whose step is over has turned it on
 
         def tell(news: object) -> None:
@@ -218,7 +218,7 @@ class _Ranks:
                 assert isinstance(news, float)
                 self._heard(process, news)
 
-        # The collectives inside a backward hand the baton on: it must stay on this thread.
+        # The collectives inside a backward hand the turn on: it must stay on this thread.
         with torch.autograd.set_multithreading_enabled(False):
             self._reports[runner.rank] = run_steps(
                 Place(process, len(ranks), report, tell),
@@ -227,7 +227,7 @@ class _Ranks:
                 self._settings,
                 self._source,
                 self._build_stage,
-                SharedGroups(),
+                ThreadGroups(),
             )
         runner.place = -1
 
@@ -265,7 +265,7 @@ def _part_of(
     module: StageModule, name: str, tensor: TensorGroup | None, experts: ExpertGroup | None
 ) -> Iterator[tuple[int, int]]:
     """(Member, of how many) for every way in which a weight is a part; none where it is whole."""
-    for group, cuts in ((tensor, module.cuts), (experts, module.dealt)):
+    for group, cuts in ((tensor, module.cuts), (experts, module.expert_cuts)):
         if group is not None and name in cuts:
             yield group.member, group.size
 
@@ -308,7 +308,7 @@ def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport])
     )
 
 
-def no_exchange_s(exchange: Exchange) -> float:
+def no_exchange_s(exchange: CollectiveSpan) -> float:
     """Collectives inside an action as if links were infinitely fast."""
     del exchange
     return 0.0

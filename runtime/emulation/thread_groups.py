@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.emulation.thread_mesh import (
-    Attendance,
+    Arrival,
+    CollectiveSpan,
     Combine,
-    Exchange,
     Kind,
     Payload,
-    SharedMesh,
+    ThreadMesh,
     gather,
     scatter,
     sum_in_place,
@@ -27,7 +27,7 @@ from runtime.world.mesh import Mesh
 from workbench.plan.plan import Stage
 
 
-class SharedGroups:
+class ThreadGroups:
     """Finds them; see `runtime.parallel.stage_groups`."""
 
     def context(self, mesh: Mesh, stage: Stage) -> ContextGroup | None:
@@ -35,25 +35,27 @@ class SharedGroups:
         if stage.cp == 1:
             return None
         place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
-        return SharedContext(tuple(sorted(row[place] for row in stage.ranks)), mesh.rank, None, _shared(mesh))
+        return ThreadContextGroup(
+            tuple(sorted(row[place] for row in stage.ranks)), mesh.rank, None, _shared(mesh)
+        )
 
     def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:
         """The ranks that share its weights; None where this one has whole ones."""
         if stage.tp == 1:
             return None
         ranks = next(row for row in stage.ranks if mesh.rank in row)
-        return SharedTensor(ranks, mesh.rank, None, _shared(mesh))
+        return ThreadTensorGroup(ranks, mesh.rank, None, _shared(mesh))
 
     def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-        """The ranks that deal out its experts; None where this one has all."""
+        """The ranks that distribute its experts; None where this one has all."""
         if stage.ep == 1:
             return None
         ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
-        return SharedExperts(ranks, mesh.rank, None, _shared(mesh))
+        return ThreadExpertGroup(ranks, mesh.rank, None, _shared(mesh))
 
 
-def _shared(mesh: Mesh) -> SharedMesh:
-    assert isinstance(mesh, SharedMesh), "made by an emulation"
+def _shared(mesh: Mesh) -> ThreadMesh:
+    assert isinstance(mesh, ThreadMesh), "made by an emulation"
     return mesh
 
 
@@ -66,7 +68,7 @@ class _Collectives:
     __slots__ = ()
     ranks: tuple[int, ...]
     rank: int
-    mesh: SharedMesh
+    mesh: ThreadMesh
 
     def gather(self, gathered: Tensor, own: Tensor) -> Pending:
         return self._start(Kind.GATHER, (gathered, own), gathered.nbytes, partial(gather, self._order))
@@ -95,10 +97,10 @@ class _Collectives:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedContext(_Collectives, ContextGroup):
+class ThreadContextGroup(_Collectives, ContextGroup):
     """A context-parallel group of threads."""
 
-    mesh: SharedMesh
+    mesh: ThreadMesh
 
     def pass_on(self, received: Tensor, sent: Tensor) -> tuple[Pending, Pending]:
         order = self._order
@@ -112,10 +114,10 @@ class SharedContext(_Collectives, ContextGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class SharedTensor(_Collectives, TensorGroup):
+class ThreadTensorGroup(_Collectives, TensorGroup):
     """A tensor-parallel group of threads."""
 
-    mesh: SharedMesh
+    mesh: ThreadMesh
 
     def collect(self, own: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         parts: list[Tensor] = []
@@ -137,12 +139,12 @@ class SharedTensor(_Collectives, TensorGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class SharedExperts(_Collectives, ExpertGroup):
+class ThreadExpertGroup(_Collectives, ExpertGroup):
     """An expert-parallel group of threads."""
 
-    mesh: SharedMesh
+    mesh: ThreadMesh
 
-    collect = SharedTensor.collect
+    collect = ThreadTensorGroup.collect
 
 
 def _largest_in_place(parts: Mapping[int, Tensor]) -> None:
@@ -156,7 +158,7 @@ class _Watched:
 
     def __init__(
         self,
-        mesh: SharedMesh,
+        mesh: ThreadMesh,
         channel: str,
         note: tuple[str, int, tuple[int, ...]],
         part: Payload,
@@ -165,18 +167,18 @@ class _Watched:
         self._mesh, self._note = mesh, note
         self._start_s = mesh.clock.stamp()
         kind, _, ranks = note
-        meeting = mesh.post.join(channel, kind, ranks, mesh.rank, part, combine)
-        self._attendance = Attendance(mesh.post, mesh.runner, meeting)
+        collective = mesh.mailbox.join(channel, kind, ranks, mesh.rank, part, combine)
+        self._arrival = Arrival(mesh.mailbox, mesh.runner, collective)
         self._is_noted = False
 
     def wait(self, timeout: object = None) -> bool:
         began_s = self._mesh.clock.stamp()
-        self._attendance.wait(timeout)
+        self._arrival.wait(timeout)
         if not self._is_noted:
             kind, num_bytes, ranks = self._note
             self._is_noted = True
             self._mesh.exchanges.append(
-                Exchange(
+                CollectiveSpan(
                     kind=kind,
                     num_bytes=num_bytes,
                     ranks=ranks,

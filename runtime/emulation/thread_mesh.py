@@ -10,17 +10,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from runtime.emulation.turn import Baton, Runner
+from runtime.emulation.turn import Runner, Turns
 from runtime.world.failure import RankError
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Transfer
 
-Payload = Any  # what one rank brings to a meeting
+Payload = Any  # what one rank brings to a collective
 Combine = Callable[[Mapping[int, Payload]], None]
 
 
 class Kind:
-    """Names of meetings, as they stand in messages and in the log of exchanges."""
+    """Names of collectives, as they stand in messages and in the log of exchanges."""
 
     ALIGN = "the start of a step"
     GRADIENTS = "a gradient sum"
@@ -35,7 +35,7 @@ class Kind:
 
 
 @dataclass(slots=True)
-class Meeting:
+class Rendezvous:
     """A collective: done when all ranks have brought their part."""
 
     kind: str
@@ -51,7 +51,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class CollectiveSpan:
     """A collective inside an action, as one rank saw it.
 
     Args:
@@ -69,13 +69,13 @@ class Exchange:
     wait_s: tuple[float, float]
 
 
-class Post:
-    """What all ranks of one process share: messages under way and meetings."""
+class Mailbox:
+    """What all ranks of one process share: messages under way and collectives."""
 
-    def __init__(self, baton: Baton) -> None:
-        self.baton = baton
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
         self._sent: dict[tuple[int, int], Tensor] = {}
-        self._meetings: dict[tuple[tuple[int, ...], str, int], Meeting] = {}
+        self._rendezvous: dict[tuple[tuple[int, ...], str, int], Rendezvous] = {}
         self._num_met: dict[tuple[int, tuple[int, ...], str], int] = {}
 
     def put(self, row: int, rank: int, packed: Tensor) -> None:
@@ -93,42 +93,42 @@ class Post:
 
     def join(
         self, channel: str, kind: str, ranks: tuple[int, ...], rank: int, part: Payload, combine: Combine
-    ) -> Meeting:
-        """Bring a part to the next meeting of these ranks on a channel; the last one combines.
+    ) -> Rendezvous:
+        """Bring a part to the next collective of these ranks on a channel; the last one combines.
 
         Raises:
-            RankError: another rank is at a meeting of another kind.
+            RankError: another rank is at a collective of another kind.
         """
         number = self._num_met.get((rank, ranks, channel), 0)
         self._num_met[rank, ranks, channel] = number + 1
         key = (ranks, channel, number)
-        meeting = self._meetings.setdefault(key, Meeting(kind, ranks, combine))
-        if meeting.kind != kind:
-            there = sorted(meeting.parts)
-            raise RankError(f"rank {rank} comes to {kind}, but ranks {there} are at {meeting.kind}")
-        meeting.parts[rank] = part
-        if len(meeting.parts) == len(ranks):
-            with self.baton.aside(self.baton.runners[rank]):
-                meeting.combine(meeting.parts)
-                del self._meetings[key]
-                meeting.is_done = True
-                for future in meeting.futures:
+        rendezvous = self._rendezvous.setdefault(key, Rendezvous(kind, ranks, combine))
+        if rendezvous.kind != kind:
+            there = sorted(rendezvous.parts)
+            raise RankError(f"rank {rank} comes to {kind}, but ranks {there} are at {rendezvous.kind}")
+        rendezvous.parts[rank] = part
+        if len(rendezvous.parts) == len(ranks):
+            with self.turns.aside(self.turns.runners[rank]):
+                rendezvous.combine(rendezvous.parts)
+                del self._rendezvous[key]
+                rendezvous.is_done = True
+                for future in rendezvous.futures:
                     future.set_result(None)
-        return meeting
+        return rendezvous
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
     """A row's arrival, as a work and as an event."""
 
-    post: Post
+    mailbox: Mailbox
     runner: Runner
     row: Transfer
     buffer: Tensor
 
     @property
     def is_done(self) -> bool:
-        return self.post.is_there(self.row.row, self.runner.rank)
+        return self.mailbox.is_there(self.row.row, self.runner.rank)
 
     def describe(self) -> str:
         return f"row {self.row.row} ({self.row.edge}, {self.row.producer} to {self.row.consumer})"
@@ -136,9 +136,9 @@ class _Delivery:
     def wait(self, timeout: object = None) -> bool:
         del timeout
         while not self.is_done:
-            self.post.baton.hand_back(self.runner, self)
-        with self.post.baton.aside(self.runner):
-            self.post.take(self.row.row, self.runner.rank, self.buffer)
+            self.mailbox.turns.hand_back(self.runner, self)
+        with self.mailbox.turns.aside(self.runner):
+            self.mailbox.take(self.row.row, self.runner.rank, self.buffer)
         return True
 
 
@@ -151,68 +151,70 @@ class _Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Attendance:
-    """A meeting as one rank's work."""
+class Arrival:
+    """A collective as one rank's work."""
 
-    post: Post
+    mailbox: Mailbox
     runner: Runner
-    meeting: Meeting
+    rendezvous: Rendezvous
 
     def wait(self, timeout: object = None) -> bool:
         del timeout
-        while not self.meeting.is_done:
-            self.post.baton.hand_back(self.runner, self.meeting)
+        while not self.rendezvous.is_done:
+            self.mailbox.turns.hand_back(self.runner, self.rendezvous)
         return True
 
     def get_future(self) -> Future[None]:
-        future: Future[None] = Future()  # type: ignore[no-untyped-call]
-        if self.meeting.is_done:
+        future: Future[None] = Future()
+        if self.rendezvous.is_done:
             future.set_result(None)
         else:
-            self.meeting.futures.append(future)
+            self.rendezvous.futures.append(future)
         return future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedMesh(Mesh):
+class ThreadMesh(Mesh):
     """One rank of a process that holds them all.
 
     Args:
-        post: shared by all ranks.
+        mailbox: shared by all ranks.
         runner: this rank's thread.
         exchanges: grows by every collective inside an action.
     """
 
-    post: Post
+    mailbox: Mailbox
     runner: Runner
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[CollectiveSpan] = field(default_factory=list)
 
     def send(self, row: Transfer, rank: int, packed: Tensor) -> dist.Work:
-        with self.post.baton.aside(self.runner):
-            self.post.put(row.row, rank, packed)
+        with self.mailbox.turns.aside(self.runner):
+            self.mailbox.put(row.row, rank, packed)
         return cast(dist.Work, _Gone())
 
     def receive(self, row: Transfer, buffer: Tensor) -> dist.Work:
-        return cast(dist.Work, _Delivery(self.post, self.runner, row, buffer))
+        return cast(dist.Work, _Delivery(self.mailbox, self.runner, row, buffer))
 
-    def start_sum(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        meeting = self.post.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, sum_in_place)
-        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
+    def start_all_reduce(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        rendezvous = self.mailbox.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, sum_in_place)
+        return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
-    def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        meeting = self.post.join(
+    def start_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        rendezvous = self.mailbox.join(
             "gradients", Kind.PARTS, ranks, self.rank, (part, whole), partial(scatter, ranks)
         )
-        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
+        return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
-    def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+    def start_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         given = (whole, part.clone())
-        meeting = self.post.join("weights", Kind.WEIGHTS, ranks, self.rank, given, partial(gather, ranks))
-        return cast(dist.Work, Attendance(self.post, self.runner, meeting))
+        rendezvous = self.mailbox.join(
+            "weights", Kind.WEIGHTS, ranks, self.rank, given, partial(gather, ranks)
+        )
+        return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
     def sum_over_all(self, total: Tensor) -> None:
-        meeting = self.post.join("world", Kind.NORM, self.ranks, self.rank, total, sum_in_place)
-        Attendance(self.post, self.runner, meeting).wait()
+        rendezvous = self.mailbox.join("world", Kind.NORM, self.ranks, self.rank, total, sum_in_place)
+        Arrival(self.mailbox, self.runner, rendezvous).wait()
 
     @property
     def orders_rows(self) -> bool:
@@ -221,8 +223,8 @@ class SharedMesh(Mesh):
     def align(self, what: str) -> None:
         del what
         self.runner.place = -1
-        meeting = self.post.join("world", Kind.ALIGN, self.ranks, self.rank, None, lambda parts: None)
-        Attendance(self.post, self.runner, meeting).wait()
+        rendezvous = self.mailbox.join("world", Kind.ALIGN, self.ranks, self.rank, None, lambda parts: None)
+        Arrival(self.mailbox, self.runner, rendezvous).wait()
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -5,10 +5,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from runtime.emulation.thread_mesh import Exchange
+from runtime.emulation.thread_mesh import CollectiveSpan
 from workbench.schedule.action import STEP, Action
 
-ExchangeSeconds = Callable[[Exchange], float]
+ExchangeSeconds = Callable[[CollectiveSpan], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class OwnWork:
     """
 
     own_s: float
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[CollectiveSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,11 @@ class Absences:
 
 
 def own_work(
-    start_s: float, end_s: float, absences: Absences, exchanges: Sequence[Exchange], starts_s: Sequence[float]
+    start_s: float,
+    end_s: float,
+    absences: Absences,
+    exchanges: Sequence[CollectiveSpan],
+    starts_s: Sequence[float],
 ) -> OwnWork:
     """An action's span as own time; `starts_s` are those of the exchanges, ascending."""
     inside = exchanges[bisect_left(starts_s, start_s) : bisect_right(starts_s, end_s)]
@@ -129,7 +133,7 @@ def composed_s(works: Mapping[int, OwnWork], exchange_s: ExchangeSeconds) -> flo
     return max(delays_s[rank][-1][1] + work.own_s for rank, work in works.items())
 
 
-def _meetings(works: Mapping[int, OwnWork]) -> Iterator[dict[int, Exchange]]:
+def _meetings(works: Mapping[int, OwnWork]) -> Iterator[dict[int, CollectiveSpan]]:
     """Collectives by rank, each when it is next on all ranks of its group; groups may differ in number.
 
     Raises:

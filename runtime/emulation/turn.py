@@ -1,4 +1,4 @@
-"""Threads of which one runs at a time: whoever holds the baton."""
+"""Threads of which one runs at a time: whoever has the turn."""
 
 import threading
 import time
@@ -24,16 +24,16 @@ class Event(Protocol):
 
 
 class Ended(BaseException):
-    """The conductor has ended; unwinds a runner's thread."""
+    """The scheduler has ended; unwinds a runner's thread."""
 
 
 @dataclass(slots=True)
 class Runner:
-    """One thread, as its conductor sees it.
+    """One thread, as its scheduler sees it.
 
     Args:
         rank: its name.
-        place: where it stands, in whatever the conductor counts.
+        place: where it stands, in whatever the scheduler counts.
         waits_for: what it needs before it can go on; None: only its turn.
         away_s: (from, until) of every time in which it did not run for itself.
         has_ended: its function returned or raised; `error` is what it raised.
@@ -53,11 +53,11 @@ class Runner:
         return not self.has_ended and (self.waits_for is None or self.waits_for.is_done)
 
 
-class Baton:
+class Turns:
     """Starts runners, gives one at a time its turn, and ends them all.
 
-    A runner that is given its turn runs until it hands the baton back, which it does where the
-    conductor wants to decide who is next, and where it waits for another runner.
+    A runner that is given its turn runs until it gives its turn back, which it does where the
+    scheduler wants to decide who is next, and where it waits for another runner.
 
     Args:
         timeout_s: of one turn.
@@ -80,7 +80,7 @@ class Baton:
         thread.start()
 
     def give(self, rank: int) -> None:
-        """Let a runner have its turn; returns when it hands the baton back or ends.
+        """Let a runner have its turn; returns when it gives its turn back or ends.
 
         Raises:
             RankError: it did neither in time; and whatever it raised itself.

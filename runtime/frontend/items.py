@@ -112,7 +112,8 @@ def _cut_images(
     wanted = sum(rows * columns for _, rows, columns in thw)
     if len(patches_PD) != wanted:
         raise ValueError(f"encoder {name!r}: {GRIDS} counts {wanted} patches, {PIXELS} has {len(patches_PD)}")
-    config, images = adapter.config, []
+    config: Any = adapter.config
+    images: list[Tensor] = []
     cut = patches_PD.split([rows * columns for _, rows, columns in thw])
     for own_PD, (_, rows, columns) in zip(cut, thw, strict=True):
         try:
@@ -124,8 +125,8 @@ def _cut_images(
         images.append(image)
     if isinstance(grids, Tensor):
         tokens = [rows * columns // adapter.merge**2 for _, rows, columns in thw]
-        return _dealt(images, _counts(tokens, places, name))
-    return _dealt(images, [0 if entry is None else len(torch.as_tensor(entry)) for entry in grids])
+        return _per_sample(images, _counts(tokens, places, name))
+    return _per_sample(images, [0 if entry is None else len(torch.as_tensor(entry)) for entry in grids])
 
 
 def _joined(pixels: Any, name: str) -> Tensor:
@@ -164,7 +165,7 @@ def _counts(tokens: Sequence[int], places: Sequence[int | None], name: str) -> l
     return found
 
 
-def _dealt(images: list[Tensor], counts: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def _per_sample(images: list[Tensor], counts: Sequence[int]) -> list[tuple[Tensor, ...]]:
     rest = iter(images)
     return [tuple(next(rest) for _ in range(count)) for count in counts]
 

@@ -55,7 +55,7 @@ class Executor:
         progress: called with the position in the program before each action.
         on_gradients: called in STEP when gradients are whole and not yet clipped.
         memory: counts what this rank holds; None: memory is not watched.
-        sharded: stages whose weights are shared out, which `gradients` know too; None: there are none.
+        sharded: stages whose weights are sharded, which `gradients` know too; None: there are none.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Executor:
         with torch.set_grad_enabled(backward is not None):
             output, left = self._run(stage, key, leaves)
         if self._is_loss(stage) and _sharers(stage, self.rank)[0] == self.rank:
-            self._recorder.lose(output.detach(), self._loss_scale)
+            self._recorder.add_loss(output.detach(), self._loss_scale)
         self._give(action, output.detach(), left)
         if backward is not None:
             self._kept[key] = _Kept(leaves, output, left)
@@ -263,7 +263,7 @@ class Executor:
             self._end(action, start)
         else:
             copied = self._offload.leave(_id(action), self._adamw)
-            self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.ended(copied))
+            self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.stamp_of(copied))
             self._sample_memory()
 
     def _come_back(self, action: Action, arrived: Arrived, start: Stamp) -> None:

@@ -52,9 +52,9 @@ class Recorder:
         """When the receiver had the row; on a CPU when it saw it, at the latest when it needed it."""
         self._arrived[row] = time
 
-    def lose(self, loss: Tensor, scale: float) -> None:
+    def add_loss(self, loss: Tensor, scale: float) -> None:
         """A microbatch's loss sum, read when somebody asks for the step's."""
-        self._losses.append((self.clock.number(loss), scale))
+        self._losses.append((self.clock.scalar(loss), scale))
 
     @property
     def loss_sum(self) -> float:

@@ -166,7 +166,7 @@ class Wires:
             awaited = Awaited(f"rank {self._mesh.rank}: {describe(row)} to rank {rank}", (rank,))
             channel = Channel(Traffic.SEND, (row.route, self._mesh.rank, rank))
             if self._clock.follow(work, channel, awaited, partial(self._recorder.delivered, row.row)):
-                self._clock.lend(packed_TD, channel)
+                self._clock.record_stream(packed_TD, channel)
             else:
                 self._porter.carry(row, work, packed_TD, awaited)
 
@@ -184,12 +184,12 @@ class Wires:
     def _receive(self, row: Transfer, since: Stamp) -> None:
         del self._unposted[row.row]
         channel = Channel(Traffic.RECEIVE, (row.route, row.source_rank, self._mesh.rank))
-        with self._clock.beside(channel, since):
+        with self._clock.side_stream(channel, since):
             buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
             work = self._mesh.receive(row, buffer_TD)
         if work is None:
             raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
-        self._clock.adopt(buffer_TD)
+        self._clock.record_stream(buffer_TD)
         what = f"rank {self._mesh.rank}: {describe(row)} from rank {row.source_rank}"
         awaited = Awaited(what, (row.source_rank,))
         note = partial(self._recorder.arrived, row.row)

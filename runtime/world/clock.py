@@ -86,12 +86,8 @@ class Clock(Protocol):
         """A stamp on the machine's monotonic clock, once the step is settled."""
         ...
 
-    def beside(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
+    def side_stream(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
         """What is started inside waits for nothing that was computed after `since`."""
-        ...
-
-    def adopt(self, tensor: Tensor) -> None:
-        """A tensor made `beside` is used by the computation from now on."""
         ...
 
     def follow(
@@ -100,8 +96,8 @@ class Clock(Protocol):
         """Note when a work ends; False where nobody can tell but who waits for it."""
         ...
 
-    def lend(self, tensor: Tensor, channel: Channel) -> None:
-        """A channel reads a tensor of the computation, whose memory stays until what it carries has ended."""
+    def record_stream(self, tensor: Tensor, channel: Channel | None = None) -> None:
+        """A channel (None: the computation) uses a tensor of another stream: its memory stays until then."""
         ...
 
     def wait(self, work: dist.Work, awaited: Awaited) -> None:
@@ -112,11 +108,11 @@ class Clock(Protocol):
         """
         ...
 
-    def ended(self, event: object) -> Stamp:
+    def stamp_of(self, event: object) -> Stamp:
         """The stamp of what somebody queued in a stream of his own; `event` is there on GPUs."""
         ...
 
-    def number(self, tensor: Tensor) -> Tensor | float:
+    def scalar(self, tensor: Tensor) -> Tensor | float:
         """What a tensor of one element holds, where reading it makes nobody wait; else the tensor."""
         ...
 
@@ -158,12 +154,9 @@ class HostClock:
     def seconds(self, stamp: Stamp) -> float:
         return float(stamp)
 
-    def beside(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
+    def side_stream(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
         del channel, since
         return nullcontext()
-
-    def adopt(self, tensor: Tensor) -> None:
-        """Nothing to do: there is one order of all work."""
 
     def follow(
         self, work: dist.Work, channel: Channel, awaited: Awaited, note: Callable[[Stamp], None]
@@ -175,8 +168,8 @@ class HostClock:
         work.get_future().add_done_callback(lambda _: note(self.stamp()))
         return True
 
-    def lend(self, tensor: Tensor, channel: Channel) -> None:
-        """Nothing to do: whoever waits for the send holds the tensor."""
+    def record_stream(self, tensor: Tensor, channel: Channel | None = None) -> None:
+        """Nothing to do: there is one order of all work, and whoever waits for a send holds the tensor."""
 
     def wait(self, work: dist.Work, awaited: Awaited) -> None:
         try:
@@ -187,12 +180,12 @@ class HostClock:
         except RuntimeError as error:
             raise awaited.failed(first_line(error)) from error
 
-    def ended(self, event: object) -> float:
+    def stamp_of(self, event: object) -> float:
         """Now: it has been waited for."""
         del event
         return self.stamp()
 
-    def number(self, tensor: Tensor) -> float:
+    def scalar(self, tensor: Tensor) -> float:
         return float(tensor)
 
     def check(self) -> None:

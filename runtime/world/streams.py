@@ -37,11 +37,11 @@ class Streams(Protocol):
         """An event in the current stream."""
         ...
 
-    def beside(self, channel: Channel, since: Event | None) -> AbstractContextManager[None]:
+    def side_stream(self, channel: Channel, since: Event | None) -> AbstractContextManager[None]:
         """Inside, the channel's stream is the current one; it waits for `since` first."""
         ...
 
-    def use(self, tensor: Tensor, channel: Channel | None) -> None:
+    def record_stream(self, tensor: Tensor, channel: Channel | None) -> None:
         """The memory of a tensor stays until the stream (None: the current one) has done what it has now."""
         ...
 
@@ -71,7 +71,7 @@ class CudaStreams:
         return event
 
     @contextmanager
-    def beside(self, channel: Channel, since: Event | None) -> Iterator[None]:
+    def side_stream(self, channel: Channel, since: Event | None) -> Iterator[None]:
         stream = self._stream(channel)
         if since is not None:
             assert isinstance(since, torch.cuda.Event)
@@ -79,7 +79,7 @@ class CudaStreams:
         with torch.cuda.stream(stream):
             yield
 
-    def use(self, tensor: Tensor, channel: Channel | None) -> None:
+    def record_stream(self, tensor: Tensor, channel: Channel | None) -> None:
         tensor.record_stream(
             torch.cuda.current_stream(self._device) if channel is None else self._stream(channel)
         )
@@ -256,24 +256,21 @@ class StreamClock:
         assert self._anchor is not None, "a step has started"
         return self._anchor_s + self._streams.seconds_between(self._anchor, stamp)
 
-    def beside(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
-        return self._streams.beside(channel, since)
-
-    def adopt(self, tensor: Tensor) -> None:
-        self._streams.use(tensor, None)
+    def side_stream(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
+        return self._streams.side_stream(channel, since)
 
     def follow(
         self, work: dist.Work, channel: Channel, awaited: Awaited, note: Callable[[Stamp], None]
     ) -> bool:
-        with self._streams.beside(channel, None):
+        with self._streams.side_stream(channel, None):
             self._within(work, awaited)
             end = self._streams.record()
         note(end)
         self._watch.carry(channel, awaited, end)
         return True
 
-    def lend(self, tensor: Tensor, channel: Channel) -> None:
-        self._streams.use(tensor, channel)
+    def record_stream(self, tensor: Tensor, channel: Channel | None = None) -> None:
+        self._streams.record_stream(tensor, channel)
 
     def wait(self, work: dist.Work, awaited: Awaited) -> None:
         wait = self._watch.begin(awaited, self._streams.record())
@@ -289,10 +286,10 @@ class StreamClock:
             self._watch.check()
             raise awaited.failed(first_line(error)) from error
 
-    def ended(self, event: object) -> Stamp:
+    def stamp_of(self, event: object) -> Stamp:
         return self.stamp() if event is None else event
 
-    def number(self, tensor: Tensor) -> Tensor:
+    def scalar(self, tensor: Tensor) -> Tensor:
         return tensor
 
     def check(self) -> None:

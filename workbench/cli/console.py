@@ -30,6 +30,11 @@ def warn(text: str) -> None:
     sys.stderr.write(f"workbench: warning: {text}\n")
 
 
+def print_error(text: str) -> None:
+    """One line on stderr about what is wrong."""
+    sys.stderr.write(f"workbench: error: {text}\n")
+
+
 class OneLineErrors(TyperGroup):
     """A command group that turns bad input into one line on stderr and exit code 2.
 
@@ -41,7 +46,7 @@ class OneLineErrors(TyperGroup):
         try:
             code = super().main(*args, **(extra | {"standalone_mode": False}))
         except (ValueError, OSError, typer.TyperException) as error:
-            sys.stderr.write(f"workbench: error: {one_line(error)}\n")
+            print_error(one_line(error))
             sys.exit(BAD_INPUT)
         except (typer.Abort, KeyboardInterrupt):
             sys.stderr.write("workbench: interrupted\n")

@@ -7,10 +7,11 @@ import typer
 import yaml
 
 from workbench.cli.console import emit_json, show
-from workbench.cli.layout_files import PLACINGS, content_of, placing_of, with_layout_file
 from workbench.cli.options import Json
 from workbench.job.job import load_job
-from workbench.job.notations.job_layouts import PLACES, Notation, write_layouts
+from workbench.job.notations.job_layouts import Notation, write_layouts
+from workbench.job.notations.layout_file import content_of, job_with_layouts, placing_of
+from workbench.strategies.placings import PLACINGS, with_layout_file
 from workbench.whole_file import check_writable, write_text
 
 
@@ -39,7 +40,7 @@ def layout_command(
     said = write_layouts(wanted, to)
     if output is not None:
         check_writable(output)
-        held = _with_layouts(job, output, said["layouts"]) if to is Notation.JOB else said
+        held = job_with_layouts(job, output, said["layouts"]) if to is Notation.JOB else said
         write_text(_yaml(held), output)
     if as_json:
         emit_json({"notation": to.value, **strategy, **said})
@@ -47,17 +48,6 @@ def layout_command(
     show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
     for name in strategy.values():
         show(f"where its modality_parallelism puts encoders, a job does not say: plan with --strategy {name}")
-
-
-def _with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[str, Any]:
-    """The job file's content with these layouts; settings that stand among them stay."""
-    if output.resolve().parent != job.resolve().parent:
-        raise ValueError(f"{output}: a job's paths are relative to it; want it in {job.resolve().parent}")
-    content = content_of(job)
-    before = content.get("layouts", {})
-    kept = {name: {key: held[key] for key in held if key not in PLACES} for name, held in before.items()}
-    names = dict.fromkeys([*kept, *layouts])
-    return content | {"layouts": {name: kept.get(name, {}) | layouts.get(name, {}) for name in names}}
 
 
 def _yaml(content: dict[str, Any]) -> str:

@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import emit_json, show, ticking, warn
-from workbench.cli.layout_files import with_layout_file
-from workbench.cli.machines import cost_of
 from workbench.cli.options import ExecutionFile, Json, PlanFile
-from workbench.cli.prediction import predict
 from workbench.job.job import Job, load_job
+from workbench.job.machines import cost_of
 from workbench.job.matching import check_job
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
@@ -27,6 +25,7 @@ from workbench.report.tables import (
 )
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Objective, search, with_schedules
+from workbench.strategies.placings import with_layout_file
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
 from workbench.whole_file import check_writable
@@ -118,6 +117,8 @@ def search_command(
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
+    from sim.predict import predict
+
     wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
         wanted = with_layout_file(wanted, layout)

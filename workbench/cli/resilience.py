@@ -1,7 +1,6 @@
 """Commands for nodes that come and go: what a job does on fewer of them, and how far it gets on a trace."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,25 +8,21 @@ import typer
 from rich.table import Table
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.machines import cost_of
-from workbench.cli.options import ExecutionFile, Json
+from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
 from workbench.job.job import load_job
+from workbench.job.machines import cost_of
 from workbench.report.tables import milliseconds, percent, titled
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 
 if TYPE_CHECKING:
     from sim.failures.run import FailureRun
-    from sim.failures.training_system import System
 
 HOUR_S = 3600.0
 
-JobFile = Annotated[Path, typer.Argument(help="job file", metavar="JOB")]
 NumNodes = Annotated[
     int | None, typer.Option("--nodes", help="nodes at most; default: the job's, or the trace's")
 ]
-Faults = Annotated[int, typer.Option("--faults", help="nodes that may fail at the same moment")]
-Profile = Annotated[str | None, typer.Option(help="profile name or file instead of the job's")]
 
 
 def templates_command(
@@ -84,6 +79,7 @@ def failures_command(
     as_json: Json = False,
 ) -> None:
     """Say how much training a job gets on nodes that come and go: pipeline templates against restarts."""
+    from sim.failures.recovery import Recovery
     from sim.failures.simulate import simulate_failures
 
     if dollars is not None and dollars < 0:
@@ -108,59 +104,6 @@ def failures_command(
         emit_json({"trace": happens.name, "systems": {r.system: _run_record(r, dollars) for r in runs}})
         return
     show(_run_table(f"{found.job.name} on {happens.name}", runs, dollars))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
-    """What a change of nodes costs.
-
-    Args:
-        recover_s: to notice, plan and connect, where state is kept in memory.
-        restart_s: of a job that starts anew.
-        checkpoint_every: steps between its checkpoints.
-        storage_bytes_per_s: to and from them.
-    """
-
-    recover_s: float
-    restart_s: float
-    checkpoint_every: int
-    storage_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        if min(self.recover_s, self.restart_s) < 0 or self.storage_bytes_per_s <= 0:
-            raise ValueError(
-                f"want recovery and restart in >= 0 s and storage of > 0 GB/s, got {self.recover_s} s, "
-                f"{self.restart_s} s and {self.storage_bytes_per_s / 1e9} GB/s"
-            )
-
-    def systems(self, found: ElasticTemplates) -> "tuple[System, ...]":
-        """Templates; and a grid of equal pipelines that goes back to its last checkpoint."""
-        from sim.failures.training_system import Checkpoints, System
-
-        specification, samples = found.planned.specification, float(len(found.job.batch))
-        counts = range(specification.num_nodes + 1)
-        loading_s = found.loaded_bytes / self.storage_bytes_per_s
-        saving_s = found.saved_bytes / self.storage_bytes_per_s
-        return (
-            System(
-                name="templates",
-                samples_per_s=[
-                    found.samples_per_s(count) if count >= specification.threshold else 0.0
-                    for count in counts
-                ],
-                samples_per_step=samples,
-                recover_s=self.recover_s + found.copy_s,
-                creation_s=0.0,
-            ),
-            System(
-                name="restarts",
-                samples_per_s=[found.grid_samples_per_s(count) for count in counts],
-                samples_per_step=samples,
-                recover_s=self.restart_s + loading_s,
-                checkpoints=Checkpoints(every=self.checkpoint_every, save_s=saving_s),
-                creation_s=0.0,
-            ),
-        )
 
 
 def _availability(

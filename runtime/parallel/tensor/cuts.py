@@ -82,12 +82,12 @@ class Cut:
 class Cuts:
     """Of one layer, by (local) parameter name: what is cut, and what has a part of its gradient.
 
-    `dealt` names modules whose experts are dealt out instead: these move tokens themselves.
+    `experts` names modules whose experts are distributed instead: these move tokens themselves.
     """
 
     cut: dict[str, Cut] = field(default_factory=dict)
     partial: tuple[str, ...] = ()
-    dealt: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
 
 
 def cuts_of(layer: StageLayer, size: int) -> Cuts:
@@ -167,9 +167,7 @@ def _check(name: str, cut: Cut, size: int) -> None:
     for block in cut.blocks:
         units = block // cut.unit
         if cut.unit > 1 and units % size:
-            raise ValueError(
-                f"{name}: tensor parallelism deals out whole heads, {units} do not go into {size}"
-            )
+            raise ValueError(f"{name}: tensor parallelism splits whole heads, {units} do not go into {size}")
         if units < size:
             raise ValueError(f"{name}: {units} features do not go into {size} tensor-parallel parts")
 

@@ -39,13 +39,13 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -
         layer: as built, with its weights cut.
         cuts: how, by `cuts_of` before.
         group: the members, all of which do the same.
-        talk: the group, or what deals out tokens among it between the layer's regions.
+        talk: the group, or what splits tokens among it between the layer's regions.
     """
     if isinstance(layer, EmbedTokens):
         _OwnTokens(layer.embed_tokens, cuts.cut["embed_tokens.weight"].start(group.member, group.size), group)
         return
     for name, module in list(layer.named_modules()):
-        if name in cuts.dealt:
+        if name in cuts.experts:
             continue
         own_name = name.rpartition(".")[2]
         kind = kind_of(layer, name, module)
@@ -128,7 +128,7 @@ def _transposed(module: Any, x: Tensor) -> Tensor:
 def _sum_output(product: nn.Module, talk: Talk) -> None:
     bias = getattr(product, "bias", None)
     if bias is not None:
-        product.bias = None
+        product.register_parameter("bias", None)
         product.register_parameter(SUMMED_BIAS, bias)
 
     def summed(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:

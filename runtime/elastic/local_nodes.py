@@ -1,0 +1,181 @@
+"""A job's ranks on this machine as nodes, as `elastic` was told to train on, and what will happen to them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.elastic.progress import Progress
+from workbench.cost.hardware import uniform
+from workbench.elastic.availability import Availability, parse_trace
+from workbench.elastic.step_events import StepEvents, told_events, traced_events
+from workbench.job.job import Job
+from workbench.schedule.choice import ScheduleKind
+
+STEPS = 20
+MOST_PROCESSES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happens:
+    """A trace, and how it is laid onto steps."""
+
+    trace: Availability
+    step_s: float
+    notice_s: float
+
+    @property
+    def num_steps(self) -> int:
+        """Until its last event has happened."""
+        return int((self.trace.end_s - self.trace.events[0].time_s) // self.step_s) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A job of this machine's ranks as nodes.
+
+    Raises:
+        ValueError: what elastic training does not do; the message names it.
+    """
+
+    job: Job
+    nodes: int | None
+    ranks_per_node: int
+    trace: Availability | None
+    ranks_per_stage: int = 1
+
+    def __post_init__(self) -> None:
+        _check_job(self.job)
+        width = self.ranks_per_node
+        if width < 1:
+            raise ValueError(f"elastic: want --ranks-per-node 1 or more, got {width}")
+        if self.ranks_per_stage < 1 or width % self.ranks_per_stage:
+            raise ValueError(
+                f"elastic: a stage lies in one node, whose {width} ranks cannot be dealt to stages of "
+                f"{self.ranks_per_stage}; want --ranks-per-node a multiple of --ranks-per-stage"
+            )
+        if self.num_nodes < 1:
+            raise ValueError(f"elastic: want 1 node or more, got {self.num_nodes} of {width} ranks")
+        if self.num_nodes * width > MOST_PROCESSES:
+            raise ValueError(
+                f"elastic: {self.num_nodes} nodes of {width} ranks are {self.num_nodes * width} processes of "
+                f"this machine: want at most {MOST_PROCESSES}; nearest: --nodes "
+                f"{max(1, MOST_PROCESSES // width)}"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """At most."""
+        if self.nodes is not None:
+            return self.nodes
+        if self.trace is not None:
+            return max(count for _, count in self.trace.num_nodes())
+        return (self.job.max_ranks or self.job.cluster.num_ranks) // self.ranks_per_node
+
+    @property
+    def num_cores(self) -> int:
+        return self.job.cluster.nodes[0].num_cores or 1
+
+    def on_nodes(self) -> Job:
+        """The job on a cluster of such nodes; each has its ranks' part of the machine's memory."""
+        machine, link = self.job.cluster.nodes[0], self.job.cluster.intra
+        part_bytes = machine.memory_bytes // machine.num_ranks * self.ranks_per_node
+        node = replace(machine, num_ranks=self.ranks_per_node, memory_bytes=part_bytes)
+        cluster = uniform(self.job.name, node, num_nodes=self.num_nodes, intra=link, inter=link)
+        return replace(self.job, cluster=cluster, max_ranks=None)
+
+
+def _check_job(job: Job) -> None:
+    """Everything that the job says is done, or refused."""
+    where = f"elastic: job {job.name!r}"
+    if len(job.cluster.nodes) != 1 or job.cluster.nodes[0].num_cores is None:
+        raise ValueError(f"{where}: nodes are processes of this machine; want cluster.local: ranks and cores")
+    for layout in job.layouts:
+        if (layout.tp, layout.cp, layout.ep) != (1, 1, 1):
+            raise ValueError(
+                f"{where}: a stage has one rank, {layout.module!r} has tp {layout.tp}, cp {layout.cp}, "
+                f"ep {layout.ep}; want 1"
+            )
+    if job.settings.modules:
+        raise ValueError(
+            f"{where}: recompute, instances, key_exchange and sequence_parallel are not done in elastic "
+            f"training, --sharding is of all modules; {job.settings.modules[0].module!r} sets one"
+        )
+    wide = job.settings.optimizer_precision
+    if wide not in (None, job.settings.precision):
+        raise ValueError(f"{where}: want optimizer_precision as precision, got {wide.value!r}")
+    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+        raise ValueError(f"{where}: want schedule 1f1b, got {job.schedule.kind}")
+    if job.replicas != 1:
+        raise ValueError(
+            f"{where}: templates say how many pipelines there are; want replicas 1, got {job.replicas}"
+        )
+
+
+def parsed_trace(
+    trace: Path | None, step_s: float | None, event: list[str] | None, notice_s: float
+) -> Happens | None:
+    """The trace that the options name; None: they name none.
+
+    Raises:
+        ValueError: options that do not belong together, seconds that make no steps, an empty trace.
+    """
+    if trace is None:
+        if step_s is not None or notice_s:
+            raise ValueError("elastic: --step-s and --notice-s belong to --trace")
+        return None
+    if event:
+        raise ValueError("elastic: --trace and --event exclude each other")
+    if step_s is None:
+        raise ValueError("elastic: --trace wants --step-s, the seconds of it that a step stands for")
+    found = parse_trace(trace.name, trace.read_text(encoding="utf-8"))
+    if not found.events:
+        raise ValueError(f"{trace}: no node ever joins; those of its first instant are there at the start")
+    if not 0 < step_s < float("inf") or not 0 <= notice_s < float("inf"):
+        raise ValueError(f"elastic: want --step-s > 0 and --notice-s >= 0, got {step_s} and {notice_s}")
+    return Happens(trace=found, step_s=step_s, notice_s=notice_s)
+
+
+def last_step(steps: int | None, happens: Happens | None, start: Progress | None) -> int:
+    """How many steps there are in all; ValueError where they are taken already."""
+    until = steps if steps is not None else STEPS if happens is None else happens.num_steps
+    begun = 0 if start is None else start.step
+    if until <= begun:
+        taken = f", {begun} are taken already" if begun else ""
+        raise ValueError(f"elastic: want --steps {begun + 1} or more, got {until}{taken}")
+    return until
+
+
+def events_of(
+    event: Sequence[str],
+    happens: Happens | None,
+    shape: Shape,
+    *,
+    first: int,
+    steps: int,
+    warn: Callable[[str], None],
+) -> StepEvents:
+    """What happens to the nodes, as listed or as the trace says.
+
+    Args:
+        warn: called about events that come too late, and nodes that are too many.
+
+    Raises:
+        ValueError: what `told_events` and `traced_events` refuse, or more nodes at the start than `--nodes`.
+    """
+    most = shape.num_nodes
+    if happens is None:
+        found = told_events(event, most, first=first, steps=steps)
+    else:
+        found, num_late = traced_events(
+            happens.trace, happens.step_s, happens.notice_s, first=first, steps=steps
+        )
+        if num_late:
+            warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and do not happen")
+    if len(found.start) > most:
+        raise ValueError(
+            f"elastic: {len(found.start)} nodes are there at the start, templates are planned for {most}: "
+            f"want --nodes {len(found.start)}"
+        )
+    if found.most_nodes > most:
+        warn(f"up to {found.most_nodes} nodes are there; those beyond {most} wait for room, see --nodes")
+    return found

@@ -1,0 +1,189 @@
+"""What became of an elastic training: predicted against measured steps, and all of it as JSON."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from runtime.elastic.forecast import Forecast, StepPrediction
+from runtime.elastic.history import Reshaped
+from runtime.elastic.run import Ran
+
+Sizes = tuple[int, ...]  # of the pipelines of a layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTimes:
+    """Predicted and measured seconds of a step of one layout; None where one of them is missing.
+
+    Args:
+        measured_s: from vote to vote, without steps that a change came before or into.
+        predicted_core_s, measured_core_s: core seconds of all ranks and the supervisor; the mean over the
+            same steps.
+    """
+
+    sizes: Sizes
+    predicted_s: float | None
+    measured_s: tuple[float, ...]
+    predicted_core_s: float | None = None
+    measured_core_s: float | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        return statistics.median(self.measured_s) if self.measured_s else None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over the measured median, - 1."""
+        if self.predicted_s is None or self.median_s is None:
+            return None
+        return self.predicted_s / self.median_s - 1
+
+    @property
+    def core_error(self) -> float | None:
+        """Of the core seconds: what others do on the machine changes them little."""
+        if self.predicted_core_s is None or not self.measured_core_s:
+            return None
+        return self.predicted_core_s / self.measured_core_s - 1
+
+    @property
+    def spread(self) -> float | None:
+        """Between the quartiles, over the median; None for fewer than four steps."""
+        if len(self.measured_s) < 4:
+            return None
+        low, middle, high = statistics.quantiles(self.measured_s, n=4, method="inclusive")
+        return (high - low) / middle
+
+
+def step_seconds(ran: Ran) -> dict[int, float]:
+    """Seconds from the vote before to its own, by step, of steps that no change came before or into."""
+    changed = {change.step for change in ran.changes}
+    return {
+        after.step: after.end_s - before.end_s
+        for before, after in pairwise(ran.steps)
+        if after.step not in changed
+    }
+
+
+def layout_times(ran: Ran, predictions: Mapping[Sizes, StepPrediction]) -> tuple[LayoutTimes, ...]:
+    """Of every layout that was foreseen or taken, in that order."""
+    seconds = step_seconds(ran)
+    order = dict.fromkeys((*predictions, *(step.sizes for step in ran.steps)))
+    found = []
+    for sizes in order:
+        steps = [done.step for done in ran.steps if done.sizes == sizes and done.step in seconds]
+        core_s = [ran.core_s[step] for step in steps if step in ran.core_s]
+        foreseen = predictions.get(sizes)
+        found.append(
+            LayoutTimes(
+                sizes=sizes,
+                predicted_s=None if foreseen is None else foreseen.step_s,
+                measured_s=tuple(seconds[step] for step in steps),
+                predicted_core_s=None if foreseen is None else foreseen.core_s,
+                measured_core_s=statistics.mean(core_s) if core_s else None,
+            )
+        )
+    return tuple(found)
+
+
+def detection_s(ran: Ran, change: Reshaped) -> float | None:
+    """From the first SIGKILL to the first sign of it; None where nobody was killed here."""
+    killed_s = [ran.killed_s[node] for node in change.lost if node in ran.killed_s]
+    return max(0.0, change.noticed_s - min(killed_s)) if killed_s else None
+
+
+def next_step_s(ran: Ran, change: Reshaped) -> float | None:
+    """From readiness to the vote of the step after it; None where training ended or changed before."""
+    ends_s = {done.step: done.end_s for done in ran.steps}
+    last = {each.step: each for each in ran.changes}
+    if change.step not in ends_s or last[change.step] is not change:
+        return None
+    return ends_s[change.step] - change.ready_s
+
+
+def ran_record(ran: Ran, samples: int, times: Sequence[LayoutTimes]) -> dict[str, Any]:
+    """All of it as JSON; times in seconds since the first sign of the start."""
+    origin_s = ran.changes[0].noticed_s if ran.changes else 0.0
+    seconds = step_seconds(ran)
+    return {
+        "steps": [
+            {
+                "step": done.step,
+                "loss": done.loss,
+                "end_s": done.end_s - origin_s,
+                "seconds": seconds.get(done.step),
+                "samples_per_s": samples / seconds[done.step] if done.step in seconds else None,
+                "pipelines": list(done.sizes),
+                "nodes": sum(done.sizes),
+            }
+            for done in ran.steps
+        ],
+        "changes": [
+            {
+                "step": change.step,
+                "cause": str(change.cause),
+                "lost": list(change.lost),
+                "joined": list(change.joined),
+                "attempts": change.attempts,
+                "pipelines": list(change.sizes),
+                "noticed_s": change.noticed_s - origin_s,
+                "ready_s": change.ready_s - origin_s,
+                "detection_s": detection_s(ran, change),
+                "stopping_s": change.stopped_s - change.noticed_s,
+                "planning_s": change.planning_s,
+                "groups_s": change.groups_s,
+                "copying_s": change.copying_s,
+                "recovery_s": change.recovery_s,
+                "next_step_s": next_step_s(ran, change),
+                "num_bytes": change.num_bytes,
+            }
+            for change in ran.changes
+        ],
+        "layouts": [
+            {
+                "pipelines": list(found.sizes),
+                "predicted_s": found.predicted_s,
+                "measured_s": found.median_s,
+                "error": found.error,
+                "quartiles_apart": found.spread,
+                "predicted_core_s": found.predicted_core_s,
+                "measured_core_s": found.measured_core_s,
+                "core_error": found.core_error,
+                "num_steps": len(found.measured_s),
+            }
+            for found in times
+        ],
+        "cores": None if ran.cores is None else {"own": ran.cores.own, "others": ran.cores.others},
+        "stopped": ran.refusal,
+        "signal": None if ran.signal is None else ran.signal.name,
+        "saved": None if ran.saved is None else str(ran.saved.folder),
+    }
+
+
+def forecast_record(forecast: Forecast, predictions: Mapping[Sizes, StepPrediction]) -> dict[str, Any]:
+    """What was predicted, as JSON."""
+    return {
+        "stretches": [
+            {
+                "first": interval.first,
+                "end": interval.end,
+                "why": interval.why,
+                "copied_bytes": interval.copied_bytes,
+                "pipelines": [list(pipeline) for pipeline in interval.layout.pipelines],
+            }
+            for interval in forecast.intervals
+        ],
+        "refusal": forecast.refusal,
+        "predictions": [
+            {
+                "pipelines": list(found.sizes),
+                "simulated_s": found.simulated_s,
+                "planning_s": found.planning_s,
+                "feeding_s": found.feeding_s,
+                "core_s": found.core_s,
+                "step_s": found.step_s,
+            }
+            for found in predictions.values()
+        ],
+    }

@@ -1,0 +1,237 @@
+"""Runs an elastic training while its nodes are killed, warned and started, and keeps what it went through."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from runtime.elastic.history import ElasticFailed, Reshaped, StepDone
+from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.node_killer import NodeKiller
+from runtime.elastic.progress import STAMP, Progress, read_progress
+from runtime.elastic.step_data import StepData
+from runtime.elastic.training import ElasticTraining
+from runtime.world.busy_cores import BusyCores, CoreWatch, process_seconds
+from workbench.elastic.reconfigure import CannotContinueError
+from workbench.elastic.step_events import AtStep, StepEvents
+from workbench.plan.plan import Sharding
+from workbench.strategies.elastic_templates import ElasticTemplates
+
+SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What happened.
+
+    Args:
+        steps, changes: as training kept them, times on the machine's monotonic clock.
+        killed_s: when each node got its SIGKILL, on the same clock.
+        refusal: why training stopped early; None where it did not.
+        signal: that asked it to stop.
+        saved: progress, where it was asked for and could be.
+        core_s: core seconds of all ranks and this process, by step, from the vote before to its own; of
+            steps in which the ranks stayed the same.
+        cores: that were busy meanwhile; None where the system does not say.
+    """
+
+    steps: tuple[StepDone, ...]
+    changes: tuple[Reshaped, ...]
+    killed_s: Mapping[str, float]
+    refusal: str | None
+    signal: signal.Signals | None
+    saved: Progress | None
+    core_s: Mapping[int, float] = field(default_factory=dict)
+    cores: BusyCores | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Where progress goes: a folder for a save, named by its step; `every` steps, and when training ends."""
+
+    folder: Path
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"elastic: want a save every 1 step or more, got {self.every}")
+
+    def place(self, step: int) -> Path:
+        """A folder that is not there yet."""
+        names = (f"step{step}", *(f"step{step}.{number}" for number in range(2, 1000)))
+        return next(path for name in names if not (path := self.folder / name).exists())
+
+
+def elastic_job(
+    found: ElasticTemplates, data: StepData, *, seed: int, wait_s: float, num_cores: int
+) -> ElasticJob:
+    """What the runtime trains.
+
+    Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own,
+    or where weights are shared out: then in rounds, which the plan itself tells.
+
+    Raises:
+        ValueError: what ElasticJob refuses.
+    """
+    specification = found.planned.specification
+    num_ranks = specification.num_nodes * found.job.cluster.nodes[0].num_ranks
+    is_apart = num_ranks <= num_cores or found.sharding is not Sharding.NONE
+    return ElasticJob(
+        model=found.job.model,
+        chain=found.chain,
+        templates=found.planned,
+        batch=data.batch,
+        source=data.source,
+        samples_per_microbatch=found.job.microbatch_samples,
+        sharding=found.sharding,
+        seed=seed,
+        precision=found.job.settings.precision,
+        reduction=Reduction.LAYERWISE if is_apart else Reduction.AFTER_BACKWARD,
+        wait_s=wait_s,
+        step_s=max(SHORTEST_STEP_S, 2 * wait_s),
+    )
+
+
+def latest_progress(job: ElasticJob, folder: Path) -> Progress:
+    """The furthest whole save of a folder, or the one that the folder is.
+
+    Raises:
+        ValueError: there is none, or it is of another model.
+    """
+    if (folder / STAMP).is_file():
+        return read_progress(job, folder)
+    saves = sorted(path.parent for path in folder.glob(f"*/{STAMP}"))
+    if not saves:
+        raise ValueError(f"{folder}: no whole save in it; want a folder that --checkpoint wrote")
+    return max((read_progress(job, save) for save in saves), key=lambda progress: progress.step)
+
+
+def run_elastic(
+    job: ElasticJob,
+    events: StepEvents,
+    steps: int,
+    *,
+    start: Progress | None,
+    saving: Saving | None,
+    tell: Callable[[ElasticTraining], None],
+    warn: Callable[[str], None],
+) -> Ran:
+    """Train until so many steps were taken, a refusal, or a signal; all processes have ended then.
+
+    A first SIGINT or SIGTERM lets the step end and saves; a second one raises KeyboardInterrupt.
+
+    Args:
+        tell: called after every step.
+        warn: called where progress could not be saved and training goes on.
+    """
+    refusal, log, watch = None, _Log(saving), CoreWatch()
+    with _asked_to_stop() as asked, ElasticTraining(job, events.start, start=start) as training:
+        try:
+            while training.step < steps and not asked:
+                _take_step(training, events.at(training.step), log.killed_s)
+                log.note(training)
+                tell(training)
+                if saving is not None and saving.every and training.step % saving.every == 0:
+                    unsaved = log.save(training)
+                    if unsaved is not None:
+                        warn(f"after {training.step} steps {unsaved}; training goes on")
+        except (CannotContinueError, ElasticFailed) as error:
+            refusal = str(error)
+        unsaved = log.save(training) if training.steps else None
+        if unsaved is not None:
+            refusal = unsaved if refusal is None else f"{refusal}; {unsaved}"
+    return Ran(
+        steps=tuple(training.steps),
+        changes=tuple(training.changes),
+        killed_s=log.killed_s,
+        refusal=refusal,
+        signal=asked[0] if asked else None,
+        saved=log.saved,
+        core_s=log.core_s,
+        cores=watch.busy(),
+    )
+
+
+@dataclass(slots=True)
+class _Log:
+    """What is kept beside the history of a training."""
+
+    saving: Saving | None
+    killed_s: dict[str, float] = field(default_factory=dict)
+    saved: Progress | None = None
+    core_s: dict[int, float] = field(default_factory=dict)
+    _used_s: dict[int, float] = field(default_factory=dict)
+
+    def note(self, training: ElasticTraining) -> None:
+        """After a step: what it took of the cores."""
+        nodes = [node for pipeline in training.layout.pipelines for node in pipeline]
+        ranks = [process for node in nodes for process in training.nodes.process_ids(node)]
+        now_s = process_seconds((os.getpid(), *ranks))
+        if now_s and now_s.keys() == self._used_s.keys():
+            self.core_s[training.step - 1] = sum(now_s.values()) - sum(self._used_s.values())
+        self._used_s = now_s
+
+    def save(self, training: ElasticTraining) -> str | None:
+        """Progress, where it is asked for and new; then the save before it, of this run, is deleted.
+
+        Returns:
+            Why it could not be saved: a node may be gone that training has not missed yet.
+        """
+        before = self.saved
+        if self.saving is None or (before is not None and before.step == training.step):
+            return None
+        place = self.saving.place(training.step)
+        try:
+            self.saved = training.save(place)
+        except ElasticFailed as error:
+            shutil.rmtree(place, ignore_errors=True)  # a part of it
+            return f"progress was not saved: {error}"
+        if before is not None:
+            shutil.rmtree(before.folder)
+        return None
+
+
+def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float]) -> None:
+    at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
+    training.join(now.joins)
+    training.nodes.end([node for node in now.warned if node not in at_work])  # they only waited for room
+    training.warn([node for node in now.warned if node in at_work])
+    if not now.killed:
+        training.train(training.step + 1)
+        return
+    victims = sorted(now.killed, key=lambda node: node not in at_work)  # the first is watched
+    killer = NodeKiller(training.nodes, victims)
+    killer.start()
+    try:
+        training.train(training.step + 1)
+        killer.end()
+    finally:
+        killer.give_up()  # where training stopped, others may still have something to save
+        killed_s.update(killer.killed_s)
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[signal.Signals]]:
+    """Signals that came: the first is only noted, the second interrupts."""
+    asked: list[signal.Signals] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal.Signals(number))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # signals are the main thread's
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

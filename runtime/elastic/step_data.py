@@ -1,0 +1,52 @@
+"""What an elastic training reads: a folder over and over, or samples drawn anew in every step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.data.batches import DataSource, SyntheticSource
+from runtime.data.dataset import FolderSource, samples_of, with_data
+from workbench.data.sample import Sample
+from workbench.job.job import Job
+
+LOOKS = 4  # at batches of unequal samples, for a prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepData:
+    """The samples of every step, and where their contents come from.
+
+    Args:
+        job: with the first batch.
+        batch: samples of a step, by how many were taken before.
+        looks: steps that a prediction should look at: 1 where all batches have equal samples.
+    """
+
+    job: Job
+    batch: Callable[[int], tuple[Sample, ...]]
+    source: DataSource
+    looks: int
+
+
+def drawn(job: Job, seed: int) -> StepData:
+    """Samples as long as the job's, with contents of their own in every step."""
+    apart = 1 + max(sample.id for sample in job.batch)
+
+    def batch(step: int) -> tuple[Sample, ...]:
+        return tuple(replace(sample, id=apart * step + sample.id) for sample in job.batch)
+
+    return StepData(job=job, batch=batch, source=SyntheticSource(seed), looks=1)
+
+
+def read_folder(job: Job, folder: Path) -> StepData:
+    """The folder's samples in their order, from the first again after the last.
+
+    Raises:
+        ValueError: fewer samples than a batch has, or of a kind that no encoder reads.
+    """
+    samples, size = samples_of(folder, job.model), len(job.batch)
+
+    def batch(step: int) -> tuple[Sample, ...]:
+        return tuple(samples[(step * size + place) % len(samples)] for place in range(size))
+
+    return StepData(job=with_data(job, folder), batch=batch, source=FolderSource(folder), looks=LOOKS)

@@ -1,0 +1,58 @@
+"""A plan's simulated trace, with what the prediction rests on; and its iteration time alone, fast."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from sim.attention.price import attention_of
+from sim.step.engine import simulate
+from sim.step.sweep import Sweep
+from workbench.cost.model import CostModel
+from workbench.elastic.layerwise import LastBackward
+from workbench.memory.account import MemoryTable
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.schedule.action import Action
+from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
+from workbench.timing.price import Price, price
+from workbench.timing.provenance import with_provenance
+from workbench.trace import Trace
+
+
+def predict(
+    lowered: Lowered,
+    memory: MemoryTable,
+    cost: CostModel,
+    overlapped: Mapping[Action, LastBackward] = MappingProxyType({}),
+) -> Trace:
+    """Simulate a plan with the prices of a cost model; what was not measured stands in the details.
+
+    On a GPU, attention of token shards is simulated tile by tile.
+
+    Args:
+        overlapped: sums of gradients that start within a backward, see `sim.step.engine.simulate`.
+
+    Raises:
+        ValueError: a plan that the profile cannot price, or that deadlocks.
+    """
+    prices = price(lowered, cost, attention=_attention(lowered.plan, cost))
+    trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory, overlapped=overlapped)
+    return with_provenance(trace, lowered.plan, cost.profile, prices, beside=cost.beside)
+
+
+def iteration_s(lowered: Lowered, prices: Price) -> float:
+    """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`."""
+    return Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
+
+
+def _attention(plan: Plan, cost: CostModel) -> AttentionModel | None:
+    """Simulated attention, each stage's on the kind of device that its ranks are."""
+    devices = dict.fromkeys(node.device for node in plan.cluster.nodes)
+    models = {device: attention_of(plan, cost.on(device)) for device in devices}
+    if len(models) == 1 or not any(models.values()):
+        return next(iter(models.values()))
+
+    def by_device(call: AttentionCall) -> AttentionTime | None:
+        model = models[plan.cluster.device_of(call.stage.flat_ranks)]
+        return None if model is None else model(call)
+
+    return by_device

@@ -1,0 +1,48 @@
+"""Files with layouts in any of the notations, and job files that take them in."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workbench.job.notations.cornstarch import read_spec
+from workbench.job.notations.job_layouts import PLACES, Notation, notation_of
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """Keys and values of a YAML or JSON file; a bare layout string counts as Megatron's.
+
+    Raises:
+        ValueError: one line that names the file and what is wrong.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if isinstance(content, str):
+        return {"pipeline_model_parallel_layout": content}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ValueError(f"{path}: want keys and values, or a layout string, got {type(content).__name__}")
+    return content
+
+
+def placing_of(content: dict[str, Any]) -> str | None:
+    """Where a file puts encoders; None where that is not its to say."""
+    if notation_of(content) is not Notation.CORNSTARCH:
+        return None
+    return read_spec(content).modality_parallelism
+
+
+def job_with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[str, Any]:
+    """The content of a job file with these layouts; settings that stand among them stay.
+
+    Raises:
+        ValueError: the output is to stand in another folder, where the job's paths would mean other files.
+    """
+    if output.resolve().parent != job.resolve().parent:
+        raise ValueError(f"{output}: a job's paths are relative to it; want it in {job.resolve().parent}")
+    content = content_of(job)
+    before = content.get("layouts", {})
+    kept = {name: {key: held[key] for key in held if key not in PLACES} for name, held in before.items()}
+    names = dict.fromkeys([*kept, *layouts])
+    return content | {"layouts": {name: kept.get(name, {}) | layouts.get(name, {}) for name in names}}
