@@ -5,7 +5,7 @@ from typing import Any
 
 from docs.generate.markdown import code, page, table
 from workbench.job.parts import zoo_names
-from workbench.model.families import FAMILIES
+from workbench.model.families.registry import FAMILIES
 from workbench.strategies.registry import STRATEGIES
 
 STRATEGIES_INTRO = """`workbench plan JOB --strategy NAME` makes a plan of a job. Where a job leaves stage
