@@ -1,4 +1,4 @@
-"""Options of a run: one dataclass makes the flags of both entry points. `UPDATE_GOLDEN=1` writes them anew."""
+"""Options of a run: one dataclass makes the flags of both entry points. `UPDATE_GOLDEN=1` renews them."""
 
 import argparse
 import os
