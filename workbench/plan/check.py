@@ -1,10 +1,12 @@
 """Refuses plans that break a rule, before anything runs them."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.data.sample import Item
 from workbench.model.layer import Attention
+from workbench.plan.alike import alike_replicas
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.optimizer_shards import optimizer_shards
@@ -144,13 +146,14 @@ def _check_programs(plan: Plan) -> None:
     idle = sorted(set(ranks) - set(plan.ranks))
     if idle:
         raise ValueError(f"rank {idle[0]} has a program but holds no stage")
-    wanted = _wanted_actions(plan)
+    again = {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
+    wanted = _wanted_actions(plan, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
     held: dict[int, list[int]] = {}
     for stage in plan.stages:
         for rank in stage.flat_ranks:
             held.setdefault(rank, []).append(stage.id)
     for program in plan.programs:
-        alike = {tuple(held[rank]): rank for rank in reversed(program.ranks)}
+        alike = {tuple(held[rank]): rank for rank in reversed(program.ranks) if rank not in again}
         for stages, rank in alike.items():  # ranks with the same stages break the same rules
             _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in stages})
     _check_agreement(plan)
@@ -168,11 +171,11 @@ class _Wanted:
     in_rounds: bool
 
 
-def _wanted_actions(plan: Plan) -> dict[int, _Wanted]:
+def _wanted_actions(plan: Plan, stages: Sequence[Stage]) -> dict[int, _Wanted]:
     """By stage; a backward may stand as I, with W where weights train, instead of B."""
     routing, reduced = Routing(plan), set(reduction_order(plan))
     found: dict[int, _Wanted] = {}
-    for stage in plan.stages:
+    for stage in stages:
         actions = {Action(stage.id, Pass.REDUCE_GRAD)} if stage.id in reduced else set()
         weights = set()
         for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ()):
