@@ -30,9 +30,10 @@ def check(plan: Plan) -> None:
     _check_stages(plan)
     _check_replicas(plan)
     _check_microbatches(plan)
-    _check_items(plan)
-    _check_programs(plan)
-    _check_token_shards(plan)
+    routing = Routing(plan)
+    _check_items(routing)
+    _check_programs(routing)
+    _check_token_shards(routing)
     for group in gradient_groups(plan):
         optimizer_shards(plan, group)  # refuses numbers of instances
     check_rounds(plan, shard_units(plan))
@@ -107,8 +108,8 @@ def _check_microbatches(plan: Plan) -> None:
                 raise ValueError(f"{where} microbatch {microbatch.index}: empty rows do not exist")
 
 
-def _check_items(plan: Plan) -> None:
-    routing = Routing(plan)
+def _check_items(routing: Routing) -> None:
+    plan = routing.plan
     for module in plan.model.modules:
         known = {item for sample in plan.batch for item in routing.items(module.name, sample.id)}
         per_replica = {
@@ -138,7 +139,8 @@ def _check_known(module: str, replica: int, counts: Counter[Item], known: set[It
             raise ValueError(f"module {module!r} replica {replica}: item {tuple(item)} stands {times} times")
 
 
-def _check_programs(plan: Plan) -> None:
+def _check_programs(routing: Routing) -> None:
+    plan = routing.plan
     ranks = Counter(rank for program in plan.programs for rank in program.ranks)
     for rank in plan.ranks:
         if ranks[rank] != 1:
@@ -147,7 +149,7 @@ def _check_programs(plan: Plan) -> None:
     if idle:
         raise ValueError(f"rank {idle[0]} has a program but holds no stage")
     again = {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
-    wanted = _wanted_actions(plan, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
+    wanted = _wanted_actions(routing, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
     held: dict[int, list[int]] = {}
     for stage in plan.stages:
         for rank in stage.flat_ranks:
@@ -171,9 +173,9 @@ class _Wanted:
     in_rounds: bool
 
 
-def _wanted_actions(plan: Plan, stages: Sequence[Stage]) -> dict[int, _Wanted]:
+def _wanted_actions(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Wanted]:
     """By stage; a backward may stand as I, with W where weights train, instead of B."""
-    routing, reduced = Routing(plan), set(reduction_order(plan))
+    plan, reduced = routing.plan, set(reduction_order(routing.plan))
     found: dict[int, _Wanted] = {}
     for stage in stages:
         actions = {Action(stage.id, Pass.REDUCE_GRAD)} if stage.id in reduced else set()
@@ -289,9 +291,9 @@ def _tail(program: tuple[Action, ...]) -> str:
     return " ".join(str(action) for action in program[-3:]) or "nothing"
 
 
-def _check_token_shards(plan: Plan) -> None:
+def _check_token_shards(routing: Routing) -> None:
     """Every shard is of a row that exists, and its blocks cover that row exactly once."""
-    routing = Routing(plan)
+    plan = routing.plan
     seen: set[tuple[str, int, int, int]] = set()
     for shard in plan.token_shards:
         where = f"token shard {shard.module}[{shard.replica}] microbatch {shard.microbatch} row {shard.row}"

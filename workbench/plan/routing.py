@@ -89,6 +89,8 @@ class Routing:
             raise ValueError(
                 f"item {tuple(item)} of {edge.source!r} stands in no microbatch, but {edge.target!r} needs it"
             )
+        if len(holders) == 1:
+            return holders[0]
         for holder in holders:
             producer = self.boundary_stage(edge.source, holder.replica, edge.after_layer)
             if set(producer.flat_ranks) & set(consumer.flat_ranks):

@@ -272,8 +272,9 @@ class _Pricing:
         steps_s = {rank: cost.profile.overhead_s(Pass.STEP) for rank, cost in machines.items()}
         for group in self._lowered.groups:
             exchange_s = self._weights.step_s(group)
+            updated = group.num_elements / optimizer_shards(self._plan, group).num_shards
             for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
-                elements[rank] += group.num_elements / optimizer_shards(self._plan, group).num_shards
+                elements[rank] += updated
                 steps_s[rank] += exchange_s
         return {
             rank: steps_s[rank]
