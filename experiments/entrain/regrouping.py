@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
 from sim.step.engine import simulate
-from workbench.cli.console import ticking
 from workbench.plan.lower import lower
 from workbench.planner.strategy_spec import Planner
+from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, entrain, entrain_graded, reordered
 from workbench.timing.price import price
 
