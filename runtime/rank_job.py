@@ -236,7 +236,8 @@ class _Rank:
             lowered, mesh.rank, list(self._modules.values()), settings.optimizer_dtype(plan)
         )
         watched = settings.collect is Collect.MEMORY
-        held = [p for _, p in self._named()] + [bucket.own for bucket in self._buckets.values()]
+        held: list[Tensor] = [p for _, p in self._named()]
+        held += [bucket.own for bucket in self._buckets.values()]
         held += [*self._sharded.parameters(), *self._sharded.parts().values()]
         self._memory = self._sharded.memory = watch(held, mesh.device) if watched else None
         self.lowered = lowered
@@ -311,7 +312,7 @@ class _Rank:
         """Copies of what this rank holds; None unless the last step collected."""
         if not self.collects:
             return None
-        weights = {}
+        weights: dict[tuple[str, str], Tensor] = {}
         for module in self._sharded.each_whole(self._modules.values()):
             weights |= {key: parameter.detach().cpu().clone() for key, parameter in _named((module,))}
         known = self._executor.moments()

@@ -1,7 +1,7 @@
 """Brute force: slow, obviously right, and sharing no code with what it judges."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, combinations, pairwise, permutations, product
 
@@ -24,20 +24,26 @@ def all_partitions(num_layers, num_stages):
 # Schedules
 
 
-def passes_read(nodes: Sequence[ScheduleNode], backward: Pass = Pass.B) -> dict[Action, list[Action]]:
+def passes_read(
+    nodes: Sequence[ScheduleNode], backward: Pass = Pass.B, whole: Collection[Action] = ()
+) -> dict[Action, list[Action]]:
     """Pass -> passes whose results it needs: forwards of what it reads, backwards of its readers.
 
-    With `backward` I every microbatch that has a backward and weights has a W too, which needs the I.
+    With `backward` I every microbatch that has a backward and weights has a W too, which needs the I; but
+    for those that are named as `whole`.
     """
-    needs: dict[Action, list[Action]] = {}
     by_stage = {node.stage: node for node in nodes}
+
+    def back(stage: int, own: int) -> Action:
+        in_one = Action(stage, Pass.B, own)
+        return in_one if in_one in whole else in_one._replace(kind=backward)
+
+    needs: dict[Action, list[Action]] = {}
     for node in nodes:
         for own in range(node.num_microbatches):
             needs.setdefault(Action(node.stage, Pass.F, own), [])
             if node.backward[own]:
-                needs[Action(node.stage, backward, own)] = [Action(node.stage, Pass.F, own)]
-                if backward is Pass.I and (node.weights is None or node.weights[own]):
-                    needs[Action(node.stage, Pass.W, own)] = [Action(node.stage, Pass.I, own)]
+                needs |= _own_inputs(back(node.stage, own), node)
     for node in nodes:
         for consumer in node.consumers:
             reader = by_stage[consumer.stage]
@@ -45,8 +51,15 @@ def passes_read(nodes: Sequence[ScheduleNode], backward: Pass = Pass.B) -> dict[
                 for own in read:
                     needs[Action(reader.stage, Pass.F, index)].append(Action(node.stage, Pass.F, own))
                     if node.backward[own] and reader.backward[index]:
-                        needs[Action(node.stage, backward, own)].append(Action(reader.stage, backward, index))
+                        needs[back(node.stage, own)].append(back(reader.stage, index))
     return needs
+
+
+def _own_inputs(backward: Action, node: ScheduleNode) -> dict[Action, list[Action]]:
+    found = {backward: [backward._replace(kind=Pass.F)]}
+    if backward.kind is Pass.I and (node.weights is None or node.weights[backward.microbatch or 0]):
+        found[backward._replace(kind=Pass.W)] = [backward]
+    return found
 
 
 def shortest(

@@ -69,7 +69,7 @@ def test_an_image_smaller_than_the_group(pool: Pool) -> None:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_any_owners_and_packed_items(distribution: str, pool: Pool) -> None:
-    """Several images in one row, dealt out in blocks that end inside them."""
+    """Several images in one row, split into blocks that end inside them."""
     plan = shared(mixed("everything"), tiny_batch((2, 3, 0, 1), (2, 0, 1, 2)), BOTH)
     packed = tuple(m if m.module == "llm" else replace(m, rows=(tuple(m.items),)) for m in plan.microbatches)
     plan = with_programs(replace(plan, microbatches=packed, programs=()))

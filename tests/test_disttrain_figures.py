@@ -10,8 +10,8 @@ from experiments.disttrain.figure4 import CASES, LLM_PP, MICROBATCHES, idle_frac
 from experiments.disttrain.figure17 import executed, judged
 from experiments.disttrain.prose import COVERED, figure_11
 from experiments.disttrain.systems import Systems
-from experiments.printed import printed_rows
-from experiments.printed_pipeline import StageTimes
+from experiments.harness.printed import printed_rows
+from experiments.harness.printed_pipeline import StageTimes
 
 SYSTEMS = Systems(CASES["light"])
 CELL = {
@@ -26,7 +26,7 @@ def test_configurations_fit_into_the_sequence():
     assert configurations() == ((1, 512), (2, 512), (4, 512), (8, 512), (1, 1024), (2, 1024))
 
 
-def test_images_of_a_group_are_dealt_out():
+def test_images_of_a_group_are_distributed():
     """Up to eight images take as long as one: every GPU has its own."""
     one, eight = forward_ms(1, 512), forward_ms(8, 512)
     assert one["encoder"] == pytest.approx(eight["encoder"])

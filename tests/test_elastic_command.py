@@ -228,10 +228,10 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
         (("--nodes", 3, "--faults", 3), "f = 3 needs 4: want at most f = 2, or 4 nodes"),
         (("--nodes", 9, "--faults", 8), "8 microbatches cannot be distributed to 9 pipelines"),
         (("--nodes", 65,), "65 processes of this machine: want at most 64; nearest: --nodes 64"),
-        (("--ranks-per-node", 3, "--ranks-per-stage", 2), "3 ranks cannot be dealt to stages of 2"),
+        (("--ranks-per-node", 3, "--ranks-per-stage", 2), "3 ranks cannot be assigned to stages of 2"),
         (
             ("--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2),
-            "2 ranks of a stage cannot share out microbatches of 1 samples; nearest: microbatch_samples 2",
+            "2 ranks of a stage cannot split microbatches of 1 samples; nearest: microbatch_samples 2",
         ),
         (("--nodes", 3, "--sharding", "parameters"), "stages have one rank; want templates of 2 or more"),
         (("--nodes", 3, "--sharding", "optimizer"), "got 'optimizer'; want 'none' or 'parameters'"),

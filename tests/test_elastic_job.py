@@ -1,4 +1,4 @@
-"""Plans of elastic steps: stages of several ranks lie in one node and share out every microbatch."""
+"""Plans of elastic steps: stages of several ranks lie in one node and split every microbatch."""
 
 from collections import Counter
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_ranks_of_a_stage_take_turns_to_give_a_layer():
 
 def test_what_cannot_be_shared_out_is_named():
     job = JOBS[2, 2]
-    with pytest.raises(ValueError, match="shared out among the 2 ranks of a stage: want a multiple of 2"):
+    with pytest.raises(ValueError, match="split among the 2 ranks of a stage: want a multiple of 2"):
         replace(job, samples_per_microbatch=3)
     mixed = LayerChain(widths=(1, 2), time_s=((1.0, 0.9),) * 8, held_bytes=((4, 1),) * 8, capacity_bytes=8)
     templates = plan_templates(mixed, 3, 4, 1)

@@ -52,7 +52,7 @@ class Watched:
         self.lowered: Lowered = lower(plan)
         self.module: StageModule = build(job, plan, plan.stages_on[0][0])
         self.sums: list[torch.Tensor] = []
-        mesh: Any = SimpleNamespace(rank=0, clock=HOST, start_sum=self._start)
+        mesh: Any = SimpleNamespace(rank=0, clock=HOST, start_all_reduce=self._start)
         self.gradients = LayerwiseGradients(self.lowered, mesh, [self.module], recorder=Recorder(0))
 
     def _start(self, bucket: torch.Tensor, ranks: tuple[int, ...]) -> Started:

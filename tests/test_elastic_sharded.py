@@ -1,4 +1,4 @@
-"""Elastic stages whose ranks share out weights and optimizer state: parts are kept, moved, saved."""
+"""Elastic stages whose ranks shard weights and optimizer state: parts are kept, moved, saved."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from workbench.plan.plan import Sharding
 
 
 def sharded_job(num_nodes: int, layers_per_rank: int = 4) -> ElasticJob:
-    """Nodes of two ranks, which share out the weights of one stage."""
+    """Nodes of two ranks, which shard the weights of one stage."""
     whole = elastic_job(num_nodes, ranks_per_node=2, ranks_per_stage=2, layers_per_rank=layers_per_rank)
     return replace(whole, sharding=Sharding.PARAMETERS)
 

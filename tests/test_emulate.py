@@ -28,7 +28,7 @@ from tests.test_context_parallel_step import plan_of as context_parallel_plan
 from tests.test_expert_plan import moe_plan
 from tests.test_parity import CUTS, SEED, assert_parity, mixed
 from tests.test_tensor_parallel import ONE, Degrees, encoders, laid_out
-from tests.test_tensor_sequence import dealt_out
+from tests.test_tensor_sequence import sequence_parallel
 from tests.tiny_valm import tiny_batch
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trainable import Trainable, with_trainable
@@ -48,7 +48,7 @@ PLANS = {
     "context parallel": lambda: context_parallel_plan("everything", "ee"),
     "recompute": lambda: recomputed(context_parallel_plan("everything", "mp")),
     "tensor parallel": lambda: laid_out(encoders(tied=True), SHARED_WEIGHTS),
-    "divided tokens": lambda: dealt_out(laid_out(encoders(), SHARED_TOKENS)),
+    "divided tokens": lambda: sequence_parallel(laid_out(encoders(), SHARED_TOKENS)),
     "half frozen": lambda: laid_out(half_frozen(), SHARED_WEIGHTS),
     "experts": lambda: moe_plan(tp=2, cp=2, ep=4),
 }

@@ -1,4 +1,4 @@
-"""What dealt-out experts cost: rows by the stated assumption, products, exchanges, their part of a plan."""
+"""What distributed experts cost: rows by the stated assumption, products, exchanges, their part of a plan."""
 
 import random
 from dataclasses import replace
@@ -72,22 +72,22 @@ def test_the_busiest_share_has_its_limits() -> None:
 def test_work_is_shared_out_whole(grid: Grid, name: str) -> None:
     """Experts' products: the busiest rank's over its share, times the ranks, is the whole layer's."""
     layer = block(CONFIGS[name])
-    dealt = on_rank(layer, WORK, grid)
+    split = on_rank(layer, WORK, grid)
     chosen = 2  # experts of a token, in both
-    rows = WORK.tokens(dealt.operators[0].tokens) * chosen * grid.ep / (grid.tp * grid.cp)
+    rows = WORK.tokens(split.operators[0].tokens) * chosen * grid.ep / (grid.tp * grid.cp)
     share = busiest_share(rows, grid.ep)
     whole = routed_flop(layer, Grid())
-    assert routed_flop(dealt, grid) * grid.tp * grid.cp == pytest.approx(whole * share)
-    even = layer_flop(dealt, WORK, grid) + routed_flop(dealt, grid) * (1 / share - 1)
+    assert routed_flop(split, grid) * grid.tp * grid.cp == pytest.approx(whole * share)
+    even = layer_flop(split, WORK, grid) + routed_flop(split, grid) * (1 / share - 1)
     assert even * grid.tp * grid.cp == pytest.approx(layer_flop(layer, WORK))
 
 
 def test_products_are_of_whole_experts() -> None:
     layer = block()
-    dealt = on_rank(layer, WORK, Grid(2, 2, 4))
-    (gate,) = (each for each in dealt.operators if each.name == f"{EXPERT}0.gate_up")
+    split = on_rank(layer, WORK, Grid(2, 2, 4))
+    (gate,) = (each for each in split.operators if each.name == f"{EXPERT}0.gate_up")
     assert (
-        sum(each.name.startswith(EXPERT) and each.name.endswith("gate_up") for each in dealt.operators) == 1
+        sum(each.name.startswith(EXPERT) and each.name.endswith("gate_up") for each in split.operators) == 1
     )
     assert forward_flop(gate, WORK, Grid(2, 2, 4)) == pytest.approx(
         2 * 4096 * 2 / 4 * busiest_share(4096 * 2, 4) * 32 * 96
@@ -151,9 +151,9 @@ def test_exchanges_are_those_that_are_priced(name: str, tp: int, cp: int) -> Non
     work = work_of(whole, microbatch)
     wanted = []
     for layer in plan.model.module("llm").layers:
-        dealt = on_rank(layer, work, grid)
+        split = on_rank(layer, work, grid)
         share = busiest_share(tokens * 2 * 2 / tp, 2)
-        found = exchanges_of(dealt, work, grid, 8, divided=False)
+        found = exchanges_of(split, work, grid, 8, divided=False)
         sizes = [e.num_bytes for e in found.forward if e.kind is Collective.ALL_TO_ALL]
         wanted += [sizes[0], *(size / share for size in sizes[1:])] if sizes else []
         assert len(found.backward) == (0 if not sizes else 2 + (tp > 1))
@@ -171,7 +171,7 @@ def test_a_layer_pays_for_its_exchanges_on_their_own_link() -> None:
     layer, grid = block(), Grid(2, 2, 4)
 
     def seconds(expert_link: Link) -> tuple[float, float]:
-        time = cost.dealing(4, expert_link).layer_time(
+        time = cost.with_expert_parallel(4, expert_link).layer_time(
             layer, WORK, tp=2, cp=2, precision="float32", link=fast
         )
         return time.forward_s, time.input_grad_s
@@ -187,13 +187,14 @@ def test_a_layer_pays_for_its_exchanges_on_their_own_link() -> None:
     )
     added = [ours - theirs for ours, theirs in zip(seconds(slow), seconds(fast), strict=True)]
     assert added == pytest.approx([forward, backward])
-    dealt = cost.dealing(4).layer_time(layer, WORK, tp=2, cp=2, precision="float32", link=fast)
-    assert any("at random" in reason for reason in dealt.unmeasured)
+    split = cost.with_expert_parallel(4).layer_time(layer, WORK, tp=2, cp=2, precision="float32", link=fast)
+    assert any("at random" in reason for reason in split.unmeasured)
     plain = tiny_models.llm().layers[1]
     times = [
-        cost.dealing(ep).layer_time(plain, WORK, tp=2, cp=2, precision="float32", link=fast) for ep in (1, 4)
+        cost.with_expert_parallel(ep).layer_time(plain, WORK, tp=2, cp=2, precision="float32", link=fast)
+        for ep in (1, 4)
     ]
-    assert times[0] == times[1]  # nothing to deal out
+    assert times[0] == times[1]  # nothing to distribute
 
 
 def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
@@ -212,28 +213,28 @@ def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
     link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-5)
     arguments: dict[str, Any] = {"tp": 1, "cp": 2, "precision": "float32", "link": link}
     assert cost.layer_time(layer, WORK, **arguments).forward_s == 2.0
-    dealt = on_rank(layer, WORK, grid)
-    share = layer_flop(dealt, WORK, grid) / layer_flop(layer, WORK, Grid(1, 2))
+    split = on_rank(layer, WORK, grid)
+    share = layer_flop(split, WORK, grid) / layer_flop(layer, WORK, Grid(1, 2))
     assert 1.0 < share < busiest_share(4096 * 2, 2)
-    exchanged_s = sum(all_to_all_s(e.num_bytes, 2, link) for e in exchanges(dealt, grid).forward)
-    found = cost.dealing(2).layer_time(layer, WORK, **arguments)
+    exchanged_s = sum(all_to_all_s(e.num_bytes, 2, link) for e in exchanges(split, grid).forward)
+    found = cost.with_expert_parallel(2).layer_time(layer, WORK, **arguments)
     assert found.forward_s == pytest.approx(2.0 * share + exchanged_s)
     assert found.weight_grad_s == pytest.approx(1.0 * share)
 
 
-def exchanges(dealt: Layer, grid: Grid) -> Exchanges:
-    return exchanges_of(dealt, WORK, grid, 4, divided=False)
+def exchanges(split: Layer, grid: Grid) -> Exchanges:
+    return exchanges_of(split, WORK, grid, 4, divided=False)
 
 
 def test_a_plan_is_priced_with_its_degree() -> None:
     """All else equal; and a slower wire shows in the passes of the plan that exchanges over it."""
     cost = CostModel(load_profile("A40"))
-    cut, dealt = (moe_plan(tp=2, cp=2, ep=ep) for ep in (1, 4))
-    times = [price(lower(plan), cost) for plan in (cut, dealt)]
-    action = next(action for action in dealt.program_actions if str(action) == "0F0")
+    cut, split = (moe_plan(tp=2, cp=2, ep=ep) for ep in (1, 4))
+    times = [price(lower(plan), cost) for plan in (cut, split)]
+    action = next(action for action in split.program_actions if str(action) == "0F0")
     assert times[0].duration_s(action) != times[1].duration_s(action)
-    link = replace(dealt.cluster.intra, latency_s=1.0)
-    slower = price(lower(replace(dealt, cluster=replace(dealt.cluster, intra=link, inter=link))), cost)
+    link = replace(split.cluster.intra, latency_s=1.0)
+    slower = price(lower(replace(split, cluster=replace(split.cluster, intra=link, inter=link))), cost)
     exchanges = 2 * 3 * 3  # blocks x exchanges of a forward x steps of each
     assert slower.duration_s(action) - times[1].duration_s(action) >= exchanges * 0.99
 
@@ -242,6 +243,6 @@ def test_a_run_holds_no_more_than_the_busiest_rank_is_said_to(pool: Pool) -> Non
     """Weights of its own experts, rows that arrive and what is kept of them: measured on gloo."""
     config = MIXTRAL | {"hidden_size": 128, "intermediate_size": 192, "max_position_embeddings": 512}
     plan = moe_plan(cp=2, ep=2, config=config, kernels=Kernels.EAGER, tokens=256)
-    rows = measure("dealt", plan, pool)
+    rows = measure("split", plan, pool)
     assert max(row.measured_bytes / row.predicted_bytes for row in rows) <= 1.0
     assert min(row.measured_bytes / row.predicted_bytes for row in rows) >= 0.85

@@ -1,4 +1,4 @@
-"""The pure parts of the study of dealt-out experts, and a fresh router's rows."""
+"""The pure parts of the study of distributed experts, and a fresh router's rows."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Ranks that deal out experts train as one process does, however tokens fall."""
+"""Ranks that distribute experts train as one process does, however tokens fall."""
 
 import time
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_llama4(degrees: dict[str, int], pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("config", [MIXTRAL, FOUR_LLAMA4], ids=["mixtral", "llama4"])
-def test_tokens_that_are_dealt_out_already(config: dict[str, Any], pool: Pool) -> None:
+def test_tokens_that_are_split_already(config: dict[str, Any], pool: Pool) -> None:
     """Sequence parallelism: members come with tokens of their own, padding among them."""
     divided = (ModuleSettings(module="llm", sequence_parallel=True),)
     assert_same(moe_plan(tp=2, cp=2, ep=4, config=config, modules=divided), pool)
@@ -213,7 +213,7 @@ def test_ranks_hold_what_the_plan_says(degrees: tuple[int, int, int], which: int
     for name, each in whole.items():
         owned = [place_of(stage, rank).own(name, parts, each) for rank in stage.flat_ranks]
         copies = {True: tp * cp // ep, False: tp * cp if name not in parts.tensor.cut else cp}[
-            name in parts.dealt
+            name in parts.experts
         ]
         assert sum(float(own.sum()) for own in owned) == copies * float(each.sum()), name
 

@@ -1,4 +1,4 @@
-"""Plans whose ranks deal out experts: degrees, refusals, who holds and reduces what."""
+"""Plans whose ranks distribute experts: degrees, refusals, who holds and reduces what."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_the_nearest_degree_is_valid_and_none_is_closer(
     [
         ({"tp": 2, "ep": 4}, r"ep must divide its tp x cp = 2 ranks, got 4; nearest: 2"),
         ({"cp": 6, "ep": 6}, r"ep must divide the 4 experts, got 6; nearest: 2"),
-        ({"cp": 2, "ep": 2, "config": tiny_models.LLAMA}, r"no experts to deal out, got ep 2; nearest: 1"),
+        ({"cp": 2, "ep": 2, "config": tiny_models.LLAMA}, r"no experts to distribute, got ep 2; nearest: 1"),
         ({"ep": 0}, r"ep must be >= 1, got 0"),
     ],
 )
@@ -163,7 +163,7 @@ def test_the_plan_table_shows_the_degree() -> None:
     assert "2 x 2" in stage_cells(cut, cut.stages[0])
 
 
-def test_llama4_deals_out_its_routed_experts_alone() -> None:
+def test_llama4_distributes_its_routed_experts_alone() -> None:
     plan = moe_plan(cp=2, ep=2, config=LLAMA4 | {"num_local_experts": 4})
     layers = plan.model.module("llm").layers
     assert {num_experts(layer) for layer in layers} == {0, 4}
@@ -172,7 +172,7 @@ def test_llama4_deals_out_its_routed_experts_alone() -> None:
     assert not any(is_of_expert(p) for p in shared)
 
 
-def test_the_example_deals_out_eight_experts_over_four_ranks() -> None:
+def test_the_example_distributes_eight_experts_over_four_ranks() -> None:
     job = load_job(EXAMPLE)
     plan = cornstarch.plan(job, CostModel(load_profile("A40")))
     (stage,) = (stage for stage in plan.stages if stage.module == "llm")

@@ -68,7 +68,7 @@ def test_strategies_plan_the_next_batch_alike(strategy: object) -> None:
     assert next_plan(first, following.batch) == replace(own, stages=first.stages)
 
 
-def test_tokens_are_dealt_out_by_the_new_masks() -> None:
+def test_tokens_are_split_by_the_new_masks() -> None:
     plan = with_owners(plan_of("everything", "ee"), "lpt")
     batch = BATCHES["ep"]
     found = next_plan(plan, batch, block_tokens=2)

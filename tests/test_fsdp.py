@@ -1,4 +1,4 @@
-"""Weights shared out among replicas train as whole ones do, take turns in memory, and come out whole."""
+"""Weights sharded among replicas train as whole ones do, take turns in memory, and come out whole."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def shared_out(
     schedule: Schedule | None = None,
     **settings: object,
 ) -> Plan:
-    """Stage i of every module on rank i of a replica, layer by layer where a module is shared out."""
+    """Stage i of every module on rank i of a replica, layer by layer where a module is sharded."""
     depth = max(map(len, cuts.values()))
     stages = [
         Stage(id=0, module=name, replica=replica, layers=layers, ranks=((replica * depth + place,),))
@@ -210,18 +210,18 @@ def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) ->
 
 def test_an_emulation_is_refused() -> None:
     plan = shared_out(mixed("llm"), tiny_batch(), replicas=2)
-    with pytest.raises(ValueError, match="weights are not shared out; want sharding none or optimizer"):
+    with pytest.raises(ValueError, match="weights are not sharded; want sharding none or optimizer"):
         emulate(lower(plan), RunSettings())
 
 
 class _Alone(Mesh):
     """A rank whose peers hold zeros: gathers and sums are its own part and gradient."""
 
-    def start_collecting(self, whole, part, ranks):  # type: ignore[no-untyped-def]
+    def start_unit_all_gather(self, whole, part, ranks):  # type: ignore[no-untyped-def]
         size = part.numel()
         whole.narrow(0, ranks.index(self.rank) * size, size).copy_(part)
 
-    def start_dealing(self, part, whole, ranks):  # type: ignore[no-untyped-def]
+    def start_unit_reduce_scatter(self, part, whole, ranks):  # type: ignore[no-untyped-def]
         size = part.numel()
         part.copy_(whole.narrow(0, ranks.index(self.rank) * size, size))
 
@@ -239,9 +239,9 @@ def test_memory_comes_and_goes() -> None:
     shared.let_go()
     shared.gather()
     loss.backward()
-    dealt = shared.deal_out()
+    scattered = shared.reduce_scatter()
     shared.let_go()
-    shared.add(dealt.part)
+    shared.add(scattered.part)
     assert shared.own.grad.tolist() == [0.0, 2.0, 4.0]
     assert weights[0].grad is None
     assert noted == [48, -48, 48, -48]

@@ -1,4 +1,4 @@
-"""Several instances of shared-out weights: where they add up their parts, and what that costs."""
+"""Several instances of sharded weights: where they add up their parts, and what that costs."""
 
 from dataclasses import replace
 

@@ -159,7 +159,7 @@ def batch_of(num_samples: int) -> list[Sample]:
 
 
 def of_layers(num_layers: int, replicas: int, num_samples: int, instances: int = 1) -> Plan:
-    """One frozen layer of an encoder, which nobody shares out, then the layers of the LLM."""
+    """One frozen layer of an encoder, which nobody shards, then the layers of the LLM."""
     cuts = {"vision": ((0, 1),), "llm": ((0, num_layers),)}
     return shared_out(
         chain(num_layers),

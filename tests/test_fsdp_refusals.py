@@ -1,4 +1,4 @@
-"""Shared-out weights: plans that cannot share them, and programs that break a round, are refused by name."""
+"""Sharded weights: plans that cannot shard them, and programs that break a round, are refused by name."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def wide(**degrees: int) -> Plan:
     [
         pytest.param(
             unlike,
-            r"'llm' shares out its weights, so all 2 replicas of an instance are cut alike",
+            r"'llm' shards its weights, so all 2 replicas of an instance are cut alike",
             id="unlike",
         ),
         pytest.param(wide, r"want tp 1, got 2; nearest: sharding 'optimizer'", id="tp"),

@@ -14,10 +14,8 @@ from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.list_schedule import Chain, Policy, list_schedule
 from workbench.schedule.pass_graph import finish_time, pass_graph, peak_in_flight
 from workbench.schedule.programs import programs_of
-from workbench.schedule.zero_bubble import zb_h1, zb_h2, zb_v
 
-ZERO_BUBBLE = (ScheduleKind.ZB_H1, ScheduleKind.ZB_H2, ScheduleKind.ZB_V)
-PUBLISHED = dict(zip(ZERO_BUBBLE, (zb_h1, zb_h2, zb_v), strict=True))
+LIMITED = [kind for kind in ScheduleKind if kind.spec.takes("memory_limit")]
 
 
 def durations(seed):
@@ -42,7 +40,7 @@ def test_every_dag_runs_with_split_backwards(problem, kind, data):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    kind=st.sampled_from(ZERO_BUBBLE),
+    kind=st.sampled_from(LIMITED),
     num_ranks=st.integers(1, 4),
     num_microbatches=st.integers(1, 9),
     seed=st.integers(0, 10_000),
@@ -51,7 +49,8 @@ def test_never_slower_than_the_published_and_within_its_memory(kind, num_ranks, 
     schedule = usual(kind)
     num_stages = num_ranks * schedule.virtual_stages
     nodes, groups = chain(num_stages, num_microbatches), groups_of(schedule, num_stages)
-    published = dict(zip(groups, PUBLISHED[kind](range(num_stages), num_microbatches), strict=True))
+    order = kind.spec.chain(range(num_stages), num_ranks, num_microbatches)
+    published = dict(zip(groups, order, strict=True))
     ours = programs_of(nodes, groups, schedule, [tuple(range(num_stages))], durations(seed))
     needs = passes_read(nodes, Pass.I)
 
@@ -59,8 +58,7 @@ def test_never_slower_than_the_published_and_within_its_memory(kind, num_ranks, 
         return max(end for _, end in timed(programs, needs, durations(seed)).values())
 
     assert length(ours) <= length(published)
-    limit = 2 * num_ranks - 1 if kind is ScheduleKind.ZB_H2 else num_ranks
-    assert peak_in_flight(ours, range(num_stages)) <= limit
+    assert peak_in_flight(ours, range(num_stages)) <= kind.spec.most_in_flight(num_ranks)
 
 
 @settings(max_examples=25, deadline=None)

@@ -115,10 +115,12 @@ def test_only_ranks_that_share_a_new_folder_meet_in_it(other: dict[str, str]) ->
 
 
 def join(place: Place, folder: Path) -> int:
-    dist.destroy_process_group()  # the pool's own
+    first = dist.group.WORLD  # the pool's: its connections stay until the other rank has joined it too
+    dist.destroy_process_group()
     mine = {"RANK": str(place.process), "LOCAL_RANK": str(place.process)}
     error_file = {"TORCHELASTIC_ERROR_FILE": str(folder / str(place.process) / "error.json")}
     join_launched(LAUNCHED | mine | error_file, wait_s=30.0)
+    del first
     return dist.get_world_size()
 
 

@@ -24,7 +24,7 @@ def wait_alone(place: Place, lowered: Lowered) -> tuple[float, str]:
     (members,) = mesh.reduction
     start_s = time.monotonic()
     with pytest.raises(RuntimeError) as failure:
-        mesh.start_sum(torch.zeros(1), members).wait()
+        mesh.start_all_reduce(torch.zeros(1), members).wait()
     return time.monotonic() - start_s, str(failure.value)
 
 

@@ -46,15 +46,15 @@ class Refuse:
             raise ImportError(f"{{name}} is not installed here")
 
 sys.meta_path.insert(0, Refuse())
-from runtime import bench_wires, microbench
+from runtime.measure import microbench, wires
 from runtime.measure.attention import AttentionSizes, Heads
 from runtime.measure.cells import CellSizes
 from runtime.measure.operators import Sizes
 from runtime.measure.sustained import SustainedSizes
 
-bench_wires.BYTES = (2**10, 2**14, 2**18, 2**20)
-bench_wires.OVERLAP_BYTES = 2**23
-bench_wires.OVERLAP_PRODUCT = {{"cpu": 64}}
+wires.BYTES = (2**10, 2**14, 2**18, 2**20)
+wires.OVERLAP_BYTES = 2**23
+wires.OVERLAP_PRODUCT = {{"cpu": 64}}
 microbench.cell_sizes = lambda device: {CELLS!r}
 sys.exit(microbench.main(sys.argv[1:]))
 """

@@ -72,7 +72,7 @@ def test_small_updates_are_not_lost(pool: Pool) -> None:
     assert moved_wide > 0.8
 
 
-def test_wide_optimizers_agree_however_they_are_dealt_out(pool: Pool) -> None:
+def test_wide_optimizers_agree_however_they_are_sharded(pool: Pool) -> None:
     plan = planned(F32, F64)
     whole = trained(plan, pool, 1e-3, 3)
     parts = trained(sharded(plan), pool, 1e-3, 3)

@@ -187,7 +187,7 @@ def first_of(plan: Plan, kind: Pass) -> Action:
     ("kind", "verdict"),
     [
         pytest.param(Pass.UNSHARD, Verdict.DEADLOCK, id="gathered-by-one"),
-        pytest.param(Pass.REDUCE_GRAD, Verdict.DEADLOCK, id="dealt-out-by-one"),
+        pytest.param(Pass.REDUCE_GRAD, Verdict.DEADLOCK, id="scattered-by-one"),
         pytest.param(Pass.RESHARD, Verdict.SAME, id="kept"),
     ],
 )

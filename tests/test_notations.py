@@ -185,7 +185,7 @@ def test_torchtitan_parts_with_an_error(parts: Any, what: str) -> None:
             {"module_parallelisms": {"llm": {"rank_offset": -1}}},
             "llm.rank_offset: want a whole number from 0",
         ),
-        ({"module_parallelisms": {"llm": {"expert_tensor_parallel_size": 2}}}, "dealt-out expert is whole"),
+        ({"module_parallelisms": {"llm": {"expert_tensor_parallel_size": 2}}}, "distributed expert is whole"),
         ({"module_parallelisms": [1]}, "want keys and values"),
         ({"encoder_specs": {"vison": {}}}, "did you mean 'vision'"),
         ({"encoder_specs": {"vision": {"tp_size": "2"}}}, "encoder_specs.vision.tp_size: want a whole"),

@@ -133,7 +133,9 @@ def test_a_model_that_trains_its_encoders_is_refused():
 
 
 def test_schedules_without_encoders_in_front_are_refused():
-    with pytest.raises(ValueError, match="schedule gpipe has no run_ahead, got 2; three-phase and 1f1b"):
+    with pytest.raises(
+        ValueError, match="schedule gpipe has no run_ahead, got 2; 1f1b, three-phase have one"
+    ):
         Schedule(kind=ScheduleKind.GPIPE, run_ahead=2)
 
 

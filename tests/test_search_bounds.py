@@ -100,7 +100,7 @@ def test_no_plan_is_believed_faster_or_holds_less(
     bounds = bounds_of(plan, cost(), belief, schedule)
     lowered = lower(
         replace(built, token_shards=())
-    )  # dealt out after the search, which believes in equal shares
+    )  # distributed after the search, which believes in equal shares
     assert bounds.seconds(plan) <= belief.plan_s(lowered, cost()) * (1 + 1e-9)
     peaks = peak_bytes(lowered, memory_table(lowered))
     for rank in plan.ranks:

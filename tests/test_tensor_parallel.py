@@ -20,8 +20,9 @@ from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
-from tests import paper_models, tiny_models
+from tests import tiny_models
 from tests.plans import cluster, finish
+from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_encoders import CASES, module_of
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_export import tensors_of
@@ -46,7 +47,7 @@ from workbench.strategies import megatron_heterogeneous
 
 torch.set_num_threads(1)
 Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
-CONFIGS = {**tiny_models.DECODERS, **paper_models.DECODERS, "llama4": LLAMA4}
+CONFIGS = {**tiny_models.DECODERS, **DECODERS, "llama4": LLAMA4}
 REFUSED = {  # encoder -> what has no rule
     "internvit-6b-style": "attention.q_norm: there is no rule to cut WideRMSNorm",
     "phi-4-audio": "conv.glu: there is no rule to cut Phi4MultimodalAudioGluPointWiseConv",

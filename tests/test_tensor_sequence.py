@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks that deal out tokens train as one process does, and hold and send what is said."""
+"""Tensor-parallel ranks that split tokens train as one process does, and hold and send what is said."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +51,8 @@ from workbench.timing.price import price
 torch.set_num_threads(1)
 
 
-def dealt_out(plan: Plan, **settings: Any) -> Plan:
-    """The plan with tokens dealt out in every module."""
+def sequence_parallel(plan: Plan, **settings: Any) -> Plan:
+    """The plan with tokens split in every module."""
     modules = tuple(
         replace(plan.settings.of(module.name), sequence_parallel=True, **settings)
         for module in plan.model.modules
@@ -63,7 +63,7 @@ def dealt_out(plan: Plan, **settings: Any) -> Plan:
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_PARTS])
 def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
     """Eleven tokens in a microbatch: the last rank holds one of padding."""
-    assert_same(dealt_out(text_plan(CONFIGS[name], (0, 1))), pool)
+    assert_same(sequence_parallel(text_plan(CONFIGS[name], (0, 1))), pool)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
@@ -78,7 +78,7 @@ def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
         Stage(id=i, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=((0, 1),))
         for i, module in enumerate((vision, llm))
     ]
-    assert_same(dealt_out(finish(connect("two", (vision, llm)), batch, stages)), pool)
+    assert_same(sequence_parallel(finish(connect("two", (vision, llm)), batch, stages)), pool)
 
 
 LAYOUTS = [
@@ -91,13 +91,13 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("layouts", LAYOUTS)
 def test_layouts_around(layouts: dict[str, Degrees], pool: Pool) -> None:
-    assert_same(dealt_out(laid_out(encoders(), layouts)), pool)
+    assert_same(sequence_parallel(laid_out(encoders(), layouts)), pool)
 
 
 def test_parts_of_the_optimizer_have_whole_gradients_of_norms(pool: Pool) -> None:
     """Two replicas, each updating half of every layer, norms included."""
     layouts = {"image": ONE, "audio": ONE, "llm": (2, 1, 1, 2)}
-    plan = dealt_out(laid_out(encoders(), layouts), sharding=Sharding.OPTIMIZER)
+    plan = sequence_parallel(laid_out(encoders(), layouts), sharding=Sharding.OPTIMIZER)
     result, reference = execute(plan, pool, clip_norm=0.01)
     assert_parity(plan, result, reference, Precision.FLOAT64)
 
@@ -106,12 +106,13 @@ def test_fewer_tokens_than_ranks(pool: Pool) -> None:
     """Three tokens on four ranks: one holds nothing but padding."""
     batch = (Sample(0, (Segment(TEXT, 0, 3, 3),)),)
     plan = text_plan(CONFIGS["llama"] | {"num_key_value_heads": 4}, (0, 1, 2, 3))
-    assert_same(dealt_out(finish(plan.model, batch, list(plan.stages))), pool)
+    assert_same(sequence_parallel(finish(plan.model, batch, list(plan.stages))), pool)
 
 
 def test_tied_weights_recomputed_split_backwards_and_a_norm(pool: Pool) -> None:
     layouts = {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}
-    plan = dealt_out(laid_out(encoders(CONFIGS["qwen3"], tied=True), layouts), recompute=Recompute.FULL)
+    model = encoders(CONFIGS["qwen3"], tied=True)
+    plan = sequence_parallel(laid_out(model, layouts), recompute=Recompute.FULL)
     split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
     assert any(action.kind is Pass.W for action in split.program_actions)
     result, reference = execute(split, pool, clip_norm=0.01)
@@ -120,7 +121,7 @@ def test_tied_weights_recomputed_split_backwards_and_a_norm(pool: Pool) -> None:
 
 def test_borders_stand_where_all_tokens_are_needed() -> None:
     model = encoders()  # images and sounds enter the LLM at its first layer
-    plan = dealt_out(laid_out(model, {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}))
+    plan = sequence_parallel(laid_out(model, {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}))
     image, _, first, last = plan.stages
     ends = len(model.module("image").layers) - 1
     blocks = tuple(range(1, ends))
@@ -160,7 +161,7 @@ class Noting(TensorGroup):
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "phi", "gpt2", "opt"])
 def test_what_travels_is_a_gather_and_a_sum_where_whole_tensors_were_added_up(name: str) -> None:
     """Layer by layer and both ways, of as many bytes as the whole sum had, padding aside."""
-    plan = dealt_out(text_plan(CONFIGS[name], (0, 1)))
+    plan = sequence_parallel(text_plan(CONFIGS[name], (0, 1)))
     module = plan.model.module("llm")
     group = Noting((0, 1), 0, None)
     object.__setattr__(group, "seen", [])
@@ -210,7 +211,7 @@ def test_gathers_at_the_ends_of_a_stage_and_sums_of_norms_are_priced() -> None:
     whole = in_two_stages(text_plan(CONFIGS["llama"], (0, 1)))
     cost = CostModel(ideal_profile())
     tokens, width, size = sum(s.num_tokens for s in whole.batch), 32, whole.settings.precision.num_bytes
-    before, after = (price(lower(each), cost) for each in (whole, dealt_out(whole)))
+    before, after = (price(lower(each), cost) for each in (whole, sequence_parallel(whole)))
     microbatch = whole.microbatches[0]
     tokens = sum(whole.sample[item.sample].num_tokens for item in microbatch.items)
     gather_s = all_gather_s(tokens * width * size, 2, LINK)
@@ -229,7 +230,7 @@ def test_gathers_at_the_ends_of_a_stage_and_sums_of_norms_are_priced() -> None:
 def test_norms_take_their_part_of_the_time() -> None:
     whole = text_plan(CONFIGS["llama"], (0, 1))
     cost = CostModel(ideal_profile(bytes_per_s=1e9))
-    before, after = (price(lower(each), cost) for each in (whole, dealt_out(whole)))
+    before, after = (price(lower(each), cost) for each in (whole, sequence_parallel(whole)))
     assert after.duration_s(parse_action("0F0")) < before.duration_s(parse_action("0F0"))
 
 
@@ -241,7 +242,7 @@ def test_no_rank_holds_more_than_predicted(name: str, pool: Pool) -> None:
     plan = text_plan(config, (0, 1))
     plan = finish(plan.model, batch, list(plan.stages))
     plan = replace(plan, settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER))
-    (before, _), (after, _) = (measure(name, each, pool) for each in (plan, dealt_out(plan)))
+    (before, _), (after, _) = (measure(name, each, pool) for each in (plan, sequence_parallel(plan)))
     assert 0.94 * after.predicted_bytes <= after.measured_bytes <= after.predicted_bytes
     if name != "phi":  # its MLP gathers the tokens of the attention's norm once more
         assert after.measured_bytes < before.measured_bytes
@@ -253,7 +254,7 @@ def test_fused_kernels_keep_their_part(kernels: Kernels) -> None:
     whole = replace(whole, settings=replace(whole.settings, kernels=kernels))
     action = parse_action("0F0")
     before, after = (
-        memory_table(lower(each)).acquired_bytes[0, action] for each in (whole, dealt_out(whole))
+        memory_table(lower(each)).acquired_bytes[0, action] for each in (whole, sequence_parallel(whole))
     )
     assert after < before
 
@@ -270,4 +271,4 @@ def test_a_job_file_says_so(tmp_path: Path) -> None:
 def test_plans_without_it_keep_their_hash() -> None:
     plan = text_plan(CONFIGS["llama"], (0, 1))
     assert "sequence_parallel" not in dumps(plan)
-    assert loads(dumps(dealt_out(plan))) == dealt_out(plan)
+    assert loads(dumps(sequence_parallel(plan))) == sequence_parallel(plan)

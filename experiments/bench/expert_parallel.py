@@ -11,7 +11,6 @@ Differs: a fresh router is not a trained one.
 Run:     python -m experiments.bench.expert_parallel [--rounds 3] [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.work import text_only, text_samples, this_machine
+from experiments.harness.command import command_line
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
@@ -162,10 +162,9 @@ def judged(rounds: int, budget_s: float) -> dict[str, float]:
 
 def main() -> int:
     """Predictions, runs, counts; there is no goal to miss."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=0.1, help="of each kind of pass that is measured")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.budget_s <= 0:
         parser.error(f"want >= 1 round and a budget > 0, got {arguments.rounds}, {arguments.budget_s}")

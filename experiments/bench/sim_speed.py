@@ -7,84 +7,36 @@ Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeat
          many ranks it runs. The same plan of 24 stages on one GPU each
          also goes through SimPy's textbook way (`rivals.textbook`), in the same run, alternating.
          The sweep (`sim.step.sweep`) times every plan too, compiled once; its times must be equal.
+         Plans a second, all different, from model to time: see `plan_speed`.
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
-import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+from experiments.bench.plan_speed import plan_rates
 from experiments.bench.rivals.textbook import simulate_textbook
+from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
+from experiments.harness.command import command_line
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
-from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.data.sample import Sample, Segment
 from workbench.memory.account import MemoryTable, check_memory, memory_table
-from workbench.model.model_graph import ModelGraph, Module, connect
-from workbench.model.trainable import Trainable
-from workbench.model.zoo import from_shape
-from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.timing.price import price
 
 T = TypeVar("T")
 
-PROFILE = "H100"
 REPEATS = 5
-IMAGE_TOKENS, SOUND_TOKENS, TEXT_TOKENS = 729, 1500, 512
-NVLINK = Link(name="NVLink 4", bytes_per_s=450e9, latency_s=2e-6)
-INFINIBAND = Link(name="InfiniBand NDR", bytes_per_s=50e9, latency_s=5e-6)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One plan: module -> (pipeline stages, tensor-parallel degree), in the order of its ranks."""
-
-    name: str
-    llm: str
-    layout: dict[str, tuple[int, int]]
-    replicas: int
-    microbatches: int  # of each replica
-    samples: int  # of each microbatch
-
-
-CASES = (
-    Case(
-        name="24 stages",
-        llm="llama-3.1-8b",
-        layout={"vision": (4, 1), "audio": (4, 1), "llm": (16, 1)},
-        replicas=1,
-        microbatches=256,
-        samples=1,
-    ),
-    Case(
-        name="24 GPUs",
-        llm="llama-3.1-8b",
-        layout={"vision": (2, 2), "audio": (2, 2), "llm": (4, 4)},
-        replicas=1,
-        microbatches=24,
-        samples=1,
-    ),
-    Case(
-        name="1296 GPUs",
-        llm="llama-3.1-70b",
-        layout={"vision": (1, 4), "audio": (1, 4), "llm": (8, 8)},
-        replicas=18,
-        microbatches=48,
-        samples=2,
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,63 +70,6 @@ class Row:
     @property
     def sweep_actions_per_s(self) -> float:
         return self.num_actions / self.sweep_s
-
-
-def model(llm: str) -> ModelGraph:
-    """SigLIP and Whisper with their projectors in front of an LLM; the projectors and the LLM train."""
-    text = from_shape(llm, module="llm")
-    width = text.layers[0].out_width
-    encoders = [
-        from_shape(shape, module=name, llm_width=width, trainable=Trainable.PROJECTOR)
-        for name, shape in (("vision", "siglip-so400m-14-384"), ("audio", "whisper-large-v3-enc"))
-    ]
-    return connect("vision-audio-llm", *((encoder, text) for encoder in encoders))
-
-
-def plan_of(case: Case) -> Plan:
-    """The plan of a case on nodes of eight GPUs."""
-    graph = model(case.llm)
-    stages = tuple(_stages(case, graph))
-    num_ranks = 1 + max(rank for stage in stages for rank in stage.flat_ranks)
-    node = Node(device=PROFILE, num_ranks=8, memory_bytes=80 * 10**9)
-    draft = Plan(
-        strategy="bench",
-        model=graph,
-        cluster=uniform("bench", node, num_nodes=-(-num_ranks // 8), intra=NVLINK, inter=INFINIBAND),
-        batch=tuple(_sample(i) for i in range(case.replicas * case.microbatches * case.samples)),
-        stages=stages,
-        microbatches=(),
-        programs=(),
-    )
-    microbatches = batched_microbatches(
-        draft, samples_per_microbatch=case.samples, replicas=range(case.replicas)
-    )
-    return with_programs(replace(draft, microbatches=microbatches))
-
-
-def _stages(case: Case, graph: ModelGraph) -> Iterator[Stage]:
-    """Replica by replica, module by module, layers cut evenly."""
-    number, rank = 0, 0
-    for replica in range(case.replicas):
-        for module, (pp, tp) in case.layout.items():
-            for first, last in _even_cuts(graph.module(module), pp):
-                ranks = tuple(range(rank, rank + tp))
-                yield Stage(id=number, module=module, replica=replica, layers=(first, last), ranks=(ranks,))
-                number, rank = number + 1, rank + tp
-
-
-def _even_cuts(module: Module, num_stages: int) -> list[tuple[int, int]]:
-    bounds = [round(i * len(module.layers) / num_stages) for i in range(num_stages + 1)]
-    return list(pairwise(bounds))
-
-
-def _sample(number: int) -> Sample:
-    segments = (
-        Segment("text", 0, TEXT_TOKENS, TEXT_TOKENS),
-        Segment("vision", 0, IMAGE_TOKENS, IMAGE_TOKENS),
-        Segment("audio", 0, SOUND_TOKENS, SOUND_TOKENS),
-    )
-    return Sample(number, segments)
 
 
 def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], MemoryTable]:
@@ -242,9 +137,7 @@ def against_textbook(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     print(
         "plan         GPUs  actions    spans messages  planning  simulating  actions/s"
         "     sweep  actions/s  iteration"
@@ -265,6 +158,11 @@ def main() -> int:
         f"textbook SimPy on {rows[0].name}: {textbook['textbook_s'] * 1e3:.1f} ms, "
         f"{textbook['textbook_over_engine']:.2f} times the engine's"
     )
+    rates = list(plan_rates())
+    for rate in rates:
+        steps = ", ".join(f"{step} {seconds * 1e3:.0f}" for step, seconds in rate.seconds.items())
+        print(f"plans of {rate.name}: {rate.plans_per_s:.2f} a second (ms each: {steps})")
+    of_gpus = {rate.name: rate.plans_per_s for rate in rates}
     if arguments.json:
         result = {
             "engine_actions_per_s": rows[0].actions_per_s,
@@ -273,6 +171,9 @@ def main() -> int:
             "sweep_actions_per_s": rows[0].sweep_actions_per_s,
             "sweep_iteration_1296_gpu_s": rows[2].sweep_s,
             "sweep_is_equal": all(row.sweep_is_equal for row in rows),
+            "plans_per_s_24_gpu": of_gpus["24 GPUs"],
+            "plans_per_s_1296_gpu": of_gpus["1296 GPUs"],
+            "plans": [asdict(rate) for rate in rates],
             "textbook": textbook,
             "rows": [asdict(row) for row in rows],
         }

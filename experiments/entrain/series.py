@@ -21,7 +21,7 @@ from typing import Any
 from experiments.entrain.methods import METHODS, disttrain, replicas_of
 from experiments.entrain.replica import BLOCKS, Replica, Taken
 from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_of, work_pool
-from experiments.paper import RESULTS
+from experiments.harness.record import RESULTS
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.data.sample import Sample
 from workbench.report.progress import ticking

@@ -27,7 +27,7 @@ from workbench.model.trainable import Trainable
 from workbench.plan.check import check
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.token_shards import Scope, token_shards
-from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 
 IMAGE = 196  # tokens of 224 x 224 pixels in patches of 16
 CLIP = 150  # Whisper frames
@@ -138,10 +138,11 @@ def halves(first: int, num_layers: int) -> Cuts:
 def _schedules(work: Work, cluster: Cluster) -> Plans:
     """Every kind of schedule that tells a text from others, in microbatches of one text."""
     for kind in ScheduleKind:
-        if kind is ScheduleKind.THREE_PHASE:  # without encoders it is 1F1B
+        if kind.spec.shares_ranks_in_part:  # without encoders it is 1F1B
             continue
-        schedule = Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
-        ranks = {ScheduleKind.INTERLEAVED: (0, 1, 0, 1), ScheduleKind.ZB_V: (0, 1, 1, 0)}.get(kind, (0, 1))
+        schedule = usual(kind)
+        num_stages = 2 * schedule.virtual_stages
+        ranks = [rank_block(schedule, place, num_stages) for place in range(num_stages)]
         cuts: Cuts = {LLM: tuple((8 // len(ranks), (rank,)) for rank in ranks)}
 
         def make(cuts: Cuts = cuts, schedule: Schedule = schedule) -> Plan:

@@ -8,7 +8,6 @@ Ours:    the peak of `workbench.memory.account`'s account, written down before t
 Run:     python -m experiments.fidelity.memory [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
+from experiments.harness.command import command_line
 from runtime.launch import run_local
 from runtime.rank_job import Collect, RunSettings
 from runtime.world.pool import Pool
@@ -153,9 +153,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     started_s = time.perf_counter()
     rows: list[Row] = []
     print(f"{'plan':45s} rank  predicted   measured   error")

@@ -6,7 +6,8 @@ from statistics import fmean
 
 from scipy.stats import kendalltau
 
-from experiments.evidence import Evidence
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow
 from experiments.mimo.models import (
     LLM,
     VISION,
@@ -17,8 +18,6 @@ from experiments.mimo.models import (
     machine,
     variations,
 )
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import PrintedRow
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.layout_step import LayoutSteps

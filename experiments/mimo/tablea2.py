@@ -10,8 +10,8 @@ Ours:    the step model of the layout search, about 30 s on one CPU core.
 Run:     python -m experiments.mimo.tablea2
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.mimo.compared import (
     MS,
     Compared,
@@ -22,8 +22,6 @@ from experiments.mimo.compared import (
     workload_of,
 )
 from experiments.mimo.models import PROFILE
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 
 
@@ -54,15 +52,12 @@ def step_s(step: LayoutStep) -> float:
     return step.step_s
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All rows."""
     rows = [compared(row) for row in printed_rows("mimo_tableA2")]
-    return outcome_of("mimo/tablea2", [gain_evidence("Table A2", rows, step_s)], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [gain_evidence("Table A2", rows, step_s)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -12,8 +12,9 @@ Run:     python -m experiments.mimo.tablea3
 
 from itertools import pairwise
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.mimo.compared import (
     MS,
     Compared,
@@ -24,8 +25,6 @@ from experiments.mimo.compared import (
     workload_of,
 )
 from experiments.mimo.models import PROFILE
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 
 
@@ -73,17 +72,14 @@ def _group(row: Compared) -> tuple[str, float, int]:
     return row.baseline.llm, row.baseline.vision_pct, row.baseline.sequence_tokens
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All rows."""
     rows = [compared(row) for row in printed_rows("mimo_tableA3")]
     evidence = gain_evidence("Table A3", rows, passes_s)
     growth(evidence, rows)
-    return outcome_of("mimo/tablea3", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

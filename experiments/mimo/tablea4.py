@@ -10,8 +10,8 @@ Ours:    the step model of the layout search, about 30 s on one CPU core.
 Run:     python -m experiments.mimo.tablea4
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.mimo.compared import (
     MS,
     Compared,
@@ -23,8 +23,6 @@ from experiments.mimo.compared import (
 )
 from experiments.mimo.models import PROFILE
 from experiments.mimo.tablea2 import step_s
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.planner.layout_choice import LayoutChoice, Mode
 
 
@@ -49,15 +47,12 @@ def apart(row: PrintedRow) -> LayoutChoice:
     return LayoutChoice(mode=Mode.APART, encoders=(encoder_of(row, "nc_enc"),), llm=llm_of(row, "nc_llm"))
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All rows."""
     rows = [compared(row) for row in printed_rows("mimo_tableA4")]
-    return outcome_of("mimo/tablea4", [gain_evidence("Table A4", rows, step_s)], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [gain_evidence("Table A4", rows, step_s)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -16,7 +16,7 @@ from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import silent
-from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.choice import ScheduleKind, rank_block, usual
 from workbench.strategies.registry import PLANNERS, PRICED
 
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-4)
@@ -43,35 +43,34 @@ def cases() -> Iterator[Case]:
 
 
 def schedules() -> Iterator[Case]:
-    """Every kind on pipelines of two and of four ranks; `three-phase` where modules share ranks."""
+    """Every kind on pipelines of two and of four ranks, or where modules share ranks."""
     for kind in ScheduleKind:
         for ranks in PIPELINES:
             is_old = ranks == PIPELINES[0] and kind in {ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE}
-            plan = shared_ranks(ranks) if kind is ScheduleKind.THREE_PHASE else pipeline(kind, ranks)
+            plan = shared_ranks(kind, ranks) if kind.spec.shares_ranks_in_part else pipeline(kind, ranks)
             yield Case(f"{kind}, {ranks} ranks", plan, is_old)
 
 
 def pipeline(kind: ScheduleKind, num_ranks: int) -> Plan:
     """Texts through a small decoder, whose stages go round the ranks, or there and back."""
-    virtual = kind.usual_virtual_stages
-    there = list(range(num_ranks))
-    order = there * virtual if kind is not ScheduleKind.ZB_V else there + there[::-1]
+    schedule = usual(kind)
+    num_stages = num_ranks * schedule.virtual_stages
+    order = [rank_block(schedule, place, num_stages) for place in range(num_stages)]
     llm = decoder("llama", width=128, blocks=len(order))
     layers = [len(llm.layers) // len(order)] * len(order)
     layers[-1] += len(llm.layers) - sum(layers)
     work = Work(name="texts", model=text_only(llm), batch=text_samples([12, 9, 16, 5]))
     cuts: Cuts = {LLM: tuple((count, (rank,)) for count, rank in zip(layers, order, strict=True))}
     cluster = this_machine(LINK, num_ranks, num_cores=num_ranks)
-    schedule = Schedule(kind=kind, virtual_stages=virtual)
     return plan_of(work, cluster, cuts, samples=(1,) * NUM_MICROBATCHES, schedule=schedule)
 
 
-def shared_ranks(num_ranks: int) -> Plan:
+def shared_ranks(kind: ScheduleKind, num_ranks: int) -> Plan:
     """Encoders on the ranks of the language model's first stage, in replicas of two ranks."""
     job = with_layouts(small("all"), encoders=1, llm=1)
     job = replace(job, replicas=num_ranks // 2)
     plan = PLANNERS["encoders-colocated"](job, CostModel(load_profile("A40")), silent)
-    return with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.THREE_PHASE))
+    return with_programs(replace(plan, programs=()), usual(kind))
 
 
 def strategies() -> Iterator[Case]:

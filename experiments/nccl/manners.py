@@ -21,6 +21,7 @@ import runtime.parallel.context.group
 import runtime.parallel.tensor.group
 import runtime.world.mesh
 from runtime.world.clock import Channel
+from runtime.world.streams import Event
 
 LOOK_EVERY_S = 0.002
 ENOUGH_S = 3600.0  # no rank of a case lives that long
@@ -87,7 +88,7 @@ class Queued:
 
     def get_future(self) -> "Future[None]":
         """Done at once, as NCCL's: whoever reads the data then reads what is not there yet."""
-        future: Future[None] = Future()  # type: ignore[no-untyped-call]
+        future: Future[None] = Future()
         if Manner.EARLY_FUTURES not in self._device.manners:
             self.wait()
         future.set_result(None)
@@ -149,7 +150,9 @@ class QueuingDevice:
     def record_stream(self, tensor: Tensor, channel: Channel | None) -> None:
         """Memory is gloo's affair here."""
 
-    def seconds_between(self, first: Moment, last: Moment) -> float:
+    def seconds_between(self, first: Event, last: Event) -> float:
+        assert isinstance(first, Moment)
+        assert isinstance(last, Moment)
         return last.time_s - first.time_s
 
     def synchronize(self) -> None:

@@ -105,21 +105,17 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
             source.raw(item.sample, segment, adapter.raw_shape(segment))
             for item, segment in zip(microbatch.items, found, strict=True)
         )
+    chosen = entering_conditions(plan, stage, microbatch)
     return MicrobatchData(
         items=microbatch.items,
         tokens_in=tuple(segment.tokens_in for segment in found),
         tokens_out=tuple(segment.tokens_out for segment in found),
         raw=raw,
         grids=tuple(segment.grid for segment in found),
-        **_conditions(plan, stage, microbatch),
+        # Of the LLM's states a generator reads those at its items' places, in the items' order.
+        chosen=chosen,
+        placed={name: torch.arange(len(place_E)) for name, place_E in chosen.items()},
     )
-
-
-def _conditions(plan: Plan, stage: Stage, microbatch: Microbatch) -> dict[str, dict[str, Tensor]]:
-    """Of a generator: of the LLM's states it reads those at its items' places, in the items' order."""
-    chosen = entering_conditions(plan, stage, microbatch)
-    placed = {name: torch.arange(len(place_E)) for name, place_E in chosen.items()}
-    return {"chosen": chosen, "placed": placed}
 
 
 def count_targets(sample: Sample) -> int:

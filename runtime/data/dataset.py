@@ -126,7 +126,7 @@ class _Sizes:
 
     @cached_property
     def _vision(self) -> tuple[str, VisionAdapter]:
-        return self._only(VisionAdapter, IMAGE)
+        return self._only(VisionAdapter, IMAGE)  # type: ignore[type-abstract]
 
     @cached_property
     def _audio(self) -> tuple[str, WhisperAdapter]:

@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-
 
 def open_sockets() -> frozenset[int]:
     """Of this process, by inode: what it had before it was in any world is not its to close."""
@@ -42,15 +39,3 @@ def _sockets() -> Iterator[tuple[int, socket.socket]]:
             if stat.S_ISSOCK(about.st_mode):
                 with socket.socket(fileno=os.dup(int(path.name))) as found:
                     yield about.st_ino, found
-
-
-def leave_world() -> None:
-    """Give up all process groups, also after an attempt to make them that failed half-way.
-
-    torch numbers the groups of a process, and the numbers must fit those of processes that were
-    never in a world; destroying the world sets them back, so after a failed attempt a world of one
-    is made and destroyed.
-    """
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    dist.destroy_process_group()

@@ -52,13 +52,13 @@ class ElasticJob:
     Args:
         model, chain: the model and its layers in the order in which templates cut them.
         templates: planned once; their nodes have as many GPUs as nodes here have processes. The ranks of
-            a stage share out the samples of its microbatches.
-        sharding: what else they share out: all hold its layers whole, or each a part of every weight and
+            a stage split the samples of its microbatches.
+        sharding: what else they split: all hold its layers whole, or each a part of every weight and
             of its optimizer state (parameters), brought together layer by layer for use.
         batch: samples of a step, the same number each.
-        samples_per_microbatch: microbatches are dealt to pipelines by the time of their templates.
-        reduction: when gradients are summed; the sums are the same. Those of shared-out weights are
-            always dealt out, and then added up, layer by layer.
+        samples_per_microbatch: microbatches are assigned to pipelines by the time of their templates.
+        reduction: when gradients are summed; the sums are the same. Those of sharded weights are
+            always reduce-scattered, and then added up, layer by layer.
         source: data by sample id.
         wait_s: of every wait of a rank for another; a rank that hangs is found after it.
         step_s: from the start of a step until every rank has its gradients whole.
@@ -88,7 +88,7 @@ class ElasticJob:
             raise ValueError(f"stages have {widths} GPUs; want templates of one width")
         if self.samples_per_microbatch % widths[0]:
             raise ValueError(
-                f"microbatches of {self.samples_per_microbatch} samples are shared out among the {widths[0]} "
+                f"microbatches of {self.samples_per_microbatch} samples are split among the {widths[0]} "
                 f"ranks of a stage: want a multiple of {widths[0]}"
             )
         self._check_sharding()
@@ -108,17 +108,17 @@ class ElasticJob:
     def _check_sharding(self) -> None:
         if self.sharding not in (Sharding.NONE, Sharding.PARAMETERS):
             raise ValueError(
-                "sharding: the ranks of a stage share out everything or nothing, got "
+                "sharding: the ranks of a stage shard everything or nothing, got "
                 f"{self.sharding.value!r}; want {Sharding.NONE.value!r} or {Sharding.PARAMETERS.value!r}"
             )
         if self.is_sharded and self.ranks_per_stage == 1:
             raise ValueError(
-                "sharding: weights are shared out among the ranks of a stage, and stages have one rank; want "
+                "sharding: weights are sharded among the ranks of a stage, and stages have one rank; want "
                 f"templates of 2 or more GPUs a stage, or {Sharding.NONE.value!r}"
             )
         if self.is_sharded and self.reduction is not Reduction.LAYERWISE:
             raise ValueError(
-                f"gradients of shared-out weights are summed {Reduction.LAYERWISE.value}, got reduction "
+                f"gradients of sharded weights are summed {Reduction.LAYERWISE.value}, got reduction "
                 f"{self.reduction.value!r}"
             )
 
@@ -184,9 +184,9 @@ def _per_rank(job: ElasticJob, stages: Sequence[TemplateStage]) -> Iterator[Temp
 def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
     """The plan of one step: pipelines of the layout are replicas, cut as their templates say.
 
-    Microbatches are consecutive samples, dealt to pipelines by Eq. 2.6 of the Oobleck chapter. Where a
+    Microbatches are consecutive samples, assigned to pipelines by Eq. 2.6 of the Oobleck chapter. Where a
     stage has several ranks, its pipeline is as many replicas beside each other, of which each takes its
-    part of the samples of every microbatch. Where they share out weights too, they are an instance, which
+    part of the samples of every microbatch. Where they shard weights too, they are an instance, which
     holds every weight once.
 
     Raises:
@@ -243,9 +243,9 @@ def _with_microbatches(job: ElasticJob, layout: Layout, draft: Plan) -> Plan:
     ends = [sum(counts[: place + 1]) for place in range(len(counts))]
     width = job.ranks_per_stage
     part = size // width
-    dealt = {
+    assigned = {
         place * width + lane: [chunk[lane * part : (lane + 1) * part] for chunk in chunks[end - count : end]]
         for place, (count, end) in enumerate(zip(counts, ends, strict=True))
         for lane in range(width)
     }
-    return replace(draft, microbatches=chunked_microbatches(draft, dealt))
+    return replace(draft, microbatches=chunked_microbatches(draft, assigned))

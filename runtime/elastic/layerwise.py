@@ -53,7 +53,7 @@ class LayerwiseGradients(Gradients):
         """The stage's last backward is next: a gradient that it adds to is whole."""
         for weight in self._modules[stage].parameters():
             if id(weight) in self._group_of:
-                hook = weight.register_post_accumulate_grad_hook(self._note_whole)  # type: ignore[no-untyped-call]
+                hook = weight.register_post_accumulate_grad_hook(self._note_whole)
                 self._hooks.append(hook)
 
     def reduce(self, action: Action) -> None:

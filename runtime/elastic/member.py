@@ -8,15 +8,16 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from runtime.elastic.connections import leave_world, open_sockets, sever
-from runtime.elastic.forming import BACKEND, Forming
+from runtime.elastic.connections import open_sockets, sever
+from runtime.elastic.interruptible import BACKEND, InterruptibleGloo
 from runtime.elastic.job import ElasticJob, Reduction
 from runtime.elastic.layerwise import last_backwards
-from runtime.elastic.moves import CPU, Holdings, carry_out
+from runtime.elastic.moves import CPU, Holdings, Move, carry_out
 from runtime.elastic.orders import (
     Begin,
     Broken,
@@ -38,6 +39,7 @@ from runtime.world.allocator import keep_freed_memory
 from runtime.world.communicators import build_mesh
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_here
+from runtime.world.mesh import Mesh
 from workbench.schedule.action import Pass
 
 POLL_S = 1.0  # how often a process looks whether its supervisor is still there
@@ -64,8 +66,8 @@ class MemberProcess:
     """The life of one process: it obeys orders and answers them.
 
     A thread reads the orders, because a PAUSE must be heard while the process waits for a rank
-    that is gone: it severs all connections, again and again until the wait has ended, since a
-    connection may just be being made, and gives up the forming of groups.
+    that is gone: it interrupts the wait, and severs all connections, so that the peers' waits and those
+    that were left behind end too; again and again, since a connection may just be being made.
 
     Args:
         moment: a shared integer, see `Moment`.
@@ -74,7 +76,7 @@ class MemberProcess:
     def __init__(self, job: ElasticJob, pipe: mpc.Connection, moment: Any) -> None:
         self._job, self._pipe, self._moment = job, pipe, moment
         self._spared = open_sockets()
-        self._forming = Forming()
+        self._gloo = InterruptibleGloo()
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pausing = threading.Event()  # set: no connection is severed
         self._held: Holdings = {}
@@ -107,7 +109,7 @@ class MemberProcess:
             order = pickle.loads(self._pipe.recv_bytes())
             if order is Order.PAUSE:
                 self._pausing.clear()
-                self._forming.give_up()
+                self._gloo.interrupt()
             self._orders.put(order)
             while order is Order.PAUSE and not self._pausing.is_set():
                 sever(self._spared)
@@ -147,7 +149,8 @@ class MemberProcess:
             wait_s=self._job.wait_s,
             backend=BACKEND,
         )
-        mesh = build_mesh(lowered, CPU, self._job.wait_s)
+        clock = self._gloo.clock(self._job.wait_s)
+        mesh = build_mesh(lowered, CPU, self._job.wait_s, lambda **fields: Mesh(**fields | {"clock": clock}))
         groups_s = time.perf_counter() - start_s
         self._moment.value = Moment.COPYING
         start_s = time.perf_counter()
@@ -157,7 +160,7 @@ class MemberProcess:
             if order.start is not None:
                 read_state(order.start, empty)
             self._held = empty
-        num_bytes = self._receive(order.moves, mesh.rank, empty)
+        num_bytes = self._receive(order.moves, mesh, empty)
         self._step, self._is_fresh = order.step, True
         copying_s = time.perf_counter() - start_s
         self._tell(Ready(groups_s=groups_s, copying_s=copying_s, num_bytes=num_bytes))
@@ -169,11 +172,11 @@ class MemberProcess:
         mesh = self._world.mesh
         arriving = [move.owner for move in order.moves if move.destination_rank == mesh.rank]
         empty = empty_layers(self._job, read_lowered(order.plan).plan, mesh.rank, arriving)
-        num_bytes = self._receive(order.moves, mesh.rank, empty)
+        num_bytes = self._receive(order.moves, mesh, empty)
         self._tell(Fetched(copying_s=time.perf_counter() - start_s, num_bytes=num_bytes))
 
-    def _receive(self, moves: Any, rank: int, empty: Holdings) -> int:
-        arrived, num_bytes = carry_out(moves, rank, self._held, empty, wait_s=self._job.wait_s)
+    def _receive(self, moves: Sequence[Move], mesh: Mesh, empty: Holdings) -> int:
+        arrived, num_bytes = carry_out(moves, mesh.rank, self._held, empty, clock=mesh.clock)
         self._held.update(arrived)
         return num_bytes
 
@@ -209,14 +212,14 @@ class MemberProcess:
         """Weights and moments stay; everything else goes."""
         self._leave()
         self._pausing.set()
-        self._forming.allow()
+        self._gloo.allow()
         self._tell(Paused(step=self._step if self._held else None))
 
     def _leave(self) -> None:
         if self._world is not None:
             self._world.close()
             self._world = None
-        leave_world()
+        self._gloo.leave_world()
 
 
 def live(job: ElasticJob, pipe: mpc.Connection, moment: Any) -> None:

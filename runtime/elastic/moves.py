@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.elastic.job import ElasticJob, Member, held_by, members_of
-from runtime.world.clock import Awaited, HostClock
+from runtime.world.clock import Awaited, Clock
 from workbench.elastic.copies import Copy
 from workbench.elastic.layout import Layout
 
@@ -49,7 +49,7 @@ def moves_between(
     """Copies between nodes as moves between ranks; within a node a layer comes from where it was.
 
     Where several ranks of a node held a layer, they take turns to give it: the i-th of a stage to the i-th,
-    whose part of shared-out weights is the same.
+    whose part of sharded weights is the same.
 
     Args:
         before, after: what every node held and is to hold.
@@ -89,13 +89,14 @@ def carry_out(
     held: Mapping[Owner, LayerState],
     empty: Mapping[Owner, LayerState],
     *,
-    wait_s: float,
+    clock: Clock,
 ) -> tuple[Holdings, int]:
     """This rank's part of all moves at once: the layers that arrived, and the bytes received.
 
     Args:
         held: what this rank has to give.
         empty: of every layer it gets, tensors to be filled.
+        clock: of this rank.
 
     Raises:
         RankError: a layer did not come or go in time, or the peer is gone.
@@ -114,7 +115,6 @@ def carry_out(
             flat_N = torch.empty(sum(each.numel() for each in whole), dtype=whole[0].dtype)
             works.append((move, _started(dist.irecv(flat_N, move.source_rank, tag=move.number)), flat_N))
             arriving.append((move, flat_N))
-    clock = HostClock(wait_s)
     for move, work, _ in works:
         peer = move.source_rank if move.destination_rank == rank else move.destination_rank
         clock.wait(work, Awaited(f"rank {rank} copying layer {move.owner} with rank {peer}", (peer,)))

@@ -68,7 +68,7 @@ def _part_of(job: ElasticJob, member: Member) -> int:
 
 
 def read_progress(job: ElasticJob, folder: Path) -> Progress:
-    """A folder of `save_progress`, of the same model, its weights shared out as this job does.
+    """A folder of `save_progress`, of the same model, its weights sharded as this job does.
 
     Raises:
         ValueError: it is torn, of another model, or in another number of parts.

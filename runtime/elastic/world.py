@@ -57,7 +57,7 @@ class ElasticExecutor(Executor):
 def weights_of(module: StageModule, sharded: ShardedStages) -> dict[Owner, dict[str, nn.Parameter]]:
     """Parameters of a stage by layer and Hugging Face name; a tied one under each of its layers.
 
-    Of a layer whose weights are shared out, this rank's parts.
+    Of a layer whose weights are sharded, this rank's parts.
     """
     stage = module.stage
     if stage.id in sharded:

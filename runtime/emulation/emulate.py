@@ -25,7 +25,7 @@ from torch import Tensor
 
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.emulation.memory import check_fits
-from runtime.emulation.order import legal_order, ranks_of
+from runtime.emulation.order import legal_order
 from runtime.emulation.thread_groups import ThreadGroups
 from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, ThreadMesh
 from runtime.emulation.times import Absences, OwnWork, Timings, median_timings, own_work
@@ -111,7 +111,7 @@ def emulate(
         raise ValueError("emulation repeats one batch, as its medians are of equal steps; got following ones")
     if shard_units(lowered.plan):
         raise ValueError(
-            "emulation stores a frozen weight once for all ranks, so weights are not shared out; want "
+            "emulation stores a frozen weight once for all ranks, so weights are not sharded; want "
             "sharding none or optimizer, or a run with a process for each rank"
         )
     if settings.collect is Collect.MEMORY and len(lowered.plan.ranks) > 1:
@@ -187,7 +187,7 @@ class _Ranks:
         program = self._lowered.plan.program
         self._turns.bring(self._lowered.plan.ranks, lambda runner: runner.place == 0)
         for action in order:
-            place = {rank: program[rank].index(action) for rank in ranks_of(self._lowered, action)}
+            place = {rank: program[rank].index(action) for rank in self._lowered.plan.ranks_of(action)}
             assert all(self.runner(rank).place == at for rank, at in place.items()), action
             self._turns.bring(tuple(place), partial(_has_left, place))
 
@@ -265,7 +265,7 @@ def _part_of(
     module: StageModule, name: str, tensor: TensorGroup | None, experts: ExpertGroup | None
 ) -> Iterator[tuple[int, int]]:
     """(Member, of how many) for every way in which a weight is a part; none where it is whole."""
-    for group, cuts in ((tensor, module.cuts), (experts, module.dealt)):
+    for group, cuts in ((tensor, module.cuts), (experts, module.expert_cuts)):
         if group is not None and name in cuts:
             yield group.member, group.size
 

@@ -47,7 +47,7 @@ class ThreadGroups:
         return ThreadTensorGroup(ranks, mesh.rank, None, _shared(mesh))
 
     def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-        """The ranks that deal out its experts; None where this one has all."""
+        """The ranks that distribute its experts; None where this one has all."""
         if stage.ep == 1:
             return None
         ranks = next(group for group in stage.expert_ranks if mesh.rank in group)

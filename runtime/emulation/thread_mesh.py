@@ -165,7 +165,7 @@ class Arrival:
         return True
 
     def get_future(self) -> Future[None]:
-        future: Future[None] = Future()  # type: ignore[no-untyped-call]
+        future: Future[None] = Future()
         if self.rendezvous.is_done:
             future.set_result(None)
         else:
@@ -195,17 +195,17 @@ class ThreadMesh(Mesh):
     def receive(self, row: Transfer, buffer: Tensor) -> dist.Work:
         return cast(dist.Work, _Delivery(self.mailbox, self.runner, row, buffer))
 
-    def start_sum(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+    def start_all_reduce(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         rendezvous = self.mailbox.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, sum_in_place)
         return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
-    def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+    def start_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         rendezvous = self.mailbox.join(
             "gradients", Kind.PARTS, ranks, self.rank, (part, whole), partial(scatter, ranks)
         )
         return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
-    def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+    def start_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         given = (whole, part.clone())
         rendezvous = self.mailbox.join(
             "weights", Kind.WEIGHTS, ranks, self.rank, given, partial(gather, ranks)

@@ -142,6 +142,8 @@ def _sustained_products(sizes: SustainedSizes, dtype: torch.dtype) -> Iterator[C
 
 def _sustained_attention(sizes: SustainedSizes, dtype: torch.dtype) -> Iterator[Cell]:
     for head_dim, mask, length in product(sizes.head_dims, sizes.masks, sizes.lengths):
+        call = partial(
+            time_sustained_attention, sizes=sizes, dtype=dtype, head_dim=head_dim, mask=mask, length=length
+        )
         at = {"head_dim": head_dim, "mask": mask, "length": length}
-        call = partial(time_sustained_attention, sizes=sizes, dtype=dtype, **at)
         yield _cell("sustained attention", SustainedAttentionRow, call, precision=name_of(dtype), **at)

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from runtime.measure.clock import quartile_spread
 from runtime.models.choose import adapter_of
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import SharedWeights, TensorGroup
-from runtime.rank_job import RunSettings
+from runtime.rank_job import Build, RunSettings
 from runtime.step.stage_edges import edges_before_the_end
 from runtime.step.stage_module import StageInput
 from runtime.world.device import CPU
@@ -69,7 +69,7 @@ class EmptyStage(nn.Module):
         leaves = [leaf for leaf in (inputs.hidden, *inputs.features.values()) if leaf is not None]
 
         def zeros(shape: tuple[int, ...]) -> Tensor:
-            made: Tensor = _Zeros.apply(shape, self._dtype, device, *leaves, *self._held)  # type: ignore[no-untyped-call]
+            made: Tensor = _Zeros.apply(shape, self._dtype, device, *leaves, *self._held)
             return made
 
         left = {edge: zeros((sum(data.tokens_in), width)) for edge, width in self._leaving.items()}
@@ -141,14 +141,14 @@ def time_executor(
 
 
 def _executed(plan: Plan, settings: RunSettings, pool: Pool) -> Iterator[tuple[Pass, float]]:
-    result = run_lowered(lower(plan), settings, pool=pool, build=build_empty)
+    result = run_lowered(lower(plan), settings, pool=pool, build=cast(Build, build_empty))
     for trace in result.traces:
         for span in trace.spans:
             yield span.action.kind, span.end_s - span.start_s
 
 
 def _emulated(plan: Plan, settings: RunSettings, device: torch.device) -> Iterator[tuple[Pass, float]]:
-    for timings in emulate(lower(plan), settings, device=device, build=build_empty).timed:
+    for timings in emulate(lower(plan), settings, device=device, build=cast(Build, build_empty)).timed:
         for action, by_rank in timings.works.items():
             yield from ((action.kind, work.own_s) for work in by_rank.values())
         yield from ((Pass.STEP, step_s) for step_s in timings.steps_s.values())

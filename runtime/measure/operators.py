@@ -40,7 +40,7 @@ class Sizes:
 def sizes_of(device: torch.device | str) -> Sizes:
     """Sizes that fill such a device without filling its memory."""
     if torch.device(device).type == "cuda":
-        wide = (512, 1024, 2048, 4096, 8192, 16384)
+        wide: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
         return Sizes(
             products=tuple((2**m, n, k) for m in range(4, 15) for n in wide for k in wide),
             moved_bytes=tuple(2**i for i in range(16, 31)),

@@ -208,7 +208,7 @@ def _key_of(row: LayerRow) -> Key:
 
 
 def _group_sizes(plans: Sequence[Plan]) -> list[int]:
-    """Two, for messages, and the numbers of ranks that sum a gradient, or share out weights, in any plan."""
+    """Two, for messages, and the numbers of ranks that sum a gradient, or shard weights, in any plan."""
     sizes = {2, *(len(group.ranks) for plan in plans for group in lower(plan).groups)}
     sizes |= {len(unit.ranks) for plan in plans for unit in shard_units(plan)}
     return sorted(size for size in sizes if size > 1)

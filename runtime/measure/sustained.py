@@ -51,7 +51,14 @@ class SustainedSizes:
 def sustained_sizes(device: torch.device | str) -> SustainedSizes:
     """Sizes of training's layers on such a device; on a GPU so large that no call waits for its launch."""
     if torch.device(device).type == "cuda":
-        wide = ((2048, 2048), (1024, 4096), (8192, 2048), (2048, 8192), (4096, 4096), (16384, 4096))
+        wide: tuple[tuple[int, int], ...] = (
+            (2048, 2048),
+            (1024, 4096),
+            (8192, 2048),
+            (2048, 8192),
+            (4096, 4096),
+            (16384, 4096),
+        )
         return SustainedSizes(
             products=tuple((m, n, k) for m in (2048, 16384) for n, k in wide),
             lengths=(1024, 4096, 16384),

@@ -21,7 +21,7 @@ class StageGroups(Protocol):
         ...
 
     def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-        """Those that deal out its experts."""
+        """Those that distribute its experts."""
         ...
 
 

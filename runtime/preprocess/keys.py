@@ -66,7 +66,7 @@ def write_keys(folder: Path) -> tuple[Path, Path]:
 def read_server_keys(path: Path) -> ServerKeys:
     """ValueError where the file holds no server's keys."""
     data = _read(path, {"public", "secret", "clients"})
-    clients = data["clients"] if isinstance(data["clients"], list) else [None]
+    clients: list[Any] = data["clients"] if isinstance(data["clients"], list) else [None]
     _check(path, data["public"], data["secret"], *clients)
     return ServerKeys(public=data["public"], secret=data["secret"], clients=tuple(clients))
 

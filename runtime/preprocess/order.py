@@ -23,7 +23,7 @@ class Reordering(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """How examples are dealt to groups and cut into microbatches.
+    """How examples are assigned to groups and cut into microbatches.
 
     Args:
         microbatch: examples in one; the last of a group may have fewer.
@@ -70,10 +70,10 @@ def ordered(
     work = [settings.encoder_work * size.tokens_in + size.tokens for size in sizes]
     if settings.reordering is Reordering.NONE:
         cuts = [len(sizes) * group // num_groups for group in range(num_groups + 1)]
-        dealt = tuple(tuple(range(start, stop)) for start, stop in pairwise(cuts))
+        assigned = tuple(tuple(range(start, stop)) for start, stop in pairwise(cuts))
     else:
-        dealt = reorder_samples(work, num_groups, longest_first_equal_counts)
-    return tuple(_in_time(group, sizes, settings) for group in dealt)
+        assigned = reorder_samples(work, num_groups, longest_first_equal_counts)
+    return tuple(_in_time(group, sizes, settings) for group in assigned)
 
 
 def _in_time(

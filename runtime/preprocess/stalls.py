@@ -32,7 +32,8 @@ def stalls_of(loader: Loader, num: int, *, step_s: float, told: Callable[[], Non
     if num < 1 or not 0 <= step_s <= S_PER_DAY:
         raise ValueError(f"stalls: want >= 1 batch and a step of 0 s to a day, got {num} and {step_s}")
     stalls: list[float] = []
-    num_examples, skipped = 0, []
+    num_examples = 0
+    skipped: list[Skipped] = []
     for _ in range(num):
         start_s = time.perf_counter()
         batch = loader.next()

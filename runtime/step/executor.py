@@ -55,7 +55,7 @@ class Executor:
         progress: called with the position in the program before each action.
         on_gradients: called in STEP when gradients are whole and not yet clipped.
         memory: counts what this rank holds; None: memory is not watched.
-        sharded: stages whose weights are shared out, which `gradients` know too; None: there are none.
+        sharded: stages whose weights are sharded, which `gradients` know too; None: there are none.
     """
 
     def __init__(

@@ -107,10 +107,10 @@ class Gradients:
         bucket = self._buckets.get(group.weights[0])
         if bucket is None or len(bucket.share.instance) == 1:
             ranks, traffic, result = group.ranks, Traffic.SUM, given_N
-            work = self._mesh.start_sum(given_N, ranks)
+            work = self._mesh.start_all_reduce(given_N, ranks)
         else:
             ranks, traffic, result = bucket.share.instance, Traffic.SCATTER, bucket.empty_part()
-            work = self._mesh.start_scatter(result, given_N, ranks)
+            work = self._mesh.start_reduce_scatter(result, given_N, ranks)
         pending = _Reduction(action, group, start, work, given_N, result)
         awaited, note = self._awaited(ranks, f"in {action}"), partial(self._note_span, pending)
         is_noted = self._clock.follow(work, Channel(traffic, ranks), awaited, note)
@@ -159,7 +159,7 @@ class Gradients:
             bucket = self._buckets.get(weights)
             if bucket is not None and len(bucket.share.instance) > 1 and len(bucket.share.peers) > 1:
                 peers = bucket.share.peers
-                self._wait(self._mesh.start_sum(pending.result, peers), peers, what)
+                self._wait(self._mesh.start_all_reduce(pending.result, peers), peers, what)
         self._pending.clear()
         for weights, held in self._copies.items():
             if weights in self._buckets:
@@ -187,7 +187,7 @@ class Gradients:
             own_S = bucket.updated()
             if len(bucket.share.instance) > 1:
                 given_S = own_S.clone()  # it lies where the others' parts are collected
-                work = self._mesh.start_gather(bucket.weights, given_S, bucket.share.instance)
+                work = self._mesh.start_all_gather(bucket.weights, given_S, bucket.share.instance)
                 started.append((bucket, work, given_S))
         for bucket, work, _ in started:
             self._wait(work, bucket.share.instance, f"in {STEP}, collecting updated weights")
@@ -195,7 +195,7 @@ class Gradients:
             bucket.renew_copies()
 
     def whole(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """(Weight or copy, its whole gradient) after `finish`; a collective where parts are dealt out."""
+        """(Weight or copy, its whole gradient) after `finish`; a collective where parts are scattered."""
         for weights, held in self._copies.items():
             if weights not in self._buckets:
                 yield from ((copy, _gradient(copy)) for copies in held for copy in copies)
@@ -204,7 +204,7 @@ class Gradients:
             flat_N = own_S
             if len(bucket.share.instance) > 1:
                 flat_N = torch.empty_like(bucket.weights, dtype=own_S.dtype)
-                work = self._mesh.start_gather(flat_N, own_S, bucket.share.instance)
+                work = self._mesh.start_all_gather(flat_N, own_S, bucket.share.instance)
                 self._wait(work, bucket.share.instance, "collecting gradients")
             yield from bucket.whole(flat_N)
 

@@ -15,7 +15,7 @@ from runtime.models.weights import WeightReader
 from runtime.parallel.context.token_shares import rows_of
 from runtime.parallel.expert.cuts import WeightParts, parts_of, place_in
 from runtime.parallel.expert.group import ExpertGroup
-from runtime.parallel.expert.layers import deal_out
+from runtime.parallel.expert.layers import parallelize_experts
 from runtime.parallel.tensor.cuts import Cut
 from runtime.parallel.tensor.group import SharedWeights, TensorGroup
 from runtime.parallel.tensor.layers import parallelize, whole_name
@@ -65,7 +65,7 @@ class StageModule(nn.Module):
         self.recompute = Recompute.NONE
         self.shared: SharedWeights | None = None
         self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty where weights are whole
-        self.dealt: dict[str, Cut] = {}  # the same of experts' weights that ranks deal out
+        self.expert_cuts: dict[str, Cut] = {}  # the same of experts' weights that ranks distribute
         self.experts: ExpertGroup | None = None
         self.train(mode=False)
 
@@ -113,6 +113,7 @@ class StageModule(nn.Module):
             if index == 0 and inputs.data.embedded is not None:
                 hidden = rows_of(hidden, inputs.data.embedded)
             hidden = _carrying(hidden, index, inputs.data)
+            assert hidden is not None, "a layer has an output"
             left |= {edge.name: hidden for edge in self.leaving if edge.after_layer == index}
         assert hidden is not None, "a stage has at least one layer"
         return hidden, left
@@ -150,10 +151,10 @@ class StageModule(nn.Module):
         for index, layer in enumerate(self.layers, start=self.stage.layers[0]):
             tied = tied_names(self.module, index, [name for name, _ in _named(layer)])
             own = found.setdefault(Weights(self.module.name, index), [])
-            dealt = Weights(self.module.name, index, experts=True)
+            experts_key = Weights(self.module.name, index, experts=True)
             for name, parameter in _named(layer):
                 if name not in tied:
-                    held = found.setdefault(dealt, []) if name in self.dealt else own
+                    held = found.setdefault(experts_key, []) if name in self.expert_cuts else own
                     held.append(parameter)
                     continue
                 shared = found.setdefault(Weights(self.module.name, None, tied[name]), [])
@@ -182,8 +183,10 @@ class StageModule(nn.Module):
             self.experts = experts
             for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), self.stage.layers[0]):
                 assert isinstance(each, StageLayer)
-                self.dealt |= {each.hugging_face_name(local): cut for local, cut in held.dealt.items()}
-                deal_out(each, experts, tensor, tokens if index in borders.divided else tensor)
+                self.expert_cuts |= {
+                    each.hugging_face_name(local): cut for local, cut in held.experts.items()
+                }
+                parallelize_experts(each, experts, tensor, tokens if index in borders.divided else tensor)
         if tensor is not None and tokens is not None:
             self._share(tensor, parts, borders, tokens)
 
@@ -200,18 +203,18 @@ class StageModule(nn.Module):
         for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), start=first):
             assert isinstance(each, StageLayer)
             divided = index in borders.divided
-            apart = {**held.tensor.cut, **held.dealt}
+            apart = {**held.tensor.cut, **held.experts}
             whole = [name for name, _ in each.named_parameters() if name not in apart]
             partial += [each.get_parameter(name) for name in (whole if divided else held.tensor.partial)]
             named = ((each.hugging_face_name(local), cut) for local, cut in held.tensor.cut.items())
             self.cuts |= {self.adapter.aliases.get(name, name): cut for name, cut in named}
             parallelize(each, held.tensor, group, tokens if divided else group)
         share_tokens(self.layers, first, borders, tokens)
-        held_apart = {**self.cuts, **self.dealt}
-        whole = (weight for name, weight in self.named_weights() if name not in held_apart)
+        held_apart = {**self.cuts, **self.expert_cuts}
+        uncut = (weight for name, weight in self.named_weights() if name not in held_apart)
         self.shared = SharedWeights(
             group,
-            elsewhere=tuple(whole) if group.member > 0 else (),
+            elsewhere=tuple(uncut) if group.member > 0 else (),
             partial=tuple(parameter for parameter in partial if parameter.requires_grad),
         )
 
@@ -229,9 +232,9 @@ class StageModule(nn.Module):
         }
 
     def _whole(self, name: str, weight: Tensor) -> Tensor:
-        if self.experts is not None and name in self.dealt:
+        if self.experts is not None and name in self.expert_cuts:
             group: TensorGroup = self.experts
-            cut = self.dealt[name]
+            cut = self.expert_cuts[name]
         elif self.shared is not None and name in self.cuts:
             group, cut = self.shared.group, self.cuts[name]
         else:
@@ -309,7 +312,7 @@ def build_stage_module(
         weights: a folder of Hugging Face folders, one per module, to read weights from instead.
         device: where the weights live.
         tensor: the ranks that share the stage's weights; None: this one holds whole ones.
-        experts: those that deal out its experts; None: this one holds all.
+        experts: those that distribute its experts; None: this one holds all.
 
     Raises:
         ValueError: the module cannot run (no adapter, other layer count), `tensor` or `experts` is not of

@@ -14,7 +14,7 @@ class Share:
     """A rank's part of the weights of a group.
 
     Args:
-        instance: ranks among which the weights are dealt out, this one included.
+        instance: ranks among which the weights are sharded, this one included.
         peers: ranks that update the same part, this one included.
         rank: this one.
     """

@@ -255,7 +255,7 @@ class SplitBackward:
     def _forward(self, operator: _Operator, x: Tensor) -> Tensor:
         if not (operator.weight.requires_grad and torch.is_grad_enabled()):
             return operator.run(x)
-        output: Tensor = _Apart.apply(x, operator.weight, operator.bias, operator, self)  # type: ignore[no-untyped-call]
+        output: Tensor = _Apart.apply(x, operator.weight, operator.bias, operator, self)
         return output
 
 

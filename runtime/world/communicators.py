@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ def _abort_all() -> None:
     """End every NCCL communicator of this process, in one group so that they do not wait for each other."""
     device = torch.device("cuda")
     groups = dist.distributed_c10d._world.pg_names
-    backends = [b for b in (group._get_backend(device) for group in groups) if b.name() == "nccl"]
+    backends: list[Any] = [b for b in (group._get_backend(device) for group in groups) if b.name() == "nccl"]
     backends[0]._group_start()
     for backend in reversed(backends):
         backend.abort()
@@ -75,8 +76,8 @@ def build_mesh(
     columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
     _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
     _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
-    dealt = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
-    _open_groups(mesh, dealt, mesh.experts)
+    expert_groups = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)
+    _open_groups(mesh, expert_groups, mesh.experts)
     if mesh.orders_rows:
         _open_groups(mesh, (ranks,), mesh.everyone)
     for held in (mesh.reduction, mesh.units, mesh.context, mesh.tensor, mesh.experts, mesh.everyone):

@@ -31,12 +31,12 @@ class Mesh:
         clock: says when things happen on the device, and waits for what others send.
         reduction: ranks that sum gradients or collect weights -> their process group, where this rank is
             in it: gradient groups, and the instances and peers of a sharded optimizer.
-        units: ranks that share out weights -> the process group of their rounds. Sums come at any place
+        units: ranks that shard weights -> the process group of their rounds. Sums come at any place
             among these, another one on each rank, so the two have groups of their own.
         pair: (route, source, destination) -> process group of these rows; empty where rows meet by tag.
         context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
         tensor: ranks that share the weights of a stage, in grid order -> the process group of their sums.
-        experts: ranks that deal out the experts of a stage, in grid order -> that of their exchanges.
+        experts: ranks that distribute the experts of a stage, in grid order -> that of their exchanges.
         everyone: all ranks -> that of the clipping norm; empty where it is the world's.
     """
 
@@ -80,27 +80,27 @@ class Mesh:
         group = self.pair_group(row, self.rank)
         return dist.irecv(buffer, self.process_of(row.source_rank), group=group, tag=row.row)
 
-    def start_sum(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+    def start_all_reduce(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         """Start summing a bucket, in place, over the ranks of a gradient group."""
         return dist.all_reduce(bucket, group=self.reduction[ranks], async_op=True)
 
-    def start_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+    def start_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         """Start `part` <- this rank's part of everybody's `whole`, summed over the ranks of an instance."""
         return SCATTER(part, whole, group=self.reduction[ranks], async_op=True)
 
-    def start_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+    def start_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         """Start `whole` <- everybody's `part`, in the order of the ranks of an instance.
 
         The caller keeps `part`, which lies elsewhere, until the work has been waited for.
         """
         return GATHER(whole, part, group=self.reduction[ranks], async_op=True)
 
-    def start_dealing(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """As `start_scatter`, over the ranks of a unit of shared-out weights."""
+    def start_unit_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As `start_reduce_scatter`, over the ranks of a unit of sharded parameters."""
         return SCATTER(part, whole, group=self.units[ranks], async_op=True)
 
-    def start_collecting(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """As `start_gather`, over the ranks of a unit of shared-out weights."""
+    def start_unit_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As `start_all_gather`, over the ranks of a unit of sharded parameters."""
         return GATHER(whole, part, group=self.units[ranks], async_op=True)
 
     def sum_over_all(self, total: Tensor) -> None:

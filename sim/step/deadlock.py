@@ -1,11 +1,11 @@
 """Says who never finished, and what each waited for, when a simulation ends too early."""
 
-from sim.step.exchange import ExchangeLanes
-from sim.step.reduction import ReduceLanes
-from sim.step.stage import ComputeLanes
-from sim.step.wire import Network
+from collections.abc import Iterable, Sequence
+from math import isnan
+
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Program
+from workbench.plan.task_graph import Joined
 from workbench.schedule.action import STEP, Action
 
 MOST_PROGRAMS = 8  # of one report
@@ -15,82 +15,106 @@ class DeadlockError(ValueError):
     """Some actions of a plan never ran: its orders, or its times, do not go together."""
 
 
-def check_finished(
-    lowered: Lowered,
-    compute: ComputeLanes,
-    reduce: ReduceLanes,
-    exchange: ExchangeLanes,
-    network: Network,
-) -> None:
-    """Raise DeadlockError naming ranks, actions and what they wait for, unless all has run."""
+def check_finished(lowered: Lowered, task_end_s: Sequence[float], row_end_s: Sequence[float]) -> None:
+    """Raise DeadlockError naming ranks, actions and what they wait for, unless all has run.
+
+    Args:
+        task_end_s: of every task, NaN where it never ended.
+        row_end_s: of every row, likewise.
+    """
+    if not any(map(isnan, task_end_s)):
+        return
+    left = _Unfinished(lowered, task_end_s, row_end_s)
+    programs = lowered.plan.programs
     stuck = [
         (program, reason)
-        for index, program in enumerate(lowered.plan.programs)
-        if (reason := _reason(lowered, compute, reduce, exchange, network, index)) is not None
+        for index, program in enumerate(programs)
+        if (reason := left.reason(index)) is not None
     ]
-    if not stuck:
-        return
     num_stuck = sum(len(program.ranks) for program, _ in stuck)
-    num_ranks = sum(len(program.ranks) for program in lowered.plan.programs)
+    num_ranks = sum(len(program.ranks) for program in programs)
     told = [f"{_name(program)} {reason}" for program, reason in stuck[:MOST_PROGRAMS]]
     if len(stuck) > MOST_PROGRAMS:
         told.append(f"and {len(stuck) - MOST_PROGRAMS} more programs")
     raise DeadlockError(f"{num_stuck} of {num_ranks} ranks never finished: {'; '.join(told)}")
 
 
-def _reason(
-    lowered: Lowered,
-    compute: ComputeLanes,
-    reduce: ReduceLanes,
-    exchange: ExchangeLanes,
-    network: Network,
-    index: int,
-) -> str | None:
-    """Where a program stands and what for; None when it has ended."""
-    program = lowered.plan.programs[index]
-    late = next((rank for rank in program.ranks if _lane_reason(reduce, rank) is not None), None)
-    position = compute.position[index]
-    if position == len(program.actions):
-        return None if late is None else f"in {_lane_reason(reduce, late)}"
-    action = program.actions[position]
-    if action == STEP:
-        if all(compute.steps[rank].has_ended for rank in program.ranks):
+class _Unfinished:
+    """What a step left undone."""
+
+    def __init__(self, lowered: Lowered, task_end_s: Sequence[float], row_end_s: Sequence[float]) -> None:
+        self._lowered, self._graph = lowered, lowered.tasks
+        self._task_end_s, self._row_end_s = task_end_s, row_end_s
+        self._programs = lowered.plan.programs
+        self._number_of = {
+            rank: number for number, program in enumerate(self._programs) for rank in program.ranks
+        }
+
+    def reason(self, number: int) -> str | None:
+        """Where a program stands and what for; None when it has ended."""
+        program = self._programs[number]
+        reductions = {rank: self._reduction(rank) for rank in program.ranks}
+        late = next((rank for rank, found in reductions.items() if found is not None), None)
+        action = self._next(program)
+        if action is None:
+            return None if late is None else f"in {reductions[late]}"
+        if action == STEP and late is not None:
+            return f"before STEP (rank {late} in {reductions[late]})"
+        waits = [] if action == STEP else self._missing(action)
+        collective = self._at(self._graph.fsdp[number])
+        if collective is not None:
+            task = self._graph.tasks[collective]
+            absent = next(rank for rank in task.ranks if not self._is_at(rank, collective))
+            waits.append(f"{task.action} of its weights, which waits for rank {absent}")
+        return f"before {action} (waits for {', '.join(waits)})"
+
+    def _next(self, program: Program) -> Action | None:
+        """The first pass of a program that never ended, or its STEP."""
+        for action in program.actions:
+            task = self._graph.passes.get(action)
+            tasks = [self._graph.steps[rank] for rank in program.ranks] if action == STEP else [task]
+            if any(task is not None and not self._has_ended(task) for task in tasks):
+                return action
+        return None
+
+    def _missing(self, action: Action) -> list[str]:
+        rows = [row for row in self._lowered.inputs.get(action, ()) if isnan(self._row_end_s[row])]
+        waits = [f"row {row} from {self._lowered.transfers[row].producer}" for row in rows]
+        for program in self._programs:
+            earlier = self._next(program)
+            if action in program.actions and earlier != action:
+                waits.append(f"{_name(program)}, which is before {earlier}")
+        return waits
+
+    def _reduction(self, rank: int) -> str | None:
+        """The all-reduce that a rank is at, and the first rank that it waits for."""
+        task = self._at(self._graph.reductions[rank])
+        if task is None:
             return None
-        if late is not None:
-            return f"before STEP (rank {late} in {_lane_reason(reduce, late)})"
-    waits = [] if action == STEP else _missing(lowered, compute, network, action)
-    for rank in program.ranks:
-        if (stuck := exchange.stuck(rank)) is not None:
-            waits.append(f"{stuck[0]} of its weights, which waits for rank {stuck[1][0]}")
-            break
-    return f"before {action} (waits for {', '.join(waits)})"
+        found = self._graph.tasks[task]
+        action = next(joined.action for joined in self._graph.reductions[rank] if task in joined.tasks)
+        absent = min(other for other in found.ranks if not self._is_at(other, task))
+        return f"{action}: gradient group {found.group} waits for rank {absent}"
 
+    def _is_at(self, rank: int, task: int) -> bool:
+        if rank not in self._number_of:
+            return False
+        lanes = self._graph.fsdp[self._number_of[rank]], self._graph.reductions[rank]
+        return task in map(self._at, lanes)
 
-def _missing(lowered: Lowered, compute: ComputeLanes, network: Network, action: Action) -> list[str]:
-    rows = [row for row in lowered.inputs.get(action, ()) if row not in network.end_s]
-    waits = [f"row {row} from {lowered.transfers[row].producer}" for row in rows]
-    for index in compute.turns[action].programs:
-        program = lowered.plan.programs[index]
-        position = compute.position[index]
-        if program.actions.index(action) > position:
-            waits.append(f"{_name(program)}, which is before {program.actions[position]}")
-    return waits
+    def _at(self, lane: Iterable[Joined]) -> int | None:
+        """The collective that a lane has come to and that never ended."""
+        for joined in lane:
+            before = (*joined.awaited, *(() if joined.last_pass is None else (joined.last_pass,)))
+            if not all(map(self._has_ended, before)):
+                return None
+            for task in joined.tasks:
+                if not self._has_ended(task):
+                    return task
+        return None
 
-
-def _lane_reason(reduce: ReduceLanes, rank: int) -> str | None:
-    """The first issued reduction of a rank that never ended."""
-    for reduction in reduce.lanes.get(rank, ()):
-        if reduction.is_issued and not reduction.has_ended:
-            group = reduction.current
-            there = [r for r in group.ranks if _is_at(reduce, r, group)]
-            missing = sorted(set(group.ranks) - set(there))
-            return f"{reduction.action}: gradient group {group.index} waits for rank {missing[0]}"
-    return None
-
-
-def _is_at(reduce: ReduceLanes, rank: int, group: object) -> bool:
-    unfinished = next((r for r in reduce.lanes.get(rank, ()) if not r.has_ended), None)
-    return unfinished is not None and unfinished.is_issued and unfinished.current is group
+    def _has_ended(self, task: int) -> bool:
+        return not isnan(self._task_end_s[task])
 
 
 def _name(program: Program) -> str:

@@ -3,23 +3,22 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import isfinite
+from math import isfinite, isnan
 from types import MappingProxyType
 
 from simpy.core import Environment
 
 from sim.step.deadlock import check_finished
-from sim.step.exchange import ExchangeLanes
+from sim.step.durations import task_durations_s
+from sim.step.lanes import Lanes
 from sim.step.memory import memory_over_time
-from sim.step.reduction import ReduceLanes
-from sim.step.stage import ComputeLanes
 from sim.step.wire import Network
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
 from workbench.plan.codec import plan_hash
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Program
-from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.action import STEP, Action
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 
@@ -38,7 +37,7 @@ def simulate(
     waits for its link, occupies it for bytes / bandwidth and arrives latency later.
     UNSHARD and RESHARD take their stage's turn like a pass. REDUCE_GRAD runs beside later
     passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
-    reductions. Where weights are shared out, UNSHARD and REDUCE_GRAD of a round run beside the
+    reductions. Where weights are sharded, UNSHARD and REDUCE_GRAD of a round run beside the
     passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
     them. Ranks that share fewer cores than they are share their speed. At one instant
     everything that ends comes first, to a fixpoint; then every free link takes its lowest
@@ -77,29 +76,17 @@ def _run(
     memory: MemoryTable | None,
     overlapped: Mapping[Action, LastBackward],
 ) -> Trace:
-    env = Environment(initial_time=0.0)
-    compute = ComputeLanes(env, lowered, prices, steps_s)
-    if overlapped and compute.shares_cores:
-        raise ValueError("ranks share cores: how far a backward is, is not known; want cores of their own")
-    reduce = ReduceLanes(env, lowered, prices, compute.reduced, overlapped)
-
-    def exchanged(name: Action) -> None:
-        compute.exchanged(name)
-        reduce.exchanged(name)
-
-    exchange = ExchangeLanes(env, lowered, prices, exchanged)
-    network = Network(env, lowered.plan.cluster, lowered.transfers, compute.arrived)
-
-    compute.start(send=network.send, issue=reduce.issue, issue_exchange=exchange.issue, began=reduce.began)
-    env.run()
-
-    check_finished(lowered, compute, reduce, exchange, network)
-    spans, samples = _spans(lowered.plan, compute, reduce, exchange, memory)
+    lanes = Lanes(
+        Environment(initial_time=0.0), lowered, task_durations_s(lowered, prices, steps_s), overlapped
+    )
+    lanes.run()
+    check_finished(lowered, lanes.end_s, lanes.network.end_s)
+    spans, samples = _spans(lowered, lanes, memory)
     return Trace(
         plan_hash=plan_hash(lowered.plan),
         executor=Executor.SIMULATED,
         spans=spans,
-        messages=_messages(lowered, network),
+        messages=_messages(lowered, lanes.network),
         memory=samples,
     )
 
@@ -168,48 +155,50 @@ def _check_price(name: str, price_s: float) -> None:
 
 
 def _spans(
-    plan: Plan,
-    compute: ComputeLanes,
-    reduce: ReduceLanes,
-    exchange: ExchangeLanes,
-    memory: MemoryTable | None,
+    lowered: Lowered, lanes: Lanes, memory: MemoryTable | None
 ) -> tuple[tuple[Span, ...], tuple[MemorySample, ...]]:
     """Of all ranks, by (rank, lane, start), with the memory curve that follows from them."""
     spans: list[Span] = []
     samples: list[MemorySample] = []
-    for rank, actions in sorted(plan.program.items()):
-        lane = reduce.lanes.get(rank, [])
-        reductions = {r.action: Span(rank, Lane.REDUCE, r.action, r.start_s, r.end_s) for r in lane}
+    graph, start_s, end_s = lowered.tasks, lanes.start_s, lanes.end_s
+    number_of = {
+        rank: number for number, program in enumerate(lowered.plan.programs) for rank in program.ranks
+    }
+    for rank, actions in sorted(lowered.plan.program.items()):
+        aside = {
+            joined.action: Span(
+                rank, Lane.REDUCE, joined.action, start_s[joined.tasks[0]], end_s[joined.tasks[-1]]
+            )
+            for joined in (*graph.reductions[rank], *graph.fsdp[number_of[rank]])
+        }
         passes = {}
         for action in actions:
-            if exchange.names.is_one(action):
-                found = exchange.of(action)
-                reductions[action] = Span(rank, Lane.REDUCE, action, found.start_s, found.end_s)
-            elif action.kind is not Pass.REDUCE_GRAD:
-                turn = compute.steps[rank] if action == STEP else compute.turns[action]
-                passes[action] = Span(rank, Lane.COMPUTE, action, turn.start_s, turn.end_s)
+            if action not in aside:
+                task = graph.steps[rank] if action == STEP else graph.passes[action]
+                passes[action] = Span(rank, Lane.COMPUTE, action, start_s[task], end_s[task])
         spans.extend(passes.values())
-        spans.extend(sorted(reductions.values(), key=lambda span: span.start_s))
+        spans.extend(sorted(aside.values(), key=lambda span: span.start_s))
         if memory is not None:
-            both = passes | reductions
+            both = passes | aside
             samples.extend(memory_over_time(memory, rank, (both[action] for action in actions)))
     return tuple(spans), tuple(samples)
 
 
 def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
     """One per row and destination; local rows never started on a link."""
+    ready_s, start_s, end_s = network.ready_s, network.start_s, network.end_s
     return tuple(
         Message(
-            row.row,
+            number,
             row.edge,
             row.source_rank,
             destination,
             row.num_bytes,
-            network.ready_s[row.row],
-            network.start_s[row.row],
-            network.end_s[row.row],
+            ready_s[number],
+            start_s[number],
+            end_s[number],
         )
-        for row in lowered.transfers
-        if row.row in network.start_s
+        for number, row in enumerate(lowered.transfers)
+        if not isnan(start_s[number])
         for destination in row.destination_ranks
     )

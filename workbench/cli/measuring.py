@@ -100,7 +100,7 @@ def reproduce_command(
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
-    from experiments.paper import reproduce, scripts
+    from experiments.harness.script import reproduce, scripts
 
     with ticking("reproducing", len(scripts()), quiet=as_json) as ticker:
         done: list[str] = []

@@ -1,4 +1,4 @@
-"""A layer whose experts are dealt out: what the busiest rank computes, and what ranks exchange.
+"""A layer whose experts are distributed: what the busiest rank computes, and what ranks exchange.
 
 Which experts tokens choose is known only while they run. Assumed here: every token's choices are drawn
 at random, alike and independently of other tokens, so each expert gets an equal share in the mean and the
@@ -31,7 +31,7 @@ def busiest_share(num_rows: float, num_ranks: int) -> float:
 
     Args:
         num_rows: of all ranks together; several of one token count as draws of their own.
-        num_ranks: among which experts are dealt out evenly.
+        num_ranks: among which experts are distributed evenly.
     """
     if num_ranks == 1 or num_rows <= 0:
         return 1.0
@@ -40,7 +40,7 @@ def busiest_share(num_rows: float, num_ranks: int) -> float:
 
 
 def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
-    """The layer as the busiest rank runs it; the layer itself where its experts are not dealt out.
+    """The layer as the busiest rank runs it; the layer itself where its experts are not distributed.
 
     It holds num / ep whole experts, which the tokens of ep ranks choose from; its own tokens, a tp-th of
     those it shares with tensor-parallel ranks, go through the router. The expert of all tokens stays cut.
@@ -94,25 +94,25 @@ class Exchanges(NamedTuple):
     backward: tuple[tuple[int, Exchange], ...] = ()
 
 
-def exchanges_of(dealt: Layer, work: Work, grid: Grid, element_bytes: int, *, divided: bool) -> Exchanges:
-    """What ranks exchange around dealt-out experts.
+def exchanges_of(split: Layer, work: Work, grid: Grid, element_bytes: int, *, divided: bool) -> Exchanges:
+    """What ranks exchange around distributed experts.
 
     Forward: how many rows go where, the rows (tokens x experts of each x width, as many as the busiest
     rank gets), and their results; backward both ways again. Tensor-parallel ranks, each of which sent a
     part of the tokens, gather the results of all, and all gradients.
 
     Args:
-        dealt: by `on_rank`.
+        split: by `on_rank`.
         work: the packed rows.
         grid: degrees.
         element_bytes: of activations.
         divided: whether tensor-parallel ranks divide tokens around the mixture anyway.
     """
-    places = {each.name: place for place, each in enumerate(dealt.operators)}
-    first = next((each for each in dealt.operators if each.name.startswith(EXPERT)), None)
+    places = {each.name: place for place, each in enumerate(split.operators)}
+    first = next((each for each in split.operators if each.name.startswith(EXPERT)), None)
     if grid.ep == 1 or not isinstance(first, Matmul):
         return Exchanges()
-    held = num_experts(dealt)
+    held = num_experts(split)
     num_bytes = operator_tokens(first, work, grid) * held * first.in_features * element_bytes
     counts = Exchange(Collective.ALL_TO_ALL, held * grid.ep * COUNT_BYTES, grid.ep)
     rows = Exchange(Collective.ALL_TO_ALL, num_bytes, grid.ep)

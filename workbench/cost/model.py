@@ -44,8 +44,8 @@ class _Links(NamedTuple):
     experts: Link | None
 
 
-class _Dealing(NamedTuple):
-    """Ranks among which experts are dealt out, and what joins them; None: as tensor-parallel ranks."""
+class _ExpertParallel(NamedTuple):
+    """Ranks among which experts are distributed, and what joins them; None: as tensor-parallel ranks."""
 
     ep: int = 1
     link: Link | None = None
@@ -74,8 +74,8 @@ class CostModel(KernelTimes):
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
-        self._dealing = _Dealing()
-        self._dealt: dict[_Dealing, CostModel] = {}
+        self._experts = _ExpertParallel()
+        self._by_experts: dict[_ExpertParallel, CostModel] = {}
 
     def on(self, device: str) -> "CostModel":
         """The model of that kind of device: this one where none stands beside it under that name."""
@@ -84,22 +84,22 @@ class CostModel(KernelTimes):
     def executed(self, execution: Execution) -> "CostModel":
         """The same machine under another execution; tables are shared, not read again."""
         other = copy(self)
-        other.execution, other._known, other._dealt = execution, {}, {}
+        other.execution, other._known, other._by_experts = execution, {}, {}
         other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
 
-    def dealing(self, ep: int, link: Link | None = None) -> "CostModel":
-        """The same machine where so many ranks of a grid deal out experts; times are the busiest rank's.
+    def with_expert_parallel(self, ep: int, link: Link | None = None) -> "CostModel":
+        """The same machine where so many ranks of a grid distribute experts; times are the busiest rank's.
 
         `link` joins these ranks; None: the link of tensor-parallel ones.
         """
-        wanted = _Dealing(ep, link)
-        if ep == 1 or wanted == self._dealing:
+        wanted = _ExpertParallel(ep, link)
+        if ep == 1 or wanted == self._experts:
             return self
-        if wanted not in self._dealt:
-            other = self._dealt[wanted] = copy(self)
-            other._dealing, other._known, other._dealt = wanted, {}, {}
-        return self._dealt[wanted]
+        if wanted not in self._by_experts:
+            other = self._by_experts[wanted] = copy(self)
+            other._experts, other._known, other._by_experts = wanted, {}, {}
+        return self._by_experts[wanted]
 
     def layer_time(
         self,
@@ -117,7 +117,7 @@ class CostModel(KernelTimes):
         Args:
             layer: any layer; its name and trainability do not matter.
             work: the packed rows.
-            tp, cp: degrees of tensor and context parallelism, shared out evenly.
+            tp, cp: degrees of tensor and context parallelism, spread evenly.
             precision: "bfloat16", "float32" or "float64".
             link: that joins tensor-parallel ranks; None: the profile's intra-node link.
             context_link: that joins context-parallel ranks; None: the same.
@@ -132,7 +132,7 @@ class CostModel(KernelTimes):
         if key not in self._known:
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
-            grid = Grid(tp, cp, self._dealing.ep if num_experts(layer) else 1)
+            grid = Grid(tp, cp, self._experts.ep if num_experts(layer) else 1)
             measured = self._whole(name, str(precision), Grid(tp, cp))
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
@@ -151,7 +151,7 @@ class CostModel(KernelTimes):
         here = self._whole(name, precision, grid)
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
-            return _dealt(_from_measured(layer, here, work), sums, layer, work, grid)
+            return _with_experts(_from_measured(layer, here, work), sums, layer, work, grid)
         if whole is None:
             return sums.layer(on_rank(layer, work, grid))
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
@@ -163,7 +163,7 @@ class CostModel(KernelTimes):
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
         if grid != Grid(1, 1) and link is None:
             link = self.profile.machine_link("intra").link
-        return _Links(link, context_link or link, self._dealing.link or link)
+        return _Links(link, context_link or link, self._experts.link or link)
 
     def between_ranks_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         """Seconds of a collective over gradients or updated weights."""
@@ -286,10 +286,10 @@ class _OperatorSums:
         there_s, back = self.exchanges_s(layer)
         return forward_s + there_s, backward + back
 
-    def exchanges_s(self, dealt: Layer) -> tuple[float, list[tuple[int, float]]]:
-        """Seconds of what ranks exchange around dealt-out experts, forward and backward, as above."""
+    def exchanges_s(self, split: Layer) -> tuple[float, list[tuple[int, float]]]:
+        """Seconds of what ranks exchange around distributed experts, forward and backward, as above."""
         divided = self._cost.execution.activations is ActivationCut.SEQUENCE
-        found = exchanges_of(dealt, self._work, self._grid, self._bytes, divided=divided)
+        found = exchanges_of(split, self._work, self._grid, self._bytes, divided=divided)
         back = [(index, self._exchange_s(exchange)) for index, exchange in found.backward]
         return sum(map(self._exchange_s, found.forward)), back
 
@@ -363,12 +363,12 @@ def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTi
     )
 
 
-def _dealt(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid: Grid) -> LayerTime:
-    """A time measured on the grid with every expert on every rank, with experts dealt out."""
-    dealt = on_rank(layer, work, grid)
-    forward_s, backward = sums.exchanges_s(dealt)
+def _with_experts(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid: Grid) -> LayerTime:
+    """A time measured on the grid with every expert on every rank, with experts distributed."""
+    split = on_rank(layer, work, grid)
+    forward_s, backward = sums.exchanges_s(split)
     backward_s = sum(seconds for _, seconds in backward)
-    share = layer_flop(dealt, work, grid) / layer_flop(layer, work, grid._replace(ep=1))
+    share = layer_flop(split, work, grid) / layer_flop(layer, work, grid._replace(ep=1))
     return LayerTime(
         time.forward_s * share + forward_s,
         time.input_grad_s * share + backward_s,
@@ -380,10 +380,10 @@ def _dealt(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid:
 
 def _scaled(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid: Grid) -> LayerTime:
     """A time measured on one rank, on a grid: shrunk like the FLOP, plus the collectives."""
-    dealt = on_rank(layer, work, grid)
-    forward_comm_s, backward_comm = sums._communication(dealt)
+    split = on_rank(layer, work, grid)
+    forward_comm_s, backward_comm = sums._communication(split)
     whole = layer_flop(layer, work)
-    share = layer_flop(dealt, work, grid) / whole if whole else 1.0 / grid.cp
+    share = layer_flop(split, work, grid) / whole if whole else 1.0 / grid.cp
     backward_comm_s = sum(seconds for _, seconds in backward_comm)
     return LayerTime(
         time.forward_s * share + forward_comm_s,

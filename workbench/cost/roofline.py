@@ -62,7 +62,7 @@ class Work:
 
 
 class Grid(NamedTuple):
-    """Degrees of tensor and context parallelism; `ep` of its ranks deal out experts."""
+    """Degrees of tensor and context parallelism; `ep` of its ranks distribute experts."""
 
     tp: int = 1
     cp: int = 1

@@ -27,7 +27,7 @@ class ModuleLayout:
         pp: blocks of ranks that a replica's stages take. None: to be searched.
         tp: tensor-parallel degree.
         cp: context-parallel degree.
-        ep: ranks, of the tp x cp of a stage, that deal out experts.
+        ep: ranks, of the tp x cp of a stage, that distribute experts.
         dp: replicas. None: the job's.
         rank_offset: the module's first rank. None: behind the modules in front of it.
         stage_layers: layers of every stage. Empty: the strategy balances them.

@@ -23,7 +23,7 @@ from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, O
 
 GATE_UP = "gate_up"  # one product for both halves of a gated MLP
 OPERATORS_OF_EXPERT = 3  # gate and up in one, the activation, down
-ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that dealt-out experts got
+ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed experts got
 MOST_FORWARD, MOST_BACKWARD = 4, 3  # tensors in work of an activation that is spelled out in Python
 
 
@@ -127,7 +127,7 @@ class _Gradients:
     experts out of it one at a time (Mixtral as transformers has it), the gradient of each is a
     tensor for all of them, zeros but for its part: with the sum so far and the new sum there are
     three of the gates' and ups' and one of the downs'. Where it takes them apart at once (Llama 4
-    and dealt-out experts) the parts wait until all are there, and are then joined, the downs first.
+    and distributed experts) the parts wait until all are there, and are then joined, the downs first.
     """
 
     def __init__(self, layer: Layer, setting: Setting) -> None:
@@ -286,7 +286,7 @@ class _InWork:
         return found
 
     def _rows(self, operator: Operator, copies: int) -> float:
-        """Rows that dealt-out experts got, as they came, and what became of them, by expert and sent back."""
+        """Rows that distributed experts got, as they came, and their outputs, by expert and sent back."""
         if operator.name != COMBINE:
             return 0.0
         entering = (

@@ -12,7 +12,7 @@ from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Pointwise, TokenCount
 from workbench.model.model_graph import TEXT
-from workbench.plan.expert_groups import deals_out, held_elements
+from workbench.plan.expert_groups import has_expert_parallelism, held_elements
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
@@ -77,7 +77,7 @@ def _parameter_state(
 def _num_parts(plan: Plan, stage: Stage, *, dealt: bool) -> int:
     """Of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
 
-    A dealt-out expert has as many holders in a stage as its ranks hold copies of all experts.
+    A distributed expert has as many holders in a stage as its ranks hold copies of all experts.
     """
     holders = len(stage.expert_ranks) if dealt else stage.cp
     return max(1, len(plan.replicas(stage.module)) * holders // plan.settings.of(stage.module).instances)
@@ -88,7 +88,7 @@ def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...
 
     They are the parameters, or one part of the whole layer where it is dealt out or has a wide copy.
     """
-    dealt = [p for p in layer.parameters() if deals_out(stage, layer) and is_of_expert(p)]
+    dealt = [p for p in layer.parameters() if has_expert_parallelism(stage, layer) and is_of_expert(p)]
     own = [p for p in layer.parameters() if p not in dealt]
     elements = tuple(elements_of(parameter, stage) for parameter in (*own, *dealt))
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE

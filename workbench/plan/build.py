@@ -14,17 +14,12 @@ from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.schedule.eager import with_eager_forwards
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
-from workbench.schedule.offload import with_offload
-from workbench.schedule.parts import Group, Programs
+from workbench.schedule.parts import Group
 from workbench.schedule.pass_graph import one_unit
 from workbench.schedule.programs import programs_of
 from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
-from workbench.schedule.three_phase import three_phase
-
-NOBODY: Mapping[int, int] = {}  # no forward of these stages follows another
 
 
 def with_programs(
@@ -35,9 +30,8 @@ def with_programs(
     """The plan with programs for its stages and microbatches, checked.
 
     Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
-    order. REDUCE_GRAD follows the stage's last pass, STEP ends every program. Under `three-phase` the
-    LLM and what reads it are the inner stages; ranks may then be shared in part. With `run_ahead` under
-    1F1B, forwards of frozen encoders come that many microbatches earlier.
+    order. REDUCE_GRAD follows the stage's last pass, STEP ends every program. The LLM and what reads it are
+    the inner stages of schedules that want to know them.
 
     Args:
         schedule: see `programs_of`.
@@ -49,18 +43,17 @@ def with_programs(
     """
     schedule = schedule or Schedule()
     groups = _rank_groups(draft)
-    if schedule.kind is ScheduleKind.THREE_PHASE:
-        orders = _in_three_phases(draft, list(groups), schedule, duration)
-    else:
+    if not schedule.kind.spec.shares_ranks_in_part:
         _check_equal_ranks(draft)
-        chains = [tuple(stage.id for stage in chain) for chain in draft.chain.values()]
-        orders = programs_of(schedule_nodes(draft), list(groups), schedule, chains, duration)
-        if schedule.run_ahead:
-            ahead = dict.fromkeys(_frozen_sources(draft), NOBODY)
-            orders = {
-                group: with_eager_forwards(actions, ahead, schedule.run_ahead)
-                for group, actions in orders.items()
-            }
+    orders = programs_of(
+        schedule_nodes(draft),
+        list(groups),
+        schedule,
+        [tuple(stage.id for stage in chain) for chain in draft.chain.values()],
+        duration,
+        inner=_inner(draft),
+        frozen_sources=_frozen_sources(draft),
+    )
     if units := shard_units(draft):
         trained = [stage for unit in units if unit.trained for stage in unit.stages]
         orders = with_rounds(orders, [unit.stages for unit in units], trained)
@@ -121,40 +114,22 @@ def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
 def _frozen_sources(plan: Plan) -> tuple[int, ...]:
     """Stages of modules that read no other and train nothing but a projector."""
     fed = {edge.target for edge in plan.model.edges}
-    modules = {
+    frozen = {
         module.name
         for module in plan.model.modules
         if module.modality != TEXT
         and module.name not in fed
         and not any(layer.trainable for layer in module.layers if layer.kind is not LayerKind.PROJECTOR)
     }
-    if not modules:
-        raise ValueError(
-            "run_ahead is for frozen encoders, of which the model has none; nearest: trainable projector of "
-            "an encoder, or run_ahead 0"
-        )
-    return tuple(stage.id for stage in plan.stages if stage.module in modules)
+    return tuple(stage.id for stage in plan.stages if stage.module in frozen)
 
 
-def _in_three_phases(
-    draft: Plan, groups: Sequence[Group], schedule: Schedule, duration: Callable[[Action], float]
-) -> Programs:
-    """The LLM and all modules behind it are what runs between the other modules' forwards and backwards."""
-    inner = {module.name for module in draft.model.modules if module.modality == TEXT}
-    for _ in draft.model.modules:
-        inner |= {edge.target for edge in draft.model.edges if edge.source in inner}
-    orders = three_phase(
-        schedule_nodes(draft),
-        groups,
-        [stage.id for stage in draft.stages if stage.module in inner],
-        window=schedule.window,
-        run_ahead=schedule.run_ahead,
-        duration=duration,
-    )
-    outer = [stage.id for stage in draft.stages if stage.module not in inner]
-    if not schedule.offload:
-        return orders
-    return {group: with_offload(actions, outer) for group, actions in orders.items()}
+def _inner(plan: Plan) -> tuple[int, ...]:
+    """Stages of the LLM and of all modules behind it."""
+    inner = {module.name for module in plan.model.modules if module.modality == TEXT}
+    for _ in plan.model.modules:
+        inner |= {edge.target for edge in plan.model.edges if edge.source in inner}
+    return tuple(stage.id for stage in plan.stages if stage.module in inner)
 
 
 def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:
@@ -180,16 +155,17 @@ def _check_equal_ranks(plan: Plan) -> None:
         for rank in sorted(stage.flat_ranks):
             other = owner.setdefault(rank, stage)
             if sorted(other.flat_ranks) != sorted(stage.flat_ranks):
+                takers = ", ".join(kind for kind in ScheduleKind if kind.spec.shares_ranks_in_part)
                 raise ValueError(
                     f"stages {other.id} and {stage.id} share rank {rank} but not all ranks: "
-                    f"{other.flat_ranks} and {stage.flat_ranks}; schedule three-phase takes them"
+                    f"{other.flat_ranks} and {stage.flat_ranks}; schedule {takers} takes them"
                 )
 
 
 def batched_microbatches(
     draft: Plan, *, samples_per_microbatch: int, replicas: Sequence[int]
 ) -> tuple[Microbatch, ...]:
-    """The same samples everywhere: consecutive samples form microbatches, dealt to replicas in turn.
+    """The same samples everywhere: consecutive samples form microbatches, assigned to replicas in turn.
 
     Every module gets the items of those samples; each item is a row of its own. A module
     none of whose items stand in a microbatch's samples skips it.
@@ -226,7 +202,7 @@ def chunked_microbatches(
 def shared_microbatches(
     draft: Plan, *, samples_per_microbatch: int, dp: Mapping[str, int], rounds: int | None = 1
 ) -> tuple[Microbatch, ...]:
-    """One global batch, shared out among the replicas of every module by its own degree.
+    """One global batch, split among the replicas of every module by its own degree.
 
     The LLM decides: a round is one microbatch of each of its replicas. Another module's replicas
     cut so many rounds, or as few more as give each of them a sample, into consecutive intervals, each a

@@ -22,7 +22,7 @@ def check(plan: Plan) -> None:
     stands once in every module that needs it (encoders may hold copies in several
     replicas, the LLM may not); every stage does every pass of every microbatch once, in
     order; ranks of a stage agree; token shards cover their rows exactly once; optimizer instances
-    divide the ranks that hold the same weights; shared-out weights are whole for every pass and
+    divide the ranks that hold the same weights; sharded weights are whole for every pass and
     gathered alike by all who share them.
     """
     _check_stages(plan)
@@ -160,7 +160,7 @@ def _check_programs(plan: Plan) -> None:
 class _Wanted:
     """What a stage has to do: `weights` are the Bs that, where split, have a W beside their I.
 
-    `in_rounds`: its weights are shared out, so its exchanges are numbered.
+    `in_rounds`: its weights are sharded, so its exchanges are numbered.
     """
 
     actions: set[Action]
@@ -214,7 +214,7 @@ def _check_work(rank: int, action: Action, wanted: _Wanted) -> None:
     if action in wanted.actions:
         return
     if action.kind not in COMPUTE and (action.microbatch is not None) != wanted.in_rounds:
-        rule = "want the number of a round" if wanted.in_rounds else "only shared-out weights have rounds"
+        rule = "want the number of a round" if wanted.in_rounds else "only sharded weights have rounds"
         raise ValueError(f"rank {rank}: action {action} of stage {action.stage}: {rule}")
     if action.kind in MOVES or (wanted.in_rounds and action.kind not in COMPUTE):
         return
@@ -231,7 +231,6 @@ def _missing_of_backward(whole: Action, wanted: _Wanted, done: set[Action]) -> l
     return [action for action in split if action not in done] if done & set(split) else [whole]
 
 
-_COMES_AFTER = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
 _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
@@ -253,9 +252,9 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
                 f"rank {rank}: action {action} stands after {action._replace(kind=rival)}: "
                 "a backward is whole or split"
             )
-    before = _COMES_AFTER.get(action.kind)
-    if before is not None and action._replace(kind=before) not in done:
-        earlier = "its forward" if before is Pass.F else str(action._replace(kind=before))
+    before = action.continues
+    if before is not None and before not in done:
+        earlier = "its forward" if before.kind is Pass.F else str(before)
         raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
     if action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done:
         raise ValueError(f"rank {rank}: action {action} stands after its stage's REDUCE_GRAD")

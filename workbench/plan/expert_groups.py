@@ -8,20 +8,20 @@ from workbench.model.layer import Layer, Parameter, Shard
 from workbench.plan.plan import Stage
 
 
-def deals_out(stage: Stage, layer: Layer) -> bool:
-    """Whether the stage's ranks deal out that layer's experts, which are weights apart then."""
+def has_expert_parallelism(stage: Stage, layer: Layer) -> bool:
+    """Whether the stage's ranks distribute that layer's experts, which are weights apart then."""
     return stage.ep > 1 and num_experts(layer) > 0
 
 
 def held_elements(parameter: Parameter, stage: Stage) -> float:
-    """Elements of a parameter on one rank of the stage; of a dealt-out expert, the mean over ranks."""
+    """Elements of a parameter on one rank of the stage; of a distributed expert, the mean over ranks."""
     if stage.ep > 1 and is_of_expert(parameter):
         return parameter.num_elements / stage.ep
     return parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else stage.tp)
 
 
 def expert_elements(layer: Layer, stage: Stage) -> int:
-    """Elements of dealt-out experts on one rank."""
+    """Elements of distributed experts on one rank."""
     return sum(p.num_elements for p in layer.parameters() if is_of_expert(p)) // stage.ep
 
 
@@ -34,7 +34,7 @@ def expert_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
 
 
 def check_equal_degrees(stages: Sequence[Stage], module: str) -> None:
-    """ValueError where replicas of a layer deal its experts out among different numbers of ranks."""
+    """ValueError where replicas of a layer distribute its experts among different numbers of ranks."""
     degrees = sorted({stage.ep for stage in stages})
     if len(degrees) > 1:
         raise ValueError(
@@ -53,7 +53,7 @@ def check_expert_degree(where: str, ep: int, num_ranks: int, layers: Sequence[La
 
     Args:
         where: what has the degree, for the message.
-        ep: ranks among which experts are dealt out.
+        ep: ranks among which experts are distributed.
         num_ranks: of the grid: tp x cp.
         layers: all of the module; those without experts do not matter.
     """
@@ -66,7 +66,7 @@ def check_expert_degree(where: str, ep: int, num_ranks: int, layers: Sequence[La
         return
     counts = {num_experts(layer) for layer in layers} - {0}
     if not counts:
-        raise ValueError(f"{where}: the module has no experts to deal out, got ep {ep}; nearest: 1")
+        raise ValueError(f"{where}: the module has no experts to distribute, got ep {ep}; nearest: 1")
     for count in sorted(counts):
         if count % ep:
             nearest = nearest_expert_degree(ep, num_ranks, count)

@@ -31,9 +31,9 @@ def next_plan(
 
     The i-th sample takes the place of the i-th one: its row in the language model, and in every
     encoder the microbatch of the same samples; where modules share the batch out by degrees of their own,
-    it is shared out anew in the same way. Programs stay where every stage still has as many
+    it is assigned anew in the same way. Programs stay where every stage still has as many
     microbatches with the same backwards and consumers, else they are made anew. Tokens of the
-    modules that have token shards are dealt out anew; a plan that leaves them to the zigzag of
+    modules that have token shards are made anew; a plan that leaves them to the zigzag of
     the lowering still does.
 
     Args:
@@ -79,9 +79,10 @@ def _with_fitting_programs(plan: Plan, draft: Plan) -> Plan:
 def _schedule_of(plan: Plan) -> Schedule | None:
     """The schedule that gives the plan its programs; None where it is none that can be told from them."""
     bare = replace(plan, programs=(), token_shards=())
-    phases = Schedule(kind=ScheduleKind.THREE_PHASE)
-    in_windows = replace(phases, window=_window_of(plan))
-    for schedule in (Schedule(), phases, replace(phases, offload=True), in_windows):
+    phased = [Schedule(kind=kind) for kind in ScheduleKind if kind.spec.shares_ranks_in_part]
+    offloaded = [replace(schedule, offload=True) for schedule in phased]
+    in_windows = [replace(schedule, window=_window_of(plan)) for schedule in phased]
+    for schedule in (Schedule(), *phased, *offloaded, *in_windows):
         try:
             if with_programs(bare, schedule).programs == plan.programs:
                 return schedule
@@ -120,7 +121,7 @@ def _microbatches(plan: Plan, draft: Plan) -> tuple[Microbatch, ...]:
 
 
 class Sharing(NamedTuple):
-    """How modules with degrees of their own share out a batch; arguments of `shared_microbatches`."""
+    """How modules with degrees of their own split a batch; arguments of `shared_microbatches`."""
 
     samples: int
     dp: dict[str, int]
@@ -144,7 +145,7 @@ def _sharing(plan: Plan) -> Sharing | None:
         try:
             if set(sharing.of(plan)) == set(plan.microbatches):
                 return sharing
-        except ValueError:  # no batch of this size is shared out so
+        except ValueError:  # no batch of this size goes so
             continue
     return None
 

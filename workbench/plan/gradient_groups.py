@@ -4,7 +4,12 @@ from collections.abc import Iterator
 
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, Shard
-from workbench.plan.expert_groups import check_equal_degrees, deals_out, expert_elements, expert_holders
+from workbench.plan.expert_groups import (
+    check_equal_degrees,
+    expert_elements,
+    expert_holders,
+    has_expert_parallelism,
+)
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
@@ -15,7 +20,7 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     """One group per layer and grid place: the ranks that hold it in any replica.
 
     Order: modules last to first, layers descending, tied weights where their first layer
-    stands; every rank issues its groups in this order. Of weights that are shared out, there is a
+    stands; every rank issues its groups in this order. Of weights that are sharded, there is a
     group per part: the ranks that hold it in any instance.
     """
     groups: list[GradientGroup] = []
@@ -41,7 +46,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
     """Which groups each REDUCE_GRAD all-reduces.
 
     A tied weight is reduced once on a rank, with the last of its module's stages there, whether that
-    uses it or not: so all ranks come to it behind the same layers. Stages whose weights are shared out
+    uses it or not: so all ranks come to it behind the same layers. Stages whose weights are sharded
     reduce in rounds (see `shard_units`); behind them they add up their parts over instances, and over
     the other stages that use a tied weight.
     """
@@ -95,7 +100,7 @@ def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
         if layers[index].trainable:
             if _has_own(layers[index]):
                 found[Weights(stage.module, index)] = None
-            if deals_out(stage, layers[index]):
+            if has_expert_parallelism(stage, layers[index]):
                 found[Weights(stage.module, index, experts=True)] = None
             found.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
     return tuple(found)
@@ -119,7 +124,7 @@ def _grid_groups(
 ) -> Iterator[GradientGroup]:
     """One group per tensor-parallel place: all context-parallel ranks and replicas at that place.
 
-    Of dealt-out experts one per place among the ranks that deal them out.
+    Of distributed experts one per place among the ranks that hold them.
     """
     if len({stage.tp for stage in stages}) > 1:
         degrees = sorted({stage.tp for stage in stages})
@@ -147,7 +152,7 @@ def _grid_groups(
 def _part_groups(
     plan: Plan, weights: Weights, stages: list[Stage], units: dict[int, ShardUnit], first_index: int
 ) -> Iterator[GradientGroup]:
-    """One group per part of shared-out weights: the ranks at its place in every unit that holds them."""
+    """One group per part of sharded weights: the ranks at its place in every unit that holds them."""
     held = dict.fromkeys(units[stage.id] for stage in stages)
     unit = units[stages[0].id]
     num_elements = unit.part(_elements(plan, weights, stages[0]))
@@ -170,7 +175,7 @@ def _elements(plan: Plan, weights: Weights, stage: Stage) -> int:
         return expert_elements(layer, stage)
     shared_names = {shared for _, shared in layer.tied}
     own = (p for p in layer.parameters() if p.name not in shared_names)
-    if deals_out(stage, layer):
+    if has_expert_parallelism(stage, layer):
         own = (p for p in own if not is_of_expert(p))
     return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in own)
 

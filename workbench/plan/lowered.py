@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from workbench.data.sample import Item
 from workbench.plan.plan import Plan
+from workbench.plan.task_graph import TaskGraph, task_graph
 from workbench.schedule.action import Action
 
 
@@ -70,7 +72,7 @@ class Transfer:
 class Weights(NamedTuple):
     """Weights that always travel together: a layer's own (`shared` None), or one tied weight.
 
-    Where ranks deal out experts, those of a layer are weights apart from its own.
+    Where ranks distribute experts, those of a layer are weights apart from its own.
     """
 
     module: str
@@ -93,9 +95,11 @@ class GradientGroup:
     num_elements: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lowered:
     """A plan with everything derived from it.
+
+    No `slots`: the task graph is cached on the instance.
 
     Args:
         inputs: rows an action waits for. Absent: it waits for nothing.
@@ -110,3 +114,8 @@ class Lowered:
     outputs: dict[Action, tuple[int, ...]]
     groups: tuple[GradientGroup, ...]
     reductions: dict[Action, tuple[int, ...]]
+
+    @cached_property
+    def tasks(self) -> TaskGraph:
+        """Who waits for whom. ValueError for a rank that would reduce a gradient group twice."""
+        return task_graph(self.plan, self.transfers, self.groups, self.reductions)

@@ -32,7 +32,7 @@ class OptimizerShards:
 
 
 def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
-    """How the optimizer state of a gradient group is dealt out; one instance a rank where it is whole.
+    """How the optimizer state of a gradient group is sharded; one instance a rank where it is whole.
 
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.1 (stage 1). Differs: several instances, as
     Megatron's distributed optimizer has them: less to gather and over shorter ways, for more memory.

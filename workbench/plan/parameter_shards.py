@@ -1,4 +1,4 @@
-"""Stages whose weights are shared out among their replicas and brought together for use (FSDP, HSDP)."""
+"""Stages whose weights are sharded among their replicas and brought together for use (FSDP, HSDP)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ class ShardUnit:
     Args:
         stages: one per replica.
         ranks: all of theirs, ascending; each keeps one part of every weight.
-        trained: elements of each tensor whose gradient is dealt out: the stage's own trained weights
+        trained: elements of each tensor whose gradient is reduce-scattered: the stage's own trained weights
             laid end to end, then each tied one.
         frozen: the same of the others.
     """
@@ -72,7 +72,7 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
         replicas = [replica for replica, number in instances[module].items() if number == instance]
         if len(stages) != len(replicas):
             raise ValueError(
-                f"module {module!r} shares out its weights, so all {len(replicas)} replicas of an instance "
+                f"module {module!r} shards its weights, so all {len(replicas)} replicas of an instance "
                 f"are cut alike; layers [{layers[0]}, {layers[1]}) are a stage in {len(stages)} of them"
             )
     units = tuple(_unit(plan, stages) for stages in found.values())
@@ -88,7 +88,7 @@ def _instances(plan: Plan, module: str) -> dict[int, int]:
         valid = [count for count in range(1, len(replicas) + 1) if len(replicas) % count == 0]
         nearest = min(valid, key=lambda count: (abs(count - num), count))
         raise ValueError(
-            f"module {module!r}: instances of shared-out weights must divide its {len(replicas)} replicas, "
+            f"module {module!r}: instances of sharded weights must divide its {len(replicas)} replicas, "
             f"got {num}; nearest: {nearest}"
         )
     return {replica: place * num // len(replicas) for place, replica in enumerate(replicas)}
@@ -117,12 +117,12 @@ def _check_stage(plan: Plan, stage: Stage) -> None:
     for name, degree in (("tp", stage.tp), ("ep", stage.ep)):
         if degree > 1:
             raise ValueError(
-                f"{where}: parameters are shared out among data- and context-parallel ranks, want {name} 1, "
+                f"{where}: parameters are sharded among data- and context-parallel ranks, want {name} 1, "
                 f"got {degree}; nearest: sharding 'optimizer'"
             )
     if stage.cp * len(plan.replicas(stage.module)) == settings.instances:
         raise ValueError(
-            f"{where}: parameters are shared out among the ranks that hold the same layers, and one rank "
+            f"{where}: parameters are sharded among the ranks that hold the same layers, and one rank "
             "holds them alone; nearest: sharding 'none'"
         )
     if settings.instances > 1 and stage.layers[1] - stage.layers[0] > 1:
@@ -162,7 +162,7 @@ def _check_equal(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
         size = sizes.setdefault(module, len(unit.ranks))
         if len(unit.ranks) != size:
             raise ValueError(
-                f"module {module!r}: stages {list(unit.stages)} share out their weights among "
+                f"module {module!r}: stages {list(unit.stages)} shard their weights among "
                 f"{len(unit.ranks)} ranks, others among {size}; want one number"
             )
 
@@ -182,7 +182,7 @@ def _check_ties(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
             for other, first in others:
                 if first.ranks != unit.ranks and set(first.ranks) & set(unit.ranks):
                     raise ValueError(
-                        f"module {stage.module!r} shares out its weights, but {name!r} is tied between "
+                        f"module {stage.module!r} shards its weights, but {name!r} is tied between "
                         f"stages {other} and {stage.id}, which have some of their ranks in common; want all "
                         "or none; nearest: sharding 'optimizer'"
                     )
@@ -205,7 +205,7 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
                 ]
                 if expected is not None and told != expected:
                     raise ValueError(
-                        f"stages {unit.stages[0]} and {stage} share out their weights but differ in their "
+                        f"stages {unit.stages[0]} and {stage} shard their weights but differ in their "
                         f"rounds: {' '.join(map(str, expected))} and {' '.join(map(str, told))}"
                     )
                 expected = told
@@ -240,7 +240,7 @@ class _State:
         }.get(action.kind, self._use)(action, is_trained=is_trained)
         if rule is not None:
             raise ValueError(
-                f"rank {rank}: action {action} of a stage whose weights are shared out: want {rule}"
+                f"rank {rank}: action {action} of a stage whose weights are sharded: want {rule}"
             )
 
     def _unshard(self, action: Action, *, is_trained: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Where tensor-parallel ranks of a stage deal out its tokens, and where each has all of them again.
+"""Where tensor-parallel ranks of a stage split its tokens, and where each has all of them again.
 
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
 section 4.2.2. Differs: stages hand all tokens on to each other, so a stage divides them itself and

@@ -17,7 +17,7 @@ class OneWeight(NamedTuple):
 def tied_on(plan: Plan, rank: int) -> tuple[OneWeight, ...]:
     """Every tied weight that at least two stages of the rank hold alike.
 
-    Stages that leave the device or whose weights are shared out keep a tensor of their own.
+    Stages that leave the device or whose weights are sharded keep a tensor of their own.
 
     Complexity: O(layers of the rank's stages + actions of its program).
     """

@@ -39,7 +39,7 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     Encoder items attend in full at their IN count, samples in the LLM by their mask. Where
     token shards say who owns which tokens, every row counts as cp times the share of the
     context-parallel rank with the most pairs, so that an even split of it is the slowest
-    rank's work. Without them pairs are shared out evenly, as zigzag does for causal rows.
+    rank's work. Without them pairs are split evenly, as zigzag does for causal rows.
 
     Complexity: O(items) for causal and full masks; others, and token shards, go through the
     tiles of the mask. Kept with the plan object, like its look-up tables: every rank of a stage asks.

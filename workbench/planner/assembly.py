@@ -53,7 +53,7 @@ def draft_plan(job: Job, strategy: str) -> Plan:
 def shared_draft(job: Job, strategy: str) -> Plan:
     """A plan without stages or programs; every module shares the batch out among replicas of its own.
 
-    Under `three-phase` a window of the schedule is one microbatch of each encoder replica.
+    A window of the schedule, where it has windows, is one microbatch of each encoder replica.
 
     Raises:
         ValueError: as `shared_microbatches`.
@@ -63,7 +63,7 @@ def shared_draft(job: Job, strategy: str) -> Plan:
         empty,
         samples_per_microbatch=job.microbatch_samples,
         dp={module.name: dp_of(job, module.name) for module in job.model.modules},
-        rounds=job.schedule.window if job.schedule.kind is ScheduleKind.THREE_PHASE else 1,
+        rounds=job.schedule.window if job.schedule.kind.spec.takes("window") else 1,
     )
     return replace(empty, microbatches=microbatches)
 
@@ -82,20 +82,23 @@ def empty_draft(job: Job, strategy: str) -> Plan:
     )
 
 
-def in_three_phases(job: Job, strategy: str) -> Job:
-    """The job under the three-phase schedule, which 1F1B stands for where nothing else was asked for.
+def in_phases(job: Job, strategy: str) -> Job:
+    """The job under a schedule in phases, for modules that share ranks under grids of their own.
+
+    Where nothing was asked for, which is 1F1B, it is the first such schedule.
 
     Raises:
         ValueError: it asks for another schedule.
     """
-    if job.schedule.kind is ScheduleKind.THREE_PHASE:
+    if job.schedule.kind.spec.shares_ranks_in_part:
         return job
-    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+    nearest = next(kind for kind in ScheduleKind if kind.spec.shares_ranks_in_part)
+    if job.schedule.kind is not Schedule().kind:
         raise ValueError(
             f"{strategy}: modules run in phases, with 1F1B in the second, got schedule {job.schedule.kind}; "
-            f"nearest: {ScheduleKind.THREE_PHASE}"
+            f"nearest: {nearest}"
         )
-    return replace(job, schedule=usual(ScheduleKind.THREE_PHASE))
+    return replace(job, schedule=usual(nearest))
 
 
 def num_microbatches(draft: Plan, module: str) -> int:
@@ -218,7 +221,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
 
     Under 1F1B with `run_ahead`, frozen encoders run as far ahead as the schedule allows and memory holds.
 
-    Stages whose weights are shared out become stages of one layer each.
+    Stages whose weights are sharded become stages of one layer each.
 
     Raises:
         ValueError: as `with_programs`.

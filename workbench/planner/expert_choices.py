@@ -1,7 +1,7 @@
-"""Where a search may deal out a module's experts instead of cutting each of them.
+"""Where a search may distribute a module's experts instead of cutting each of them.
 
 Source: Z. Zhang et al., "DistTrain", sections 4.1 and 4.3: what is said of tensor parallelism holds for
-expert parallelism in its place. Differs: attention stays cut by the same ranks, which deal out experts alone.
+expert parallelism in its place. Differs: attention stays cut by the same ranks; only experts are distributed.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ def layer_costs(
 
     Complexity: O(layers x distinct microbatch shapes).
     """
-    module, cost = job.model.module(layout.module), cost.dealing(layout.ep)
+    module, cost = job.model.module(layout.module), cost.with_expert_parallel(layout.ep)
     link = None
     if job.pools and layout.rank_offset is not None:
         first = (layout.rank_offset,)

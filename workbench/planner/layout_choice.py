@@ -31,7 +31,7 @@ class ModuleChoice:
     Args:
         module: its name.
         tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism.
-        ep: neighbours, of a stage's tp x cp ranks, that deal out experts instead of cutting them; 1: none.
+        ep: neighbours, of a stage's tp x cp ranks, that distribute experts instead of cutting them; 1: none.
         recompute: whether its layers are computed again.
         instances: copies of the sharded state among its data-parallel ranks.
     """
@@ -51,7 +51,7 @@ class ModuleChoice:
                 raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {getattr(self, name)}")
         if self.tp * self.cp % self.ep:
             raise ValueError(
-                f"layout of {self.module!r}: experts are dealt out over a divisor of tp x cp = "
+                f"layout of {self.module!r}: experts are distributed over a divisor of tp x cp = "
                 f"{self.tp * self.cp} ranks, got ep {self.ep}; nearest: "
                 f"{nearest_expert_degree(self.ep, self.tp * self.cp, self.tp * self.cp)}"
             )
@@ -73,7 +73,7 @@ class ModuleChoice:
 
     @property
     def num_expert_holders(self) -> int:
-        """The same of dealt-out experts; where none are, as all weights have."""
+        """The same of distributed experts; where none are, as all weights have."""
         return self.num_holders if self.ep == 1 else self.dp * self.cp * self.tp // self.ep
 
     def __str__(self) -> str:

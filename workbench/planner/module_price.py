@@ -33,7 +33,7 @@ class LayerPrice:
         kept_bytes: from its forward to its backward.
         working_bytes: on top of that inside a pass, what is computed again included.
         weights, trained: elements it holds, and of these the ones an optimizer updates.
-        dealt: of those updated, dealt-out experts' with fewer or more holders than other weights.
+        dealt: of those updated, distributed experts' with fewer or more holders than other weights.
     """
 
     forward_s: float
@@ -231,7 +231,7 @@ class ModulePrices:
         link = group_link(cluster, num_ranks=choice.tp, stride=1)
         context_link = group_link(cluster, num_ranks=choice.cp, stride=choice.tp)
         again = choice.recompute is Recompute.FULL and need.any
-        cost = self.cost.dealing(choice.ep, group_link(cluster, num_ranks=choice.ep, stride=1))
+        cost = self.cost.with_expert_parallel(choice.ep, group_link(cluster, num_ranks=choice.ep, stride=1))
         grid = Grid(choice.tp, choice.cp, choice.ep)
         cut = choice.cp * (choice.tp if "sequence" in settings.kernels else 1)
         forward_s = backward_s = kept = working = 0.0

@@ -55,7 +55,7 @@ def _read_aside_s(job: Job, cost: CostModel, llm: Module) -> tuple[float, ...]:
 def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Sequence[int]) -> float:
     """Forward and backward of some layers of a module."""
     layout = layout_of(job, module.name)
-    cost, needs = cost.dealing(layout.ep), gradient_needs(job.model)[module.name]
+    cost, needs = cost.with_expert_parallel(layout.ep), gradient_needs(job.model)[module.name]
     found = 0.0
     for place in places:
         layer = module.layers[place]

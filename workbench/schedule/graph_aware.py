@@ -101,9 +101,8 @@ def graph_aware_1f1b(
 
     Complexity: O(A log A) for A actions plus the size of all needs.
     """
-    stages = {node.stage: node for node in nodes}
-    _check(nodes, stages, groups)
-    stages = _with_hosts(stages, groups)
+    check_dag(nodes, groups)
+    stages = _with_hosts({node.stage: node for node in nodes}, groups)
     position = topological_positions(stages, groups)
     group_of = {stage: group for group in groups for stage in group}
     lead = _lead_of_shallow(stages, groups, position)
@@ -278,9 +277,9 @@ def topological_positions(
     return position
 
 
-def _check(
-    nodes: Sequence[ScheduleNode], stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]]
-) -> None:
+def check_dag(nodes: Sequence[ScheduleNode], groups: Sequence[tuple[int, ...]]) -> None:
+    """ValueError where groups are no partition of the stages, or needs name what is not there."""
+    stages = {node.stage: node for node in nodes}
     grouped = sorted(stage for group in groups for stage in group)
     if len(stages) < len(nodes) or grouped != sorted(stages):
         listed = sorted(node.stage for node in nodes)

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.schedule.action import Action, Pass
+from workbench.schedule.spec import ScheduleSpec
 
 
 def interleaved_1f1b(
@@ -89,3 +90,12 @@ def _rounds(num_microbatches: int, num_ranks: int) -> list[range]:
     size, longer = divmod(num_microbatches, num_rounds)
     ends = [round_ * size + min(round_, longer) for round_ in range(num_rounds + 1)]
     return [range(first, end) for first, end in pairwise(ends)]
+
+
+SPEC = ScheduleSpec(
+    name="interleaved",
+    summary="1F1B with several stages on each rank, round the ranks: a bubble shorter by their number",
+    chain=interleaved_1f1b,
+    usual_virtual_stages=2,
+    takes_more_stages=True,
+)

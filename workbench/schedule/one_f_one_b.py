@@ -1,8 +1,14 @@
-"""Schedules of a chain of stages in closed form: 1F1B and GPipe."""
+"""1F1B and GPipe: of a chain of stages in closed form, of a DAG by graph-aware 1F1B."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from workbench.schedule.action import Action, Pass
+from workbench.schedule.eager import with_eager_forwards
+from workbench.schedule.graph_aware import graph_aware_1f1b
+from workbench.schedule.parts import Programs
+from workbench.schedule.spec import Problem, ScheduleSpec
+
+NOBODY: Mapping[int, int] = {}  # no forward of these stages follows another
 
 
 def one_f_one_b(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
@@ -57,3 +63,47 @@ def _check(stages: Sequence[int], num_microbatches: int) -> None:
         raise ValueError(f"stages of a chain must be there and differ, got {list(stages)}")
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be >= 1, got {num_microbatches}")
+
+
+def _on_dag(problem: Problem) -> Programs:
+    """Graph-aware 1F1B; with `run_ahead`, forwards of frozen encoders come that many microbatches earlier."""
+    programs = graph_aware_1f1b(problem.nodes, problem.groups)
+    if not problem.run_ahead:
+        return programs
+    if not problem.frozen_sources:
+        raise ValueError(
+            "run_ahead is for frozen encoders, of which the model has none; nearest: trainable projector of "
+            "an encoder, or run_ahead 0"
+        )
+    ahead = dict.fromkeys(problem.frozen_sources, NOBODY)
+    return {
+        group: with_eager_forwards(actions, ahead, problem.run_ahead) for group, actions in programs.items()
+    }
+
+
+def _forwards_first(problem: Problem) -> Programs:
+    """GPipe on any DAG: each program's forwards, then its backwards, both in the order they had.
+
+    Within forwards, and within backwards, the total order of graph-aware 1F1B still has every pass after
+    its inputs.
+    """
+    return {
+        group: tuple(sorted(actions, key=lambda action: action.kind is not Pass.F))
+        for group, actions in graph_aware_1f1b(problem.nodes, problem.groups).items()
+    }
+
+
+SPEC = ScheduleSpec(
+    name="1f1b",
+    summary="one forward, one backward, each stage one forward ahead of those that read it",
+    chain=lambda stages, _, num_microbatches: one_f_one_b(stages, num_microbatches),
+    dag=_on_dag,
+    parameters=("run_ahead",),
+)
+
+SPEC_GPIPE = ScheduleSpec(
+    name="gpipe",
+    summary="all forwards, then all backwards",
+    chain=lambda stages, _, num_microbatches: gpipe(stages, num_microbatches),
+    dag=_forwards_first,
+)

@@ -15,14 +15,19 @@ class Part:
     """One part with its stages renumbered from 0, so that equal parts are equal.
 
     Args:
-        stages: [S] their ids in the whole problem.
-        nodes, groups, chains: as the whole problem's, by the new numbers.
+        stages: [S] their ids in the whole problem, group after group.
+        nodes, groups, chains: as the whole problem's, by the new numbers; `nodes[s]` is stage s.
     """
 
     stages: tuple[int, ...]
     nodes: tuple[ScheduleNode, ...]
     groups: tuple[Group, ...]
     chains: tuple[tuple[int, ...], ...]
+
+    @property
+    def group_of(self) -> tuple[int, ...]:
+        """[S] the place of each stage's group."""
+        return tuple(place for place, group in enumerate(self.groups) for _ in group)
 
     def original(self, action: Action) -> Action:
         """The action of the whole problem."""

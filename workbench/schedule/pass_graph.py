@@ -1,11 +1,12 @@
 """All passes of a DAG of stages and what each waits for: the tables that schedulers work on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.graph_aware import Consumer, ScheduleNode, topological_positions
+from workbench.schedule.precedence import longest_path
 
 Group = tuple[int, ...]
 Programs = Mapping[Group, Sequence[Action]]
@@ -54,22 +55,27 @@ def pass_graph(
     duration: Callable[[Action], float],
     *,
     backward: Pass,
+    whole: Collection[Action] = (),
 ) -> PassGraph:
-    """The passes of these stages; `backward` is B (whole) or I (split, with W where weights train).
+    """The passes of these stages.
+
+    Args:
+        backward: B (whole) or I (split, with W where weights train).
+        whole: B that stay whole where the others are split.
 
     Complexity: O(passes + size of all needs).
     """
     by_stage = {node.stage: node for node in nodes}
-    actions = [action for node in nodes for action in _passes(node, backward)]
+    actions = [action for node in nodes for action in _passes(node, backward, whole)]
     number = {action: place for place, action in enumerate(actions)}
     inputs: list[list[int]] = [[] for _ in actions]
-    own_input = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
     for place, action in enumerate(actions):
-        if action.kind in own_input:
-            inputs[place].append(number[action._replace(kind=own_input[action.kind])])
+        if action.continues is not None:
+            inputs[place].append(number[action.continues])
+    backwards = {(a.stage, a.microbatch): place for a, place in number.items() if a.kind in (Pass.B, Pass.I)}
     for node in nodes:
         for consumer in node.consumers:
-            _add_reads(node.stage, consumer, number, inputs, backward)
+            _add_reads(node.stage, consumer, number, backwards, inputs)
     followers: list[list[int]] = [[] for _ in actions]
     for place, needed in enumerate(inputs):
         for earlier in needed:
@@ -88,25 +94,32 @@ def pass_graph(
 
 
 def _add_reads(
-    stage: int, consumer: Consumer, number: dict[Action, int], inputs: list[list[int]], backward: Pass
+    stage: int,
+    consumer: Consumer,
+    number: Mapping[Action, int],
+    backwards: Mapping[tuple[int | None, int | None], int],
+    inputs: list[list[int]],
 ) -> None:
     """Forwards wait for what they read, backwards for those of the forwards that read them."""
     for reader, needs in enumerate(consumer.needs):
         reads = number[Action(consumer.stage, Pass.F, reader)]
-        gives = number.get(Action(consumer.stage, backward, reader))
+        gives = backwards.get((consumer.stage, reader))
         for own in needs:
             inputs[reads].append(number[Action(stage, Pass.F, own)])
-            takes = number.get(Action(stage, backward, own))
+            takes = backwards.get((stage, own))
             if gives is not None and takes is not None:
                 inputs[takes].append(gives)
 
 
-def _passes(node: ScheduleNode, backward: Pass) -> list[Action]:
+def _passes(node: ScheduleNode, backward: Pass, whole: Collection[Action]) -> list[Action]:
     found = [Action(node.stage, Pass.F, own) for own in range(node.num_microbatches)]
     for own, has_backward in enumerate(node.backward):
-        if has_backward:
-            found.append(Action(node.stage, backward, own))
-            if backward is Pass.I and node.trains(own):
+        in_one = Action(node.stage, Pass.B, own)
+        if has_backward and (backward is Pass.B or in_one in whole):
+            found.append(in_one)
+        elif has_backward:
+            found.append(Action(node.stage, Pass.I, own))
+            if node.trains(own):
                 found.append(Action(node.stage, Pass.W, own))
     return found
 
@@ -132,25 +145,15 @@ def start_times(graph: PassGraph, programs: Programs) -> dict[int, float]:
     Complexity: O(passes + inputs).
     """
     after: list[list[int]] = [[] for _ in graph.actions]
-    waiting = [len(needed) for needed in graph.inputs]
     for actions in programs.values():
-        line = [graph.number[action] for action in actions]
-        for earlier, later in pairwise(line):
+        for earlier, later in pairwise(graph.number[action] for action in actions):
             after[earlier].append(later)
-            waiting[later] += 1
-    start = [0.0] * len(waiting)
-    ready = [place for place, count in enumerate(waiting) if count == 0]
-    for place in ready:  # grows while we walk it
-        end = start[place] + graph.duration[place]
-        for later in (*graph.followers[place], *after[place]):
-            start[later] = max(start[later], end)
-            waiting[later] -= 1
-            if waiting[later] == 0:
-                ready.append(later)
-    if len(ready) < len(waiting):
-        stuck = next(graph.actions[place] for place, count in enumerate(waiting) if count)
+    followers = [(*needing, *next_up) for needing, next_up in zip(graph.followers, after, strict=True)]
+    start = longest_path(followers, graph.duration)
+    if len(start) < len(graph.actions):
+        stuck = next(action for place, action in enumerate(graph.actions) if place not in start)
         raise ValueError(f"pass {stuck} can never run: its inputs wait for it")
-    return {place: start[place] for place in ready}
+    return start
 
 
 def peak_in_flight(programs: Programs, stages: Sequence[int]) -> float:

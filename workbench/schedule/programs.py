@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from workbench.schedule.action import Action, Pass
-from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.schedule.graph_aware import Consumer, ScheduleNode, graph_aware_1f1b
-from workbench.schedule.interleaved import interleaved_1f1b
+from workbench.schedule.choice import Schedule, rank_block
+from workbench.schedule.graph_aware import Consumer, ScheduleNode, check_dag, graph_aware_1f1b
 from workbench.schedule.list_schedule import Chain, Policy, list_schedule
 from workbench.schedule.parts import Group, Part, Programs, independent_parts
 from workbench.schedule.pass_graph import PassGraph, finish_time, one_unit, pass_graph, peak_in_flight
-from workbench.schedule.zero_bubble import zb_h1_interleaved, zb_h2, zb_v
+from workbench.schedule.spec import Problem, ScheduleSpec
+
+_Order = dict[Group, tuple[Action, ...]]  # a chain's
+_Orders = dict[tuple[int, ...], _Order]  # by the chain's stages
 
 _POLICIES = tuple(
     Policy(deep_first=deep_first, patience=patience)
@@ -26,75 +28,141 @@ def programs_of(
     schedule: Schedule,
     chains: Sequence[tuple[int, ...]] = (),
     duration: Callable[[Action], float] = one_unit,
+    *,
+    inner: Sequence[int] = (),
+    frozen_sources: Sequence[int] = (),
 ) -> Programs:
     """The passes of every group of stages in issue order, by the kind of the schedule.
 
-    `1f1b` and `gpipe` are graph-aware 1F1B and its forwards-first form. The others concern the
-    chains that nobody outside reads, so the LLM: `interleaved` gives those that are laid out for it
-    Megatron's order, and everything in front runs a forward just before it is needed. The `zb-`
-    kinds take the fastest of several schedules by these durations, all within the limit of
-    activations in flight: the published order of such a chain, and list schedules of all passes
-    that differ in their tie-breaking. So they are never slower than the published order.
+    Some kinds say it of any DAG. The others concern the chains that nobody outside reads, so the LLM, where
+    they are laid out as the kind wants: those get the kind's own order, and everything in front runs a
+    forward just before it is needed. A kind with a limit of activations in flight takes the fastest of
+    several schedules by these durations, all within it: the kind's own order of such a chain, and list
+    schedules of all passes that differ in their tie-breaking. So it is never slower than its own order.
 
     Whatever the kind, all programs are restrictions of one total order in which every pass comes
     after its inputs, so none of them can deadlock.
 
     Args:
         nodes: the stages; any order.
-        groups: stages that share the same ranks, in forward order. Each stage stands in one.
+        groups: stages that share the same ranks, in forward order. Each stage stands in one, but for kinds
+            whose stages may share ranks in part.
         schedule: the choice.
         chains: stages of each replica of a module in layer order; a stage in none is its own.
         duration: time of a pass in any one unit. Only orders come out of it.
+        inner, frozen_sources: see `Problem`.
 
     Raises:
         ValueError: as `graph_aware_1f1b`; chains that are not laid out for the kind; a memory limit
             that no schedule found keeps, with the least that one needs.
     """
-    if schedule.kind is ScheduleKind.THREE_PHASE:
-        raise ValueError("schedule three-phase wants to know which stages are inner ones; see three_phase")
-    plain = graph_aware_1f1b(nodes, groups)
-    if schedule.kind is ScheduleKind.ONE_F_ONE_B:
-        return plain
-    if schedule.kind is ScheduleKind.GPIPE:
-        return _forwards_first(plain)
-    backward = Pass.I if schedule.kind.splits_backward else Pass.B
+    spec = schedule.kind.spec
+    if spec.dag is not None:
+        problem = Problem(
+            nodes=nodes,
+            groups=groups,
+            inner=inner,
+            frozen_sources=frozen_sources,
+            duration=duration,
+            window=schedule.window,
+            run_ahead=schedule.run_ahead,
+            offload=schedule.offload,
+        )
+        return spec.dag(problem)
+    check_dag(nodes, groups)
     found: Programs = {}
-    known: dict[tuple[object, ...], Programs] = {}  # replicas mostly are alike
+    orders: dict[tuple[object, ...], _Orders] = {}  # replicas mostly are alike
+    known: dict[tuple[object, ...], Programs] = {}
     is_laid_out = schedule.virtual_stages == 1
     for part in independent_parts(nodes, groups, chains):
-        graph = pass_graph(part.nodes, part.groups, _within(part, duration), backward=backward)
-        key = (part.nodes, part.groups, part.chains, graph.duration)
+        shape = part.nodes, part.groups, part.chains
+        if shape not in orders:
+            laid_out = [chain for chain in part.chains if _is_laid_out(part, chain, schedule)]
+            is_laid_out |= bool(laid_out)
+            orders[shape] = {chain: _order(part, chain, spec) for chain in laid_out if _is_last(part, chain)}
+        graph = _graph(part, orders[shape], spec, duration)
+        key = *shape, graph.duration
         if key not in known:
-            is_laid_out |= any(_is_laid_out(graph, chain, schedule) for chain in part.chains)
-            held = graph_aware_1f1b(part.nodes, part.groups)
-            lines = [_chain(graph, chain, schedule, held) for chain in part.chains]
-            known[key] = _best(graph, lines, schedule)
+            known[key] = _best(graph, _lines(graph, part, schedule), orders[shape], schedule)
         found |= part.original_programs(known[key])
     if not is_laid_out:
         raise _layout_error(groups, chains, schedule)
     return {group: found[group] for group in map(tuple, groups)}
 
 
+def _is_laid_out(part: Part, stages: tuple[int, ...], schedule: Schedule) -> bool:
+    """Whether the chain's stages lie on their ranks as the kind wants."""
+    places = [part.group_of[stage] for stage in stages]
+    num_ranks = len(set(places))
+    first = places[:num_ranks]
+    if len(places) != num_ranks * schedule.virtual_stages or len(set(first)) < num_ranks:
+        return False
+    wanted = [first[rank_block(schedule, place, len(places))] for place in range(len(places))]
+    return places == wanted and _is_line(part, stages)
+
+
+def _is_line(part: Part, stages: tuple[int, ...]) -> bool:
+    """Whether each stage reads, microbatch by microbatch, the one before it and no other of the chain."""
+    for place, stage in enumerate(stages):
+        node = part.nodes[stage]
+        inside = [consumer for consumer in node.consumers if consumer.stage in stages]
+        needs = tuple((own,) for own in range(node.num_microbatches))
+        if inside != [Consumer(later, needs) for later in stages[place + 1 : place + 2]]:
+            return False
+    return True
+
+
+def _is_last(part: Part, stages: tuple[int, ...]) -> bool:
+    """Whether the chain has work, and no stage outside it reads one of it."""
+    return part.nodes[stages[0]].num_microbatches > 0 and not _is_read(part, stages)
+
+
+def _is_read(part: Part, stages: tuple[int, ...]) -> bool:
+    return any(c.stage not in stages for stage in stages for c in part.nodes[stage].consumers)
+
+
+def _order(part: Part, stages: tuple[int, ...], spec: ScheduleSpec) -> _Order:
+    """The kind's own order; it may name passes that the chain does not have."""
+    homes = [part.groups[part.group_of[stage]] for stage in stages]
+    programs = spec.chain(stages, len(set(homes)), part.nodes[stages[0]].num_microbatches)
+    return dict(zip(homes, programs, strict=False))
+
+
+def _graph(part: Part, orders: _Orders, spec: ScheduleSpec, duration: Callable[[Action], float]) -> PassGraph:
+    """All passes of the part; backwards that stand whole in an order stay so where others are split."""
+    if not spec.splits_backward:
+        return pass_graph(part.nodes, part.groups, _within(part, duration), backward=Pass.B)
+    passes = (action for order in orders.values() for program in order.values() for action in program)
+    whole = {action for action in passes if action.kind is Pass.B}
+    return pass_graph(part.nodes, part.groups, _within(part, duration), backward=Pass.I, whole=whole)
+
+
 def _within(part: Part, duration: Callable[[Action], float]) -> Callable[[Action], float]:
     return lambda action: duration(part.original(action))
 
 
-def _forwards_first(programs: Programs) -> Programs:
-    """GPipe on any DAG: each program's forwards, then its backwards, both in the order they had.
+def _lines(graph: PassGraph, part: Part, schedule: Schedule) -> list[Chain]:
+    """Limits: the kind's own for chains that nobody reads, by what 1F1B holds for the others."""
+    most_in_flight = schedule.kind.spec.most_in_flight
+    if most_in_flight is None:
+        return [Chain(stages=stages, just_in_time=True) for stages in part.chains]
+    plain = graph_aware_1f1b(part.nodes, part.groups)
+    lines = []
+    for stages in part.chains:
+        if _is_read(part, stages):
+            held = peak_in_flight(plain, stages)
+            limit = most_in_flight(held) if held else None
+        else:
+            num_ranks = len({graph.group_of[stage] for stage in stages})
+            limit = schedule.memory_limit or most_in_flight(num_ranks)
+        lines.append(Chain(stages=stages, limit=limit, just_in_time=_is_read(part, stages)))
+    return lines
 
-    Source: Huang et al. 2019, "GPipe", NeurIPS. Within forwards, and within backwards, the total
-    order of graph-aware 1F1B still has every pass after its inputs.
-    """
-    return {
-        group: tuple(sorted(actions, key=lambda action: action.kind is not Pass.F))
-        for group, actions in programs.items()
-    }
 
-
-def _best(graph: PassGraph, chains: Sequence[Chain], schedule: Schedule) -> Programs:
+def _best(graph: PassGraph, chains: Sequence[Chain], orders: _Orders, schedule: Schedule) -> Programs:
     """The candidate that exceeds its limits least, then the fastest, then the first."""
     best: tuple[float, float, Programs] | None = None
-    for programs in _candidates(graph, chains, schedule):
+    for programs in _candidates(graph, chains, orders, schedule.kind.spec):
         excess = max((_excess(programs, chain) for chain in chains), default=0.0)
         key = excess, finish_time(graph, programs)
         if best is None or key < best[:2]:
@@ -116,81 +184,32 @@ def _excess(programs: Programs, chain: Chain) -> float:
     return max(0.0, peak_in_flight(programs, chain.stages) - chain.limit)
 
 
-def _candidates(graph: PassGraph, chains: Sequence[Chain], schedule: Schedule) -> Iterator[Programs]:
-    ordered = [_with_order(graph, chain, schedule) for chain in chains]
-    if any(chain.order for chain in ordered):
-        yield list_schedule(graph, ordered, Policy())
-    if schedule.kind.splits_backward or not any(chain.order for chain in ordered):
+def _candidates(
+    graph: PassGraph, chains: Sequence[Chain], orders: _Orders, spec: ScheduleSpec
+) -> Iterator[Programs]:
+    """With the kind's own order where a chain has one; also without it where there is a choice."""
+    if orders:
+        yield list_schedule(
+            graph, [_in_order(graph, chain, orders.get(chain.stages, {})) for chain in chains], Policy()
+        )
+    if spec.most_in_flight is not None or not orders:
         for policy in _POLICIES:
             yield list_schedule(graph, chains, policy)
 
 
-def _chain(graph: PassGraph, stages: tuple[int, ...], schedule: Schedule, plain: Programs) -> Chain:
-    """Limits: the kind's own for chains that nobody reads, what graph-aware 1F1B holds for the others."""
-    if not schedule.kind.splits_backward:
-        return Chain(stages=stages, just_in_time=True)
-    doubled = schedule.kind is ScheduleKind.ZB_H2
-    if _is_read(graph, stages):
-        held = peak_in_flight(plain, stages)
-        limit = (2 * held - 1 if doubled else held) if held else None
-        return Chain(stages=stages, limit=limit, just_in_time=True)
-    num_ranks = len({graph.group_of[stage] for stage in stages})
-    own_limit = 2 * num_ranks - 1 if doubled else num_ranks
-    return Chain(stages=stages, limit=schedule.memory_limit or own_limit)
-
-
-def _is_read(graph: PassGraph, stages: tuple[int, ...]) -> bool:
-    """Whether a stage outside the chain reads one of it."""
-    return any(c.stage not in stages for stage in stages for c in graph.nodes[stage].consumers)
-
-
-def _with_order(graph: PassGraph, chain: Chain, schedule: Schedule) -> Chain:
-    """The published order, without the passes that the chain does not have, where it applies."""
-    stages, num_microbatches = chain.stages, graph.nodes[chain.stages[0]].num_microbatches
-    if num_microbatches == 0 or _is_read(graph, stages) or not _is_laid_out(graph, stages, schedule):
-        return chain
-    num_ranks = len({graph.group_of[stage] for stage in stages})
-    if schedule.kind is ScheduleKind.INTERLEAVED:
-        programs = interleaved_1f1b(stages, num_ranks, num_microbatches)
-    elif schedule.kind is ScheduleKind.ZB_H1:
-        programs = zb_h1_interleaved(stages, num_ranks, num_microbatches)
-    else:
-        published = {ScheduleKind.ZB_H2: zb_h2, ScheduleKind.ZB_V: zb_v}
-        programs = published[schedule.kind](stages, num_microbatches)
-    order = {
-        graph.groups[graph.group_of[stage]]: tuple(filter(graph.exists, program))
-        for stage, program in zip(stages, programs, strict=False)
-    }
-    return replace(chain, order=order)
-
-
-def _is_laid_out(graph: PassGraph, stages: tuple[int, ...], schedule: Schedule) -> bool:
-    """Whether the chain's stages lie on their ranks as the kind wants."""
-    places = [graph.group_of[stage] for stage in stages]
-    num_ranks = len(set(places))
-    first = places[:num_ranks]
-    wanted = first + first[::-1] if schedule.kind is ScheduleKind.ZB_V else first * schedule.virtual_stages
-    return len(set(first)) == num_ranks and places == wanted and _is_line(graph, stages)
-
-
-def _is_line(graph: PassGraph, stages: tuple[int, ...]) -> bool:
-    """Whether each stage reads, microbatch by microbatch, the one before it and no other of the chain."""
-    for place, stage in enumerate(stages):
-        node = graph.nodes[stage]
-        inside = [consumer for consumer in node.consumers if consumer.stage in stages]
-        needs = tuple((own,) for own in range(node.num_microbatches))
-        if inside != [Consumer(later, needs) for later in stages[place + 1 : place + 2]]:
-            return False
-    return True
+def _in_order(graph: PassGraph, chain: Chain, order: _Order) -> Chain:
+    """Without the passes that the chain does not have."""
+    existing = {group: tuple(filter(graph.exists, program)) for group, program in order.items()}
+    return replace(chain, order=existing)
 
 
 def _layout_error(
     groups: Sequence[Group], chains: Sequence[tuple[int, ...]], schedule: Schedule
 ) -> ValueError:
-    shape = "down the ranks and up again" if schedule.kind is ScheduleKind.ZB_V else "round the ranks"
     longest = max(chains, key=len, default=())
     num_places = sum(any(stage in group for stage in longest) for group in groups)
     return ValueError(
-        f"schedule {schedule.kind}: want a module whose stages go {shape}, {schedule.virtual_stages} on "
-        f"each; the longest chain has {len(longest)} stages on {num_places} sets of ranks"
+        f"schedule {schedule.kind}: want a module whose stages go {schedule.kind.spec.layout}, "
+        f"{schedule.virtual_stages} on each; the longest chain has {len(longest)} stages on {num_places} "
+        "sets of ranks"
     )

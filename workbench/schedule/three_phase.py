@@ -11,8 +11,11 @@ from workbench.schedule.graph_aware import (
     graph_aware_1f1b,
     topological_positions,
 )
+from workbench.schedule.offload import with_offload
+from workbench.schedule.one_f_one_b import one_f_one_b
 from workbench.schedule.parts import Group, Programs
 from workbench.schedule.pass_graph import one_unit, pass_graph, start_times
+from workbench.schedule.spec import Problem, ScheduleSpec
 
 Pipeline = Callable[[Sequence[ScheduleNode], Sequence[Group]], Programs]
 Duration = Callable[[Action], float]
@@ -311,3 +314,31 @@ class _Body:
         assert action.stage is not None
         assert action.microbatch is not None
         return action._replace(microbatch=self._members[action.stage][action.microbatch])
+
+
+def _on_dag(problem: Problem) -> Programs:
+    """Three phases; with `offload` the outer stages are on the host while the inner ones run."""
+    if not problem.inner:
+        raise ValueError("schedule three-phase wants to know which stages are inner ones")
+    programs = three_phase(
+        problem.nodes,
+        problem.groups,
+        problem.inner,
+        window=problem.window,
+        run_ahead=problem.run_ahead,
+        duration=problem.duration,
+    )
+    if not problem.offload:
+        return programs
+    outer = {node.stage for node in problem.nodes}.difference(problem.inner)
+    return {group: with_offload(actions, outer) for group, actions in programs.items()}
+
+
+SPEC = ScheduleSpec(
+    name="three-phase",
+    summary="modules that share ranks under grids of their own: encoders forward, 1F1B, encoders backward",
+    chain=lambda stages, _, num_microbatches: one_f_one_b(stages, num_microbatches),
+    dag=_on_dag,
+    parameters=("window", "run_ahead", "offload"),
+    shares_ranks_in_part=True,
+)

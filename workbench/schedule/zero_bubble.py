@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.interleaved import turns_of
+from workbench.schedule.spec import Layout, ScheduleSpec
 
 Programs = tuple[tuple[Action, ...], ...]
 
@@ -158,3 +159,35 @@ def _check(stages: Sequence[int], num_microbatches: int) -> None:
         raise ValueError(f"stages of a chain must be there and differ, got {list(stages)}")
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches must be >= 1, got {num_microbatches}")
+
+
+def _as_1f1b(held: float) -> float:
+    return held
+
+
+SPEC_H1 = ScheduleSpec(
+    name="zb-h1",
+    summary="1F1B whose weight gradients fill bubbles, with its memory; also several stages per rank",
+    chain=zb_h1_interleaved,
+    takes_more_stages=True,
+    splits_backward=True,
+    most_in_flight=_as_1f1b,
+)
+
+SPEC_H2 = ScheduleSpec(
+    name="zb-h2",
+    summary="twice the warm-up of ZB-H1: no bubble, for nearly twice the memory",
+    chain=lambda stages, _, num_microbatches: zb_h2(stages, num_microbatches),
+    splits_backward=True,
+    most_in_flight=lambda held: 2 * held - 1,
+)
+
+SPEC_V = ScheduleSpec(
+    name="zb-v",
+    summary="two stages on each rank, down the ranks and up again: no bubble, with the memory of 1F1B",
+    chain=lambda stages, _, num_microbatches: zb_v(stages, num_microbatches),
+    layout=Layout.VEE,
+    usual_virtual_stages=2,
+    splits_backward=True,
+    most_in_flight=_as_1f1b,
+)

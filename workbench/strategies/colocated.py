@@ -11,7 +11,7 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
-from workbench.planner.assembly import in_three_phases
+from workbench.planner.assembly import in_phases
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plan
 from workbench.planner.stage_counts import Progress, silent
@@ -25,9 +25,9 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """The fastest colocated layout under the job's memory; layouts that the job gives are kept.
 
     Raises:
-        ValueError: no layout fits, or a schedule that is neither 1F1B nor three-phase.
+        ValueError: no layout fits, or a schedule that is neither 1F1B nor one in phases.
     """
-    job = in_three_phases(job, NAME)
+    job = in_phases(job, NAME)
 
     def build(found: Job, _: LayoutChoice) -> Plan:
         return replace(megatron_heterogeneous.plan(found, cost), strategy=NAME)

@@ -18,7 +18,7 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches
 from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
-from workbench.planner.assembly import dp_of, empty_draft, in_three_phases, layout_of
+from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -38,7 +38,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
     Raises:
         ValueError: ranks that do not divide, more stages than layers, a batch that does not divide, or
-            a schedule that is neither 1F1B nor three-phase.
+            a schedule that is neither 1F1B nor one in phases.
     """
     shared = _on_all_ranks(job)
     candidates = [_plan(shared, cost, parts) for parts in _powers(job.microbatch_samples)]
@@ -72,7 +72,7 @@ def _on_all_ranks(job: Job) -> Job:
                 f"nearest: max_ranks {most - most % stage_ranks or stage_ranks}"
             )
         layouts.append(replace(layout, pp=most // stage_ranks, rank_offset=0))
-    return replace(in_three_phases(job, "dip"), layouts=tuple(layouts))
+    return replace(in_phases(job, "dip"), layouts=tuple(layouts))
 
 
 def _plan(job: Job, cost: CostModel, parts: int) -> Plan:

@@ -48,7 +48,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     experts are cut or dealt out, whichever is faster at a tp.
 
     Raises:
-        ValueError: nothing fits, or a batch that the degrees found cannot share out.
+        ValueError: nothing fits, or a batch that the degrees found cannot split.
     """
     built = _that_fits(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus))
     return replace(built, strategy=NAME)
@@ -239,6 +239,6 @@ SPEC = StrategySpec(
 SPEC_CHEAPEST = StrategySpec(
     name=CHEAPEST,
     planner=plan_cheapest,
-    summary="the same for dollars a sample, where devices have prices",
+    summary="as disttrain, for dollars a sample, where devices have prices",
     wants_prices=True,
 )

@@ -28,7 +28,7 @@ class ElasticTemplates:
         planned: the templates.
         prices: of its modules.
         layers: [L] price of each layer of the chain.
-        sharing: GPUs of a stage that hold all its layers and share out the samples of a microbatch.
+        sharing: GPUs of a stage that hold all its layers and split the samples of a microbatch.
         sharding: what else these share out: nothing, or parameters, which they bring together for use.
     """
 
@@ -153,7 +153,7 @@ def elastic_templates(
         cost: the machine.
         num_faults: f, nodes that may fail at the same moment.
         sharing: GPUs of a stage that share out samples.
-        sharding: NONE, or PARAMETERS: they share out weights and optimizer state too.
+        sharding: NONE, or PARAMETERS: they shard weights and optimizer state too.
 
     Raises:
         ValueError: nodes of several kinds, a batch that does not fill its microbatches, samples that cannot
@@ -222,7 +222,7 @@ def _check_sharing(job: Job, sharing: int, tp: int) -> None:
     size = job.microbatch_samples
     if size % sharing:
         raise ValueError(
-            f"{job.name}: {sharing} ranks of a stage cannot share out microbatches of {size} samples; "
+            f"{job.name}: {sharing} ranks of a stage cannot split microbatches of {size} samples; "
             f"nearest: microbatch_samples {-(-size // sharing) * sharing}"
         )
     if sharing > 1 and tp > 1:

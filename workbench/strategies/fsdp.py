@@ -1,4 +1,4 @@
-"""FSDP and HSDP, searched: every module on every rank, each a replica, weights shared out among them.
+"""FSDP and HSDP, searched: every module on every rank, each a replica, weights sharded among them.
 
 Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 16(12);
 Liang et al. 2025, "TorchTitan", section 2.1 (FSDP2).
@@ -24,7 +24,7 @@ NAME, HYBRID_NAME = "fsdp", "hsdp"
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The fastest plan that fits with weights shared out among all ranks; see `_fastest`."""
+    """The fastest plan that fits with weights sharded among all ranks; see `_fastest`."""
     return _fastest(job, cost, Mode.SHARDED, progress)
 
 
@@ -135,12 +135,12 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
-    summary="every layer's weights shared out among all ranks, recomputation and microbatch size searched",
+    summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
 )
 
 SPEC_HYBRID = StrategySpec(
     name=HYBRID_NAME,
     planner=plan_hybrid,
-    summary="the same within instances of near ranks, which add up their parts of gradients; "
+    summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",
 )

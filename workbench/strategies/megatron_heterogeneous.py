@@ -33,8 +33,8 @@ NAME = "megatron-heterogeneous"
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """Every module with its own tp, cp, pp and dp, one after the other or from its rank_offset on.
 
-    Modules whose rank_offsets are equal share their ranks, each under its own grid; schedule
-    `three-phase` takes grids whose stages share ranks in part.
+    Modules whose rank_offsets are equal share their ranks, each under its own grid; grids whose stages
+    share ranks in part want a schedule that takes them.
 
     Raises:
         ValueError: more stages than layers, a batch that cannot be shared out, too few ranks, rank sets

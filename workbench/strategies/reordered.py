@@ -135,7 +135,7 @@ def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
 
 
 def _scheduled(job: Job, cost: CostModel, first: Plan, chunks: dict[int, list[tuple[Sample, ...]]]) -> Plan:
-    """The same stages with other microbatches; token shards are dealt out anew."""
+    """The same stages with other microbatches; token shards are made anew."""
     draft = replace(first, microbatches=chunked_microbatches(first, chunks), programs=(), token_shards=())
     return cornstarch.with_balanced_tokens(scheduled(draft, job.schedule, cost))
 

@@ -247,7 +247,7 @@ class _Pricing:
         given: Times = {}
         if self._attention is not None:
             given = times_of(self._attention, self._plan, stage, microbatch, layer)
-        rest = cost.dealing(stage.ep, links.experts).layer_time(
+        rest = cost.with_expert_parallel(stage.ep, links.experts).layer_time(
             without_attention(layer, given),
             self._work[microbatch.module, microbatch.replica, microbatch.index],
             tp=stage.tp,

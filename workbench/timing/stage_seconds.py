@@ -117,7 +117,7 @@ class StageSeconds:
             if stage.tp > 1 and settings.sequence_parallel:
                 divided = replace(cost.execution, activations=ActivationCut.SEQUENCE)
                 machines.append(cost.executed(divided))
-            machines = [each.dealing(stage.ep, links.experts) for each in machines]
+            machines = [each.with_expert_parallel(stage.ep, links.experts) for each in machines]
             kinds = self._kinds[module.name]
             each = np.zeros((6, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):

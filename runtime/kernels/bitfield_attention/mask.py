@@ -99,8 +99,15 @@ class KernelMask:
 
     def to(self, device: torch.device | str) -> "KernelMask":
         """The same mask on another device."""
-        tensors = (self.query_words, self.query_limits, self.query_lowest, self.key_words, self.key_places)
-        return KernelMask(*(x.to(device) for x in tensors), self.has_window, self.has_segments)
+        return KernelMask(
+            self.query_words.to(device),
+            self.query_limits.to(device),
+            self.query_lowest.to(device),
+            self.key_words.to(device),
+            self.key_places.to(device),
+            self.has_window,
+            self.has_segments,
+        )
 
 
 def kernel_mask(queries: TokenFields, keys: TokenFields) -> KernelMask:

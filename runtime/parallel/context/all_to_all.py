@@ -64,7 +64,7 @@ def all_to_all_attention(
 
 
 def _apply(function: type[torch.autograd.Function], x: Tensor, attention: AllToAllAttention) -> Tensor:
-    output: Tensor = function.apply(x, attention)  # type: ignore[no-untyped-call]
+    output: Tensor = function.apply(x, attention)
     return output
 
 

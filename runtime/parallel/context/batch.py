@@ -121,7 +121,7 @@ def _encoded(
     shares: TokenShares,
     context: ContextGroup,
 ) -> MicrobatchData:
-    """Of an encoder: positions come with the first layer, so tokens are dealt out behind it.
+    """Of an encoder: positions come with the first layer, so tokens are split behind it.
 
     Differs: every rank embeds whole items and keeps its tokens; a convolution looks across the
     borders of blocks.

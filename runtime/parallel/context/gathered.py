@@ -63,7 +63,7 @@ class GatheredAttention:
     ) -> Tensor:
         """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
         call = _Call(self, View(self.mask, window, scale))
-        output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, call)  # type: ignore[no-untyped-call]
+        output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, call)
         return output
 
 

@@ -41,7 +41,7 @@ class SharedPooling:
     def whole(self, x_TD: Tensor) -> Tensor:
         """[S, D] out of [T, D]; zeros for tokens of others that nobody here needs."""
         if not self.is_local:
-            gathered: Tensor = _Gathered.apply(x_TD, self)  # type: ignore[no-untyped-call]
+            gathered: Tensor = _Gathered.apply(x_TD, self)
             return gathered
         places = torch.from_numpy(self.shares.own).to(x_TD.device)
         num_tokens = len(self.shares.mask)

@@ -43,7 +43,7 @@ class RingAttention:
         self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
     ) -> Tensor:
         """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
-        output: Tensor = _Ring.apply(q_HTD, k_GTD, v_GTD, _Call(self, window, scale))  # type: ignore[no-untyped-call]
+        output: Tensor = _Ring.apply(q_HTD, k_GTD, v_GTD, _Call(self, window, scale))
         return output
 
     def block(self, step: int) -> int:

@@ -1,4 +1,4 @@
-"""Which weights of a layer expert-parallel ranks deal out, beside those that tensor parallelism cuts."""
+"""Which weights of a layer expert-parallel ranks distribute, beside those that tensor parallelism cuts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,16 +18,16 @@ class WeightParts:
 
     Args:
         tensor: what tensor-parallel ranks cut.
-        dealt: local names of experts' weights, each of which holds some of them, and how.
+        experts: local names of experts' weights, each of which holds some of them, and how.
     """
 
     tensor: Cuts = field(default_factory=Cuts)
-    dealt: dict[str, Cut] = field(default_factory=dict)
+    experts: dict[str, Cut] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's place in a stage: among its tensor-parallel ranks, and among those that deal out experts."""
+    """A rank's place in a stage: among its tensor-parallel ranks, and among those that distribute experts."""
 
     member: int
     tp: int
@@ -36,8 +36,8 @@ class Place:
 
     def own(self, local: str, parts: WeightParts, whole: Tensor) -> Tensor:
         """This rank's part of a weight; all of it where it is whole here."""
-        if local in parts.dealt:
-            return parts.dealt[local].own(whole, self.place, self.ep)
+        if local in parts.experts:
+            return parts.experts[local].own(whole, self.place, self.ep)
         if local in parts.tensor.cut:
             return parts.tensor.cut[local].own(whole, self.member, self.tp)
         return whole
@@ -66,7 +66,7 @@ def place_of(stage: Stage, rank: int) -> Place:
 
 
 def parts_of(layer: StageLayer, *, tp: int, ep: int) -> WeightParts:
-    """How tp x cp ranks share a layer as its adapter builds it, of which ep deal out experts.
+    """How tp x cp ranks share a layer as its adapter builds it, of which ep distribute experts.
 
     Raises:
         ValueError: what `cuts_of` refuses.
@@ -75,13 +75,13 @@ def parts_of(layer: StageLayer, *, tp: int, ep: int) -> WeightParts:
     if ep == 1:
         return WeightParts(cuts)
     names = tuple(mixtures_of(layer))
-    dealt = {name: cut for mixture in names for name, cut in _dealt(layer, mixture)}
-    kept = {name: cut for name, cut in cuts.cut.items() if name not in dealt}
+    experts = {name: cut for mixture in names for name, cut in _expert_cuts(layer, mixture)}
+    kept = {name: cut for name, cut in cuts.cut.items() if name not in experts}
     skipped = (*names, *(f"{name}.{EXPERTS}" for name in names))
-    return WeightParts(replace(cuts, cut=kept, dealt=skipped), dealt)
+    return WeightParts(replace(cuts, cut=kept, experts=skipped), experts)
 
 
-def _dealt(layer: StageLayer, mixture: str) -> Sequence[tuple[str, Cut]]:
+def _expert_cuts(layer: StageLayer, mixture: str) -> Sequence[tuple[str, Cut]]:
     experts = layer.get_submodule(f"{mixture}.{EXPERTS}")
     return [
         (f"{mixture}.{EXPERTS}.{own}", Cut(0, (weight.shape[0],)))

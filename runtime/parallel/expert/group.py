@@ -1,4 +1,4 @@
-"""The ranks that deal out a stage's experts, and the exchange of tokens among them that autograd knows."""
+"""The ranks that distribute a stage's experts, and the exchange of tokens among them that autograd knows."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class ExpertGroup(TensorGroup):
     """A group of expert-parallel ranks as one of them sees it; each holds tokens and experts of its own.
 
     Args:
-        ranks: of the plan, in the order in which experts are dealt out: `member` is the place of this
+        ranks: of the plan, in the order in which experts are distributed: `member` is the place of this
             rank's experts, not the rank in the process group.
     """
 
@@ -39,7 +39,7 @@ class ExpertGroup(TensorGroup):
 
 
 def expert_group(mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-    """The ranks with which this one deals out the stage's experts; None where it holds all of them.
+    """The ranks with which this one distributes the stage's experts; None where it holds all of them.
 
     Raises:
         ValueError: this mesh has no such group (an emulation).
@@ -80,7 +80,7 @@ def exchange_rows(x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor
 
     Members may send or get nothing. Fails as `exchange_counts`, forward and backward.
     """
-    arrived: Tensor = _Exchange.apply(x_ND, counts, group)  # type: ignore[no-untyped-call]
+    arrived: Tensor = _Exchange.apply(x_ND, counts, group)
     return arrived
 
 

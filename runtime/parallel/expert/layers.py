@@ -1,4 +1,4 @@
-"""Lets a mixture whose experts are dealt out over ranks compute what the whole mixture computes.
+"""Lets a mixture whose experts are distributed over ranks compute what the whole mixture computes.
 
 A rank chooses experts for its own tokens, sends each token to the ranks that hold them, runs its own
 experts on what arrives and sends the results back. Ranks that share tokens (tensor parallelism) each
@@ -26,7 +26,9 @@ from runtime.parallel.tensor.sequence import TokenParts
 # rows that leave, R = rows that arrive, M = members, E = experts of one member, D = hidden width.
 
 
-def deal_out(layer: StageLayer, group: ExpertGroup, tensor: TensorGroup | None, talk: Talk | None) -> None:
+def parallelize_experts(
+    layer: StageLayer, group: ExpertGroup, tensor: TensorGroup | None, talk: Talk | None
+) -> None:
     """Let every mixture of a layer, whose experts' weights are this member's, work with the others'.
 
     Args:
@@ -37,11 +39,11 @@ def deal_out(layer: StageLayer, group: ExpertGroup, tensor: TensorGroup | None, 
             `tensor` is.
     """
     for mixture in mixtures_of(layer).values():
-        mixture.module.forward = _DealtMixture(mixture, group, tensor, talk)
+        mixture.module.forward = _ParallelMixture(mixture, group, tensor, talk)
 
 
 @dataclass(frozen=True, slots=True)
-class _DealtMixture:
+class _ParallelMixture:
     """The forward of a mixture's module."""
 
     mixture: Mixture

@@ -60,12 +60,12 @@ class TensorGroup(ContextGroup):
 
         Source: Shoeybi et al. 2019, "Megatron-LM", section 3, operator f.
         """
-        entered: Tensor = _Enter.apply(x, self)  # type: ignore[no-untyped-call]
+        entered: Tensor = _Enter.apply(x, self)
         return entered
 
     def leave(self, x: Tensor) -> Tensor:
         """The sum of everybody's x, which all go on with alike; operator g of the same source."""
-        left: Tensor = _Leave.apply(x, self)  # type: ignore[no-untyped-call]
+        left: Tensor = _Leave.apply(x, self)
         return left
 
     def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:

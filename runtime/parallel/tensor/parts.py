@@ -29,7 +29,7 @@ def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
         for index in range(*stage.layers):
             layer = adapter.build(index)
             parts = parts_of(layer, tp=stage.tp, ep=stage.ep)
-            for local in (*parts.tensor.cut, *parts.dealt):
+            for local in (*parts.tensor.cut, *parts.experts):
                 name = layer.hugging_face_name(local)
                 name = adapter.aliases.get(name, name)
                 found[stage.module, name] = partial(place.own, local, parts)

@@ -1,4 +1,4 @@
-"""Tokens dealt out among tensor-parallel ranks where every token is for itself: norms, biases, sums.
+"""Tokens split among tensor-parallel ranks where every token is for itself: norms, biases, sums.
 
 Instead of adding up whole tensors, members gather tokens in front of what they compute apart and
 each adds up its own tokens behind it: as many bytes, and a part of the activations.
@@ -11,7 +11,7 @@ section 4.2.2 (g and its conjugate). Differs: a product keeps the gathered token
 rather than gather them again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from workbench.plan.sequence import TokenBorders
 
 @dataclass(slots=True)
 class TokenParts:
-    """The tokens that members deal out, of the layer that is running.
+    """The tokens that members split, of the layer that is running.
 
     Args:
         group: the members; their tokens stand in the order of the process group.
@@ -82,7 +82,7 @@ class TokenParts:
         return own
 
 
-def share_tokens(layers: Sequence[nn.Module], first: int, borders: TokenBorders, parts: TokenParts) -> None:
+def share_tokens(layers: Iterable[nn.Module], first: int, borders: TokenBorders, parts: TokenParts) -> None:
     """Let layers of a stage divide and join tokens at its borders; `first` is the first layer's index."""
     for index, layer in enumerate(layers, start=first):
         if index in borders.divided:
@@ -125,7 +125,7 @@ def _padded(x_TD: Tensor, num_tokens: int) -> Tensor:
 def _apply(function: type[torch.autograd.Function], x: Tensor, parts: TokenParts) -> Tensor:
     """On [..., T, D] where all dims in front are 1."""
     counted = TokenParts(parts.group, parts.num_tokens)  # the backward comes when another one runs
-    moved: Tensor = function.apply(x.reshape(-1, x.shape[-1]), counted)  # type: ignore[no-untyped-call]
+    moved: Tensor = function.apply(x.reshape(-1, x.shape[-1]), counted)
     return moved.reshape(*x.shape[:-2], -1, x.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Gradients of a rank some of whose weights are shared out: one norm, one optimizer, one step."""
+"""Gradients of a rank some of whose weights are sharded: one norm, one optimizer, one step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from workbench.schedule.action import Action
 
 
 class ShardedGradients(Gradients):
-    """As `Gradients`, with the stages whose weights are shared out beside the others.
+    """As `Gradients`, with the stages whose weights are sharded beside the others.
 
     Args:
         sharded: has taken them.

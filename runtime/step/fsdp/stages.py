@@ -1,4 +1,4 @@
-"""A rank's stages whose weights are shared out: does the exchanges of their rounds as the program says."""
+"""A rank's stages whose weights are sharded: does the exchanges of their rounds as the program says."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class ShardedStages:
 
     @classmethod
     def none(cls) -> "ShardedStages":
-        """Of a rank that shares out nothing."""
+        """Of a rank that shards nothing."""
         return cls({}, Mesh(rank=0, ranks=(0,), device=torch.device("cpu")))
 
     def __contains__(self, stage: object) -> bool:
@@ -130,7 +130,7 @@ class ShardedStages:
             traffic, parts = Traffic.GATHER, [(weights, weights.gather()) for weights in held.values()]
         else:
             trained = (weights for weights in held.values() if weights.is_trained)
-            traffic, parts = Traffic.SCATTER, [(weights, weights.deal_out()) for weights in trained]
+            traffic, parts = Traffic.SCATTER, [(weights, weights.reduce_scatter()) for weights in trained]
         self._started[action] = started = _Started(start, parts)
         channel = Channel(traffic, self._units[action.stage].ranks)
         for _, travelling in parts:

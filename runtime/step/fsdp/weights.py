@@ -18,7 +18,7 @@ class Travelling:
 
     Args:
         work: to wait for.
-        flat: [N] what is dealt out, or collected.
+        flat: [N] what is reduce-scattered, or all-gathered.
         part: [S] this rank's part of the sum.
         given: [S] what is sent to the others.
     """
@@ -41,7 +41,7 @@ class ShardedWeights:
 
     Args:
         held: the weights, all trainable or all frozen.
-        ranks: among which they are shared out, this one included.
+        ranks: among which they are sharded, this one included.
         mesh: of this rank.
         wide: what the optimizer works in; None: the weights' own type.
         like: the same weights, tied, in another stage of this rank: part and gradient are theirs.
@@ -89,7 +89,7 @@ class ShardedWeights:
         self._whole_N.untyped_storage().resize_(self._num_bytes)
         self._resized(self._num_bytes)
         given_S = self.part.clone()
-        work = self._mesh.start_collecting(self._whole_N, given_S, self._ranks)
+        work = self._mesh.start_unit_all_gather(self._whole_N, given_S, self._ranks)
         return Travelling(work, given=given_S)
 
     def let_go(self) -> None:
@@ -97,7 +97,7 @@ class ShardedWeights:
         self._whole_N.untyped_storage().resize_(0)
         self._resized(-self._num_bytes)
 
-    def deal_out(self) -> Travelling:
+    def reduce_scatter(self) -> Travelling:
         """Start summing gradients over the ranks, each for its part; zeros where a backward made none."""
         flat_N = self.part.new_zeros(self._size * len(self._ranks), dtype=self.own.dtype)
         for place_N, weight in zip(self._places(flat_N), self._held, strict=True):
@@ -105,7 +105,7 @@ class ShardedWeights:
                 place_N.view_as(weight).copy_(weight.grad)
                 weight.grad = None
         part_S = torch.empty_like(self.own, requires_grad=False)
-        return Travelling(self._mesh.start_dealing(part_S, flat_N, self._ranks), flat_N, part_S)
+        return Travelling(self._mesh.start_unit_reduce_scatter(part_S, flat_N, self._ranks), flat_N, part_S)
 
     def add(self, part_S: Tensor) -> None:
         """Add a part of a gradient to those of earlier rounds."""
@@ -124,10 +124,10 @@ class ShardedWeights:
 
     def start_whole_gradient(self) -> Travelling:
         """Start collecting the gradient of all parts."""
-        assert self.own.grad is not None, "gradients are dealt out first"
+        assert self.own.grad is not None, "gradients are reduce-scattered first"
         flat_N = self.own.new_empty(self._size * len(self._ranks), requires_grad=False)
         given_S = self.own.grad
-        work = self._mesh.start_collecting(flat_N, given_S, self._ranks)
+        work = self._mesh.start_unit_all_gather(flat_N, given_S, self._ranks)
         return Travelling(work, flat_N, given=given_S)
 
     def pieces(self, flat_N: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:

@@ -1,4 +1,4 @@
-"""How many ranks may deal out a layer's experts among each other, as plain numbers."""
+"""How many ranks may distribute a layer's experts among each other, as plain numbers."""
 
 from math import gcd
 

@@ -72,7 +72,7 @@ def longest_first_equal_counts(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def sorted_round_robin(work: ArrayLike, num_ranks: int) -> Owners:
-    """Blocks from heaviest to lightest, dealt to the ranks forth and back: equal numbers of blocks.
+    """Blocks from heaviest to lightest, assigned to the ranks forth and back: equal numbers of blocks.
 
     What PyTorch's context parallelism calls processing-time-based round robin (`_PTRRLoadBalancer`).
     Differs: PyTorch wants a multiple of G blocks; here the last round may be incomplete and is dealt

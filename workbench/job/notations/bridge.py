@@ -57,7 +57,7 @@ def _read(name: str, content: Mapping[str, Any], where: str) -> ModuleLayout:
     check_keys(content, (*_DEGREES, _OFFSET, _WHOLE_EXPERTS), where=where)
     if content.get(_WHOLE_EXPERTS, 1) != 1:
         raise ValueError(
-            f"{where}{_WHOLE_EXPERTS}: a dealt-out expert is whole, want 1, got {content[_WHOLE_EXPERTS]}"
+            f"{where}{_WHOLE_EXPERTS}: a distributed expert is whole, want 1, got {content[_WHOLE_EXPERTS]}"
         )
     given = {key: count_of(content[key], where=where + key) for key in _DEGREES if _has(content, key)}
     return ModuleLayout(

@@ -1,0 +1,154 @@
+"""Does the tasks of a step: each starts when all that it waits for has ended, and holds its ranks' lanes."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from math import nan
+
+import numpy as np
+from simpy.core import Environment
+
+from sim.clock import after
+from sim.cores import SharedCores
+from sim.step.wire import Network, wires
+from workbench.elastic.layerwise import LastBackward
+from workbench.plan.lowered import Lowered
+from workbench.plan.task_graph import Kind, TaskGraph
+from workbench.schedule.action import Action
+
+Marks = Mapping[int, list[tuple[float, int]]]  # backward -> (share of it, all-reduce that may then begin)
+
+
+class Lanes:
+    """Every lane of every rank. Their order is in the graph's edges, so that all are done alike.
+
+    Args:
+        env: the clock.
+        lowered: the tasks, and the rows between them.
+        duration_s: [T] of every task.
+        overlapped: REDUCE_GRAD -> the backward in which its groups become whole one by one; each all-reduce
+            then waits for its group, and not for the passes in front of the REDUCE_GRAD.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        lowered: Lowered,
+        duration_s: list[float],
+        overlapped: Mapping[Action, LastBackward],
+    ) -> None:
+        graph, self._marks = _with_marks(lowered, overlapped) if overlapped else (lowered.tasks, {})
+        offsets, followers = graph.adjacency
+        self._env = env
+        self._num_tasks = graph.num_tasks
+        self._duration_s = duration_s
+        self._missing: list[int] = graph.num_missing.tolist()
+        for _, follower in (mark for marks in self._marks.values() for mark in marks):
+            self._missing[follower] += 1
+        self._offsets: list[int] = offsets.tolist()
+        self._followers: list[int] = followers.tolist()
+        self._cores = _shared_cores(lowered, partial(SharedCores, env, done=self._end_part))
+        self._working: dict[int, int] = {}  # task on shared cores -> parts of it that have not ended
+        self.network = Network(env, wires(lowered), self._arrived)
+        self.start_s = [nan] * graph.num_tasks
+        self.end_s = [nan] * graph.num_tasks
+        if overlapped and self._cores:
+            raise ValueError(
+                "ranks share cores: how far a backward is, is not known; want cores of their own"
+            )
+
+    def run(self) -> None:
+        """Until nothing can begin any more."""
+        for node in [node for node, missing in enumerate(self._missing) if missing == 0]:
+            self._begin(node)
+        self._env.run()
+
+    def _begin(self, node: int) -> None:
+        if node >= self._num_tasks:
+            self.network.send(node - self._num_tasks)
+            return
+        self.start_s[node] = self._env.now
+        duration_s = self._duration_s[node]
+        for share, follower in self._marks.get(node, ()):
+            after(self._env, share * duration_s, self._less_to_wait, follower)
+        if node not in self._cores:
+            after(self._env, duration_s, self._end, node)
+            return
+        self._working[node] = len(self._cores[node])
+        for cores in self._cores[node]:
+            if cores is None:
+                after(self._env, duration_s, self._end_part, node)
+            else:
+                cores.work(duration_s, node)
+
+    def _end_part(self, task: int) -> None:
+        self._working[task] -= 1
+        if not self._working[task]:
+            self._end(task)
+
+    def _end(self, task: int) -> None:
+        self.end_s[task] = self._env.now
+        self._release(task)
+
+    def _arrived(self, row: int) -> None:
+        self._release(self._num_tasks + row)
+
+    def _release(self, node: int) -> None:
+        for place in range(self._offsets[node], self._offsets[node + 1]):
+            self._less_to_wait(self._followers[place])
+
+    def _less_to_wait(self, node: int) -> None:
+        self._missing[node] -= 1
+        if self._missing[node] == 0:
+            self._begin(node)
+
+
+def _shared_cores(
+    lowered: Lowered, shared_cores: Callable[[int], SharedCores[int]]
+) -> dict[int, tuple[SharedCores[int] | None, ...]]:
+    """Task -> where its work is done: one part per rank on shared cores, one (None) for all other ranks.
+
+    Passes and STEPs that share no cores are absent; collectives take none.
+    """
+    place: list[SharedCores[int] | None] = []
+    for node in lowered.plan.cluster.nodes:
+        is_shared = node.num_cores is not None and node.num_cores < node.num_ranks
+        place.extend([shared_cores(node.num_cores or 1) if is_shared else None] * node.num_ranks)
+    found: dict[int, tuple[SharedCores[int] | None, ...]] = {}
+    if any(place):
+        for number, task in enumerate(lowered.tasks.tasks):
+            shared = tuple(cores for rank in task.ranks if (cores := place[rank]) is not None)
+            if shared and task.kind in (Kind.PASS, Kind.STEP):
+                found[number] = shared if len(shared) == len(task.ranks) else (*shared, None)
+    return found
+
+
+def _with_marks(
+    lowered: Lowered, overlapped: Mapping[Action, LastBackward]
+) -> tuple[TaskGraph, dict[int, list[tuple[float, int]]]]:
+    """The graph with every all-reduce of these REDUCE_GRADs behind a mark within the backward.
+
+    A mark stands, for each rank of the all-reduce, in place of the edge from the passes in front of the
+    REDUCE_GRAD, which end no earlier.
+    """
+    graph = lowered.tasks
+    marks: dict[int, list[tuple[float, int]]] = {}
+    instead: Counter[tuple[int, int]] = Counter()
+    for joined in (joined for lane in graph.reductions.values() for joined in lane):
+        overlap = overlapped.get(joined.action)
+        groups = [graph.tasks[task].group for task in joined.tasks]
+        if overlap is None or groups[0] is None or joined.last_pass is None:
+            continue
+        share = dict(zip(lowered.reductions[joined.action], overlap.shares, strict=True))
+        instead[joined.last_pass, joined.tasks[0]] += 1
+        whole = accumulate((share[group] for group in groups if group is not None), max)
+        marks.setdefault(graph.passes[overlap.backward], []).extend(zip(whole, joined.tasks, strict=True))
+    dropped = []
+    for place, edge in enumerate(zip(graph.before.tolist(), graph.after.tolist(), strict=True)):
+        if instead[edge]:
+            instead[edge] -= 1
+            dropped.append(place)
+    before, behind = np.delete(graph.before, dropped), np.delete(graph.after, dropped)
+    return replace(graph, before=before, after=behind), marks

@@ -1,0 +1,284 @@
+"""Who waits for whom in a lowered plan, once for all who ask: deadlock check, sweep and engine.
+
+What is a task and what is not:
+
+    pass        a pass of a stage, or a move of its weights: takes its turn on all ranks of the stage
+    fsdp        an all-gather or reduce-scatter of sharded parameters: all ranks of the unit meet
+    all-reduce  of one gradient group: its ranks meet; where a rank's REDUCE_GRAD has no group, its own
+    step        of one rank
+
+Rows of communication are nodes behind the tasks: they wait for links besides, which is no matter of order.
+
+Edges are of three sorts. Data: a row stands behind its producer (a broadcast behind the row that it passes
+on) and in front of its consumer, and a collective in front of what `waits_of` says. Lanes: a rank does its
+passes one after another, and beside them its fsdp collectives, and its all-reduces, each lane in program
+order; neither begins before the passes that stand in front of it. STEP stands behind all of its rank.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.plan import Plan, Program
+from workbench.schedule.action import Action, Pass
+from workbench.schedule.sharded import is_exchange, waits_of
+
+Ints = NDArray[np.int64]
+
+
+class Kind(StrEnum):
+    PASS = "pass"
+    FSDP = "fsdp"
+    ALL_REDUCE = "all-reduce"
+    STEP = "step"
+
+
+class Task(NamedTuple):
+    """What ranks do together, and nobody else at once on the same lane of theirs.
+
+    Args:
+        action: an fsdp collective is named after its unit's first stage, an all-reduce after the
+            REDUCE_GRAD that first covers it.
+        group: gradient group of an all-reduce; None: of a REDUCE_GRAD that has none on its rank.
+    """
+
+    kind: Kind
+    action: Action
+    ranks: tuple[int, ...]
+    group: int | None = None
+
+
+class Joined(NamedTuple):
+    """What one action of a rank or program takes part in beside its passes.
+
+    Args:
+        action: REDUCE_GRAD or UNSHARD, by the program's own name.
+        tasks: one after another.
+        last_pass: the task in front of it in the program; None: there is none.
+        awaited: tasks on other lanes that it waits for.
+    """
+
+    action: Action
+    tasks: tuple[int, ...]
+    last_pass: int | None
+    awaited: tuple[int, ...] = ()
+
+
+class Row(Protocol):
+    """A row of communication, as far as order goes."""
+
+    @property
+    def producer(self) -> Action: ...
+    @property
+    def consumer(self) -> Action: ...
+    @property
+    def after(self) -> int | None: ...
+
+
+class Group(Protocol):
+    """A gradient group, as far as order goes."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskGraph:
+    """Tasks are nodes 0..T-1, row r is node T + r.
+
+    Args:
+        tasks: [T].
+        num_rows: R.
+        before, after: [E] the ends of every edge; an edge may stand there more than once.
+        passes: action -> task.
+        steps: rank -> task.
+        groups: gradient group -> task; groups that nobody reduces are absent.
+        fsdp: [programs] their fsdp collectives, in order.
+        reductions: rank -> its REDUCE_GRADs of whole weights, in order.
+    """
+
+    tasks: tuple[Task, ...]
+    num_rows: int
+    before: Ints
+    after: Ints
+    passes: Mapping[Action, int]
+    steps: Mapping[int, int]
+    groups: Mapping[int, int]
+    fsdp: tuple[tuple[Joined, ...], ...]
+    reductions: Mapping[int, tuple[Joined, ...]]
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.tasks) + self.num_rows
+
+    @cached_property
+    def num_missing(self) -> Ints:
+        """[N] how many edges end in each node."""
+        return np.bincount(self.after, minlength=self.num_nodes).astype(np.int64)
+
+    @cached_property
+    def adjacency(self) -> tuple[Ints, Ints]:
+        """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]]."""
+        counts = np.bincount(self.before, minlength=self.num_nodes)
+        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        return offsets, self.after[np.argsort(self.before, kind="stable")]
+
+
+def task_graph(
+    plan: Plan,
+    rows: Sequence[Row],
+    groups: Iterable[Group],
+    reductions: Mapping[Action, tuple[int, ...]],
+) -> TaskGraph:
+    """The graph of programs whose actions stand once in each, STEP last.
+
+    Raises:
+        ValueError: a rank that would reduce a gradient group twice.
+
+    Complexity: O(actions x programs + rows + members of groups).
+    """
+    graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
+    num_tasks = len(graph.tasks)
+    for place, row in enumerate(rows):
+        graph.before += (graph.passes[row.producer] if row.after is None else num_tasks + row.after,)
+        graph.before += (num_tasks + place,)
+        graph.after += (num_tasks + place, graph.passes[row.consumer])
+    return TaskGraph(
+        tasks=tuple(graph.tasks),
+        num_rows=len(rows),
+        before=np.array(graph.before, dtype=np.int64),
+        after=np.array(graph.after, dtype=np.int64),
+        passes=graph.passes,
+        steps=graph.steps,
+        groups=graph.groups,
+        fsdp=tuple(graph.fsdp),
+        reductions=graph.reductions,
+    )
+
+
+class _Builder:
+    def __init__(
+        self, plan: Plan, members: Mapping[int, tuple[int, ...]], reductions: Mapping[Action, tuple[int, ...]]
+    ) -> None:
+        self.tasks: list[Task] = []
+        self.before: list[int] = []
+        self.after: list[int] = []
+        self.passes: dict[Action, int] = {}
+        self.steps: dict[int, int] = {}
+        self.groups: dict[int, int] = {}
+        self.fsdp: list[tuple[Joined, ...]] = []
+        self.reductions: dict[int, tuple[Joined, ...]] = {}
+        self._members = members
+        self._groups_on = _groups_on(members, reductions)
+        self._units = sharded_stages(plan)
+        self._collectives: dict[Action, int] = {}  # by their common names
+        for action in plan.program_actions:
+            self._add_action(plan, action)
+        for program in plan.programs:
+            self._add_program(program)
+
+    def _add_action(self, plan: Plan, action: Action) -> None:
+        if is_exchange(action, self._units):
+            name = self._name(action)
+            if name not in self._collectives:
+                ranks = self._units[action.stage or 0].ranks
+                self._collectives[name] = self._new(Task(Kind.FSDP, name, ranks))
+        elif action.stage is not None and action.kind is not Pass.REDUCE_GRAD:
+            self.passes[action] = self._new(Task(Kind.PASS, action, plan.stage[action.stage].flat_ranks))
+
+    def _name(self, action: Action) -> Action:
+        """What all replicas call an fsdp collective."""
+        return action._replace(stage=self._units[action.stage or 0].stages[0])
+
+    def _new(self, task: Task) -> int:
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def _follow(self, task: int, *earlier: int | None) -> None:
+        for before in earlier:
+            if before is not None:
+                self.before.append(before)
+                self.after.append(task)
+
+    def _add_program(self, program: Program) -> None:
+        """Passes and fsdp collectives are the same on all its ranks, all-reduces and STEP each rank's own."""
+        waits = waits_of(program.actions, self._units)
+        last_pass: int | None = None
+        collectives: list[Joined] = []
+        sums: list[Joined] = []  # tasks still to be told, rank by rank
+        has_step = False
+        for action in program.actions:
+            awaited = tuple(self._collectives[self._name(wait)] for wait in waits.get(action, ()))
+            if action in self.passes:
+                self._follow(self.passes[action], last_pass, *awaited)
+                last_pass = self.passes[action]
+            elif is_exchange(action, self._units):
+                task = self._collectives[self._name(action)]
+                self._follow(task, last_pass, collectives[-1].tasks[0] if collectives else None)
+                collectives.append(Joined(action, (task,), last_pass))
+            elif action.kind is Pass.REDUCE_GRAD:
+                sums.append(Joined(action, (), last_pass, awaited))
+            else:
+                has_step = True
+        self.fsdp.append(tuple(collectives))
+        ends = [joined.tasks[0] for joined in collectives]
+        for rank in program.ranks:
+            self._add_reductions(rank, sums)
+            if has_step:
+                self.steps[rank] = self._new(Task(Kind.STEP, program.actions[-1], (rank,)))
+                reduced = [joined.tasks[-1] for joined in self.reductions[rank]]
+                self._follow(self.steps[rank], *ends, *reduced, last_pass)
+
+    def _add_reductions(self, rank: int, sums: Iterable[Joined]) -> None:
+        """One all-reduce after another, each REDUCE_GRAD's behind the passes in front of it."""
+        lane: list[Joined] = []
+        holder: dict[int | None, Action] = {None: Action(None, Pass.REDUCE_GRAD)}
+        earlier: int | None = None
+        for joined in sums:
+            tasks = tuple(self._all_reduces(rank, joined.action))
+            for task, after in zip(tasks, (earlier, *tasks), strict=False):
+                group = self.tasks[task].group
+                if group is not None and group in holder:
+                    raise ValueError(
+                        f"rank {rank}: gradient group {group} must be reduced once, "
+                        f"it stands in {holder[group]} and {joined.action}"
+                    )
+                holder[group] = joined.action
+                self._follow(task, after, *joined.awaited)
+            self._follow(tasks[0], joined.last_pass)
+            lane.append(joined._replace(tasks=tasks))
+            earlier = tasks[-1]
+        self.reductions[rank] = tuple(lane)
+
+    def _all_reduces(self, rank: int, action: Action) -> Iterable[int]:
+        for group in self._groups_on.get((rank, action), (None,)):
+            if group is None:
+                yield self._new(Task(Kind.ALL_REDUCE, action, (rank,)))
+            else:
+                if group not in self.groups:
+                    self.groups[group] = self._new(Task(Kind.ALL_REDUCE, action, self._members[group], group))
+                yield self.groups[group]
+
+
+def _groups_on(
+    members: Mapping[int, tuple[int, ...]], reductions: Mapping[Action, tuple[int, ...]]
+) -> dict[tuple[int, Action], list[int]]:
+    """(rank, REDUCE_GRAD) -> its groups, in issue order; absent where there are none."""
+    found: dict[tuple[int, Action], list[int]] = {}
+    for action, indices in reductions.items():
+        for index in indices:
+            for rank in members[index]:
+                found.setdefault((rank, action), []).append(index)
+    return found
