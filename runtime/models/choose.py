@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from runtime.models.adapter import Adapter, named_refusals
+from runtime.models.aimv2 import Aimv2Adapter
 from runtime.models.audio import Qwen2AudioAdapter, WhisperAdapter
 from runtime.models.audio_conformer import ConformerAdapter
 from runtime.models.decoder import DecoderAdapter
@@ -21,6 +22,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "siglip_vision_model": SiglipAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
+    "aimv2_vision_model": Aimv2Adapter,
     "internvl_vision": InternVitAdapter,
     "pixtral": PixtralAdapter,
     "mllama_vision_model": TiledAdapter,

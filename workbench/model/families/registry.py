@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
+from workbench.model.families.aimv2 import AIMV2
 from workbench.model.families.clip import CLIP, SIGLIP
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
@@ -55,6 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     DINOV2,
     SIGLIP,
+    AIMV2,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),
     PIXTRAL,
     QWEN2_VL,
