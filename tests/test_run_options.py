@@ -1,4 +1,4 @@
-"""Options of a run: one dataclass makes the flags of both entry points. `UPDATE_GOLDEN=1` renews them."""
+"""Options of a run: one dataclass makes the flags of both entry points (`UPDATE_GOLDEN=1`: anew)."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from runtime import launch
 from runtime.rank_job import RunSettings
-from workbench.cli.app import app
+from workbench.cli.app import COMMANDS
 from workbench.cli.options import takes
 from workbench.job.run_options import Device, RunOptions, StepOptions, add_arguments, flags_of
 from workbench.plan.plan import Precision
@@ -21,9 +21,8 @@ RUN_ALONE = {"--local", "--emulate", "--profile", "--json"}  # ways to run here,
 
 
 def options_of_run() -> list[typer.core.TyperOption]:
-    context = typer.Context(typer.main.get_command(app))
-    run = context.command.get_command(context, "run")
-    return [each for each in run.get_params(context) if isinstance(each, typer.core.TyperOption)]
+    run = COMMANDS["run"].load("run")
+    return [each for each in run.get_params(typer.Context(run)) if isinstance(each, typer.core.TyperOption)]
 
 
 def compared(name: str, text: str) -> None:

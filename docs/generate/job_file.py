@@ -25,7 +25,7 @@ _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or fals
 
 def job_page() -> str:
     """The page."""
-    return page("Job file", INTRO, *(_section(model) for model in _reached(JobSpec)))
+    return page("Job file", INTRO, *(_section(model) for model in mappings_in(JobSpec)))
 
 
 def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
@@ -41,7 +41,8 @@ def _section(model: type[BaseModel]) -> str:
     return f"## {title}\n\n{summary_of(model)}\n\n{rows}"
 
 
-def _reached(root: type[BaseModel]) -> list[type[BaseModel]]:
+def mappings_in(root: type[BaseModel]) -> list[type[BaseModel]]:
+    """The root, and every mapping that may stand inside it, in order of appearance."""
     found = [root]
     for model in found:
         parts = (part for field in model.model_fields.values() for part in _parts(field.annotation))

@@ -7,7 +7,7 @@ from docs.generate.commands import commands_page
 from docs.generate.evidence import evidence_page
 from docs.generate.files import data_page, plan_page, profile_page, trace_page
 from docs.generate.job_file import job_page
-from docs.generate.lists import models_page, strategies_page
+from docs.generate.lists import models_page, schedules_page, strategies_page
 from docs.generate.results import ROOT
 from docs.generate.summary import summary_table
 from docs.generate.timeline import timelines_svg
@@ -41,6 +41,7 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "reference/trace.md": trace_page,
         "reference/data.md": data_page,
         "reference/strategies.md": strategies_page,
+        "reference/schedules.md": schedules_page,
         "reference/models.md": models_page,
     }
 )

@@ -23,7 +23,7 @@ SHORTHANDS: Mapping[type, str] = {
 
 def sections(root: type, *, title: str | None = None) -> str:
     """The root's fields, then those of every record inside it, in order of appearance."""
-    return "\n\n".join(_section(cls, title if cls is root else None) for cls in _reached(root))
+    return "\n\n".join(_section(cls, title if cls is root else None) for cls in records_in(root))
 
 
 def field_rows(cls: type) -> Iterator[tuple[str, str, str, str]]:
@@ -58,7 +58,8 @@ def shown(kind: Any) -> str:
     return f"[{kind.__name__}](#{anchor(kind.__name__)})"
 
 
-def _reached(root: type) -> list[type]:
+def records_in(root: type) -> list[type]:
+    """The root, and every record that stands inside it, in order of appearance."""
     found = [root]
     for cls in found:
         inside = (part for hint in get_type_hints(cls).values() for part in _parts(hint))

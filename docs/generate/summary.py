@@ -42,8 +42,8 @@ def _summary() -> Iterator[tuple[str, str, str]]:
     yield (
         "training goes on after nodes are killed",
         code("python -m experiments.oobleck.chaos --kills 50"),
-        f"{chaos['kills']:.0f} kills, {chaos['recoveries']:.0f} recoveries of "
-        f"{chaos['recovery_p50_s']:.2f} s (median), largest difference of a loss {chaos['worst_loss_difference']:.2e}",
+        f"{chaos['kills']:.0f} kills, {chaos['recoveries']:.0f} recoveries, median "
+        f"{chaos['recovery_p50_s']:.2f} s, largest loss difference {chaos['worst_loss_difference']:.2e}",
     )
     yield "speed of kernels, NCCL, predictions on GPUs", code("python -m experiments.gpu_day"), NOT_MEASURED
 

@@ -117,7 +117,9 @@ class Direction(StrEnum):
 class SustainedProducts:
     """Products in one direction, in long loops over operands that take turns.
 
-    `table` has FLOP/s by the forward's (m, n, k).
+    Args:
+        direction: which of the three products.
+        table: FLOP/s by the forward's (m, n, k).
     """
 
     direction: Direction

@@ -135,7 +135,7 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
-    summary="every layer's weights sharded among all ranks, recomputation and microbatch size searched",
+    summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
 )
 
 SPEC_HYBRID = StrategySpec(
