@@ -49,7 +49,7 @@ def comparison(record: Mapping[str, Any]) -> Grid | None:
     if not rows:
         return None
     compared = [row for row in rows if row["key"].split("/")[-1] in COMPARED]
-    others = [row for row in rows if row not in compared] or rows
+    others = [row for row in rows if row not in compared]
     panels: list[Panel] = [
         _against(unit, [row for row in others if row["unit"] == unit])
         for unit in dict.fromkeys(row["unit"] for row in others)

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from scipy.stats import kendalltau
 
-from experiments.harness.outcome import Evidence, Outcome, outcome_of
+from experiments.harness.outcome import Claim, Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, main, script
@@ -202,13 +202,13 @@ def all_cause(found: Sequence[Gains]) -> str:
     return f"rows with another sign: {', '.join(missed)}; their causes are the tables' own"
 
 
-def other_claims(outcomes: Mapping[str, tuple[Outcome, str]]) -> Iterator[Evidence]:
+def other_claims(others: Mapping[str, tuple[Sequence[Claim], str]]) -> Iterator[Evidence]:
     """Goals that are claims of a table's own script."""
-    for name, (outcome, cause) in outcomes.items():
+    for name, (claims, cause) in others.items():
         evidence = Evidence()
-        for claim in outcome.claims:
+        for claim in claims:
             evidence.claim(f"{name}: {claim.text}", claim.holds)
-        if not all(claim.holds for claim in outcome.claims):
+        if not all(claim.holds for claim in claims):
             evidence.notes.append(f"cause, {name}: {cause}")
         yield evidence
 
@@ -250,9 +250,9 @@ def run() -> Parts:
     crossing = Evidence()
     tablea5.crossover(crossing, rows, modes)
     others = {
-        "context": (outcome_of("mimo/tablea3", [growing]), CONTEXT_CAUSE),
-        "crossover": (outcome_of("mimo/tablea5", [crossing]), CROSSOVER_CAUSE),
-        "bridge": (figure8.run(), BRIDGE_CAUSE),
+        "context": (growing.claims, CONTEXT_CAUSE),
+        "crossover": (crossing.claims, CROSSOVER_CAUSE),
+        "bridge": (figure8.evidence().claims, BRIDGE_CAUSE),
     }
     return [gains_evidence(found, causes), *other_claims(others)]
 

@@ -15,34 +15,16 @@ from itertools import pairwise
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.script import Parts, main, script
-from experiments.mimo.compared import (
-    MS,
-    Compared,
-    encoder_of,
-    gain_evidence,
-    homogeneous,
-    llm_of,
-    workload_of,
-)
+from experiments.mimo.compared import Compared, compared_row, encoder_of, gain_evidence, llm_of
 from experiments.mimo.models import PROFILE
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 
 
 def compared(row: PrintedRow) -> Compared:
     """One row, both layouts as printed."""
-    workload = workload_of(row, row["n_gpus"], sequence_k=row["seq_len_k"])
-    h_s, c_s = float(row["h_fwd_bwd_ms"]) / MS, float(row["c_fwd_bwd_ms"]) / MS
+    key = f"A3/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}"
     other = LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder_of(row, "c_enc"),), llm=llm_of(row, "c_llm"))
-    return Compared(
-        key=f"A3/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}",
-        baseline=workload,
-        other=workload,
-        baseline_layout=homogeneous(row, "h"),
-        other_layout=other,
-        printed_gain=h_s / c_s - 1,
-        printed_s=(h_s, c_s),
-        printed_gb=(float(row["h_peak_mem_gb"]), float(row["c_peak_mem_gb"])),
-    )
+    return compared_row(row, key, other, columns=("h", "c"), timed="fwd_bwd_ms")
 
 
 def passes_s(step: LayoutStep) -> float:

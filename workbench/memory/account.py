@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from workbench.collector import collector_paused
 from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
@@ -31,6 +32,7 @@ class MemoryTable:
     released_bytes: dict[tuple[int, Action], int]
 
 
+@collector_paused()
 def memory_table(lowered: Lowered) -> MemoryTable:
     """Account for parameters, gradients, optimizer state, activations and boundary tensors.
 
@@ -54,10 +56,11 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     """
     plan = lowered.plan
     twin = _twins(plan)
-    accounts = Accounts(lowered, set(plan.ranks) - set(twin))
+    ranks = plan.ranks
+    accounts = Accounts(lowered, set(ranks) - set(twin))
     known: dict[int, tuple[int, Lines]] = {}
     table = MemoryTable({}, {}, {})
-    for rank in plan.ranks:
+    for rank in ranks:
         first = twin.get(rank, rank)
         if first not in known:
             static = sum(size for _, kind, size in accounts.state(first) if kind.part != GRADIENTS)
@@ -127,8 +130,11 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
     """
     plan = lowered.plan
     peaks = {rank: _peak(plan, table, rank) for rank in plan.ranks}
-    for index, node in enumerate(plan.cluster.nodes):
-        ranks = [rank for rank in plan.ranks if plan.cluster.node_of(rank) == index]
+    ranks_on: dict[int, list[int]] = {}
+    for rank in peaks:
+        ranks_on.setdefault(plan.cluster.node_of(rank), []).append(rank)
+    for index, ranks in sorted(ranks_on.items()):
+        node = plan.cluster.nodes[index]
         groups = [ranks] if node.num_cores is not None else [[rank] for rank in ranks]
         for group in groups:
             total = sum(peaks[rank][0] for rank in group)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from workbench.collector import collector_paused
 from workbench.data.sample import Item
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
@@ -18,6 +19,7 @@ from workbench.plan.token_owners import Run, feature_runs, held_runs
 from workbench.schedule.action import Action, Pass
 
 
+@collector_paused()
 def lower(plan: Plan) -> Lowered:
     """Derive transfer rows, their order and the gradient groups.
 

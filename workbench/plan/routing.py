@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from workbench.data.sample import Item
+from workbench.data.sample import Item, Segment
 from workbench.model.frozen import GradientFlow, Needs, gradient_flow
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
@@ -29,14 +29,13 @@ class Routing:
         modality = self.plan.model.module(module).modality
         if modality == TEXT:
             return (Item(sample, 0),)
-        return tuple(Item(sample, segment.k) for segment in self.plan.sample[sample].of(modality))
+        return tuple(self._segments[modality].get(sample, {}))
 
     def tokens(self, module: Module, item: Item, count: TokenCount) -> int:
         """Tokens of an item inside its module (IN) or behind it (OUT)."""
-        sample = self.plan.sample[item.sample]
         if module.modality == TEXT:
-            return sample.num_tokens
-        segment = next(s for s in sample.of(module.modality) if s.k == item.k)
+            return self.plan.sample[item.sample].num_tokens
+        segment = self._segments[module.modality][item.sample][item]
         return segment.tokens_in if count is TokenCount.IN else segment.tokens_out
 
     def wanted(self, edge: Edge, microbatch: Microbatch) -> tuple[Item, ...]:
@@ -90,6 +89,8 @@ class Routing:
             raise ValueError(
                 f"item {tuple(item)} of {edge.source!r} stands in no microbatch, but {edge.target!r} needs it"
             )
+        if len(holders) == 1:
+            return holders[0]
         for holder in holders:
             producer = self.boundary_stage(edge.source, holder.replica, edge.after_layer)
             if set(producer.flat_ranks) & set(consumer.flat_ranks):
@@ -113,6 +114,16 @@ class Routing:
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
         return (microbatch.module, microbatch.replica, microbatch.index) in self._read
+
+    @cached_property
+    def _segments(self) -> dict[str, dict[int, dict[Item, Segment]]]:
+        """Modality -> sample -> item -> its segment, in sequence order."""
+        found: dict[str, dict[int, dict[Item, Segment]]] = {m.modality: {} for m in self.plan.model.modules}
+        for sample in self.plan.batch:
+            for segment in sample.segments:
+                of_modality = found.setdefault(segment.modality, {})
+                of_modality.setdefault(sample.id, {})[Item(sample.id, segment.k)] = segment
+        return found
 
     @cached_property
     def _holders(self) -> dict[tuple[str, Item], tuple[Holding, ...]]:
