@@ -18,7 +18,7 @@ demo: venv
 	$(BIN)/workbench demo --out $(OUT)
 
 test: venv
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=15
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 lint: venv
 	$(BIN)/ruff format --check .
