@@ -1,6 +1,7 @@
 """Plots of the result files: every printed number against ours, and the gains side by side.
 
-Reads `experiments/results/*.json` only, so a plot redraws without rerunning anything.
+Reads `experiments/results/*.json` only, so a plot redraws without rerunning anything. Scripts with a drawing
+of their own make it when they run.
 Run: python -m experiments.plots
 """
 
@@ -9,105 +10,116 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+from experiments.bench.attention_plots import attention_figures
+from experiments.cornstarch.figure_plots import has_throughputs, throughputs
+from experiments.harness.drawing import PLOTS, save
+from experiments.harness.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    LIGHT,
+    RED,
+    Bars,
+    Errors,
+    Grid,
+    Line,
+    Lines,
+    Panel,
+    Series,
+)
+from experiments.harness.record import RESULTS
+from experiments.harness.script import draws_itself
 
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from experiments.attention_plots import draw_attention
-from experiments.figure_plots import draw_throughputs, has_throughputs
-from experiments.paper import RESULTS
-
-PLOTS = RESULTS / "plots"
-COLORS = {"ok": "#1b7837", "UNDERSPECIFIED": "#2166ac", "OFF": "#b2182b", "MISSING": "#777777"}
+COLOURS = {"ok": GREEN, "UNDERSPECIFIED": BLUE, "OFF": RED, "MISSING": GREY}
 MARKERS = {"printed": "o", "modelled": "s", "rule": "^", "itself": "D"}
 COMPARED = (
     "gain",
     "ratio",
     "bwd_over_fwd",
     "speed_over_h",
-)  # last part of the keys that are ratios between two methods
+)  # ratios between two methods, by their keys' ends
+BAR_INCHES = 0.3
 
 ResultRow = Mapping[str, Any]
 
 
-def draw(record: Mapping[str, Any], folder: Path) -> Path | None:
-    """One PNG per result; None when it has no printed numbers."""
+def comparison(record: Mapping[str, Any]) -> Grid | None:
+    """One drawing per result; None when it has no printed numbers."""
     rows = [row for row in record["rows"] if row["ours"]]
     if not rows:
         return None
     compared = [row for row in rows if row["key"].split("/")[-1] in COMPARED]
-    figure: Figure
-    figure, axes = plt.subplots(
-        1, 2, figsize=(14, 6), width_ratios=(1, 1.5 if compared else 0.01), layout="constrained"
-    )
-    _scatter(axes[0], [row for row in rows if row not in compared] or rows)
-    if compared:
-        _bars(axes[1], compared)
-    else:
-        axes[1].set_visible(False)
-    counts = ", ".join(
-        f"{sum(row['verdict'] == verdict for row in record['rows'])} {verdict}" for verdict in COLORS
-    )
-    figure.suptitle(f"{record['script']}: {counts}")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record['script'].replace('/', '_')}.png"
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return path
-
-
-def _scatter(axes: Axes, rows: Sequence[ResultRow]) -> None:
-    """Printed against ours, both logarithmic; a bar is our range over what is unstated."""
-    for verdict, color in COLORS.items():
-        for evidence, marker in MARKERS.items():
-            chosen = [r for r in rows if r["verdict"] == verdict and r["key"].split("/")[0] == evidence]
-            if not chosen:
-                continue
-            printed, ours = [r["paper"] for r in chosen], [r["ours"] for r in chosen]
-            axes.errorbar(printed, ours, yerr=_errors(chosen), fmt="none", ecolor=color, alpha=0.25)
-            axes.scatter(printed, ours, c=color, marker=marker, s=28, label=f"{evidence}: {verdict}")
-    ends = [
-        end for row in rows if row["unstated"] for end in (row["unstated"]["low"], row["unstated"]["high"])
+    others = [row for row in rows if row not in compared]
+    panels: list[Panel] = [
+        _against(unit, [row for row in others if row["unit"] == unit])
+        for unit in dict.fromkeys(row["unit"] for row in others)
     ]
-    values = [value for row in rows for value in (row["paper"], row["ours"])] + [end for end in ends if end]
-    low, high = min(values) / 1.5, max(values) * 1.5
-    axes.plot((low, high), (low, high), color="black", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="paper", ylabel="ours")
-    units = ", ".join(dict.fromkeys(row["unit"] for row in rows))
-    axes.set_title(f"all other numbers ({units})", fontsize=10)
-    axes.legend(fontsize=8)
+    widths = [1.0] * len(panels)
+    height = 5.0
+    if compared:
+        panels.append(_ratios(compared))
+        widths.append(max(1.0, BAR_INCHES * len(compared) / height))
+    counts = ", ".join(
+        f"{sum(row['verdict'] == verdict for row in record['rows'])} {verdict}" for verdict in COLOURS
+    )
+    return Grid(
+        rows=[panels], title=f"{record['script']}: {counts}", panel_inches=(height, height), widths=widths
+    )
 
 
-def _bars(axes: Axes, rows: Sequence[ResultRow]) -> None:
-    """Ratios in pairs of bars, ours with its range."""
-    places = range(len(rows))
-    axes.bar(
-        [place - 0.2 for place in places], [row["paper"] for row in rows], 0.4, color="#bbbbbb", label="paper"
+def _against(unit: str, rows: Sequence[ResultRow]) -> Lines:
+    """Printed against ours, both logarithmic; a bar is our range over what is unstated."""
+    points = [
+        _points(f"{evidence}: {verdict}", verdict, evidence, chosen)
+        for verdict in COLOURS
+        for evidence in dict.fromkeys(_evidence(row) for row in rows)
+        if (chosen := [row for row in rows if (row["verdict"], _evidence(row)) == (verdict, evidence)])
+    ]
+    ranges = [row["unstated"][end] for row in rows if row["unstated"] for end in ("low", "high")]
+    values = [row[side] for row in rows for side in ("paper", "ours")] + [end for end in ranges if end]
+    limits = (min(values) / 1.5, max(values) * 1.5)
+    return Lines(
+        x=f"paper, {unit}",
+        y=f"ours, {unit}",
+        log="xy",
+        x_limits=limits,
+        y_limits=limits,
+        lines=[Line(x=limits, y=limits, colour=GREY, width=0.8), *points],
     )
-    axes.bar(
-        [place + 0.2 for place in places],
-        [row["ours"] for row in rows],
-        0.4,
-        color=[COLORS[row["verdict"]] for row in rows],
-        yerr=_errors(rows),
-        ecolor="#444444",
-        capsize=2,
-        label="ours (colour: verdict)",
+
+
+def _points(label: str, verdict: str, evidence: str, rows: Sequence[ResultRow]) -> Line:
+    return Line(
+        x=[row["paper"] for row in rows],
+        y=[row["ours"] for row in rows],
+        errors=_errors(rows),
+        colour=COLOURS[verdict],
+        style="",
+        marker=MARKERS.get(evidence, "v"),
+        label=label,
     )
-    axes.axhline(1, color="black", linewidth=0.8)
-    labels = [
+
+
+def _evidence(row: ResultRow) -> str:
+    return str(row["key"].split("/")[0])
+
+
+def _ratios(rows: Sequence[ResultRow]) -> Bars:
+    """Ratios in pairs of bars, ours with its range and in its verdict's colour."""
+    names = [
         row["key"].rpartition("/")[0].replace("printed/", "p/").replace("modelled/", "m/") for row in rows
     ]
-    axes.set_xticks(list(places), labels, rotation=60, ha="right", fontsize=8)
-    axes.set_title("ratios (p: printed stage times, m: own model)", fontsize=10)
-    axes.legend(fontsize=8)
+    printed = Series(values=[row["paper"] for row in rows], colour=LIGHT, label="paper's ratio")
+    ours = Series(
+        values=[row["ours"] for row in rows],
+        colour=[COLOURS[row["verdict"]] for row in rows],
+        errors=_errors(rows),
+    )
+    title = "ratios, paper's left, ours right (p: printed stage times, m: own model)"
+    return Bars(title=title, y="times", names=names, series=[printed, ours], level=1, slant=60)
 
 
-def _errors(rows: Sequence[ResultRow]) -> tuple[list[float], list[float]]:
+def _errors(rows: Sequence[ResultRow]) -> Errors:
     """Distances from ours down and up to the ends of its range."""
     ranges = [row["unstated"] or {"low": row["ours"], "high": row["ours"]} for row in rows]
     return (
@@ -117,21 +129,24 @@ def _errors(rows: Sequence[ResultRow]) -> tuple[list[float], list[float]]:
 
 
 def records(folder: Path = RESULTS) -> Iterable[Mapping[str, Any]]:
-    """Results of scripts; files of other benchmarks have no rows and are passed over."""
+    """Results of scripts; files of other benchmarks hold nothing against a paper and are passed over."""
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text())
-        if isinstance(record, dict) and "rows" in record and "script" in record:
+        if isinstance(record, dict) and {"rows", "script", "ours"} <= record.keys():
             yield record
 
 
 def main() -> int:
-    for record in records():
-        path = (draw_throughputs if has_throughputs(record) else draw)(record, PLOTS)
-        if path is not None:
-            print(path)
+    figures: dict[str, Grid | None] = {
+        record["script"].replace("/", "_"): (throughputs if has_throughputs(record) else comparison)(record)
+        for record in records()
+        if not draws_itself(record["script"])
+    }
     attention = RESULTS / "bench_attention.json"
     if attention.is_file():
-        for path in draw_attention(json.loads(attention.read_text()), PLOTS):
+        figures |= attention_figures(json.loads(attention.read_text()))
+    for name, grid in figures.items():
+        for path in save(grid, PLOTS, name) if grid else ():
             print(path)
     return 0
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.attention_plots import PANELS, draw_attention
-from experiments.attention_plots import POLICIES as DRAWN
 from experiments.bench import attention
 from experiments.bench.attention import KERNELS, LAUNCHES, Cell, Launch, claims, makespan, published
+from experiments.bench.attention_plots import PANELS, attention_figures
+from experiments.bench.attention_plots import POLICIES as DRAWN
 from experiments.bench.tokens import POLICIES
-from experiments.paper import RESULTS
+from experiments.harness.drawing import save
+from experiments.harness.record import RESULTS
 from sim.attention.pieces import UnitTiming
 
 TIMING = UnitTiming(tile_s=1.0)
@@ -64,10 +65,7 @@ def test_plots_redraw_from_the_result_file(tmp_path: Path) -> None:
     record = json.loads((RESULTS / "bench_attention.json").read_text())
     assert set(DRAWN) <= set(POLICIES)
     assert set(PANELS) == set(record["activity"])
-    paths = draw_attention(record, tmp_path)
-    assert [path.name for path in paths] == [
-        "attention_evenness.png",
-        "attention_launches.png",
-        "attention_activity.png",
-    ]
-    assert all(path.stat().st_size > 10_000 for path in paths)
+    figures = attention_figures(record)
+    assert list(figures) == ["attention_evenness", "attention_launches", "attention_activity"]
+    for name, grid in figures.items():
+        assert all(path.stat().st_size > 10_000 for path in save(grid, tmp_path, name))

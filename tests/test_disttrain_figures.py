@@ -10,8 +10,8 @@ from experiments.disttrain.figure4 import CASES, LLM_PP, MICROBATCHES, idle_frac
 from experiments.disttrain.figure17 import executed, judged
 from experiments.disttrain.prose import COVERED, figure_11
 from experiments.disttrain.systems import Systems
-from experiments.printed import printed_rows
-from experiments.printed_pipeline import StageTimes
+from experiments.harness.printed import printed_rows
+from experiments.harness.printed_pipeline import StageTimes
 
 SYSTEMS = Systems(CASES["light"])
 CELL = {

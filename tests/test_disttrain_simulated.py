@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.disttrain.simulated import Candidate, add_model, candidates, job_of
-from experiments.evidence import Evidence
+from experiments.harness.outcome import Evidence
 from workbench.balance.orchestration.exact import best_of_every_pace, orchestrate
 from workbench.balance.orchestration.task import Degrees, Orchestration
 from workbench.cost.model import CostModel

@@ -9,8 +9,8 @@ from experiments.disttrain import figure5, figure16
 from experiments.entrain import figure4_6, figure4_13, figure4_15, table4_1
 from experiments.entrain.replica import Pipeline, Replica
 from experiments.entrain.stage_work import layer_quadratics, shared_cuts
-from experiments.entrain.timelines import Box
 from experiments.entrain.workload import batch_of
+from experiments.harness.figure import Box
 
 LLM = "Llama3-3b"
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.entrain.figures4_9_11 import boxes, deferred, samples, variants
-from experiments.entrain.timelines import draw
+from experiments.harness.drawing import save
+from experiments.harness.figure import timelines
 from workbench.schedule.text import parse_timeline
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -47,4 +48,5 @@ def test_loads_are_those_that_the_printed_table_implies():
 
 def test_a_drawing_is_written(tmp_path: Path):
     found = VARIANTS["before deferral"]
-    assert draw({"one": boxes(found)}, "ticks", tmp_path / "a.png").stat().st_size > 0
+    paths = save(timelines({"one": boxes(found)}, "ticks"), tmp_path, "a")
+    assert [path.name for path in paths if path.stat().st_size] == ["a.png", "a.pdf"]

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import paper
-from experiments.implied_stages import implied_stages
-from experiments.paper import Claim, PaperNumber, Unstated, Verdict, judge
-from experiments.printed import REFERENCE, claim_value, is_true, printed_rows
+from experiments.cornstarch.implied_stages import implied_stages
+from experiments.harness import record
+from experiments.harness.outcome import Claim, Evidence, PaperNumber, Unstated, Verdict, outcome_of
+from experiments.harness.printed import REFERENCE, claim_value, is_true, printed_rows
+from experiments.harness.script import reproduce
 
 HUNDRED = PaperNumber("printed/x", 100.0, "ms", "Table 1", 0.05)
 
@@ -18,7 +19,7 @@ HUNDRED = PaperNumber("printed/x", 100.0, "ms", "Table 1", 0.05)
 def verdict_of(ours, unstated=None):
     values = {} if ours is None else {"printed/x": ours}
     given_unstated = {} if unstated is None else {"printed/x": unstated}
-    return judge("p/t", (HUNDRED,), values, underspecified=given_unstated)
+    return outcome_of("p/t", [Evidence(paper=[HUNDRED], ours=values, unstated=given_unstated)])
 
 
 @pytest.mark.parametrize(
@@ -47,34 +48,44 @@ def test_verdict(ours, unstated, expected, status):
 
 
 def test_off_is_shown_with_its_place():
-    text = paper.table(verdict_of(150.0))
+    text = record.table(verdict_of(150.0))
     assert "OFF (Table 1)" in text
     assert "1.50" in text
 
 
 def test_underspecified_names_quantity_and_range():
-    text = paper.table(verdict_of(180.0, Unstated("batch size", 90.0, 200.0)))
+    text = record.table(verdict_of(180.0, Unstated("batch size", 90.0, 200.0)))
     assert "unstated: batch size; ours 90 .. 200" in text
 
 
 def test_missing_is_never_filled_in():
-    record = paper.as_record(verdict_of(None))
-    assert record["rows"][0]["ours"] is None
-    assert record["ours"] == {}
-    assert record["verdict"] == "MISSING"
+    kept = record.as_record(verdict_of(None))
+    assert kept["rows"][0]["ours"] is None
+    assert kept["ours"] == {}
+    assert kept["verdict"] == "MISSING"
 
 
 def test_failed_claim_is_off_though_all_rows_agree():
-    outcome = judge("p/t", (HUNDRED,), {"printed/x": 100.0}, [Claim("it wins", False)])
+    claims = [Claim("it wins", False)]
+    outcome = outcome_of("p/t", [Evidence(paper=[HUNDRED], ours={"printed/x": 100.0}, claims=claims)])
     assert outcome.verdict is Verdict.OFF
-    assert "it wins FAILS" in paper.table(outcome)
+    assert "it wins FAILS" in record.table(outcome)
 
 
 def test_worst_verdict_wins():
-    numbers = tuple(PaperNumber(f"printed/{k}", 1.0, "s", "T", 0.1) for k in "abc")
+    numbers = [PaperNumber(f"printed/{k}", 1.0, "s", "T", 0.1) for k in "abc"]
     ours = {"printed/a": 1.0, "printed/b": 2.0}
-    assert judge("p/t", numbers, ours).verdict is Verdict.MISSING
-    assert judge("p/t", numbers[:2], ours).verdict is Verdict.OFF
+    assert outcome_of("p/t", [Evidence(paper=numbers, ours=ours)]).verdict is Verdict.MISSING
+    assert outcome_of("p/t", [Evidence(paper=numbers[:2], ours=ours)]).verdict is Verdict.OFF
+
+
+def test_a_range_shows_the_likeliest_value_and_spans_all():
+    evidence = Evidence()
+    evidence.add_range(HUNDRED, [180.0, 90.0, 200.0], "batch")
+    (row,) = outcome_of("p/t", [evidence]).rows
+    assert row.ours == 180.0
+    assert row.unstated == Unstated("batch", 90.0, 200.0)
+    assert row.verdict is Verdict.UNDERSPECIFIED
 
 
 @pytest.mark.parametrize(
@@ -85,11 +96,9 @@ def test_worst_verdict_wins():
         pytest.param(lambda: Unstated("", 1.0, 2.0), id="unnamed"),
         pytest.param(lambda: Unstated("tp", 2.0, 1.0), id="empty-range"),
         pytest.param(lambda: Unstated("tp", 1.0, float("nan")), id="nan-range"),
-        pytest.param(lambda: judge("s", (HUNDRED, HUNDRED), {}), id="twice"),
-        pytest.param(
-            lambda: judge("s", (HUNDRED,), {}, underspecified={"y": Unstated("tp", 1, 2)}), id="unknown"
-        ),
-        pytest.param(lambda: paper.reproduce(["no_such_paper"]), id="no-script"),
+        pytest.param(lambda: outcome_of("s", [Evidence(paper=[HUNDRED, HUNDRED])]), id="twice"),
+        pytest.param(lambda: outcome_of("s", [Evidence(unstated={"y": Unstated("tp", 1, 2)})]), id="unknown"),
+        pytest.param(lambda: reproduce(["no_such_paper"]), id="no-script"),
         pytest.param(lambda: printed_rows("no_such_table"), id="no-table"),
         pytest.param(lambda: claim_value("no_such_claim"), id="no-claim"),
         pytest.param(lambda: is_true("yes"), id="no-boolean"),
@@ -101,13 +110,13 @@ def test_refuses(build):
 
 
 def test_result_file_round_trips(tmp_path, monkeypatch):
-    monkeypatch.setattr(paper, "RESULTS", tmp_path)
-    path = paper.write(verdict_of(102.0))
-    record = json.loads(path.read_text())
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    path = record.write(verdict_of(102.0))
+    kept = json.loads(path.read_text())
     assert path.name == "p_t.json"
-    assert record["ours"] == {"printed/x": 102.0}
-    assert {"commit", "command", "plan_hashes", "profile", "seeds", "device", "date"} <= record.keys()
-    assert record["rows"][0]["verdict"] == "ok"
+    assert kept["ours"] == {"printed/x": 102.0}
+    assert {"commit", "command", "plan_hashes", "profile", "seeds", "device", "date"} <= kept.keys()
+    assert kept["rows"][0]["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in REFERENCE.glob("*.csv")))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.attention_dcp import (
+from experiments.cornstarch.attention_dcp import (
     DIVISIONS,
     NUM_GPUS,
     OTHERS,
@@ -16,7 +16,7 @@ from experiments.attention_dcp import (
     pattern_of,
     reads_of,
 )
-from experiments.attention_layers import (
+from experiments.cornstarch.attention_layers import (
     BLOCK,
     FIXED,
     MASKS,
@@ -26,7 +26,7 @@ from experiments.attention_layers import (
     attention_of,
     tiles_of,
 )
-from experiments.attention_policies import (
+from experiments.cornstarch.attention_policies import (
     BASELINE,
     FOUR,
     MAIN,
@@ -42,7 +42,7 @@ from experiments.attention_policies import (
 from experiments.cornstarch_icml import figure6, figure9, table3
 from experiments.cornstarch_icml.table5 import TRAINED, iteration_s, layer_times
 from experiments.cornstarch_v1 import table4
-from experiments.printed import printed_rows
+from experiments.harness.printed import printed_rows
 from sim.attention.pieces import Order, run_launch, whole_rows
 from workbench.balance.tokens.block_placement import moved_bytes
 from workbench.balance.tokens.policies import rank_loads

@@ -4,19 +4,20 @@ import json
 
 import pytest
 
-from experiments import paper
+from experiments.cornstarch.frozen_rows import pairs, winner
+from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, implied_pipelines, table_rows
+from experiments.cornstarch.modality_tables import modality_rows
+from experiments.cornstarch.modelled import Setting, layer_times, module_tp, total
+from experiments.cornstarch.models import icml_encoder_chain, v1_model
+from experiments.cornstarch.planned import Awareness, best_split
 from experiments.cornstarch_icml import figure1c
 from experiments.cornstarch_icml import table1 as icml_table1
 from experiments.cornstarch_icml import table2 as icml_table2
-from experiments.cornstarch_models import icml_encoder_chain, v1_model
-from experiments.frozen_rows import pairs, winner
-from experiments.modality_tables import modality_rows
-from experiments.modelled import Setting, layer_times, module_tp, total
-from experiments.paper import Verdict
-from experiments.planned import Awareness, best_split
-from experiments.plots import draw
-from experiments.printed_pipeline import StageTimes, pipeline_plan, run_printed
-from experiments.v1_frozen_tables import CLIPS, IMAGES, implied_pipelines, table_rows
+from experiments.harness import record, script
+from experiments.harness.drawing import save
+from experiments.harness.outcome import Verdict
+from experiments.harness.printed_pipeline import StageTimes, pipeline_plan, run_printed
+from experiments.plots import comparison
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.model.model_graph import connect
@@ -140,26 +141,28 @@ def test_aware_split_gives_the_llm_no_fewer_stages(cost):
 
 
 def test_scripts_on_disk():
-    found = paper.scripts()
+    found = script.scripts()
     assert {"cornstarch_icml/figure1b", "cornstarch_icml/table2", "cornstarch_v1/table11"} <= set(found)
     assert not [name for name in found if name.startswith(("bench/", "reference/", "results/"))]
 
 
 def test_a_script_end_to_end(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(paper, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["table1", "--json"])
-    assert icml_table1.main() == 1  # Phi-4's audio encoder is OFF, and the exit status says so
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert record["verdict"] == "OFF"
-    assert len(record["rows"]) == 9
-    assert json.loads((tmp_path / "cornstarch_icml_table1.json").read_text())["rows"] == record["rows"]
-    assert draw(record, tmp_path).stat().st_size > 10_000
+    with pytest.raises(SystemExit) as ended:
+        script.main(icml_table1.run)
+    assert ended.value.code == 1  # Phi-4's audio encoder is OFF, and the exit status says so
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["verdict"] == "OFF"
+    assert len(found["rows"]) == 9
+    assert json.loads((tmp_path / "cornstarch_icml_table1.json").read_text())["rows"] == found["rows"]
+    assert all(path.stat().st_size > 10_000 for path in save(comparison(found), tmp_path, "table1"))
 
 
 def test_reproduce_counts_verdicts(tmp_path, monkeypatch):
-    monkeypatch.setattr(paper, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
     shown = []
-    summary = paper.reproduce(["cornstarch_icml/figure1c"], show=shown.append)
+    summary = script.reproduce(["cornstarch_icml/figure1c"], show=shown.append)
     assert summary["cornstarch_icml/figure1c"]["verdict"] == "ok"
     assert summary["cornstarch_icml/figure1c"]["claims_hold"] == 1
     assert "holds" in shown[0]

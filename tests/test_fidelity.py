@@ -15,7 +15,7 @@ from scipy.stats import binomtest, kendalltau
 from experiments.fidelity import run as suite
 from experiments.fidelity.cases import CROWD, Case, LeftOut, Part, cases, quick
 from experiments.fidelity.causes import OTHER, SHARED, causes, executed_medians
-from experiments.fidelity.draw import draw
+from experiments.fidelity.draw import drawing
 from experiments.fidelity.emulated import execute_emulated, predict, rehearsed
 from experiments.fidelity.many_ranks import MANY, emulate_on
 from experiments.fidelity.rehearsals import rehearsals
@@ -31,6 +31,7 @@ from experiments.fidelity.work import (
     text_samples,
     this_machine,
 )
+from experiments.harness.drawing import save
 from runtime.launch import run_local
 from runtime.rank_job import RunSettings
 from runtime.world.device import CPU
@@ -272,7 +273,7 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again["num_plans"] == 2
     assert [path for path, time_ns in written.items() if path.stat().st_mtime_ns != time_ns] == [missing]
     assert any(line.startswith("goal: ") for line in lines(again))
-    assert draw(again, tmp_path / "fidelity.png").stat().st_size > 0
+    assert all(path.stat().st_size > 0 for path in save(drawing(again), tmp_path, "fidelity"))
     assert load_profile(tmp_path / "profile.json").pipeline_factor("F") != 1
 
     monkeypatch.setattr(suite, "rehearsals", few)
@@ -357,7 +358,7 @@ def test_a_reduction_of_several_groups_is_one_span_that_takes_time(pool: Pool) -
     whole = [{LLM: [(3, (rank,))]} for rank in range(2)]
     plan = plan_of(work, this_machine(UNMEASURED, 2), whole, samples=(1, 1))
     assert len(lower(plan).groups) == 3
-    for trace in run_local(plan, steps=2, pool=pool).traces:
+    for trace in run_local(plan, RunSettings(steps=2), pool=pool).traces:
         spans = [span for span in trace.spans if span.action.kind is Pass.REDUCE_GRAD]
         assert [span.rank for span in spans] == [0, 1]
         assert all(span.end_s > span.start_s for span in spans)

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from experiments.cornstarch.figure_plots import has_throughputs, throughputs
+from experiments.cornstarch.models import icml_model
+from experiments.cornstarch.planned import Planned, simulated
 from experiments.cornstarch_icml.figure5 import (
     GRIDS,
     NUM_GPUS,
@@ -16,9 +19,7 @@ from experiments.cornstarch_icml.figure5 import (
     models,
     pipeline_job,
 )
-from experiments.cornstarch_models import icml_model
-from experiments.figure_plots import draw_throughputs, has_throughputs
-from experiments.planned import Planned, simulated
+from experiments.harness.drawing import save
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.strategies import encoders_colocated
@@ -75,4 +76,4 @@ def test_nine_models_and_a_picture(tmp_path) -> None:
     assert len(models()) == 9
     record = json.loads(json.dumps({"script": "cornstarch_icml/figure5", "ours": judged(runs()).ours}))
     assert has_throughputs(record)
-    assert draw_throughputs(record, tmp_path).stat().st_size > 10_000
+    assert all(path.stat().st_size > 10_000 for path in save(throughputs(record), tmp_path, "one"))

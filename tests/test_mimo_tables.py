@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.harness.printed import printed_rows
 from experiments.mimo import figure5, figure7, figure8, goals, tablea2, tablea3, tablea4, tablea5
 from experiments.mimo.compared import gain_evidence, same_sign, step_of, with_whole_encoder
 from experiments.mimo.models import LLM, VISION, assumptions, model_of, variations
-from experiments.printed import printed_rows
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice
 

@@ -5,17 +5,18 @@ import json
 import pytest
 
 from experiments.bench import planner
-from experiments.cornstarch_models import icml_model
+from experiments.cornstarch.models import icml_model
+from experiments.harness.drawing import save
+from experiments.harness.outcome import Verdict
+from experiments.harness.printed import is_true, printed_rows
+from experiments.harness.record import RESULTS
 from experiments.oobleck import figure2_11, runs, spot, systems, table2_1, table2_2
-from experiments.oobleck.breakdown_plot import COLORS, FIGURES, bars_by_model
-from experiments.oobleck.breakdown_plot import draw as draw_breakdown
+from experiments.oobleck.breakdown_plot import COLOURS, FIGURES, bars_by_model, drawings
 from experiments.oobleck.by_nodes import PLANNED, simulated_rate
 from experiments.oobleck.modelled import bamboo_stages, bamboo_useful_share, layer_s, oobleck_rates, stored
 from experiments.oobleck.published_rules import restated_average
 from experiments.oobleck.seconds import seconds_of
 from experiments.oobleck.simulated import pipeline_s
-from experiments.paper import RESULTS, Verdict
-from experiments.printed import is_true, printed_rows
 from sim.failures.simulate import simulate_failures
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.model_chain import chain_order, model_chain
@@ -87,7 +88,7 @@ def test_plots_are_drawn_from_the_series_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(spot, "RESULTS", tmp_path)
     path = spot.write_series("oobleck/some", ("GPT-2",))
     assert set(json.loads(path.read_text())["series"]["GPT-2"]) == set(spot.TRACES)
-    assert spot.draw(path).stat().st_size > 0
+    assert all(path.stat().st_size > 0 for path in save(spot.drawing(path), tmp_path, "some"))
 
 
 def test_spares_keep_a_job_running_until_they_are_used_up():
@@ -133,19 +134,21 @@ def test_templates_span_all_modules_of_a_dag():
 
 
 def test_the_breakdown_is_drawn_from_its_result_and_every_bar_is_whole(tmp_path):
-    kept = tmp_path / "oobleck_figure2_11.json"
-    kept.write_bytes((RESULTS / kept.name).read_bytes())
-    models = bars_by_model(json.loads(kept.read_text())["ours"], FIGURES["figure2_11"])
+    ours = json.loads((RESULTS / "oobleck_figure2_11.json").read_text())["ours"]
+    models = bars_by_model(ours, FIGURES["figure2_11"])
     assert list(models) == ["BERT-Large", "GPT-3-6.7b"]
     for bars in models.values():
         for parts in bars.values():
             assert sum(parts.values()) == pytest.approx(1, abs=1e-4)
-            assert parts.keys() == COLORS.keys()
-    assert bars_by_model(json.loads(kept.read_text())["ours"], ("varuna",))["BERT-Large"].keys() == {
+            assert parts.keys() == COLOURS.keys()
+    assert bars_by_model(ours, ("varuna",))["BERT-Large"].keys() == {
         "6h\nvaruna",
         "10m\nvaruna",
     }
-    assert [path.name for path in draw_breakdown(kept)] == ["oobleck_figure2_1.png", "oobleck_figure2_11.png"]
+    grids = drawings(ours)
+    assert list(grids) == ["oobleck_figure2_1", "oobleck_figure2_11"]
+    for name, grid in grids.items():
+        assert all(path.stat().st_size > 0 for path in save(grid, tmp_path, name))
 
 
 def test_seconds_of_a_sample_are_split_without_rest():

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.figure_plots import draw_throughputs, has_throughputs
-from experiments.v1_end_to_end import (
+from experiments.cornstarch.end_to_end import (
     Configuration,
     Method,
     configurations,
@@ -16,6 +15,8 @@ from experiments.v1_end_to_end import (
     settings,
     simulated,
 )
+from experiments.cornstarch.figure_plots import has_throughputs, throughputs
+from experiments.harness.drawing import save
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 
@@ -75,14 +76,15 @@ def test_gains_are_over_the_better_baseline(cost):
 
 def test_a_tiny_figure_judges_and_draws(cost, monkeypatch, tmp_path):
     first = configurations("S", ("ALM",))[0]
-    monkeypatch.setattr("experiments.v1_end_to_end.configurations", lambda *_: (Configuration(**_of(first)),))
-    monkeypatch.setattr("experiments.v1_end_to_end.settings", lambda model: settings(model)[:1])
+    one = (Configuration(**_of(first)),)
+    monkeypatch.setattr("experiments.cornstarch.end_to_end.configurations", lambda *_: one)
+    monkeypatch.setattr("experiments.cornstarch.end_to_end.settings", lambda model: settings(model)[:1])
     evidence = figure_evidence("Figure 13", ("S",), ("ALM",), cost)
     (claim,) = evidence.claims
     assert claim.holds == (evidence.ours["modelled/S/ALM-S/cornstarch/tput"] >= 0.98 * _best(evidence.ours))
     record = json.loads(json.dumps({"script": "cornstarch_v1/figure13", "ours": evidence.ours}))
     assert has_throughputs(record)
-    assert draw_throughputs(record, tmp_path).stat().st_size > 10_000
+    assert all(path.stat().st_size > 10_000 for path in save(throughputs(record), tmp_path, "one"))
 
 
 def _of(found):

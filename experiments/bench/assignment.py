@@ -9,7 +9,6 @@ Goal:    below 1 % of a step of 1 s at 512 samples.
 Run:     python -m experiments.bench.assignment [--json]
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -18,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from experiments.harness.command import command_line
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match, even_match
 
@@ -107,9 +107,7 @@ def _deviation(microbatches: Sequence[Sequence[int]], work_s: Sequence[float]) -
 
 def main() -> int:
     """Print the table, or JSON as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
+    as_json = command_line(__doc__).parse_args().json
     assign(*draw(64, 0), bottleneck_match)  # loads scipy
     rows = [measure(num_samples) for num_samples in SIZES]
     print("samples  printed p50    p95   even p50   heaviest / mean: without  printed  even   std / mean")

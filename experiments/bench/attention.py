@@ -13,7 +13,6 @@ Differs: no GPU was available, so the simulation has not been held against kerne
 Run:     python -m experiments.bench.attention [--json] [--out PATH]; plots: python -m experiments.plots
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -25,11 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from experiments.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
 from experiments.bench.kernel_cells import MASKS
 from experiments.bench.tokens import LENGTHS, POLICIES
 from experiments.bench.tokens import MASKS as MULTIMODAL
-from experiments.paper import RESULTS
+from experiments.cornstarch.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
+from experiments.harness.command import command_line
+from experiments.harness.record import RESULTS
 from sim.attention.gpu import compute_units, makespan_bounds
 from sim.attention.pieces import Order, Split, UnitTiming, cut, run_launch, whole_rows
 from sim.attention.price import gpu_of, row_tiles
@@ -217,8 +217,7 @@ def show(record: Mapping[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, default=OUT, help="JSON file that plots read")
     arguments = parser.parse_args(argv)
     cells = simulated()

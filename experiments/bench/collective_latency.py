@@ -6,7 +6,6 @@ Ours:    the median of 60 collectives. Calibration times them right after each o
 Run:     python -m experiments.bench.collective_latency [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from experiments.harness.command import command_line
 from runtime.measure.microbench import header_here
 from runtime.world.mesh import GATHER, SCATTER
 from runtime.world.pool import Place, Pool
@@ -86,9 +86,7 @@ def measured() -> dict[str, dict[str, float]]:
 
 def main() -> int:
     """Measure and show."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     found = measured()
     names = list(next(iter(found.values())))
     print(f"{'before':16s}" + "".join(f"{collective:>18s}" for collective in found))

@@ -11,7 +11,6 @@ Differs: a fresh router is not a trained one.
 Run:     python -m experiments.bench.expert_parallel [--rounds 3] [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,10 +21,12 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.work import text_only, text_samples, this_machine
+from experiments.harness.command import command_line
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
 from runtime.parallel.expert.mixture import mixtures_of
+from runtime.rank_job import RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
@@ -96,7 +97,7 @@ def executed_s(plans: Sequence[Plan], pool: Pool, rounds: int) -> list[list[floa
     found: list[list[float]] = [[] for _ in plans]
     for _ in range(rounds):
         for plan, seconds in zip(plans, found, strict=True):
-            result = run_local(plan, warmup=2, steps=3, pool=pool)
+            result = run_local(plan, RunSettings(warmup=2, steps=3), pool=pool)
             seconds += [trace.iteration_s for trace in result.traces]
     return found
 
@@ -161,10 +162,9 @@ def judged(rounds: int, budget_s: float) -> dict[str, float]:
 
 def main() -> int:
     """Predictions, runs, counts; there is no goal to miss."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=0.1, help="of each kind of pass that is measured")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.budget_s <= 0:
         parser.error(f"want >= 1 round and a budget > 0, got {arguments.rounds}, {arguments.budget_s}")

@@ -8,7 +8,6 @@ Ours:    `sim.failures.simulate`, and `rivals.failures_stepwise` on the same sys
 Run:     python -m experiments.bench.failures [--json]
 """
 
-import argparse
 import json
 import math
 import sys
@@ -16,6 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from experiments.bench.rivals.failures_stepwise import play_failures
+from experiments.harness.command import command_line
 from experiments.oobleck.runs import BUILDERS
 from experiments.oobleck.systems import MOST_NODES
 from sim.failures.run import FailureRun
@@ -106,9 +106,7 @@ def as_json(rows: list[Row]) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     print("a node leaves every  system          events  iterations  counted  step by step  ratio  hours/s")
     rows = []
     for interval in HOURS_BETWEEN_LEAVES:

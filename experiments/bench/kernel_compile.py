@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.paper import commit
+from experiments.harness.record import commit
 from workbench.whole_file import check_writable, write_text
 
 ROOT = Path(__file__).resolve().parents[2]

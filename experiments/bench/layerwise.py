@@ -12,13 +12,13 @@ Differs: gloo's sums take a core themselves, so two ranks on two cores have noth
 Run:     python -m experiments.bench.layerwise [--rounds 5] [--steps 12] [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
 from dataclasses import replace
 from itertools import pairwise
 
+from experiments.harness.command import command_line
 from experiments.oobleck.chaos_job import LLAMA, elastic_job
 from runtime.elastic.job import ElasticJob, Reduction, plan_step
 from runtime.elastic.replan import start_layout
@@ -80,10 +80,9 @@ def simulated_gains() -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     if min(arguments.rounds, arguments.steps) < 1:
         parser.error(f"want 1 round and 1 step or more, got {arguments.rounds} and {arguments.steps}")

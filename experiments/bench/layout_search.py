@@ -8,11 +8,10 @@ Differs: the paper does not say how it searched.
 Run:     python -m experiments.bench.layout_search [--json]
 """
 
-import argparse
 import json
-import sys
 import time
 
+from experiments.harness.command import command_line
 from experiments.mimo.models import Workload, assumptions, job_of, machine
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -72,9 +71,7 @@ def gap(job: Job, mode: Mode) -> float | None:
 
 def main() -> int:
     """Searches, then the gaps; exit status 1 where a goal is missed."""
-    parser = argparse.ArgumentParser(description=sys.modules[__name__].__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     timed(job_on(*SMALL), Mode.HOMOGENEOUS)  # compiles the recurrence
     record: dict[str, float | int | str | None] = {}
     for num_gpus, (encoder, llm, num_samples) in CLUSTERS.items():

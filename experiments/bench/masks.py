@@ -9,7 +9,6 @@ Beside:  PyTorch's `create_block_mask`, eager on the CPU, of the same mask at 4,
 Run:     python -m experiments.bench.masks [--json]
 """
 
-import argparse
 import ctypes
 import json
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from experiments.harness.command import command_line
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import causal, encoder_embedded, encoder_prepended, multimodal_packed
 from workbench.masks.tiles import FULL, Tiles, area, classify, classify_runs
@@ -144,9 +144,7 @@ def _fastest_ms(call: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     torch.set_num_threads(1)
     rows = []
     print("mask   tokens density      tiles      runs   runs ms listed ms   area ms  runs MiB listed MiB")

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
+from experiments.harness.record import commit
 from experiments.nccl.cases import cases
 from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all
-from experiments.paper import commit
 from runtime.world.pool import Pool
 from workbench.whole_file import check_writable, write_text
 

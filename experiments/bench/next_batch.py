@@ -8,7 +8,6 @@ Ours:    wall time of planning, checking and lowering, as the planner's process 
 Run:     python -m experiments.bench.next_batch [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.harness.command import command_line
 from runtime.next_plan import answer_for
 from sim.attention.price import attention_of
 from sim.step.engine import simulate
@@ -100,9 +100,7 @@ def measured(length: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args(argv)
+    arguments = command_line(__doc__).parse_args(argv)
     found = {name: measured(length) for name, length in LENGTHS.items()}
     hidden = all(each["planning_ms_most"] <= each["shortest_step_ms"] for each in found.values())
     for name, each in found.items():

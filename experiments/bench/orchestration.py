@@ -10,7 +10,6 @@ Goal:    < 100 ms at 1,296 GPUs, with the same or a better objective.
 Run:     python -m experiments.bench.orchestration [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from experiments.bench.rivals.orchestration_relaxed import orchestrate_relaxed
+from experiments.harness.command import command_line
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
@@ -90,9 +90,7 @@ def _timed(search: Callable[[Task], Orchestration], task: Task, repeats: int) ->
 
 def main() -> int:
     """Print the table, or JSON as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
+    as_json = command_line(__doc__).parse_args().json
     record: dict[str, object] = {}
     never_worse = True
     of_model = units()

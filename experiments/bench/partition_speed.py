@@ -6,7 +6,6 @@ Ours:    `workbench.balance.stages.partition`; the bottlenecks of both are compa
 Run:     python -m experiments.bench.partition_speed [--json]
 """
 
-import argparse
 import json
 import random
 import sys
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from experiments.harness.command import command_line
 from workbench.balance.stages.partition import Cuts, bottleneck_s, partition, partition_as_printed
 
 SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))
@@ -62,9 +62,7 @@ def _slowest(cost_s: Sequence[float], cuts: Cuts) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     print("layers stages   printed      ours  bottleneck only  printed / ours")
     rows = []
     for num_layers, num_stages in SIZES:

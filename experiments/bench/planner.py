@@ -12,7 +12,6 @@ Differs: the paper's cells include reading layer profiles, if anything; its seco
 Run:     python -m experiments.bench.planner [--json] [--limit-s SECONDS]
 """
 
-import argparse
 import json
 import random
 import sys
@@ -21,7 +20,8 @@ from dataclasses import dataclass
 
 from experiments.bench import small_templates
 from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
-from experiments.printed import printed_rows
+from experiments.harness.command import command_line
+from experiments.harness.printed import printed_rows
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.instantiate import instantiate
@@ -174,8 +174,7 @@ def _shown(seconds: float | None) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument(
         "--limit-s", type=float, default=LIMIT_S, help="give up on divide and conquer after this, per cell"
     )

@@ -13,7 +13,6 @@ Differs: the baseline decodes on one core between two steps; the paper does not 
 Run:     python -m experiments.bench.preprocess [--json]
 """
 
-import argparse
 import json
 import os
 import platform
@@ -30,7 +29,8 @@ from typing import Any
 
 from experiments.bench.preprocess_chaos import Chaos, survived
 from experiments.bench.preprocess_folder import draw_photographs, server_process
-from experiments.paper import RESULTS, commit
+from experiments.harness.command import command_line
+from experiments.harness.record import RESULTS, commit
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.connection import Message
 from runtime.preprocess.example import example_frames, packed, preprocess, unpacked
@@ -199,8 +199,7 @@ def claims(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--cells", type=int, default=len(CELLS), help="only the first so many")
     parser.add_argument("--chaos", type=int, default=CHAOS_ITERATIONS, help="iterations; 0: none")
     parser.add_argument("--out", type=Path, default=OUT)

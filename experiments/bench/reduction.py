@@ -9,7 +9,6 @@ Ours:    seconds until the last one ends, least quartile over the rounds: buffer
 Run:     python -m experiments.bench.reduction [--rounds 60] [--json]
 """
 
-import argparse
 import json
 import sys
 import threading
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from experiments.harness.command import command_line
 from runtime.world.pool import Place, Pool
 
 NUM_RANKS, NUM_GROUPS, ELEMENTS, PIECES = 2, 6, 143_000, 8
@@ -92,8 +92,7 @@ def judged(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
     with Pool(NUM_RANKS) as pool:

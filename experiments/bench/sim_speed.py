@@ -11,7 +11,6 @@ Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeat
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
-import argparse
 import json
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import TypeVar
 from experiments.bench.plan_speed import plan_rates
 from experiments.bench.rivals.textbook import simulate_textbook
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
+from experiments.harness.command import command_line
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
@@ -137,9 +137,7 @@ def against_textbook(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     print(
         "plan         GPUs  actions    spans messages  planning  simulating  actions/s"
         "     sweep  actions/s  iteration"

@@ -9,7 +9,6 @@ Differs: the papers print neither their mixtures nor the documents of MP, nor a 
 Run:     python -m experiments.bench.tokens [--json]
 """
 
-import argparse
 import heapq
 import json
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bench.rivals.tokens import differencing, multifit
+from experiments.harness.command import command_line
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
 from workbench.balance.tokens.bounds import least_possible, random_bound
@@ -240,9 +240,7 @@ def show_placements(placed: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     timed = {**speed(), **tile_plans()}
     for key, value in timed.items():
         print(f"{key:40} {value:12.3f}")

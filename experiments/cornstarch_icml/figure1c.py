@@ -10,13 +10,12 @@ Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_icml.figure1c
 """
 
-from experiments import paper
+from experiments.cornstarch.layer_pipeline import LayerTimes, layer_plan, run_layers
 from experiments.cornstarch_icml.figure1b import models
-from experiments.evidence import Evidence, outcome_of
-from experiments.layer_pipeline import LayerTimes, layer_plan, run_layers
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, is_true, printed_rows
-from experiments.printed_pipeline import PrintedRun, StageTimes
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import PrintedRow, is_true, printed_rows
+from experiments.harness.printed_pipeline import PrintedRun, StageTimes
+from experiments.harness.script import Parts, main, script
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import ModelGraph, Module
 
@@ -80,14 +79,11 @@ def evidence() -> Evidence:
     return found
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """The claim of the figure."""
-    return outcome_of("cornstarch_icml/figure1c", [evidence()])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

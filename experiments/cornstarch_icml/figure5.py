@@ -27,16 +27,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from experiments import paper
+from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.models import icml_model
+from experiments.cornstarch.planned import Awareness, Planned, Strategy, best_split, paper_job, simulated
 from experiments.cornstarch_icml.table2 import table_rows
-from experiments.cornstarch_models import icml_model
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40, Setting
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.planned import Awareness, Planned, Strategy, best_split, paper_job, simulated
-from experiments.printed import claim_value
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import claim_value
+from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
@@ -226,16 +224,13 @@ def _claim(
     evidence.notes.append(f"Cornstarch over FSDP and over Megatron*: {told}")
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All nine models."""
-    cost = CostModel(load_profile(A40))
+    cost = a40_cost()
     runs = {name: runs_of(name, cost) for name in models()}
-    return outcome_of("cornstarch_icml/figure5", [judged(runs)], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [judged(runs)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,13 +9,18 @@ Ours:    simulated on one CPU core, about 6 s.
 Run:     python -m experiments.cornstarch_icml.figure8
 """
 
-from experiments import paper
-from experiments.attention_policies import FOUR, PolicyTable, a40_testbed, policy_evidence, ratio_text
+from experiments.cornstarch.attention_policies import (
+    FOUR,
+    PolicyTable,
+    a40_testbed,
+    policy_evidence,
+    ratio_text,
+)
+from experiments.cornstarch.modelled import A40
 from experiments.cornstarch_icml.table3 import LLMS, NO_GAIN
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber
-from experiments.printed import printed_rows
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 
 PANELS = {"8a": 32768, "8b": 16384}
 LENGTH_REL_TOL = 0.15
@@ -52,17 +57,14 @@ def length_evidence(tables: dict[str, PolicyTable]) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the figure."""
     bed = a40_testbed()
     tables = {panel: PolicyTable(bed, num_tokens, FOUR) for panel, num_tokens in PANELS.items()}
     parts = [panel_evidence(panel, table) for panel, table in tables.items()]
-    return outcome_of("cornstarch_icml/figure8", [*parts, length_evidence(tables)], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [*parts, length_evidence(tables)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

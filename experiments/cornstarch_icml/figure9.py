@@ -11,13 +11,12 @@ Run:     python -m experiments.cornstarch_icml.figure9
 
 import numpy as np
 
-from experiments import paper
-from experiments.attention_policies import MAIN, a40_testbed, llm_of, run_policy
+from experiments.cornstarch.attention_policies import MAIN, a40_testbed, llm_of, run_policy
+from experiments.cornstarch.modelled import A40
 from experiments.cornstarch_icml.figure6 import DIP, NUM_TOKENS, busiest
 from experiments.cornstarch_icml.table3 import LLMS
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from sim.attention.policies import AttentionRun
 
 NUM_BINS = 400
@@ -49,14 +48,11 @@ def evidence() -> Evidence:
     return found
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the figure."""
-    return outcome_of("cornstarch_icml/figure9", [evidence()], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

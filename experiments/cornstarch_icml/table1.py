@@ -1,28 +1,17 @@
 """Table 1: layers, width and parameters of the nine models.
 
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, Table 1.
-Given:   printed layers and width -> parameters of the zoo's models; heads and MLP widths, which the table
-         does not print, are those of the published models of each family.
+Given:   as `experiments.cornstarch.model_sizes` says.
 Differs: a count is held to 2 % or to half a unit of its last printed digit: "1b" says no more. Phi-4's audio
          encoder has 0.44e9 parameters, printed as 0.5; its own report gives 0.46 with projector.
 Ours:    computed, no simulation.
 Run:     python -m experiments.cornstarch_icml.table1
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.model_sizes import size_evidence
-from experiments.paper import Outcome
+from experiments.cornstarch.model_sizes import size_evidence
+from experiments.harness.script import main, script
 
-
-def run() -> Outcome:
-    """Parameter counts of the nine models."""
-    return outcome_of("cornstarch_icml/table1", [size_evidence("cornstarch_icml_table1")])
-
-
-def main() -> int:
-    return paper.command(run)
-
+run = script()(lambda: [size_evidence("cornstarch_icml_table1")])
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

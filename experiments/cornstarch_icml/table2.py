@@ -21,18 +21,23 @@ Run:     python -m experiments.cornstarch_icml.table2
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from experiments import paper
-from experiments.cornstarch_models import icml_encoder_chain, icml_model
-from experiments.evidence import Evidence, outcome_of
-from experiments.frozen_rows import FrozenRow, Pipeline, frozen_rows, implied_llm_stages, pairs, winner
-from experiments.modelled import A40, Setting
-from experiments.modelled_tables import Guess, ModelledTable, modelled_evidence
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.planned import Placement
-from experiments.printed import claim_value, printed_rows
-from experiments.printed_pipeline import PrintedRun, run_printed
+from experiments.cornstarch.frozen_rows import (
+    FrozenRow,
+    Pipeline,
+    frozen_rows,
+    implied_llm_stages,
+    pairs,
+    winner,
+)
+from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.modelled_tables import Guess, ModelledTable, modelled_evidence
+from experiments.cornstarch.models import icml_encoder_chain, icml_model
+from experiments.cornstarch.planned import Placement
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import claim_value, printed_rows
+from experiments.harness.printed_pipeline import PrintedRun, run_printed
+from experiments.harness.script import Parts, main, script
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
 from workbench.plan.plan import Recompute
 
@@ -161,14 +166,11 @@ def own_evidence(cost: CostModel) -> Evidence:
     )
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
-    own = own_evidence(CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_icml/table2", [printed_evidence(), itself_evidence(), own], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    own = own_evidence(a40_cost())
+    return [printed_evidence(), itself_evidence(), own]
 
 
 def _run(row: FrozenRow, pipeline: Pipeline) -> PrintedRun:
@@ -198,4 +200,4 @@ def _scaled(pipeline: Pipeline, multiple: int, num_stages: int) -> Pipeline:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -13,12 +13,17 @@ Ours:    simulated on one CPU core, about 6 s.
 Run:     python -m experiments.cornstarch_icml.table3
 """
 
-from experiments import paper
-from experiments.attention_policies import FOUR, PolicyTable, a40_testbed, policy_evidence, ratio_text
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber
-from experiments.printed import claim_value, printed_rows
+from experiments.cornstarch.attention_policies import (
+    FOUR,
+    PolicyTable,
+    a40_testbed,
+    policy_evidence,
+    ratio_text,
+)
+from experiments.cornstarch.modelled import A40
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import claim_value, printed_rows
+from experiments.harness.script import Parts, main, script
 
 NUM_TOKENS = 65536
 LLMS = ("LLM-S", "LLM-M", "LLM-L")
@@ -74,17 +79,13 @@ def itself_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
     table = PolicyTable(a40_testbed(), NUM_TOKENS, FOUR)
     own = policy_evidence("cornstarch_icml_table3", "Table 3", table)
-    parts = [own, shape_evidence(table), claims_evidence(table), itself_evidence()]
-    return outcome_of("cornstarch_icml/table3", parts, profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [own, shape_evidence(table), claims_evidence(table), itself_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -16,8 +16,7 @@ Run:     python -m experiments.cornstarch_icml.table5
 import time
 from collections.abc import Callable
 
-from experiments import paper
-from experiments.attention_dcp import (
+from experiments.cornstarch.attention_dcp import (
     NUM_GPUS,
     PATTERNS,
     DcpSetting,
@@ -26,13 +25,14 @@ from experiments.attention_dcp import (
     pattern_of,
     reads_of,
 )
-from experiments.attention_layers import PRECISION, Testbed, tiles_of
-from experiments.attention_policies import a40_testbed
-from experiments.cornstarch_models import llm_family
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import printed_rows
+from experiments.cornstarch.attention_layers import PRECISION, Testbed, tiles_of
+from experiments.cornstarch.attention_policies import a40_testbed
+from experiments.cornstarch.modelled import A40
+from experiments.cornstarch.models import llm_family
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
+from experiments.harness.table import Cell, Table, Values
 from workbench.balance.tokens.block_placement import place_blocks
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import LayerTime
@@ -90,21 +90,30 @@ def planning_s(pattern: str, num_tokens: int) -> tuple[float, float]:
     return classify_s + lpt_s, classify_s + place_s
 
 
+def ours(bed: Testbed, row: PrintedRow) -> Values:
+    """Seconds of one row's system."""
+    pattern, num_tokens = row["attention_pattern"], int(row["seq_len_k"]) * 1024
+    placed = pattern_of(pattern, num_tokens, SETTING.scale)
+    layer_s = {"cornstarch": cornstarch_s, "dcp": dcp_s}[row["system"]](bed, placed, SETTING)
+    return {"iteration": iteration_s(bed, num_tokens, layer_s)}
+
+
 def evidence() -> Evidence:
     """Iterations of both systems and what planning takes."""
-    found = Evidence()
     bed = a40_testbed()
-    planning: list[tuple[float, float]] = []
-    for row in printed_rows("cornstarch_icml_table5"):
-        pattern, thousands, system = row["attention_pattern"], int(row["seq_len_k"]), row["system"]
-        placed = pattern_of(pattern, thousands * 1024, SETTING.scale)
-        layer_s = {"cornstarch": cornstarch_s, "dcp": dcp_s}[system](bed, placed, SETTING)
-        shown_s, most_s = iteration_s(bed, thousands * 1024, layer_s)
-        key = f"modelled/{pattern}/{thousands}k/{system}_iteration"
-        number = PaperNumber(key, float(row["iter_s"]), "s", "Table 5", TIME_REL_TOL)
-        found.add(number, shown_s, Unstated(UNSTATED, shown_s, most_s))
-        if system == "cornstarch":
-            planning.append(planning_s(pattern, thousands * 1024))
+    found = Table(
+        csv="cornstarch_icml_table5",
+        where="Table 5",
+        key=lambda row: f"modelled/{row['attention_pattern']}/{row['seq_len_k']}k/{row['system']}_",
+        cells={"iteration": Cell(column="iter_s", unit="s", rel_tol=TIME_REL_TOL)},
+        compute=lambda row: ours(bed, row),
+        unstated=UNSTATED,
+    ).evidence()
+    planning = [
+        planning_s(row["attention_pattern"], int(row["seq_len_k"]) * 1024)
+        for row in printed_rows("cornstarch_icml_table5")
+        if row["system"] == "cornstarch"
+    ]
     longest, placement = (max(times) for times in zip(*planning, strict=True))
     found.claim("Cornstarch plans in less than 1 s in all cases;", longest < 1)
     found.claim("placing blocks takes longer to plan than LPT in all cases;", all(a < b for a, b in planning))
@@ -115,14 +124,11 @@ def evidence() -> Evidence:
     return found
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
-    return outcome_of("cornstarch_icml/table5", [evidence()], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,12 +11,11 @@ Ours:    simulated on one CPU core, about 6 s.
 Run:     python -m experiments.cornstarch_icml.table7
 """
 
-from experiments import paper
-from experiments.attention_policies import BASELINE, PolicyTable, a40_testbed, policy_evidence
+from experiments.cornstarch.attention_policies import BASELINE, PolicyTable, a40_testbed, policy_evidence
+from experiments.cornstarch.modelled import A40
 from experiments.cornstarch_icml.table3 import LLMS, NUM_TOKENS
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 
 SHOWN = (BASELINE, "inter_gpu_multistreams", "cornstarch")
 
@@ -31,16 +30,13 @@ def claims_evidence(table: PolicyTable) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
     table = PolicyTable(a40_testbed(), NUM_TOKENS, SHOWN)
     own = policy_evidence("cornstarch_icml_table7", "Table 7", table, scope="model")
-    return outcome_of("cornstarch_icml/table7", [own, claims_evidence(table)], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [own, claims_evidence(table)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -1,34 +1,17 @@
 """Figure 10: two encoders and the medium LLM, three ways to place the encoders.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, section 6.2.2, Figure 10.
-Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image and a 30 s clip),
-         encoders and LLM frozen, projectors trained, activation checkpointing;
-         stages, TP 2 and CP 2 of Table 6.
-Given:   printed stage counts and model sizes; 6 stages for replicated encoders -> throughput per GPU of the
-         simulated plans with the A40 profile.
+Setup:   stages of Table 6; else, and what is given, as `experiments.cornstarch.end_to_end` says.
 Differs: the bars have no numbers in the text; judged is what the text says of them.
 Ours:    simulated on one CPU core, some minutes.
 Run:     python -m experiments.cornstarch_v1.figure10
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from experiments.v1_end_to_end import figure_evidence
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.cornstarch.end_to_end import figure_evidence
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.harness.script import main, script
 
-
-def run() -> Outcome:
-    """All models of the figure."""
-    evidence = figure_evidence("Figure 10", ("M",), ("VALM",), CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/figure10", [evidence], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
-
+run = script(profile=A40)(lambda: [figure_evidence("Figure 10", "M", ("VALM",), a40_cost())])
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

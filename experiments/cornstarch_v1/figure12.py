@@ -12,14 +12,11 @@ Run:     python -m experiments.cornstarch_v1.figure12
 
 from statistics import fmean
 
-from experiments import paper
-from experiments.attention_layers import MASKS, Testbed, tiles_of
+from experiments.cornstarch.attention_layers import MASKS, Testbed, tiles_of
+from experiments.cornstarch.modelled import A40, a40_cost
 from experiments.cornstarch_v1.table4 import MAIN, POLICIES, rank_times
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 
 NUM_TOKENS = 65536
 SEEDS = range(20)
@@ -40,7 +37,7 @@ def spreads(bed: Testbed, kind: str, seed: int, found: Evidence) -> dict[str, fl
 def evidence() -> Evidence:
     """Seconds by rank, their spread over masks, and the text's claims about it."""
     found = Evidence()
-    bed = Testbed(CostModel(load_profile(A40)))
+    bed = Testbed(a40_cost())
     mean: dict[tuple[str, str], float] = {}
     for kind in MASKS:
         runs = [spreads(bed, kind, seed, found) for seed in SEEDS]
@@ -60,14 +57,11 @@ def evidence() -> Evidence:
     return found
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the figure."""
-    return outcome_of("cornstarch_v1/figure12", [evidence()], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

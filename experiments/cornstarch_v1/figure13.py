@@ -1,34 +1,17 @@
 """Figure 13: one encoder and the small LLM, three ways to place the encoder.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix B.2, Figure 13.
-Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image or a 30 s clip),
-         encoders and LLM frozen, projectors trained, activation checkpointing;
-         stages, TP 2 and CP 2 of Table 5.
-Given:   printed stage counts and model sizes; 6 stages for replicated encoders -> throughput per GPU of the
-         simulated plans with the A40 profile.
+Setup:   stages of Table 5; else, and what is given, as `experiments.cornstarch.end_to_end` says.
 Differs: neither the bars nor the text of this figure has numbers; judged is who is ahead.
 Ours:    simulated on one CPU core, about a minute.
 Run:     python -m experiments.cornstarch_v1.figure13
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from experiments.v1_end_to_end import figure_evidence
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.cornstarch.end_to_end import figure_evidence
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.harness.script import main, script
 
-
-def run() -> Outcome:
-    """All models of the figure."""
-    evidence = figure_evidence("Figure 13", ("S",), ("VLM", "ALM"), CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/figure13", [evidence], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
-
+run = script(profile=A40)(lambda: [figure_evidence("Figure 13", "S", ("VLM", "ALM"), a40_cost())])
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -13,15 +13,11 @@ Ours:    computed, no simulation.
 Run:     python -m experiments.cornstarch_v1.figure3b
 """
 
-from experiments import paper
-from experiments.breakdown import Part, modelled_evidence, rule_evidence
-from experiments.evidence import outcome_of
-from experiments.modelled import A40, Setting
-from experiments.paper import Outcome
-from experiments.printed import is_true, printed_rows
-from experiments.printed_pipeline import StageTimes
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.cornstarch.breakdown import Part, modelled_evidence, rule_evidence
+from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.harness.printed import is_true, printed_rows
+from experiments.harness.printed_pipeline import StageTimes
+from experiments.harness.script import Parts, main, script
 from workbench.data.corpus import ItemTokens, square_image_tokens
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.module_layers import Projector
@@ -86,16 +82,13 @@ def settings() -> tuple[Setting, ...]:
     )
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """The rule and the cost model."""
-    cost = CostModel(load_profile(A40))
+    cost = a40_cost()
     modelled = modelled_evidence(parts(), models(), settings(), cost, (WHERE, UNSTATED))
-    return outcome_of("cornstarch_v1/figure3b", [rule_evidence(parts(), WHERE), modelled], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [rule_evidence(parts(), WHERE), modelled]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

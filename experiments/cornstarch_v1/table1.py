@@ -1,28 +1,17 @@
 """Table 1: layers, width and parameters of the nine models.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, Table 1.
-Given:   printed layers and width -> parameters of the zoo's models; heads and MLP widths, which the table
-         does not print, are those of the published models of each family.
+Given:   as `experiments.cornstarch.model_sizes` says.
 Differs: a count is held to 2 % or to half a unit of its last printed digit. The printed 8b and 18b of
          EVA-CLIP are those of the whole models with their text towers; the vision towers have 7.5 and 17.6.
 Ours:    computed, no simulation.
 Run:     python -m experiments.cornstarch_v1.table1
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.model_sizes import size_evidence
-from experiments.paper import Outcome
+from experiments.cornstarch.model_sizes import size_evidence
+from experiments.harness.script import main, script
 
-
-def run() -> Outcome:
-    """Parameter counts of the nine models."""
-    return outcome_of("cornstarch_v1/table1", [size_evidence("cornstarch_v1_table1")])
-
-
-def main() -> int:
-    return paper.command(run)
-
+run = script()(lambda: [size_evidence("cornstarch_v1_table1")])
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -1,10 +1,7 @@
 """Table 10: frozen-aware against frozen-unaware partitioning, small LLM.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix D.2, Table 10, configurations of Table 9.
-Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image or a 30 s clip),
-         tensor parallelism of Table 9, activation checkpointing, encoder and LLM frozen.
-Given:   printed stage times -> simulated throughput per GPU and gains ([printed]), once with the stage
-         counts of Table 9 ("stated"), once with those that the stage times imply ("implied").
+Setup:   and what is given, as `experiments.cornstarch.frozen_tables` says.
 Differs: frozen-aware VLM-S and VLM-L lose in print, and lose in the simulator too.
          Printed throughputs are about 7 times what the stage times give with tensor parallelism 2; see
          experiments/LOG.md.
@@ -12,25 +9,11 @@ Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table10
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from experiments.v1_frozen_tables import itself_evidence, own_evidence, printed_evidence
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.cornstarch.frozen_tables import table_evidence
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.harness.script import main, script
 
-
-def run() -> Outcome:
-    """All evidence of the table."""
-    own = own_evidence("S", CostModel(load_profile(A40)))
-    parts = [printed_evidence("S"), itself_evidence("S"), own]
-    return outcome_of("cornstarch_v1/table10", parts, profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
-
+run = script(profile=A40)(lambda: table_evidence("S", a40_cost()))
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -21,14 +21,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from experiments import paper
-from experiments.attention_layers import MASKS, STATIC, LayerSetting, MaskTiles, Testbed, tiles_of
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import claim_value, printed_rows
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.cornstarch.attention_layers import MASKS, STATIC, LayerSetting, MaskTiles, Testbed, tiles_of
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import claim_value, printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.masks.builders import MIXTURE, Mixture, multimodal_packed
 from workbench.model.layer import Attention
 
@@ -125,7 +122,7 @@ def own_evidence(bed: Testbed) -> Evidence:
                 "Table 4",
                 RATIO_REL_TOL,
             )
-            evidence.add(number, ratios[0], Unstated(UNSTATED, min(ratios), max(ratios)))
+            evidence.add_range(number, ratios, UNSTATED)
         count = sum(all(_fits(times, printed, key, policy) for policy in POLICIES[1:]) for times in others)
         fitting.append(f"{name.removeprefix('modelled/')} {count}")
     evidence.notes.append(
@@ -162,7 +159,7 @@ def _fits(times: Times, printed: Mapping[tuple[Key, str], float], key: Key, poli
 def _add_time(evidence: Evidence, key: str, printed_ms: float, shown: Times, others: Sequence[Times]) -> None:
     times = [1e3 * one["lpt"] for one in (shown, *others)]
     number = PaperNumber(key, printed_ms, "ms", "Table 4", TIME_REL_TOL)
-    evidence.add(number, times[0], Unstated(UNSTATED, min(times), max(times)))
+    evidence.add_range(number, times, UNSTATED)
 
 
 def itself_evidence(bed: Testbed) -> Evidence:
@@ -187,15 +184,12 @@ def itself_evidence(bed: Testbed) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
-    bed = Testbed(CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/table4", [own_evidence(bed), itself_evidence(bed)], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    bed = Testbed(a40_cost())
+    return [own_evidence(bed), itself_evidence(bed)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -1,33 +1,18 @@
 """Table 7: modality parallelism against colocated encoders, small LLM.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix C, Table 7.
-Setup:   A40 GPUs, 24 microbatches of one sample: 1k text tokens, one 1280x720 image, a 30 s clip.
-Given:   printed stage counts, model sizes and plausible inputs -> throughput per GPU of the simulated plans
-         with the A40 profile. No stage times are printed, so there is no other evidence.
+Setup:   and what is given, as `experiments.cornstarch.modality_tables` says.
 Differs: Table 6, whose stages these are, states TP 2 and CP 2, which takes more GPUs than there are.
          Absolute throughputs are higher in print, as in Tables 3, 10 and 11; see experiments/LOG.md.
 Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table7
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modality_tables import layout_evidence, modality_evidence
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.cornstarch.modality_tables import layout_evidence, modality_evidence
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.harness.script import main, script
 
-
-def run() -> Outcome:
-    """All evidence of the table."""
-    own = modality_evidence("S", CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/table7", [own, layout_evidence("S")], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
-
+run = script(profile=A40)(lambda: [modality_evidence("S", a40_cost()), layout_evidence("S")])
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -1,9 +1,7 @@
 """Table 8: modality parallelism against colocated encoders, large LLM.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix C, Table 8.
-Setup:   A40 GPUs, 24 microbatches of one sample: 1k text tokens, one 1280x720 image, a 30 s clip.
-Given:   printed stage counts, model sizes and plausible inputs -> throughput per GPU of the simulated plans
-         with the A40 profile. No stage times are printed, so there is no other evidence.
+Setup:   and what is given, as `experiments.cornstarch.modality_tables` says.
 Differs: VALM-ML prints 6+1 colocated stages where Table 6 has 4+3, and throughputs a third below its
          neighbours; our model gives its ratio, not its absolute drop.
          Absolute throughputs are higher in print, as in Tables 3, 10 and 11; see experiments/LOG.md.
@@ -11,24 +9,11 @@ Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table8
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.modality_tables import layout_evidence, modality_evidence
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from experiments.cornstarch.modality_tables import layout_evidence, modality_evidence
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.harness.script import main, script
 
-
-def run() -> Outcome:
-    """All evidence of the table."""
-    own = modality_evidence("L", CostModel(load_profile(A40)))
-    return outcome_of("cornstarch_v1/table8", [own, layout_evidence("L")], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
-
+run = script(profile=A40)(lambda: [modality_evidence("L", a40_cost()), layout_evidence("L")])
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

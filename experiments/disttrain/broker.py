@@ -13,8 +13,8 @@ Run:     python -m experiments.disttrain.broker [--json]
 
 from dataclasses import dataclass
 
-from experiments import paper
-from experiments.paper import Claim, Outcome, judge
+from experiments.harness.outcome import Claim, Evidence
+from experiments.harness.script import Parts, main, script
 from sim.broker import Boundary, Crossing, Sending, Topology, cross
 from workbench.units import ms
 
@@ -65,7 +65,8 @@ def case(up_dp: int, down_dp: int) -> Case:
     return Case(boundary, found)
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Every pair of sizes, every way."""
     cases = [case(up_dp, down_dp) for up_dp, down_dp in SIZES]
     ours: dict[str, float] = {}
@@ -77,7 +78,7 @@ def run() -> Outcome:
             for sending in Sending:
                 ours[f"{key}/{sending}/over_best"] = each.over_best(topology, sending)
                 ours[f"{key}/{sending}/paused_ms"] = ms(each.found[topology, sending].paused_s)
-    return judge("disttrain/broker", [], ours, claims(cases), notes=[note(each) for each in cases])
+    return [Evidence(ours=ours, claims=claims(cases), notes=[note(each) for each in cases])]
 
 
 def claims(cases: list[Case]) -> list[Claim]:
@@ -140,9 +141,5 @@ def note(each: Case) -> str:
     return f"{each.name} replicas, {each.boundary.num_brokers} brokers; time over the best: {ways}"
 
 
-def main() -> int:
-    return paper.command(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,8 +9,6 @@ Ours:    executed. Losses and weights at the end are compared bit by bit with a 
 Run:     python -m experiments.disttrain.checkpoints [--kills 20] [--seed 0] [--json]
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import pickle
@@ -27,10 +25,10 @@ from pathlib import Path
 
 import torch
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.command import command_line
+from experiments.harness.outcome import Evidence, Outcome, outcome_of
+from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
-from experiments.paper import Outcome
 from runtime.elastic.job import plan_step
 from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
@@ -185,16 +183,11 @@ def checkpoints(kills: int, seed: int) -> Outcome:
 
 def main() -> int:
     """Run, report, write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    outcome = checkpoints(arguments.kills, arguments.seed)
-    status = paper.report(outcome)
-    if arguments.json:
-        print(json.dumps(paper.as_record(outcome)))
-    return status
+    return finished(checkpoints(arguments.kills, arguments.seed), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Differs: as Figures 13 and 14.
 Run:     python -m experiments.disttrain.figure15 [--json]
 """
 
-from experiments import paper
 from experiments.disttrain.gains import (
     Experiment,
     add_gpus,
@@ -21,14 +20,15 @@ from experiments.disttrain.gains import (
     throughput,
 )
 from experiments.disttrain.systems import MODELS, PROFILE
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 
 ABLATION = Experiment(name="ablation_orchestration", budget=96)
 RIVALS = {"Megatron-LM": "megatron", "DistMM*": "distmm"}
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Gains over both, who wins, and GPU counts."""
     evidence = Evidence()
     for claim, quantity in (("dt_orch_mfu", mfu), ("dt_orch_tput", throughput)):
@@ -43,12 +43,8 @@ def run() -> Outcome:
     add_order(evidence, ABLATION)
     note_results(evidence, ABLATION)
     note_causes(evidence, ABLATION)
-    return outcome_of("disttrain/figure15", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -21,11 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments import paper
 from experiments.disttrain.gains import claimed
 from experiments.entrain.intervals import Interval, bootstrap
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome, PaperNumber, Unstated
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.script import Parts, main, script
 from workbench.balance.microbatches.pipeline_time import Seconds, iteration_s
 from workbench.balance.microbatches.reorder import reorder_microbatches, reorder_samples
 from workbench.balance.tokens.policies import longest_first_equal_counts
@@ -100,7 +99,8 @@ def gain(setting: Setting) -> Interval:
     return bootstrap(ratios)
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Gains of all readings, their range against the printed one, and the trend with the DP size."""
     evidence = Evidence()
     found = {setting: gain(setting) for setting in SETTINGS}
@@ -123,12 +123,8 @@ def run() -> Outcome:
     ]
     listed = " ".join(f"{each:.3f}" for each in by_model)
     evidence.claim(f"smaller models gain more ({listed});", by_model == sorted(by_model, reverse=True))
-    return outcome_of("disttrain/figure16", [evidence])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -13,10 +13,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments import paper
 from experiments.disttrain.preprocessing import MEASURED, MILLISECONDS, SECONDS
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.units import ms
 
 STARVED = "starved"
@@ -56,14 +55,11 @@ def judged(stalls: Stalls) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Every bar that was executed."""
-    return outcome_of("disttrain/figure17", [judged(executed())])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [judged(executed())]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

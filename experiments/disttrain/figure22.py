@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
-from experiments import paper
 from experiments.disttrain.gains import claimed
 from experiments.disttrain.systems import EVERYTHING, NVLINK, PROFILE, TOKENS
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import printed_rows
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, Execution
 from workbench.cost.hardware import Link
@@ -161,7 +160,8 @@ def _block(row: Mapping[str, str]) -> Layer:
     return layer
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Gains of every model and setting, and what limits them."""
     bench, evidence = Bench(), Evidence()
     for tp in TP_SIZES:
@@ -170,7 +170,7 @@ def run() -> Outcome:
             every = [pick(of_setting.values()) for of_setting in gains.values()]
             claim = f"dt_stepccl_tp{tp}_{end}"
             number = PaperNumber(f"modelled/{claim}", claimed(claim), "x", "appendix A.1", REL_TOL)
-            evidence.add(number, every[0], Unstated(UNSTATED, min(every), max(every)))
+            evidence.add_range(number, every, UNSTATED)
         for llm, gain in gains[NOMINAL].items():
             key = f"modelled/{llm}, TP {tp}"
             before_s = bench.iteration_s(llm, tp, NOMINAL.link, Execution(activations=NOMINAL.cut))
@@ -182,7 +182,7 @@ def run() -> Outcome:
             }
     _claims(evidence, bench)
     _explain(evidence, bench)
-    return outcome_of("disttrain/figure22", [evidence], profile=PROFILE)
+    return [evidence]
 
 
 def _claims(evidence: Evidence, bench: Bench) -> None:
@@ -220,9 +220,5 @@ def _explain(evidence: Evidence, bench: Bench) -> None:
         evidence.notes.append(f"nominal gain of {llm} at TP {tp}: {bounds}")
 
 
-def main() -> int:
-    return paper.command(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

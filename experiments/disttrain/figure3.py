@@ -10,10 +10,9 @@ Differs: which configurations the bars are is not in the text.
 Run:     python -m experiments.disttrain.figure3 [--json]
 """
 
-from experiments import paper
 from experiments.disttrain.systems import PATCH, PROFILE, TOKENS, Images, Systems, Workload
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.units import ms
 
 MODEL, LLM_PP = "MLLM-72B", 10
@@ -36,7 +35,8 @@ def forward_ms(num_images: int, side_px: int) -> dict[str, float]:
     return {name: ms(stage.forward_s) for name, stage in zip(MODULES, stages, strict=True)}
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Every configuration, and how far each module's time moves."""
     evidence = Evidence()
     found = {each: forward_ms(*each) for each in configurations()}
@@ -61,12 +61,8 @@ def run() -> Outcome:
         f"some configuration makes encoder or generator longer than the LLM's stage: {longest:.2f}",
         longest > 1,
     )
-    return outcome_of("disttrain/figure3", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

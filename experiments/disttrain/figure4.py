@@ -9,12 +9,11 @@ Differs: stages and microbatches are chosen, not printed; warm-up and drain are 
 Run:     python -m experiments.disttrain.figure4 [--json]
 """
 
-from experiments import paper
 from experiments.disttrain.figure3 import MODULES
 from experiments.disttrain.systems import PROFILE, Images, Systems, Workload
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
-from experiments.printed_pipeline import StageTimes, pipeline_plan
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed_pipeline import StageTimes, pipeline_plan
+from experiments.harness.script import Parts, main, script
 from sim.step.engine import simulate
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.lower import lower
@@ -55,7 +54,8 @@ def idle_fractions(model: ModelGraph, stages: tuple[StageTimes, StageTimes, Stag
     return {module: sum(shares) / len(shares) for module, shares in found.items()}
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Both cases."""
     evidence = Evidence()
     idle: dict[str, dict[str, float]] = {}
@@ -80,12 +80,8 @@ def run() -> Outcome:
     evidence.claim(
         "(b) the LLM's stages idle more than the slowest other", heavy["llm"] > min(heavy.values())
     )
-    return outcome_of("disttrain/figure4", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

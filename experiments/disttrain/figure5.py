@@ -11,24 +11,17 @@ Run:     python -m experiments.disttrain.figure5 [--json]
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-
-import matplotlib as mpl
-
-mpl.use("Agg")
 
 import numpy as np
-from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 from scipy.stats import skew
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import RESULTS, Outcome
+from experiments.harness.figure import BLUE, Grid, Lines, cumulative
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.data.corpora import corpus
 
 CORPUS, PATCH_PX, NUM_SAMPLES, SEED = "laion-interleaved-like", 16, 2000, 5
-PLOT = RESULTS / "plots" / "disttrain_figure5.png"
 SKEWED = 0.5  # of the third standardised moment: beyond it a distribution is not called symmetric
 
 
@@ -45,7 +38,8 @@ def distributions() -> dict[str, NDArray[np.float64]]:
     }
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Skewness of the three, and the drawing."""
     evidence = Evidence()
     found = distributions()
@@ -55,26 +49,24 @@ def run() -> Outcome:
         evidence.ours |= {f"modelled/{key}/skewness": skewness, f"modelled/{key}/p50": float(middle)}
         evidence.notes.append(f"{name}: 5 % {low:.0f}, median {middle:.0f}, 95 % {high:.0f}")
         evidence.claim(f"{name}: skewed to the right ({skewness:.2f});", skewness > SKEWED)
-    draw(found, PLOT)
-    return outcome_of("disttrain/figure5", [evidence])
+    evidence.figures["disttrain_figure5"] = drawing(found)
+    return [evidence]
 
 
-def draw(found: Mapping[str, NDArray[np.float64]], path: Path) -> Path:
+def drawing(found: Mapping[str, NDArray[np.float64]]) -> Grid:
     """One cumulative distribution a panel."""
-    figure, axes = plt.subplots(1, len(found), figsize=(12, 3.2), layout="constrained")
-    for panel, (name, values) in zip(axes, found.items(), strict=True):
-        panel.plot(np.sort(values), np.arange(1, len(values) + 1) / len(values), color="#2166ac")
-        panel.set(xlabel=name, ylim=(0, 1), xlim=(0, np.percentile(values, 99.5)))
-    axes[0].set_ylabel("share at most")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return path
-
-
-def main() -> int:
-    return paper.command(run)
+    panels = [
+        Lines(
+            x=name,
+            y="share at most",
+            x_limits=(0, float(np.percentile(values, 99.5))),
+            y_limits=(0, 1),
+            lines=[cumulative(values.tolist(), BLUE)],
+        )
+        for name, values in found.items()
+    ]
+    return Grid(rows=[panels], panel_inches=(4.0, 3.2))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -8,7 +8,6 @@ Differs: images in a sample are not stated; every figure comes with its range ov
 Run:     python -m experiments.disttrain.figures13_14 [--json]
 """
 
-from experiments import paper
 from experiments.disttrain.gains import (
     SMALL,
     Experiment,
@@ -23,14 +22,15 @@ from experiments.disttrain.gains import (
     throughput,
 )
 from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 
 OVERALL = Experiment(name="overall", budget=1296)
 LARGE = "MLLM-72B"
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Gains, MFU and GPU counts."""
     evidence = Evidence()
     for claim, quantity in (("dt_mfu_gain", mfu), ("dt_tput_gain", throughput)):
@@ -52,12 +52,8 @@ def run() -> Outcome:
     evidence.notes.append(
         "54 replicas of MLLM-9B do not divide a batch of 1,920: some of them run a sample more"
     )
-    return outcome_of("disttrain/figures13_14", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

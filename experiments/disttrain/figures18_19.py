@@ -9,11 +9,10 @@ Run:     python -m experiments.disttrain.figures18_19 [--json]
 
 from dataclasses import replace
 
-from experiments import paper
 from experiments.disttrain.gains import Experiment, add_inside, add_range, mfu, ratio, throughput
 from experiments.disttrain.systems import MODELS, PROFILE, Trained
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 
 FROZEN = Experiment(name="frozen_training", budget=96)
 SETTINGS = {
@@ -24,7 +23,8 @@ SETTINGS = {
 }
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Gains of every model and setting."""
     evidence = Evidence()
     for claim, quantity in (("dt_frozen_mfu", mfu), ("dt_frozen_tput", throughput)):
@@ -39,12 +39,8 @@ def run() -> Outcome:
         "cause: as in Figure 15, and frozen modules leave Megatron-LM's encoder and generator with still "
         "less to do; MLLM-9B is above the printed range in every setting, the others inside it or just below"
     )
-    return outcome_of("disttrain/figures18_19", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -14,9 +14,8 @@ from experiments.disttrain.systems import (
     Workload,
     plausible_images,
 )
-from experiments.evidence import Evidence
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import PrintedRow, printed_rows
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow, printed_rows
 
 IMAGES = "images read and drawn in a sample of 8,192 tokens"
 REL_TOL = 0.05  # of a gain printed with two digits
@@ -109,7 +108,7 @@ def add_range(evidence: Evidence, claim: str, where: str, gains: Gains) -> None:
 def add_exact(evidence: Evidence, claim: str, where: str, gains: Sequence[float], unit: str = "x") -> None:
     """One row of one printed number."""
     number = PaperNumber(f"modelled/{claim}", claimed(claim), unit, where, REL_TOL)
-    evidence.add(number, gains[0], Unstated(IMAGES, min(gains), max(gains)))
+    evidence.add_range(number, gains, IMAGES)
 
 
 def add_inside(evidence: Evidence, what: str, claim: str, gains: Gains) -> None:
@@ -135,7 +134,7 @@ def add_gpus(evidence: Evidence, experiment: Experiment, systems: Mapping[str, s
             number = PaperNumber(
                 f"modelled/GPUs of {printed}, {model}", float(row["n_gpus"]), "GPUs", "prose", REL_TOL
             )
-            evidence.add(number, counts[0], Unstated(IMAGES, min(counts), max(counts)))
+            evidence.add_range(number, counts, IMAGES)
 
 
 def add_order(evidence: Evidence, experiment: Experiment) -> None:

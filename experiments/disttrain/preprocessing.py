@@ -16,8 +16,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments import paper
-from experiments.paper import RESULTS, Claim, Outcome, judge
+from experiments.harness.outcome import Claim, Evidence
+from experiments.harness.record import RESULTS
+from experiments.harness.script import Parts, main, script
 from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
 from workbench.units import ms
 
@@ -76,7 +77,8 @@ def producers_needed(row: Row, num_images: int) -> int:
     raise ValueError(f"{num_images} images: {limit} producers do not hide {row.decode_s:g} s an image")
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Every bar, and the producers behind it."""
     ours: dict[str, float] = {}
     together, apart, spare = [], [], []
@@ -98,12 +100,8 @@ def run() -> Outcome:
         Claim("decode time over iteration time, and at most one more, are producers enough", max(spare) <= 1),
     ]
     notes = [f"{name.removeprefix('simulated/')} {value:.4g}" for name, value in ours.items()]
-    return judge("disttrain/preprocessing", [], ours, found, notes=notes)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [Evidence(ours=ours, claims=found, notes=notes)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -8,12 +8,11 @@ Differs: Figure 11 shows four samples without sizes: two large and two small one
 Run:     python -m experiments.disttrain.prose [--json]
 """
 
-from experiments import paper
 from experiments.disttrain.figures13_14 import OVERALL
 from experiments.disttrain.gains import claimed
 from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome, PaperNumber, Unstated
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.script import Parts, main, script
 from workbench.balance.microbatches.reorder import reorder_samples
 from workbench.balance.orchestration.task import Degrees
 
@@ -47,7 +46,8 @@ IMAGES, SIDE_PX, CHANNELS = 10, 1024, 3
 FIGURE_11 = (2.0, 2.0, 1.0, 1.0)  # sizes of samples 1 to 4
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Row by row."""
     evidence = Evidence()
     for unit, degrees in FIGURE_9.items():
@@ -68,7 +68,7 @@ def run() -> Outcome:
         "the last p - 1 of Figure 12's intervals begin at interval 4",
         claimed("dt_fig12_l") - (claimed("dt_fig12_p") - 1) + 1 == 4,
     )
-    return outcome_of("disttrain/prose", [evidence], profile=PROFILE)
+    return [evidence]
 
 
 def figure_11() -> tuple[int, ...]:
@@ -111,9 +111,5 @@ def _extremes(evidence: Evidence) -> None:
     evidence.add(number, printed)
 
 
-def main() -> int:
-    return paper.command(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import kendalltau
 
-from experiments import paper
 from experiments.disttrain.systems import (
     FABRIC_BYTES_PER_S,
     NODE_GPUS,
@@ -23,8 +22,8 @@ from experiments.disttrain.systems import (
     Systems,
     Workload,
 )
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from sim.step.sweep import Sweep
 from workbench.balance.orchestration.exact import best_of_every_pace, evaluate
 from workbench.balance.orchestration.task import Cut, Orchestration, Task
@@ -135,7 +134,8 @@ def _whole(each: Candidate) -> float:
     return each.whole_s
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Both models."""
     evidence, cost = Evidence(), CostModel(load_profile(PROFILE))
     for model in MODELS:
@@ -146,12 +146,8 @@ def run() -> Outcome:
             evidence.claim(
                 f"{model}: {formula}: its choice is within 5 % of the best simulated", regret <= 0.05
             )
-    return outcome_of("disttrain/simulated", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

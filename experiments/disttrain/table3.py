@@ -10,12 +10,11 @@ Run:     python -m experiments.disttrain.table3 [--json]
 import statistics
 import time
 
-from experiments import paper
 from experiments.bench.orchestration import GPU_BYTES, units
 from experiments.disttrain.gains import claimed
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
-from experiments.printed import printed_rows
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Task, Unit
 from workbench.units import ms
@@ -41,7 +40,8 @@ def search_ms(of_model: tuple[Unit, ...], num_gpus: int, batch: int) -> float:
     return ms(statistics.median(times))
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Every row."""
     evidence, of_model = Evidence(), units()
     longest = 0.0
@@ -54,12 +54,8 @@ def run() -> Outcome:
         evidence.notes.append(f"{num_gpus} GPUs: {found:.0f} ms (printed {printed_ms:g} ms)")
     limit_ms = ms(claimed("dt_orch_time"))
     evidence.claim(f"every search is below the printed {limit_ms:g} ms", longest < limit_ms)
-    return outcome_of("disttrain/table3", [evidence])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

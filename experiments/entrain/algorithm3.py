@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import kendalltau
 
-from experiments import paper
-from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
+from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from sim.step.engine import simulate
 from workbench.job.job import Job
 from workbench.memory.account import check_memory, memory_table
@@ -45,12 +44,12 @@ def job(dataset: str) -> Job:
 
 def judged(given: Job, configuration: Configuration) -> Judged:
     """Plan and simulate one configuration."""
-    lowered = lower(entrain.plan(configuration.job(given), cost_model()))
+    lowered = lower(entrain.plan(configuration.job(given), a40_cost()))
     try:
         check_memory(lowered, memory_table(lowered))
     except ValueError:
         return Judged(configuration=configuration, simulated_s=None)
-    prices = price(lowered, cost_model())
+    prices = price(lowered, a40_cost())
     simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s)
     return Judged(configuration=configuration, simulated_s=simulated.iteration_s)
 
@@ -71,7 +70,7 @@ def named(configuration: Configuration) -> str:
 def data_set_evidence(dataset: str) -> Evidence:
     """Both rankings of one data set's configurations."""
     evidence = Evidence()
-    every = configurations(job(dataset), cost_model())
+    every = configurations(job(dataset), a40_cost())
     tried = [judged(job(dataset), configuration) for configuration in spread(every, SIMULATED)]
     fitting = [each for each in tried if each.simulated_s]
     formula_s = [each.configuration.formula_s for each in fitting]
@@ -99,14 +98,11 @@ def data_set_evidence(dataset: str) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All four data sets."""
-    return outcome_of("entrain/algorithm3", map(data_set_evidence, CORPUS_OF), profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return map(data_set_evidence, CORPUS_OF)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,14 +11,13 @@ Ours:    20,000 samples a data set through our cost model of an A40 at tp 2, abo
 Run:     python -m experiments.entrain.bernoulli
 """
 
-import csv
 from collections.abc import Sequence
 
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.workload import CORPUS_OF, GPUS_PER_REPLICA, LLM_OF, batch_draws, work_pool
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.balance.orchestration.allocation import SizeTrials, num_trials, trials_of
 
 SIZES = (1, 4, 16, 64, 256)
@@ -36,8 +35,7 @@ TABLES = {
 
 def printed_counts(table: str) -> dict[int, int]:
     """Batch size -> how many allocations the paper's table lists."""
-    with (paper.FOLDER / "reference" / f"entrain_table{table}.csv").open(encoding="utf-8") as file:
-        sizes = [int(row["batch_size_samples"]) for row in csv.DictReader(file)]
+    sizes = [int(row["batch_size_samples"]) for row in printed_rows(f"entrain_table{table}")]
     return {size: sizes.count(size) for size in SIZES}
 
 
@@ -81,17 +79,13 @@ def is_falling(counts: Sequence[int]) -> bool:
     return list(counts) == sorted(counts, reverse=True) and (counts[0] == 1 or counts[-1] < counts[0])
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All eight tables."""
     assert {dataset for dataset, _ in TABLES} == set(CORPUS_OF)
     assert {llm for _, llm in TABLES} == set(LLM_OF)
-    parts = [table_evidence(dataset, llm, table) for (dataset, llm), table in TABLES.items()]
-    return outcome_of("entrain/bernoulli", parts, profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [table_evidence(dataset, llm, table) for (dataset, llm), table in TABLES.items()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,7 +11,6 @@ Differs: the paper runs 16 A40s; two cores show that the gain is real, not how l
 Run:     python -m experiments.entrain.executed [--json] [--rounds N] [--resume] [--out FOLDER]
 """
 
-import argparse
 import json
 import random
 import shutil
@@ -28,10 +27,10 @@ from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity.cases import Case, Part
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
 from experiments.fidelity.work import LLM, UNMEASURED, decoder, this_machine, with_encoders
-from experiments.paper import RESULTS, commit
+from experiments.harness.command import command_line
+from experiments.harness.record import RESULTS, commit
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Pool
-from workbench.cli.console import ticking
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
@@ -46,6 +45,7 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
+from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, entrain, entrain_graded
 from workbench.whole_file import write_text
 
@@ -200,8 +200,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 
 def main() -> int:
     """0 when the claim holds, 1 when not, 2 for bad input."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
     parser.add_argument("--out", type=Path, default=OUT)

@@ -16,24 +16,14 @@ Ours:    reads the series; about 10 s.
 Run:     python -m experiments.entrain.figure4_12 [--json]
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.intervals import Interval, bootstrap
 from experiments.entrain.methods import METHODS
 from experiments.entrain.series import BATCHES, OWN, Figures, batch, batch_figures, kept_series, stable_stages
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import RESULTS, Outcome, PaperNumber
+from experiments.harness.figure import GREEN, LIGHT, Bars, Grid, Series
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
 
-PLOT = RESULTS / "plots" / "entrain_figure4_12.png"
 APART = ("1f1b", "disttrain", OWN, "disttrain-vpp")  # baselines that give modules ranks of their own
 SHARED = ("dip", "optimus")
 OURS = "entrain-graded"
@@ -80,7 +70,8 @@ def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures]) -> Ev
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All panels for which there is a series; draws them."""
     every = kept_series()
     parts = [
@@ -96,52 +87,34 @@ def run() -> Outcome:
     )
     summary = Evidence()
     summary.add(PaperNumber("modelled/most", 1.40, "times", "section 4.7", rel_tol=0.15), most)
-    draw(every, PLOT)
-    return outcome_of("entrain/figure4_12", [summary, *parts], profile=A40)
+    summary.figures["entrain_figure4_12"] = drawing(every)
+    return [summary, *parts]
 
 
-def draw(every: dict[str, dict[str, dict[str, Figures]]], path: Path) -> Path:
-    """Mean step time by method with its interval, relative to plain 1F1B."""
-    names: Sequence[str] = (*METHODS, OWN)
-    figure, axes = plt.subplots(
-        len(every), 4, figsize=(16, 3.4 * len(every)), squeeze=False, sharey=True, layout="constrained"
-    )
-    for row, (llm, series) in enumerate(every.items()):
-        for column, (dataset, methods) in enumerate(series.items()):
-            over = {
-                name: bootstrap(
-                    [
-                        plain / own
-                        for plain, own in zip(
-                            methods["1f1b"]["seconds"], methods[name]["seconds"], strict=False
-                        )
-                    ]
-                )
-                for name in names
-            }
-            panel = axes[row][column]
-            panel.bar(
-                range(len(names)),
-                [over[name].mean for name in names],
-                yerr=[
-                    [over[name].mean - over[name].low for name in names],
-                    [over[name].high - over[name].mean for name in names],
-                ],
-                color=["#1b9e77" if name.startswith("entrain") else "#bbbbbb" for name in names],
-            )
-            panel.axhline(1, color="black", linewidth=0.8)
-            panel.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
-            panel.set_title(f"{dataset}, {llm}", fontsize=9)
-        axes[row][0].set_ylabel("speed-up over 1F1B")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return path
+def drawing(every: dict[str, dict[str, dict[str, Figures]]]) -> Grid:
+    """Mean speed over plain 1F1B by method with its interval; Entrain and ours in colour."""
+    rows = [
+        [_panel(f"{dataset}, {llm}", methods) for dataset, methods in series.items()]
+        for llm, series in every.items()
+    ]
+    return Grid(rows=rows, panel_inches=(4.0, 3.8), shares_y="all")
 
 
-def main() -> int:
-    return paper.command(run)
+def _panel(title: str, methods: dict[str, Figures]) -> Bars:
+    names = (*METHODS, OWN)
+    over = [over_plain(methods, name) for name in names]
+    means = [each.mean for each in over]
+    errors = ([each.mean - each.low for each in over], [each.high - each.mean for each in over])
+    colours = [GREEN if name.startswith("entrain") else LIGHT for name in names]
+    series = Series(values=means, colour=colours, errors=errors)
+    return Bars(title=title, y="times as fast as 1F1B", names=names, series=[series], level=1, slant=60)
+
+
+def over_plain(methods: dict[str, Figures], name: str) -> Interval:
+    """How many times as long plain 1F1B takes."""
+    pairs = zip(methods["1f1b"]["seconds"], methods[name]["seconds"], strict=False)
+    return bootstrap([plain / own for plain, own in pairs])
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

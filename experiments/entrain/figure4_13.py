@@ -10,20 +10,18 @@ Run:     python -m experiments.entrain.figure4_13 [--json]
 
 import statistics
 
-from experiments import paper
-from experiments.entrain.timelines import Box, draw
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.traced import OURS, PLANNERS, Traced, traced
 from experiments.entrain.workload import TP
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import RESULTS, Outcome
+from experiments.harness.figure import Box, timelines
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.metrics import peak_bytes
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.trace import Lane
 from workbench.units import GB
 
 DATASET, LLM = "SynthChartNet", "Llama3-3b"
-PLOT = RESULTS / "plots" / "entrain_figure4_13.png"
 
 
 def boxes(found: Traced) -> list[Box]:
@@ -52,7 +50,8 @@ def idle_fractions(drawn: list[Box]) -> list[float]:
     return [1 - sum(box.end - box.start for box in drawn if box.row == row) / last_s for row in rows]
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """Idle time by system, and the drawing."""
     evidence = Evidence()
     found = {system: traced(DATASET, LLM, system) for system in (*PLANNERS, *OURS)}
@@ -74,13 +73,9 @@ def run() -> Outcome:
             f"Entrain idles less than {other} ({idle['entrain']:.1%}, {idle[other]:.1%});",
             idle["entrain"] < idle[other],
         )
-    draw(panels, "s", PLOT)
-    return outcome_of("entrain/figure4_13", [evidence], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    evidence.figures["entrain_figure4_13"] = timelines(panels, "s")
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,25 +11,19 @@ Run:     python -m experiments.entrain.figure4_14 [--json]
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.traced import PLANNERS, traced
 from experiments.entrain.workload import CORPUS_OF, LLM_OF
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import RESULTS, Outcome, PaperNumber
+from experiments.harness.figure import SKY, Grid, Line, Lines
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
+from workbench.report.palette import INK, mixed
 from workbench.units import GB
 
-PLOT = RESULTS / "plots" / "entrain_figure4_14.png"
 DRAWN = ("disttrain", "dip", "entrain")
 RANK = 7  # the text's
+NUM_RANKS = 16
 
 
 Curve = tuple[list[float], list[float]]  # seconds, GB
@@ -73,48 +67,42 @@ def panel_evidence(dataset: str, llm: str, curves: Mapping[str, Mapping[int, Cur
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All eight panels, and the drawing."""
     every = {
         (llm, dataset): {system: curves_of(dataset, llm, system) for system in PLANNERS}
         for llm in LLM_OF
         for dataset in CORPUS_OF
     }
-    draw(every, PLOT)
     parts = [panel_evidence(dataset, llm, curves) for (llm, dataset), curves in every.items()]
-    return outcome_of("entrain/figure4_14", parts, profile=A40)
+    parts[0].figures["entrain_figure4_14"] = drawing(every)
+    return parts
 
 
-def draw(every: Mapping[tuple[str, str], Mapping[str, Mapping[int, Curve]]], path: Path) -> Path:
-    """A row a data set and model, a column a system, a line every other rank."""
-    figure, axes = plt.subplots(
-        len(every),
-        len(DRAWN),
-        figsize=(13, 2.1 * len(every)),
-        squeeze=False,
-        sharey="row",
-        layout="constrained",
-    )
-    for row, ((llm, dataset), curves) in zip(axes, every.items(), strict=True):
-        for panel, system in zip(row, DRAWN, strict=True):
-            for rank, (seconds, held_gb) in list(curves[system].items())[::2]:
-                panel.step(
-                    seconds, held_gb, where="post", linewidth=0.6, color=plt.get_cmap("viridis")(rank / 16)
-                )
-            panel.set_title(f"{dataset}, {llm}, {system}", fontsize=8)
-        most = max(max(held) for system in DRAWN for _, held in curves[system].values())
-        row[0].set_ylim(0, 1.05 * most)
-        row[0].set_ylabel("GB")
-    figure.suptitle("held by ranks 0 (dark) to 14 (light) over seconds of a step", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-    plt.close(figure)
-    return path
+def drawing(every: Mapping[tuple[str, str], Mapping[str, Mapping[int, Curve]]]) -> Grid:
+    """A row a data set and model, a column a system, a line every other rank, darker for later ones."""
+    rows = [
+        [
+            Lines(
+                title=f"{dataset}, {llm}, {system}",
+                x="seconds of a step",
+                y="held, GB",
+                y_limits=(0, None),
+                lines=[_held(rank, curve) for rank, curve in list(curves[system].items())[::2]],
+            )
+            for system in DRAWN
+        ]
+        for (llm, dataset), curves in every.items()
+    ]
+    return Grid(rows=rows, panel_inches=(4.3, 2.4), shares_y="row")
 
 
-def main() -> int:
-    return paper.command(run)
+def _held(rank: int, curve: Curve) -> Line:
+    seconds, held_gb = curve
+    colour = mixed(SKY, INK, 1 - rank / NUM_RANKS)
+    return Line(x=seconds, y=held_gb, colour=colour, label=f"rank {rank}", width=0.6, step=True)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

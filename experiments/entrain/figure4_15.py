@@ -12,24 +12,16 @@ Run:     python -m experiments.entrain.figure4_15 [--json]
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.replica import BLOCKS
 from experiments.entrain.series import batch, batch_figures, stable_stages
 from experiments.entrain.workload import CORPUS_OF, LLM_OF
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import RESULTS, Outcome, PaperNumber
+from experiments.harness.figure import BLACK, SKY, Bars, Grid, Series, wrapped
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
 
 BATCHES = 5
-PLOT = RESULTS / "plots" / "entrain_figure4_15.png"
 
 Split = tuple[int, int]
 
@@ -60,40 +52,37 @@ def panel_evidence(dataset: str, llm: str, found: Mapping[Split, float]) -> Evid
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All panels, the largest drop, and the drawing."""
     every = {(llm, dataset): steps_s(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF}
     parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
     summary = Evidence()
     drop = max(1 - min(found.values()) / max(found.values()) for found in every.values())
     summary.add(PaperNumber("modelled/largest_drop", 0.85, "fraction", "section 4.7.3", rel_tol=0.1), drop)
-    draw(every, PLOT)
-    return outcome_of("entrain/figure4_15", [summary, *parts], profile=A40)
+    summary.figures["entrain_figure4_15"] = drawing(every)
+    return [summary, *parts]
 
 
-def draw(every: Mapping[tuple[str, str], Mapping[Split, float]], path: Path) -> Path:
+def drawing(every: Mapping[tuple[str, str], Mapping[Split, float]]) -> Grid:
     """Bars of relative throughput; black is the derived split, as printed."""
-    figure, axes = plt.subplots(2, 4, figsize=(14, 5), sharey=True, layout="constrained")
-    for panel, ((llm, dataset), found) in zip(axes.flat, every.items(), strict=False):
-        best_s, chosen = min(found.values()), stable_stages(dataset, llm)
-        panel.bar(
-            [f"{e}:{t}" for e, t in found],
-            [best_s / seconds for seconds in found.values()],
-            color=["black" if split == chosen else "#9ecae1" for split in found],
-        )
-        panel.set_title(f"{dataset}, {llm}", fontsize=9)
-    axes[0][0].set_ylabel("throughput over the best")
-    axes[1][0].set_ylabel("throughput over the best")
-    figure.suptitle("encoder : LLM stages; black: of the data set's mean ratio", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return path
+    panels = [_panel(llm, dataset, found) for (llm, dataset), found in every.items()]
+    title = "black: the split of the data set's mean ratio"
+    return Grid(rows=wrapped(panels, len(CORPUS_OF)), title=title, panel_inches=(3.5, 2.6), shares_y="all")
 
 
-def main() -> int:
-    return paper.command(run)
+def _panel(llm: str, dataset: str, found: Mapping[Split, float]) -> Bars:
+    best_s, chosen = min(found.values()), stable_stages(dataset, llm)
+    shares = [best_s / seconds for seconds in found.values()]
+    colours = [BLACK if split == chosen else SKY for split in found]
+    return Bars(
+        title=f"{dataset}, {llm}",
+        x="encoder : LLM stages",
+        y="throughput over the best",
+        names=[f"{encoder}:{text}" for encoder, text in found],
+        series=[Series(values=shares, colour=colours)],
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,35 +9,27 @@ Run:     python -m experiments.entrain.figure4_16 [--json]
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.methods import METHODS, replicas_of
 from experiments.entrain.series import NUM_REPLICAS, batch
 from experiments.entrain.stage_work import Seconds
 from experiments.entrain.workload import CORPUS_OF, LLM_OF
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import RESULTS, Outcome
+from experiments.harness.figure import BLUE, GREEN, ORANGE, Grid, Line, Lines, Panel, wrapped
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.units import MS_PER_S
 
-PLOT = RESULTS / "plots" / "entrain_figure4_16.png"
-SYSTEMS = {"disttrain": "#d95f02", "dip": "#7570b3", "entrain": "#1b9e77"}
+SYSTEMS = {"disttrain": ORANGE, "dip": BLUE, "entrain": GREEN}
 MODULES = ("vision", "llm")
 SEED = 1
 
-Lines = dict[tuple[str, str], list[Seconds]]  # (module, system) -> by replica, seconds by microbatch
+Forwards = dict[tuple[str, str], list[Seconds]]  # (module, system) -> by replica, seconds by microbatch
 
 
-def lines_of(dataset: str, llm: str) -> Lines:
+def lines_of(dataset: str, llm: str) -> Forwards:
     """One batch under the three systems."""
-    found: Lines = {}
+    found: Forwards = {}
     for system in SYSTEMS:
         for replica in replicas_of(system, batch(dataset, llm, SEED), NUM_REPLICAS):
             taken = METHODS[system](replica)
@@ -46,7 +38,7 @@ def lines_of(dataset: str, llm: str) -> Lines:
     return found
 
 
-def panel_evidence(dataset: str, llm: str, found: Lines) -> Evidence:
+def panel_evidence(dataset: str, llm: str, found: Forwards) -> Evidence:
     """Spreads of one data set and model."""
     evidence = Evidence()
     for module in MODULES:
@@ -63,38 +55,35 @@ def panel_evidence(dataset: str, llm: str, found: Lines) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All panels, and the drawing."""
     every = {(llm, dataset): lines_of(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF}
-    draw(every, PLOT)
     parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
-    return outcome_of("entrain/figure4_16", parts, profile=A40)
+    parts[0].figures["entrain_figure4_16"] = drawing(every)
+    return parts
 
 
-def draw(every: Mapping[tuple[str, str], Lines], path: Path) -> Path:
+def drawing(every: Mapping[tuple[str, str], Forwards]) -> Grid:
     """A column a data set, a row a model and module, a line a replica."""
-    figure, axes = plt.subplots(4, 4, figsize=(15, 9), sharex=True, layout="constrained")
-    for number, ((llm, dataset), found) in enumerate(every.items()):
-        for part, module in enumerate(MODULES):
-            panel = axes[2 * (number // 4) + part][number % 4]
-            for system, color in SYSTEMS.items():
-                for replica, seconds in enumerate(found[module, system]):
-                    label = system if replica == 0 else None
-                    panel.plot(seconds * MS_PER_S, color=color, linewidth=0.7, label=label)
-            panel.set_title(f"{dataset}, {module} of {llm}", fontsize=8)
-            panel.set_ylim(bottom=0)
-    for row in axes:
-        row[0].set_ylabel("forward, ms")
-    axes[0][0].legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return path
-
-
-def main() -> int:
-    return paper.command(run)
+    panels: list[Panel] = [
+        Lines(
+            title=f"{dataset}, {module} of {llm}",
+            x="microbatch",
+            y="forward, ms",
+            y_limits=(0, None),
+            lines=[
+                Line(x=range(len(of)), y=(of * MS_PER_S).tolist(), colour=colour, label=system, width=0.7)
+                for system, colour in SYSTEMS.items()
+                for of in every[llm, dataset][module, system]
+            ],
+        )
+        for llm in LLM_OF
+        for module in MODULES
+        for dataset in CORPUS_OF
+    ]
+    return Grid(rows=wrapped(panels, len(CORPUS_OF)), panel_inches=(3.8, 2.3))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,25 +11,21 @@ Run:     python -m experiments.entrain.figure4_5 [--json]
 """
 
 import statistics
-from pathlib import Path
-
-import matplotlib as mpl
-
-mpl.use("Agg")
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
-from matplotlib import pyplot as plt
 
-from experiments import paper
-from experiments.entrain.stage_work import tokens_of
+from experiments.cornstarch.modelled import A40
+from experiments.entrain.stage_work import Seconds, tokens_of
 from experiments.entrain.workload import CORPUS_OF, batch_draws, batch_of, work_pool
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import RESULTS, Outcome, PaperNumber
+from experiments.harness.figure import BLUE, ORANGE, Grid, Line, Lines, Spreads, cumulative
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
 
 SIZES = (1, 4, 16, 64, 256, 1024)
-NUM_BATCHES, NUM_SAMPLES = 200, 2000
-PLOT = RESULTS / "plots" / "entrain_figure4_5.png"
+NUM_BATCHES, NUM_SAMPLES, NUM_DRAWN = 200, 2000, 100
+LLM = "Llama3-1b"
 PRINTED = {("LLaVA-150k", "Llama3-1b"): 2.43, ("SynthChartNet", "Llama3-3b"): 1.27}
 
 
@@ -39,22 +35,31 @@ def mean_ratio(dataset: str, llm: str) -> float:
     return sum(work.encoder_s) / sum(work.llm_s)
 
 
+@cache
+def ratios(dataset: str, llm: str) -> dict[int, list[float]]:
+    """Size -> vision over LLM work of many random batches."""
+    draw = batch_draws(dataset, llm, seed=1)
+    return {
+        size: [vision / text for vision, text in (draw(size) for _ in range(NUM_BATCHES))] for size in SIZES
+    }
+
+
 def spreads(dataset: str, llm: str) -> tuple[float, ...]:
     """Coefficient of variation of the ratio over batches of each size."""
-    draw = batch_draws(dataset, llm, seed=1)
-    found = []
-    for size in SIZES:
-        ratios = [vision / text for vision, text in (draw(size) for _ in range(NUM_BATCHES))]
-        found.append(statistics.stdev(ratios) / statistics.fmean(ratios))
-    return tuple(found)
+    return tuple(statistics.stdev(of) / statistics.fmean(of) for of in ratios(dataset, llm).values())
+
+
+def tokens(dataset: str) -> tuple[Seconds, Seconds]:
+    """[samples] vision and text tokens."""
+    samples = batch_of(dataset, NUM_SAMPLES, 1)
+    projected = np.array([sum(s.tokens_out for s in sample.of("vision")) for sample in samples])
+    return tokens_of(samples, "vision"), tokens_of(samples, "llm") - projected
 
 
 def data_set_evidence(dataset: str) -> Evidence:
     """Correlation of sizes, scatter of single samples, convergence."""
     evidence = Evidence()
-    samples = batch_of(dataset, NUM_SAMPLES, 1)
-    vision, total = tokens_of(samples, "vision"), tokens_of(samples, "llm")
-    text = total - np.array([sum(s.tokens_out for s in sample.of("vision")) for sample in samples])
+    vision, text = tokens(dataset)
     correlation = float(np.corrcoef(vision, text)[0, 1])
     percentiles = {name: np.percentile(of, (5, 50, 95)) for name, of in (("vision", vision), ("text", text))}
     key = f"modelled/{dataset}"
@@ -65,7 +70,7 @@ def data_set_evidence(dataset: str) -> Evidence:
         f"{dataset}: vision and text tokens vary independently (correlation {correlation:+.2f});",
         abs(correlation) < 0.3,
     )
-    found = spreads(dataset, "Llama3-1b")
+    found = spreads(dataset, LLM)
     for size, spread in zip(SIZES, found, strict=True):
         evidence.ours[f"{key}/ratio_variation_at_{size}"] = spread
     listed = " ".join(f"{each:.3f}" for each in found)
@@ -76,7 +81,8 @@ def data_set_evidence(dataset: str) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All data sets, and the two printed means."""
     means = Evidence()
     for (dataset, llm), value in PRINTED.items():
@@ -84,39 +90,32 @@ def run() -> Outcome:
             f"modelled/{dataset}/{llm}/mean_ratio", value, "ratio", "4.2.2, 4.7.3", rel_tol=0.1
         )
         means.add(number, mean_ratio(dataset, llm))
-    draw(PLOT)
-    return outcome_of("entrain/figure4_5", [means, *map(data_set_evidence, CORPUS_OF)], profile=A40)
+    means.figures["entrain_figure4_5"] = drawing()
+    return [means, *map(data_set_evidence, CORPUS_OF)]
 
 
-def draw(path: Path) -> Path:
+def drawing() -> Grid:
     """By data set: distributions of tokens, ratios of 100 single samples, ratios of batches by size."""
-    figure, axes = plt.subplots(3, 4, figsize=(14, 8), layout="constrained")
-    for column, dataset in enumerate(CORPUS_OF):
-        samples = batch_of(dataset, NUM_SAMPLES, 1)
-        vision, total = tokens_of(samples, "vision"), tokens_of(samples, "llm")
-        text = total - np.array([sum(s.tokens_out for s in sample.of("vision")) for sample in samples])
-        for name, tokens in (("vision", vision), ("text", text)):
-            axes[0][column].plot(np.sort(tokens), np.linspace(0, 1, len(tokens)), label=name)
-        axes[0][column].set(title=dataset, xlabel="tokens", xscale="log")
-        draws = batch_draws(dataset, "Llama3-1b", seed=1)
-        ratios = {size: [v / t for v, t in (draws(size) for _ in range(NUM_BATCHES))] for size in SIZES}
-        axes[1][column].plot(ratios[1][:100], ".", markersize=3)
-        axes[1][column].set(xlabel="sample", ylim=(0, None))
-        axes[2][column].boxplot(list(ratios.values()), tick_labels=list(map(str, SIZES)), sym=".")
-        axes[2][column].set_xlabel("samples of a batch")
-    axes[0][0].set_ylabel("share at most (4.3)")
-    axes[0][0].legend(fontsize=8)
-    axes[1][0].set_ylabel("vision over LLM (4.4)")
-    axes[2][0].set_ylabel("vision over LLM (4.5)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-    plt.close(figure)
-    return path
+    columns = [_column(dataset, *tokens(dataset), ratios(dataset, LLM)) for dataset in CORPUS_OF]
+    return Grid(rows=list(zip(*columns, strict=True)), panel_inches=(3.6, 2.8))
 
 
-def main() -> int:
-    return paper.command(run)
+def _column(
+    dataset: str, vision: Seconds, text: Seconds, found: Mapping[int, Sequence[float]]
+) -> tuple[Lines, Lines, Spreads]:
+    sizes = [cumulative(vision.tolist(), BLUE, "vision"), cumulative(text.tolist(), ORANGE, "text")]
+    single = Line(x=range(NUM_DRAWN), y=found[1][:NUM_DRAWN], colour=BLUE, style="", marker=".")
+    return (
+        Lines(title=f"{dataset} (4.3)", x="tokens", y="share at most", log="x", lines=sizes),
+        Lines(title="4.4", x="sample", y="vision over LLM work", y_limits=(0, None), lines=[single]),
+        Spreads(
+            title="4.5",
+            x="samples of a batch",
+            y="vision over LLM work",
+            values={str(size): of for size, of in found.items()},
+        ),
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -14,28 +14,20 @@ Run:     python -m experiments.entrain.figure4_6 [--json]
 import statistics
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.methods import METHODS
 from experiments.entrain.replica import Replica
 from experiments.entrain.workload import CORPUS_OF, batch_of, work_pool
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import RESULTS, Outcome
+from experiments.harness.figure import Grid, Spreads
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.balance.orchestration.allocation import proportional_allocation
 
 LLM = "Llama3-1b"
 STAGES, MICROBATCHES, BATCHES = 4, 16, 100
 EXISTING, OURS = ("1f1b", "disttrain", "optimus", "dip"), ("entrain",)
 IDLE_OF_EVEN_WORK = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
-PLOT = RESULTS / "plots" / "entrain_figure4_6.png"
 
 
 @cache
@@ -85,35 +77,31 @@ def evidence_of(dataset: str, found: Mapping[str, list[float]]) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All four data sets, and the drawing."""
     every = {dataset: idle_shares(dataset) for dataset in CORPUS_OF}
-    draw(every, PLOT)
     parts = [evidence_of(dataset, found) for dataset, found in every.items()]
-    return outcome_of("entrain/figure4_6", parts, profile=A40)
+    parts[0].figures["entrain_figure4_6"] = drawing(every)
+    return parts
 
 
-def draw(every: Mapping[str, Mapping[str, list[float]]], path: Path) -> Path:
-    """Boxes over batches, a group a data set; the line is the ideal."""
-    figure, axes = plt.subplots(1, len(every), figsize=(13, 3.4), sharey=True, layout="constrained")
-    for panel, (dataset, found) in zip(axes, every.items(), strict=True):
-        panel.boxplot(list(found.values()), tick_labels=list(found), showfliers=False)
-        panel.axhline(IDLE_OF_EVEN_WORK, color="black", linestyle="--", linewidth=0.8)
-        panel.set_title(dataset, fontsize=9)
-        panel.tick_params(axis="x", labelrotation=30, labelsize=8)
-    axes[0].set(ylabel="idle share of the ranks' time", ylim=(0, None))
-    figure.suptitle(
-        f"{STAGES} stages, {MICROBATCHES} microbatches, {BATCHES} batches; dashed: even work", fontsize=9
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return path
-
-
-def main() -> int:
-    return paper.command(run)
+def drawing(every: Mapping[str, Mapping[str, list[float]]]) -> Grid:
+    """Boxes over batches, a panel a data set; the line is the ideal."""
+    panels = [
+        Spreads(
+            title=dataset,
+            y="idle share of the ranks' time",
+            y_limits=(0, None),
+            level=IDLE_OF_EVEN_WORK,
+            slant=30,
+            values=found,
+        )
+        for dataset, found in every.items()
+    ]
+    title = f"{STAGES} stages, {MICROBATCHES} microbatches, {BATCHES} batches; dashed: even work"
+    return Grid(rows=[panels], title=title, panel_inches=(3.3, 3.2), shares_y="all")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -12,11 +12,10 @@ Run:     python -m experiments.entrain.figures4_9_11
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from experiments import paper
 from experiments.entrain.replica import Chain, chain_of, nodes_of
-from experiments.entrain.timelines import Box, draw
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import RESULTS, Outcome
+from experiments.harness.figure import Box, timelines
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.balance.microbatches.assignment import MicrobatchAssignment
 from workbench.balance.microbatches.deferral import pairwise_deferral
 from workbench.schedule.action import Action, Pass
@@ -27,7 +26,6 @@ from workbench.schedule.pass_graph import pass_graph, start_times
 from workbench.schedule.programs import programs_of
 from workbench.schedule.text import Slot, format_timeline
 
-PLOT = RESULTS / "plots" / "entrain_figures4_9_11.png"
 ENCODER_UNITS = ((2, 1), (1, 2), (1, 1, 1), (2, 1), (1, 2), (1, 1, 1))  # by microbatch and sample
 LLM_UNITS = ((2, 1), (2, 2), (4, 2, 2), (3, 3), (3, 3), (4, 3, 2))
 TICKS = 2  # of a unit: an LLM stage does half a unit's work
@@ -113,7 +111,8 @@ def boxes(found: Played) -> list[Box]:
     ]
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """Lengths of the four, and the drawing."""
     evidence, every = Evidence(), dict(variants())
     ticks = [found.ticks for found in every.values()]
@@ -125,13 +124,10 @@ def run() -> Outcome:
     evidence.claim(f"deferral shortens the step ({ticks[0]} to {ticks[2]});", ticks[2] < ticks[0])
     evidence.claim(f"split backwards shorten it ({ticks[1]} to {ticks[2]});", ticks[2] < ticks[1])
     evidence.claim(f"eager forwards do not lengthen it ({ticks[2]} to {ticks[3]});", ticks[3] <= ticks[2])
-    draw({name: boxes(found) for name, found in every.items()}, "ticks", PLOT)
-    return outcome_of("entrain/figures4_9_11", [evidence])
-
-
-def main() -> int:
-    return paper.command(run)
+    panels = {name: boxes(found) for name, found in every.items()}
+    evidence.figures["entrain_figures4_9_11"] = timelines(panels, "ticks")
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -8,18 +8,19 @@ Ours:    simulated, about 5 s a batch and data set. A study, not a reproduction:
 Run:     python -m experiments.entrain.regrouping [--batches N] [--json]
 """
 
-import argparse
 import json
 import math
 import statistics
 import sys
 from collections.abc import Sequence
 
-from experiments.entrain.workload import CORPUS_OF, batch_of, cost_model, job_of
+from experiments.cornstarch.modelled import a40_cost
+from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
+from experiments.harness.command import command_line
 from sim.step.engine import simulate
-from workbench.cli.console import ticking
 from workbench.plan.lower import lower
 from workbench.planner.strategy_spec import Planner
+from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, entrain, entrain_graded, reordered
 from workbench.timing.price import price
 
@@ -36,8 +37,8 @@ LLM, NUM_SAMPLES, STAGES = "Llama3-3b", 128, (4, 4)
 def iteration_s(dataset: str, system: str, seed: int) -> float:
     """Simulated seconds of one batch."""
     job = job_of(dataset, LLM, batch_of(dataset, NUM_SAMPLES, seed), pp=STAGES)
-    lowered = lower(SYSTEMS[system](job, cost_model(), lambda done, total, best_s: None))
-    prices = price(lowered, cost_model())
+    lowered = lower(SYSTEMS[system](job, a40_cost(), lambda done, total, best_s: None))
+    prices = price(lowered, a40_cost())
     return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
 
 
@@ -50,9 +51,8 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
 
 def main() -> int:
     """Print mean times, and how much faster than `as drawn` each system is, batch by batch."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if given.batches < 1:
         parser.error(f"--batches must be >= 1, got {given.batches}")

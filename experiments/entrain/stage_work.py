@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.entrain.workload import TP, cost_model, model
+from experiments.cornstarch.modelled import a40_cost
+from experiments.entrain.workload import TP, model
 from workbench.balance.stages.chain_cuts import chain_cuts
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import LayerTime, RowWork, Work
@@ -88,7 +89,7 @@ def _time(layer: Layer, tokens: int, *, is_causal: bool) -> LayerTime:
     area = tokens * (tokens + 1) // 2 if is_causal else tokens * tokens
     out = tokens if is_causal else max(1, tokens // MERGED)
     work = Work((RowWork(tokens, out, area),))
-    return cost_model().layer_time(layer, work, tp=TP, cp=1, precision="bfloat16")
+    return a40_cost().layer_time(layer, work, tp=TP, cp=1, precision="bfloat16")
 
 
 Cuts = tuple[tuple[int, int], ...]

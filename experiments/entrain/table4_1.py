@@ -12,13 +12,12 @@ Run:     python -m experiments.entrain.table4_1
 
 from collections import Counter
 
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.replica import BLOCKS
 from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_draws
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome
-from experiments.printed import printed_rows
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.balance.orchestration.allocation import Allocation, num_trials, proportional_allocation
 
 PROFILED = {"disttrain": 1, "entrain": 256}
@@ -69,7 +68,8 @@ def pair_evidence(dataset: str, llm: str) -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All eight columns, and DIP's depths, which follow from the setup."""
     setup = Evidence()
     dip = {cell for (_, _, system), cell in printed().items() if system == "dip"}
@@ -77,12 +77,8 @@ def run() -> Outcome:
         f"DIP's printed depths are those of 16 GPUs at tp 2, colocated ({BLOCKS});", dip == {(BLOCKS, BLOCKS)}
     )
     parts = [pair_evidence(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF]
-    return outcome_of("entrain/table4_1", [setup, *parts], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [setup, *parts]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,14 +9,13 @@ Ours:    reads the series.
 Run:     python -m experiments.entrain.table4_3 [--json]
 """
 
-import csv
 import statistics
 
-from experiments import paper
+from experiments.cornstarch.modelled import A40
 from experiments.entrain.series import Figures, kept_series
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.paper import Outcome, PaperNumber
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 from workbench.units import MS_PER_S
 
 MODULES = {"vision": "vision_std_s", "llm": "llm_std_s"}
@@ -25,12 +24,10 @@ METHODS = ("disttrain", "dip", "entrain")
 
 def printed() -> dict[tuple[str, str, str], float]:
     """(module, system, data set) -> the table's cell, whatever its unit."""
-    path = paper.FOLDER / "reference" / "entrain_table4_3.csv"
-    with path.open(encoding="utf-8") as file:
-        return {
-            (row["module"], row["system"], row["dataset"]): float(row["fwd_time_std"])
-            for row in csv.DictReader(file)
-        }
+    return {
+        (row["module"], row["system"], row["dataset"]): float(row["fwd_time_std"])
+        for row in printed_rows("entrain_table4_3")
+    }
 
 
 def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures]) -> Evidence:
@@ -61,7 +58,8 @@ def largest_reduction(every: dict[str, dict[str, dict[str, Figures]]]) -> float:
     )
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """The whole table."""
     every = kept_series()
     parts = [
@@ -72,12 +70,8 @@ def run() -> Outcome:
     summary = Evidence()
     number = PaperNumber("modelled/most_reduction", 10.6, "times", "section 4.7", rel_tol=0.25)
     summary.add(number, largest_reduction(every))
-    return outcome_of("entrain/table4_3", [summary, *parts], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [summary, *parts]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.series import stable_stages
-from experiments.entrain.workload import batch_of, cost_model, job_of
+from experiments.entrain.workload import batch_of, job_of
 from sim.step.engine import simulate
 from workbench.memory.account import memory_table
 from workbench.plan.lower import lower
@@ -36,8 +37,8 @@ def traced(dataset: str, llm: str, system: str) -> Traced:
     """128 samples in 32 microbatches on 16 ranks, stages of the data set's mean ratio or the system's own."""
     batch = batch_of(dataset, NUM_SAMPLES, SEED)
     stages = None if system in OWN_STAGES else stable_stages(dataset, llm)
-    plan = (PLANNERS | OURS)[system](job_of(dataset, llm, batch, pp=stages), cost_model(), silent)
+    plan = (PLANNERS | OURS)[system](job_of(dataset, llm, batch, pp=stages), a40_cost(), silent)
     lowered = lower(plan)
-    prices = price(lowered, cost_model())
+    prices = price(lowered, a40_cost())
     trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory_table(lowered))
     return Traced(plan, trace)

@@ -4,10 +4,8 @@ import random
 from collections.abc import Callable
 from functools import cache
 
-from experiments.modelled import A40
+from experiments.cornstarch.modelled import A40, a40_cost
 from workbench.cost.hardware import Cluster, Link, Node, uniform
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpora import Corpus, corpus
 from workbench.data.corpus import qwen2_vl_tokens
 from workbench.data.sample import Sample
@@ -68,11 +66,6 @@ def job_of(dataset: str, llm: str, batch: tuple[Sample, ...], *, pp: tuple[int, 
     )
 
 
-@cache
-def cost_model() -> CostModel:
-    return CostModel(load_profile(A40))
-
-
 def batch_of(dataset: str, num: int, seed: int) -> tuple[Sample, ...]:
     """Samples of the corpus that stands for a data set."""
     return samples_of(_corpus(dataset).draw(num, seed), RULES)
@@ -85,7 +78,7 @@ def _corpus(dataset: str) -> Corpus:
 @cache
 def work_pool(dataset: str, llm: str) -> SampleWork:
     """Seconds of many samples, forward and backward on tp 2."""
-    return sample_work(job_of(dataset, llm, batch_of(dataset, POOL_SAMPLES, 0)), cost_model())
+    return sample_work(job_of(dataset, llm, batch_of(dataset, POOL_SAMPLES, 0)), a40_cost())
 
 
 def batch_draws(dataset: str, llm: str, seed: int) -> Callable[[int], tuple[float, float]]:

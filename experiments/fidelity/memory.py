@@ -8,7 +8,6 @@ Ours:    the peak of `workbench.memory.account`'s account, written down before t
 Run:     python -m experiments.fidelity.memory [--json]
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,8 +18,9 @@ from functools import cache
 from pathlib import Path
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
+from experiments.harness.command import command_line
 from runtime.launch import run_local
-from runtime.rank_job import Collect
+from runtime.rank_job import Collect, RunSettings
 from runtime.world.pool import Pool
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -134,7 +134,7 @@ def _under_every_strategy(name: str, job: Job, cost: CostModel) -> Iterator[tupl
 def measure(name: str, plan: Plan, pool: Pool) -> tuple[Row, ...]:
     """Predict, then run two steps and take the second's peaks."""
     predicted = planned_peak_bytes(*accept(plan))
-    result = run_local(plan, steps=1, warmup=STEP_OF_INTEREST, collect=Collect.MEMORY, pool=pool)
+    result = run_local(plan, RunSettings(steps=1, warmup=STEP_OF_INTEREST, collect=Collect.MEMORY), pool=pool)
     measured = peak_bytes(result.trace)
     return tuple(
         Row(plan=name, rank=rank, predicted_bytes=predicted[rank], measured_bytes=measured[rank])
@@ -155,9 +155,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     started_s = time.perf_counter()
     rows: list[Row] = []
     print(f"{'plan':45s} rank  predicted   measured   error")

@@ -11,7 +11,6 @@ Rows:    edits of lowered plans (`mutant_rows`), which no file can hold; `check_
 Run:     python -m experiments.fidelity.mutants [--count 10000] [--seed 0] [--json]
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -31,6 +30,7 @@ from experiments.fidelity.mutant_pool import pool
 from experiments.fidelity.mutant_rows import ROW_OPERATORS
 from experiments.fidelity.mutant_runs import Sample, run_samples
 from experiments.fidelity.mutant_verdict import Judgement, Verdict
+from experiments.harness.command import command_line
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
@@ -233,11 +233,10 @@ def _is_wanted(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--executed", type=int, default=20, help="mutants of each kind to run on gloo")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
     plans = pool()
     by_name = dict(plans)

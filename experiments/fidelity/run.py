@@ -28,20 +28,21 @@ from typing import Any
 import torch
 
 from experiments.fidelity.cases import CROWD, Case, LeftOut, Machine, Part, cases, quick
-from experiments.fidelity.draw import RESULT, draw
+from experiments.fidelity.draw import RESULT, drawing
 from experiments.fidelity.gauge import CALIBRATING, RUNNING, gauge_of
 from experiments.fidelity.many_ranks import MANY
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, rehearse, write_predictions
 from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import ASSUMED, UNMEASURED, emulated_machine
-from experiments.paper import commit
-from experiments.plots import PLOTS
+from experiments.harness.command import command_line
+from experiments.harness.drawing import PLOTS, save
+from experiments.harness.record import commit
 from runtime.measure.microbench import header_here
 from runtime.world.device import CPU, NAMES, device_of
 from runtime.world.pool import Pool
-from workbench.cli.console import ticking
 from workbench.cost.profile import Profile, write_profile
+from workbench.report.progress import ticking
 from workbench.whole_file import write_text
 
 OUT = Path("out/fidelity")
@@ -162,7 +163,7 @@ def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
         show(line)
     if extent == Extent():
         write_text(json.dumps(result, indent=1) + "\n", RESULT)
-        draw(result, PLOTS / "fidelity.png")
+        save(drawing(result), PLOTS, "fidelity")
     if options.json:
         show(json.dumps(result))
     return 0 if all(result["goals"].values()) and not result["left_out"] else 1
@@ -194,8 +195,7 @@ def _clear(out: Path) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--device", choices=NAMES, default=CPU.type, help="what runs the plans")
     parser.add_argument("--plans", type=int, help="so many plans, evenly out of all; default: all")
     parser.add_argument(

@@ -6,7 +6,8 @@ from statistics import fmean
 
 from scipy.stats import kendalltau
 
-from experiments.evidence import Evidence
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow
 from experiments.mimo.models import (
     LLM,
     VISION,
@@ -17,8 +18,6 @@ from experiments.mimo.models import (
     machine,
     variations,
 )
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import PrintedRow
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.layout_step import LayoutSteps
@@ -101,6 +100,33 @@ def homogeneous(row: PrintedRow, prefix: str) -> LayoutChoice:
     encoder = encoder_of(row, prefix)
     on_first = ModuleChoice(module=VISION, tp=llm.tp, cp=llm.cp, dp=llm.dp, recompute=encoder.recompute)
     return LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=(on_first,), llm=llm)
+
+
+def compared_row(
+    row: PrintedRow, key: str, other: LayoutChoice, *, columns: tuple[str, str], timed: str = "step_ms"
+) -> Compared:
+    """A row whose two layouts are as printed.
+
+    Args:
+        row: of a table.
+        key: names it.
+        other: the layout that is held against H.
+        columns: prefixes of H's degrees and of the other's times.
+        timed: what the columns of times end with.
+    """
+    homogeneous_columns, prefix = columns
+    sequence_k = row.get("seq_len_k", "8")
+    h_s, other_s = (float(row[f"{each}_{timed}"]) / MS for each in ("h", prefix))
+    return Compared(
+        key=key,
+        baseline=workload_of(row, row.get("n_gpus") or row["h_n_gpus"], sequence_k=sequence_k),
+        other=workload_of(row, row.get("n_gpus") or row[f"{prefix}_n_gpus"], sequence_k=sequence_k),
+        baseline_layout=homogeneous(row, homogeneous_columns),
+        other_layout=other,
+        printed_gain=h_s / other_s - 1,
+        printed_s=(h_s, other_s),
+        printed_gb=(float(row["h_peak_mem_gb"]), float(row[f"{prefix}_peak_mem_gb"])),
+    )
 
 
 def step_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> LayoutStep:

@@ -23,7 +23,6 @@ Run:     python -m experiments.mimo.figure11 [--json] [--steps N] [--limit-s N] 
 Curves are kept as they come, by plan hash, optimizer and steps: a run that was ended goes on.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -32,7 +31,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.mimo.figure11_plot import draw
+from experiments.harness.command import command_line
+from experiments.harness.drawing import PLOTS, save
+from experiments.mimo.figure11_plot import drawing
 from experiments.mimo.figure11_runs import IN_ORDER, Arithmetic, Mix, Played, optimizer, plan_of, train
 from experiments.mimo.loss_curves import BASELINE, RESULTS, read_curves
 from experiments.mimo.loss_curves_runs import Run, runs
@@ -204,8 +205,7 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--limit-s", type=float, default=7200.0, help="stop after this, to go on later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
@@ -217,7 +217,7 @@ def main() -> int:
     result = judged(played, curves, arguments.steps)
     print(report(result))
     write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
-    draw({p: curves[p] for p in played if p in curves}, RESULTS / "plots" / "mimo_figure11.png")
+    save(drawing({p: curves[p] for p in played if p in curves}), PLOTS, "mimo_figure11")
     if arguments.json:
         print(json.dumps(result, sort_keys=True))
     return 0 if result["holds"] else 1

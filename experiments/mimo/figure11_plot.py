@@ -2,69 +2,68 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-
+from experiments.harness.figure import GREY, LIGHT, Band, Grid, Line, Lines
 from experiments.mimo.figure11_runs import Arithmetic, Mix, Played
 from experiments.mimo.loss_curves import BASELINE
+from workbench.report.palette import module_hues
 
+FEW = 4  # layouts up to which each has a name and a hue of its own
 Curves = Mapping[Played, Sequence[float]]
 
 
-def draw(curves: Curves, path: Path) -> None:
+def drawing(curves: Curves) -> Grid:
     """Two columns (LLM frozen, trained): losses in bfloat16, then deviations of either arithmetic."""
-    figure, axes = plt.subplots(3, 2, figsize=(13, 11), layout="constrained", squeeze=False)
-    for column, trains_llm in enumerate((False, True)):
+    columns = []
+    for trains_llm in (False, True):
         same = {p: losses for p, losses in curves.items() if p.run.trains_llm is trains_llm}
-        _losses(axes[0][column], {p: x for p, x in same.items() if p.arithmetic is Arithmetic.BFLOAT16})
-        axes[0][column].set_title("LLM trained" if trains_llm else "LLM frozen")
-        for row, arithmetic in enumerate(Arithmetic, start=1):
-            _deviations(axes[row][column], {p: x for p, x in same.items() if p.arithmetic is arithmetic})
-            axes[row][column].set_ylabel(f"{arithmetic.value}: (loss - mean) / mean")
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        by_kind = {kind: {p: x for p, x in same.items() if p.arithmetic is kind} for kind in Arithmetic}
+        title = "LLM trained" if trains_llm else "LLM frozen"
+        columns.append(
+            [_losses(title, by_kind[Arithmetic.BFLOAT16])]
+            + [_deviations(f"{title}, {kind.value}", of) for kind, of in by_kind.items()]
+        )
+    return Grid(rows=list(zip(*columns, strict=True)), panel_inches=(6.5, 3.6))
 
 
-def _losses(axes: Axes, curves: Curves) -> None:
-    for played, losses in curves.items():
-        if played.order == 0:
-            axes.plot(losses, label=played.run.config, linewidth=1.2)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss in bfloat16")
-    if curves:
-        axes.legend(fontsize=8)
+def _losses(title: str, curves: Curves) -> Lines:
+    first = {played.run.config: losses for played, losses in curves.items() if played.order == 0}
+    hues = module_hues(tuple(first))
+    lines = [
+        Line(x=range(len(losses)), y=losses, colour=hues[name], label=name) for name, losses in first.items()
+    ]
+    return Lines(title=title, x="step", y="loss in bfloat16", lines=lines)
 
 
-def _band(
-    axes: Axes, curves: Sequence[Sequence[float]], mean: Sequence[float], *, color: str, label: str
-) -> None:
-    low = [min(at) / m - 1 for m, at in zip(mean, zip(*curves, strict=True), strict=True)]
-    high = [max(at) / m - 1 for m, at in zip(mean, zip(*curves, strict=True), strict=True)]
-    axes.fill_between(range(len(mean)), low, high, color=color, label=label)
+def _band(curves: Sequence[Sequence[float]], mean: Sequence[float], *, colour: str, label: str) -> Band:
+    steps = list(zip(mean, zip(*curves, strict=True), strict=True))
+    low, high = ([pick(at) / m - 1 for m, at in steps] for pick in (min, max))
+    return Band(x=range(len(mean)), low=low, high=high, colour=colour, label=label)
 
 
-def _deviations(axes: Axes, curves: Curves) -> None:
+def _deviations(title: str, curves: Curves) -> Lines:
     baseline = {played: losses for played, losses in curves.items() if played.run.config == BASELINE}
     orders = [losses for played, losses in baseline.items() if played.mix is Mix.MICROBATCHES]
     grouped = [losses for played, losses in baseline.items() if played.mix is Mix.SAMPLES]
+    y = "(loss - mean) / mean"
     if len(orders) < 2:
-        return
+        return Lines(title=title, x="step", y=y, lines=())
     mean = [statistics.fmean(at) for at in zip(*orders, strict=True)]
+    bands = [_band(orders, mean, colour=GREY, label="baseline, orders of its sums")]
     if grouped:
-        _band(axes, [*orders, *grouped], mean, color="#dddddd", label="baseline, other groupings too")
-    _band(axes, orders, mean, color="#aaaaaa", label="baseline, orders of its sums")
+        every = [*orders, *grouped]
+        bands.insert(0, _band(every, mean, colour=LIGHT, label="baseline, other groupings too"))
     layouts = [played for played in curves if played.run.config != BASELINE]
-    for played in layouts:
-        shares = [loss / m - 1 for loss, m in zip(curves[played], mean, strict=True)]
-        label = played.run.config if len(layouts) < 4 else None
-        axes.plot(shares, linewidth=0.7, label=label)
-    title = "" if len(layouts) < 4 else f"{len(layouts)} layouts"
-    axes.legend(fontsize=8, title=title)
-    axes.set_xlabel("step")
+    hues = module_hues(tuple(dict.fromkeys(played.run.config for played in layouts)))
+    lines = [
+        Line(
+            x=range(len(mean)),
+            y=[loss / m - 1 for loss, m in zip(curves[played], mean, strict=True)],
+            colour=hues[played.run.config],
+            width=0.7,
+            label=played.run.config if len(layouts) < FEW else "",
+        )
+        for played in layouts
+    ]
+    named = title if len(layouts) < FEW else f"{title}: {len(layouts)} layouts"
+    return Lines(title=named, x="step", y=y, lines=lines, bands=bands)

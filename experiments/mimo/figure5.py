@@ -14,13 +14,12 @@ Run:     python -m experiments.mimo.figure5
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.mimo import tablea2, tablea3, tablea5
 from experiments.mimo.compared import RATIO_TOL, UNSTATED, Compared, Seconds, outcomes
 from experiments.mimo.models import PROFILE
-from experiments.paper import Outcome, PaperNumber, Unstated
-from experiments.printed import PrintedRow, printed_rows
 
 HALF = "50"
 LARGEST_LLM = "120"
@@ -119,14 +118,11 @@ def _add(evidence: Evidence, key: str, printed: float, ours: float) -> None:
     evidence.add(PaperNumber(f"modelled/{key}/speed_over_h", printed, "x", where, RATIO_TOL), ours)
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All four panels."""
-    return outcome_of("mimo/figure5", [shared_gpus(), contexts(), modes()], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [shared_gpus(), contexts(), modes()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,14 +9,12 @@ Ours:    the step model of the layout search, about 20 s on one CPU core.
 Run:     python -m experiments.mimo.figure7
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.mimo import tablea4
 from experiments.mimo.compared import gain_evidence
 from experiments.mimo.models import PROFILE
 from experiments.mimo.tablea2 import step_s
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 
 
 def is_shown(row: PrintedRow) -> bool:
@@ -26,19 +24,16 @@ def is_shown(row: PrintedRow) -> bool:
     return row["vision_token_pct"] == "50" and (panel_a or panel_b)
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """The figure's five bars."""
     rows = [tablea4.compared(row) for row in printed_rows("mimo_tableA4") if is_shown(row)]
     evidence = gain_evidence("Figure 7", rows, step_s)
     for row in rows:
         ours = evidence.ours[f"modelled/{row.key}/speed_over_h"]
         evidence.claim(f"{row.key}: NC is ahead of H (ours {ours:.3f});", ours > 1)
-    return outcome_of("mimo/figure7", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,11 +9,10 @@ Ours:    the step model of the layout search, about 3 s on one CPU core.
 Run:     python -m experiments.mimo.figure8
 """
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from experiments.mimo.compared import step_of
 from experiments.mimo.models import LLM, PROFILE, VISION, Workload, assumptions
-from experiments.paper import Outcome
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.units import GB
@@ -58,14 +57,11 @@ def evidence() -> Evidence:
     return found
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Both modes."""
-    return outcome_of("mimo/figure8", [evidence()], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -17,8 +17,10 @@ from statistics import fmean
 
 from scipy.stats import kendalltau
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Claim, Evidence
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.record import RESULTS
+from experiments.harness.script import Parts, main, script
 from experiments.mimo import figure8, tablea2, tablea3, tablea4, tablea5
 from experiments.mimo.compared import (
     ON_PAR,
@@ -30,8 +32,6 @@ from experiments.mimo.compared import (
     step_of,
 )
 from experiments.mimo.models import PROFILE, assumptions, job_of, machine
-from experiments.paper import RESULTS, Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.cost.model import CostModel
 from workbench.planner.layout_step import LayoutSteps
 
@@ -202,13 +202,13 @@ def all_cause(found: Sequence[Gains]) -> str:
     return f"rows with another sign: {', '.join(missed)}; their causes are the tables' own"
 
 
-def other_claims(outcomes: Mapping[str, tuple[Outcome, str]]) -> Iterator[Evidence]:
+def other_claims(others: Mapping[str, tuple[Sequence[Claim], str]]) -> Iterator[Evidence]:
     """Goals that are claims of a table's own script."""
-    for name, (outcome, cause) in outcomes.items():
+    for name, (claims, cause) in others.items():
         evidence = Evidence()
-        for claim in outcome.claims:
+        for claim in claims:
             evidence.claim(f"{name}: {claim.text}", claim.holds)
-        if not all(claim.holds for claim in outcome.claims):
+        if not all(claim.holds for claim in claims):
             evidence.notes.append(f"cause, {name}: {cause}")
         yield evidence
 
@@ -227,7 +227,8 @@ BRIDGE_CAUSE = (
 )
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """Every goal."""
     a2, a3, a4 = tables()
     rows = printed_rows("mimo_tableA5")
@@ -249,16 +250,12 @@ def run() -> Outcome:
     crossing = Evidence()
     tablea5.crossover(crossing, rows, modes)
     others = {
-        "context": (outcome_of("mimo/tablea3", [growing]), CONTEXT_CAUSE),
-        "crossover": (outcome_of("mimo/tablea5", [crossing]), CROSSOVER_CAUSE),
-        "bridge": (figure8.run(), BRIDGE_CAUSE),
+        "context": (growing.claims, CONTEXT_CAUSE),
+        "crossover": (crossing.claims, CROSSOVER_CAUSE),
+        "bridge": (figure8.evidence().claims, BRIDGE_CAUSE),
     }
-    return outcome_of("mimo/goals", [gains_evidence(found, causes), *other_claims(others)], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [gains_evidence(found, causes), *other_claims(others)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -15,7 +15,6 @@ Run:     python -m experiments.mimo.loss_curves [--json] [--steps N] [--limit-s 
 Curves are kept as they come, by plan hash and steps: a run that was ended goes on where it stopped.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -24,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.command import command_line
 from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, train
 from experiments.mimo.parity_grid_runs import NUM_RANKS
 from runtime.world.failure import WorldFailed
@@ -124,8 +124,7 @@ def play(chosen: Sequence[Run], steps: int, path: Path, limit_s: float) -> list[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")

@@ -13,7 +13,6 @@ Outcomes are kept as they come, by plan hash: a run that was ended goes on where
 that changed is run again. `--fresh` forgets them.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -25,6 +24,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.command import command_line
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, plan_of, run
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
@@ -170,8 +170,7 @@ def play(points: Sequence[Point], path: Path, limit_s: float) -> list[dict[str, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()

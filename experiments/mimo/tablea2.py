@@ -10,37 +10,17 @@ Ours:    the step model of the layout search, about 30 s on one CPU core.
 Run:     python -m experiments.mimo.tablea2
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.mimo.compared import (
-    MS,
-    Compared,
-    encoder_of,
-    gain_evidence,
-    homogeneous,
-    llm_of,
-    workload_of,
-)
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
+from experiments.mimo.compared import Compared, compared_row, encoder_of, gain_evidence, llm_of
 from experiments.mimo.models import PROFILE
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 
 
 def compared(row: PrintedRow) -> Compared:
     """One row, both layouts as printed."""
-    workload = workload_of(row, row["n_gpus"])
-    h_s, c_s = float(row["h_step_ms"]) / MS, float(row["c_step_ms"]) / MS
-    return Compared(
-        key=f"A2/{row['model']}/{row['vision_token_pct']}",
-        baseline=workload,
-        other=workload,
-        baseline_layout=homogeneous(row, "h_llm"),
-        other_layout=colocated(row),
-        printed_gain=h_s / c_s - 1,
-        printed_s=(h_s, c_s),
-        printed_gb=(float(row["h_peak_mem_gb"]), float(row["c_peak_mem_gb"])),
-    )
+    key = f"A2/{row['model']}/{row['vision_token_pct']}"
+    return compared_row(row, key, colocated(row), columns=("h_llm", "c"))
 
 
 def colocated(row: PrintedRow) -> LayoutChoice:
@@ -54,15 +34,12 @@ def step_s(step: LayoutStep) -> float:
     return step.step_s
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All rows."""
     rows = [compared(row) for row in printed_rows("mimo_tableA2")]
-    return outcome_of("mimo/tablea2", [gain_evidence("Table A2", rows, step_s)], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [gain_evidence("Table A2", rows, step_s)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -12,38 +12,19 @@ Run:     python -m experiments.mimo.tablea3
 
 from itertools import pairwise
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
-from experiments.mimo.compared import (
-    MS,
-    Compared,
-    encoder_of,
-    gain_evidence,
-    homogeneous,
-    llm_of,
-    workload_of,
-)
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
+from experiments.mimo.compared import Compared, compared_row, encoder_of, gain_evidence, llm_of
 from experiments.mimo.models import PROFILE
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 
 
 def compared(row: PrintedRow) -> Compared:
     """One row, both layouts as printed."""
-    workload = workload_of(row, row["n_gpus"], sequence_k=row["seq_len_k"])
-    h_s, c_s = float(row["h_fwd_bwd_ms"]) / MS, float(row["c_fwd_bwd_ms"]) / MS
+    key = f"A3/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}"
     other = LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder_of(row, "c_enc"),), llm=llm_of(row, "c_llm"))
-    return Compared(
-        key=f"A3/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}",
-        baseline=workload,
-        other=workload,
-        baseline_layout=homogeneous(row, "h"),
-        other_layout=other,
-        printed_gain=h_s / c_s - 1,
-        printed_s=(h_s, c_s),
-        printed_gb=(float(row["h_peak_mem_gb"]), float(row["c_peak_mem_gb"])),
-    )
+    return compared_row(row, key, other, columns=("h", "c"), timed="fwd_bwd_ms")
 
 
 def passes_s(step: LayoutStep) -> float:
@@ -73,17 +54,14 @@ def _group(row: Compared) -> tuple[str, float, int]:
     return row.baseline.llm, row.baseline.vision_pct, row.baseline.sequence_tokens
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All rows."""
     rows = [compared(row) for row in printed_rows("mimo_tableA3")]
     evidence = gain_evidence("Table A3", rows, passes_s)
     growth(evidence, rows)
-    return outcome_of("mimo/tablea3", [evidence], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -10,38 +10,18 @@ Ours:    the step model of the layout search, about 30 s on one CPU core.
 Run:     python -m experiments.mimo.tablea4
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.mimo.compared import (
-    MS,
-    Compared,
-    encoder_of,
-    gain_evidence,
-    homogeneous,
-    llm_of,
-    workload_of,
-)
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
+from experiments.mimo.compared import Compared, compared_row, encoder_of, gain_evidence, llm_of
 from experiments.mimo.models import PROFILE
 from experiments.mimo.tablea2 import step_s
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.planner.layout_choice import LayoutChoice, Mode
 
 
 def compared(row: PrintedRow) -> Compared:
     """One row, both layouts as printed."""
-    h_s, nc_s = float(row["h_step_ms"]) / MS, float(row["nc_step_ms"]) / MS
-    gpus = row["h_n_gpus"]
-    return Compared(
-        key=f"A4/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}/{gpus}",
-        baseline=workload_of(row, gpus, sequence_k=row["seq_len_k"]),
-        other=workload_of(row, row["nc_n_gpus"], sequence_k=row["seq_len_k"]),
-        baseline_layout=homogeneous(row, "h"),
-        other_layout=apart(row),
-        printed_gain=h_s / nc_s - 1,
-        printed_s=(h_s, nc_s),
-        printed_gb=(float(row["h_peak_mem_gb"]), float(row["nc_peak_mem_gb"])),
-    )
+    key = f"A4/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}/{row['h_n_gpus']}"
+    return compared_row(row, key, apart(row), columns=("h", "nc"))
 
 
 def apart(row: PrintedRow) -> LayoutChoice:
@@ -49,15 +29,12 @@ def apart(row: PrintedRow) -> LayoutChoice:
     return LayoutChoice(mode=Mode.APART, encoders=(encoder_of(row, "nc_enc"),), llm=llm_of(row, "nc_llm"))
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All rows."""
     rows = [compared(row) for row in printed_rows("mimo_tableA4")]
-    return outcome_of("mimo/tablea4", [gain_evidence("Table A4", rows, step_s)], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [gain_evidence("Table A4", rows, step_s)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

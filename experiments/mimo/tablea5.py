@@ -13,13 +13,12 @@ Run:     python -m experiments.mimo.tablea5
 
 from dataclasses import dataclass, replace
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.mimo import tablea2, tablea4
 from experiments.mimo.compared import SIGNS_WANTED, encoder_of, llm_of, same_sign, step_of, workload_of
 from experiments.mimo.models import PROFILE, Workload, assumptions, job_of, machine
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, printed_rows
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_space import Freedom, LayoutSpace
@@ -133,14 +132,11 @@ def crossover(found: Evidence, rows: tuple[PrintedRow, ...], ours: list[Modes]) 
     found.claim("with a 120B LLM, NC beats C from 6B encoders on;", above)
 
 
-def run() -> Outcome:
+@script(profile=PROFILE)
+def run() -> Parts:
     """All rows."""
-    return outcome_of("mimo/tablea5", [evidence()], profile=PROFILE)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -5,31 +5,23 @@ Run:     python -m experiments.oobleck.breakdown_plot
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-
+from experiments.harness.drawing import PLOTS, save
+from experiments.harness.figure import BLACK, BLUE, GREEN, GREY, LIGHT, ORANGE, RED, Bars, Grid, Series
+from experiments.harness.record import RESULTS
 from experiments.oobleck.systems import MODELS
-from experiments.paper import RESULTS
 
-COLORS = {
-    "effective": "#1b9e77",
-    "redundant": "#7570b3",
-    "idle_nodes": "#bbbbbb",
-    "checkpoint": "#e6ab02",
-    "recovery": "#d95f02",
-    "lost": "#b2182b",
-    "waiting": "#555555",
+COLOURS = {
+    "effective": GREEN,
+    "redundant": BLUE,
+    "idle_nodes": LIGHT,
+    "checkpoint": ORANGE,
+    "recovery": RED,
+    "lost": BLACK,
+    "waiting": GREY,
 }
 TITLES = {model.replace(" ", "-"): model for model in MODELS}
 FIGURES = {"figure2_1": ("bamboo", "varuna"), "figure2_11": ("bamboo", "varuna", "oobleck")}
-
-Bars = Mapping[str, Mapping[str, float]]  # "interval, system" -> part -> fraction
 
 
 def bars_by_model(
@@ -44,38 +36,37 @@ def bars_by_model(
     return found
 
 
-def draw(result: Path = RESULTS / "oobleck_figure2_11.json") -> list[Path]:
+def drawings(ours: Mapping[str, float]) -> dict[str, Grid]:
     """Both figures; one panel per model, one bar per interval and system."""
-    ours = json.loads(result.read_text())["ours"]
-    folder = result.parent / "plots"
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, systems in FIGURES.items():
-        models = bars_by_model(ours, systems)
-        figure, axes = plt.subplots(
-            1, len(models), figsize=(5.5 * len(models), 4), squeeze=False, layout="constrained"
+    return {
+        f"oobleck_{name}": Grid(
+            rows=[[_panel(model, bars) for model, bars in bars_by_model(ours, systems).items()]],
+            panel_inches=(5.5, 4.0),
         )
-        for place, (model, bars) in enumerate(models.items()):
-            _panel(axes[0][place], model, bars)
-        axes[0][0].set_ylabel("fraction of the time")
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center", fontsize=8)
-        paths.append(folder / f"oobleck_{name}.png")
-        figure.savefig(paths[-1], dpi=90, metadata={"Software": None})
-        plt.close(figure)
-    return paths
+        for name, systems in FIGURES.items()
+    }
 
 
-def _panel(axes: Axes, model: str, bars: Bars) -> None:
-    bottoms = [0.0] * len(bars)
-    for part, color in COLORS.items():
-        heights = [parts.get(part, 0.0) for parts in bars.values()]
-        axes.bar(list(bars), heights, bottom=bottoms, color=color, label=part.replace("_", " "), width=0.7)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    axes.set_title(TITLES[model])
-    axes.set_ylim(0, 1)
-    axes.tick_params(axis="x", labelsize=8)
+def _panel(model: str, bars: Mapping[str, Mapping[str, float]]) -> Bars:
+    parts = [
+        Series(
+            values=[found.get(part, 0.0) for found in bars.values()],
+            colour=colour,
+            label=part.replace("_", " "),
+        )
+        for part, colour in COLOURS.items()
+    ]
+    return Bars(
+        title=TITLES[model],
+        y="fraction of the time",
+        y_limits=(0, 1),
+        names=list(bars),
+        series=parts,
+        stacked=True,
+    )
 
 
 if __name__ == "__main__":
-    draw()
+    kept = json.loads((RESULTS / "oobleck_figure2_11.json").read_text())
+    for name, grid in drawings(kept["ours"]).items():
+        save(grid, PLOTS, name)

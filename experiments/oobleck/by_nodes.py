@@ -16,10 +16,10 @@ Run:     python -m experiments.oobleck.by_nodes
 
 from functools import cache
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
-from experiments.oobleck.by_nodes_plot import draw
+from experiments.cornstarch.modelled import A40
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
+from experiments.oobleck.by_nodes_plot import drawing
 from experiments.oobleck.modelled import (
     BAMBOO_DEPTH,
     BAMBOO_MICROBATCH,
@@ -39,7 +39,6 @@ from experiments.oobleck.modelled import (
 from experiments.oobleck.seconds import seconds_of
 from experiments.oobleck.simulated import pipeline_s
 from experiments.oobleck.systems import BAMBOO_USEFUL_SHARE, MODELS, MOST_NODES, published_rates
-from experiments.paper import Outcome, PaperNumber
 from workbench.elastic.template import Template, TemplateStage
 
 JUDGED, REL_TOL = (30, 23, 16), 0.25
@@ -148,18 +147,13 @@ def bamboo_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence."""
-    return outcome_of(
-        "oobleck/by_nodes", [rates_evidence(), seconds_evidence(), bamboo_evidence()], profile=A40
-    )
-
-
-def main() -> int:
-    status = paper.command(run)
-    draw()
-    return status
+    rates = rates_evidence()
+    rates.figures["oobleck_by_nodes"] = drawing(rates.ours)
+    return [rates, seconds_evidence(), bamboo_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

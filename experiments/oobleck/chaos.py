@@ -13,8 +13,6 @@ Times:   detection is from SIGKILL to the supervisor's first sign of it; stoppin
 Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--json]
 """
 
-import argparse
-import json
 import random
 import sys
 import tempfile
@@ -24,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from pathlib import Path
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.command import command_line
+from experiments.harness.outcome import Evidence, Outcome, outcome_of
+from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
 from experiments.oobleck.chaos_killer import RECOVERY, Kill, Killer, Shot, Target
-from experiments.paper import Outcome
 from runtime.elastic.history import Cause, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, held_by
 from runtime.elastic.progress import Progress, read_progress
@@ -271,16 +269,11 @@ def chaos(kills: int, seed: int, sharding: Sharding = Sharding.NONE) -> Outcome:
 
 def main(sharding: Sharding = Sharding.NONE) -> int:
     """Run, report, write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    outcome = chaos(arguments.kills, arguments.seed, sharding)
-    status = paper.report(outcome)
-    if arguments.json:
-        print(json.dumps(paper.as_record(outcome)))
-    return status
+    return finished(chaos(arguments.kills, arguments.seed, sharding), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ Run:     python -m experiments.oobleck.coverage
 import random
 from collections import Counter
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.layout import Layout, first_layout, held_layers
@@ -103,14 +102,11 @@ def coverage_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence."""
-    return outcome_of("oobleck/coverage", [coverage_evidence()])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [coverage_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

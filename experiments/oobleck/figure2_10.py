@@ -12,13 +12,12 @@ Ours:    the failure simulator, about 5 s on one CPU core; the plot reads the se
 Run:     python -m experiments.oobleck.figure2_10
 """
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
 from experiments.oobleck.published_rules import restated_average
 from experiments.oobleck.runs import on_spot, plausible
-from experiments.oobleck.spot import TITLES, TRACES, draw, spot_evidence, write_series
+from experiments.oobleck.spot import TITLES, TRACES, drawing, spot_evidence, write_series
 from experiments.oobleck.systems import spot_trace
-from experiments.paper import Outcome, PaperNumber
 from sim.failures.simulate import simulate_failures
 from workbench.elastic.availability import warned
 
@@ -57,15 +56,13 @@ def claims_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence of the figure; draws it."""
-    draw(write_series("oobleck/figure2_10", MODELS))
-    return outcome_of("oobleck/figure2_10", [spot_evidence(MODELS), claims_evidence()])
-
-
-def main() -> int:
-    return paper.command(run)
+    spot = spot_evidence(MODELS)
+    spot.figures["oobleck_figure2_10"] = drawing(write_series("oobleck/figure2_10", MODELS))
+    return [spot, claims_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

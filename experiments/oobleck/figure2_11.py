@@ -8,11 +8,10 @@ Ours:    the failure simulator, fractions of the window; they sum up to 1. Both 
 Run:     python -m experiments.oobleck.figure2_11
 """
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
-from experiments.oobleck.breakdown_plot import draw
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
+from experiments.oobleck.breakdown_plot import drawings
 from experiments.oobleck.runs import WINDOW, breakdown, controlled, runs
-from experiments.paper import Outcome
 
 MODELS, INTERVALS, SYSTEMS = ("BERT-Large", "GPT-3 6.7b"), ("6h", "10m"), ("bamboo", "varuna", "oobleck")
 
@@ -48,16 +47,13 @@ def breakdown_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence of the figures."""
-    return outcome_of("oobleck/figure2_11", [breakdown_evidence()])
-
-
-def main() -> int:
-    status = paper.command(run)
-    draw()
-    return status
+    evidence = breakdown_evidence()
+    evidence.figures = drawings(evidence.ours)
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,23 +9,19 @@ Ours:    the failure simulator, about 2 s on one CPU core; the plot reads the se
 Run:     python -m experiments.oobleck.figurea_1
 """
 
-from experiments import paper
-from experiments.evidence import outcome_of
-from experiments.oobleck.spot import draw, spot_evidence, write_series
-from experiments.paper import Outcome
+from experiments.harness.script import Parts, main, script
+from experiments.oobleck.spot import drawing, spot_evidence, write_series
 
 MODELS = ("GPT-2", "GPT-3 Medium")
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence of the figure; draws it."""
-    draw(write_series("oobleck/figurea_1", MODELS))
-    return outcome_of("oobleck/figurea_1", [spot_evidence(MODELS)])
-
-
-def main() -> int:
-    return paper.command(run)
+    evidence = spot_evidence(MODELS)
+    evidence.figures["oobleck_figurea_1"] = drawing(write_series("oobleck/figurea_1", MODELS))
+    return [evidence]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,12 +11,11 @@ Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without 
 Run:     python -m experiments.oobleck.formula
 """
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
+from experiments.cornstarch.modelled import A40
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from experiments.oobleck.modelled import GLOBAL_BATCH, MICROBATCH, chain, forward_share, graph, planned
 from experiments.oobleck.simulated import pipeline_s, simulated_s
-from experiments.paper import Outcome
 from workbench.elastic.instantiate import instantiate, multisets
 from workbench.elastic.template import PLANNED_PER_STAGE
 
@@ -64,14 +63,11 @@ def formula_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence."""
-    return outcome_of("oobleck/formula", [formula_evidence()], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [formula_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -5,9 +5,9 @@ from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 
-from experiments.modelled import A40, Setting, layer_times
+from experiments.cornstarch.modelled import A40, Setting, layer_times
+from experiments.harness.printed_pipeline import StageTimes
 from experiments.oobleck.systems import MOST_NODES
-from experiments.printed_pipeline import StageTimes
 from workbench.cost.execution import AttentionKernel, Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
-from experiments.evidence import Evidence
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.table import Cell, Table
 from experiments.oobleck import systems
 from experiments.oobleck.published_rules import restated_average
-from experiments.paper import PaperNumber, Unstated
-from experiments.printed import printed_rows
 from sim.failures.run import FailureRun, Spent
 from sim.failures.simulate import simulate_failures
 from sim.failures.training_system import Restart, System
@@ -86,15 +86,21 @@ def average_rows(table: str, where: str) -> Evidence:
 
 def restated_rows(table: str, where: str) -> Evidence:
     """The cells of Varuna and Bamboo by the published simulator's rules, from which they come."""
-    evidence = Evidence()
-    for row in printed_rows(table):
-        system, model, interval = row["system"], row["model"], row["failure_interval"]
-        if system == "oobleck" or not row["tput_samples_per_s"]:
-            continue
-        key = f"restated/{model.replace(' ', '-')}/{interval}/{system}"
-        number = PaperNumber(key, float(row["tput_samples_per_s"]), "samples/s", where, REL_TOL)
-        evidence.add(number, restated_average(system, model, systems.trace(f"failures_{interval}")))
-    return evidence
+    return Table(
+        csv=table,
+        where=where,
+        key=lambda row: (
+            f"restated/{row['model'].replace(' ', '-')}/{row['failure_interval']}/{row['system']}"
+        ),
+        cells={"": Cell(column="tput_samples_per_s", unit="samples/s", rel_tol=REL_TOL)},
+        compute=lambda row: {"": [_restated(row)]},
+        holds=lambda row: row["system"] != "oobleck",
+    ).evidence()
+
+
+def _restated(row: PrintedRow) -> float:
+    happens = systems.trace(f"failures_{row['failure_interval']}")
+    return restated_average(row["system"], row["model"], happens)
 
 
 def plausible(system: str, model: str) -> Iterator[System]:

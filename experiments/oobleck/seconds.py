@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiments.modelled import A40
+from experiments.cornstarch.modelled import A40
 from experiments.oobleck.modelled import (
     ELEMENT_BYTES,
     FUSED,

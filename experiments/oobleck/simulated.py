@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.printed_pipeline import free_cluster, microbatched
+from experiments.harness.printed_pipeline import free_cluster, microbatched
 from sim.step.sweep import Sweep
 from workbench.elastic.instantiate import Instantiation
 from workbench.elastic.model_chain import ModelChain

@@ -1,4 +1,4 @@
-"""Spot traces: averages, fractions of time and throughput over time of every system, and their plots."""
+"""Spot traces: averages, fractions of time and throughput over time of every system, and their drawing."""
 
 import json
 import math
@@ -6,18 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-
-from experiments.evidence import Evidence
+from experiments.harness.figure import BLUE, GREEN, GREY, ORANGE, Grid, Line, Lines, Panel
+from experiments.harness.outcome import Evidence
+from experiments.harness.record import RESULTS
 from experiments.oobleck.runs import breakdown, on_spot, runs
 from experiments.oobleck.systems import DOLLARS_PER_NODE_H, MOST_NODES, spot_trace
-from experiments.paper import RESULTS
 from sim.failures.run import FailureRun, Spent
 
 TRACES = {  # trace -> notice before a node goes, as the providers promise it
@@ -31,7 +24,7 @@ TITLES = {
     "spot_gcp_a100_scaled30": "GCP A100 log",
 }
 SYSTEMS = ("bamboo", "restart_24", "varuna", "varuna_no_ckpt", "oobleck")
-DRAWN = {"bamboo": "#7570b3", "varuna": "#d95f02", "oobleck": "#1b9e77"}  # as in the figure
+DRAWN = {"bamboo": BLUE, "varuna": ORANGE, "oobleck": GREEN}
 BIN_S = 600.0
 NOTES = (
     "window: the whole trace, 10.6 to 26.5 h; the text says 12 h, which neither of its traces lasts",
@@ -122,50 +115,33 @@ def write_series(script: str, models: Sequence[str]) -> Path:
     return path
 
 
-def draw(path: Path) -> Path:
+def drawing(path: Path) -> Grid:
     """One panel per model and trace from a file of series: throughput, and the nodes in a strip below."""
     kept = json.loads(path.read_text())
-    series: Mapping[str, Any] = kept["series"]
-    figure = plt.figure(figsize=(4.6 * len(series), 3.4 * len(TRACES)), layout="constrained")
-    grid = figure.add_gridspec(2 * len(TRACES), len(series), height_ratios=[4, 1] * len(TRACES))
-    for column, (model, by_trace) in enumerate(series.items()):
-        for row, (trace, found) in enumerate(by_trace.items()):
-            axes = figure.add_subplot(grid[2 * row, column])
-            strip = figure.add_subplot(grid[2 * row + 1, column], sharex=axes)
-            axes.set_title(f"{model}, {TITLES[trace]}", fontsize=10)
-            _throughput(axes, found, kept["bin_s"])
-            _nodes(strip, found["nodes"])
-            if column == 0:
-                axes.set_ylabel("samples/s")
-                strip.set_ylabel("nodes")
-    lines = [Line2D([], [], color=color, label=system) for system, color in DRAWN.items()]
-    average = Line2D([], [], color="black", linestyle=":", label="average")
-    figure.legend(handles=[*lines, average], loc="outside upper center", ncols=len(DRAWN) + 1)
-    target = path.parent / "plots" / f"{path.stem.removesuffix('_series')}.png"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=90, metadata={"Software": None})
-    plt.close(figure)
-    return target
+    series: Mapping[str, Mapping[str, Any]] = kept["series"]
+    rows: list[list[Panel | None]] = []
+    for trace in TRACES:
+        found = {model: by_trace[trace] for model, by_trace in series.items()}
+        rows.append(
+            [_throughput(f"{model}, {TITLES[trace]}", each, kept["bin_s"]) for model, each in found.items()]
+        )
+        rows.append([_nodes(each["nodes"]) for each in found.values()])
+    heights = [1.0, 0.4] * len(TRACES)
+    return Grid(rows=rows, title="dotted: averages", panel_inches=(4.6, 2.9), heights=heights)
 
 
-def _throughput(axes: Axes, found: Mapping[str, Any], bin_s: float) -> None:
+def _throughput(title: str, found: Mapping[str, Any], bin_s: float) -> Lines:
     """In bins, averages dotted."""
+    lines = []
     for name, rates in found["samples_per_s"].items():
         hours = [(place + 0.5) * bin_s / 3600 for place in range(len(rates))]
-        axes.plot(hours, rates, color=DRAWN[name], linewidth=1)
-        axes.axhline(found["mean"][name], color=DRAWN[name], linestyle=":", linewidth=1)
-    axes.set_ylim(bottom=0)
-    axes.tick_params(axis="x", labelbottom=False)
+        means = [found["mean"][name]] * 2
+        lines.append(Line(x=hours, y=rates, colour=DRAWN[name], label=name))
+        lines.append(Line(x=(hours[0], hours[-1]), y=means, colour=DRAWN[name], style=":"))
+    return Lines(title=title, y="samples/s", y_limits=(0, None), lines=lines)
 
 
-def _nodes(axes: Axes, nodes: Sequence[Sequence[float]]) -> None:
-    axes.step(
-        [time_s / 3600 for time_s, _ in nodes],
-        [count for _, count in nodes],
-        where="post",
-        color="#555555",
-        linewidth=0.8,
-    )
-    axes.set_ylim(0, MOST_NODES + 2)
-    axes.set_yticks([0, MOST_NODES // 2, MOST_NODES])
-    axes.set_xlabel("hours")
+def _nodes(nodes: Sequence[Sequence[float]]) -> Lines:
+    hours, counts = [time_s / 3600 for time_s, _ in nodes], [count for _, count in nodes]
+    strip = Line(x=hours, y=counts, colour=GREY, step=True, width=0.8)
+    return Lines(x="hours", y="nodes", y_limits=(0, MOST_NODES + 2), lines=[strip])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
-from experiments.printed import REFERENCE, PrintedRow, printed_rows
+from experiments.harness.printed import REFERENCE, PrintedRow, printed_rows
 from sim.failures.training_system import Checkpoints, Joins, System
 from workbench.elastic.availability import Availability, by_nodes, parse_trace, rescaled
 

@@ -16,8 +16,9 @@ Run:     python -m experiments.oobleck.table2_1
 
 from dataclasses import dataclass
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence
+from experiments.harness.printed import PrintedRow, is_true, printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.oobleck.bamboo_layers import bamboo_kept_bytes, bamboo_parameters
 from experiments.oobleck.modelled import (
     BAMBOO_DEPTH,
@@ -30,8 +31,6 @@ from experiments.oobleck.modelled import (
     kept_bytes,
 )
 from experiments.oobleck.systems import MOST_NODES
-from experiments.paper import Outcome
-from experiments.printed import PrintedRow, is_true, printed_rows
 
 BAMBOO_ASKED = (("BERT-Large", 4), ("BERT-Large", 8), ("GPT-2", 1), ("GPT-2", 2), ("GPT-3 Medium", 1))
 CARD_BYTES = 48e9  # of an A40; section 2.7.1 prints 40 GB
@@ -138,14 +137,11 @@ def _verb(num_bytes: int, capacity_bytes: float) -> str:
     return "hold it" if num_bytes <= capacity_bytes else "do not hold it"
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence of the table."""
-    return outcome_of("oobleck/table2_1", [memory_evidence(), layers_evidence()])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [memory_evidence(), layers_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -14,12 +14,11 @@ Ours:    the failure simulator, 2 s on one CPU core.
 Run:     python -m experiments.oobleck.table2_2
 """
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from experiments.oobleck.published_rules import SLOWDOWN, restated_average
 from experiments.oobleck.runs import average_rows, controlled, restated_rows, runs
 from experiments.oobleck.systems import INTERVALS, MODELS, trace
-from experiments.paper import Outcome
 
 SYSTEMS, BAMBOO_MODELS = ("bamboo", "varuna", "oobleck"), ("BERT-Large", "GPT-2")
 
@@ -60,16 +59,12 @@ def bamboo_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence of the table."""
     table, where = "oobleck_table2_2", "Table 2.2"
-    parts = [average_rows(table, where), restated_rows(table, where), claims_evidence(), bamboo_evidence()]
-    return outcome_of("oobleck/table2_2", parts)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [average_rows(table, where), restated_rows(table, where), claims_evidence(), bamboo_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -13,9 +13,10 @@ Ours:    exact templates, fastest instantiations, the failure simulator: about 3
 Run:     python -m experiments.oobleck.table2_2_modelled
 """
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
-from experiments.modelled import A40
+from experiments.cornstarch.modelled import A40
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import Parts, main, script
 from experiments.oobleck.modelled import BAMBOO_MICROBATCH, bamboo_rates, oobleck_rates, varuna_rates
 from experiments.oobleck.runs import WINDOW
 from experiments.oobleck.systems import (
@@ -27,8 +28,6 @@ from experiments.oobleck.systems import (
     trace,
     varuna,
 )
-from experiments.paper import Outcome, PaperNumber
-from experiments.printed import printed_rows
 from sim.failures.simulate import simulate_failures
 
 ABSOLUTE_TOL, RATIO_TOL = 0.25, 0.1
@@ -79,14 +78,11 @@ def scaling_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script(profile=A40)
+def run() -> Parts:
     """All evidence of the table."""
-    return outcome_of("oobleck/table2_2_modelled", [modelled_evidence(), scaling_evidence()], profile=A40)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [modelled_evidence(), scaling_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -9,10 +9,9 @@ Ours:    both searches on one CPU core, compiled beforehand.
 Run:     python -m experiments.oobleck.table2_3
 """
 
-from experiments import paper
 from experiments.bench.planner import grid, measure, warm_up
-from experiments.evidence import Evidence, outcome_of
-from experiments.paper import Outcome
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 
 MOST_LAYERS_DIVIDED, LIMIT_S = 32, 30.0
 
@@ -44,14 +43,11 @@ def planning_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence of the table."""
-    return outcome_of("oobleck/table2_3", [planning_evidence()])
-
-
-def main() -> int:
-    return paper.command(run)
+    return [planning_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -11,11 +11,10 @@ Ours:    the failure simulator, under a second on one CPU core.
 Run:     python -m experiments.oobleck.table2_4
 """
 
-from experiments import paper
-from experiments.evidence import Evidence, outcome_of
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
 from experiments.oobleck.runs import average_rows, controlled, restated_rows
 from experiments.oobleck.systems import INTERVALS
-from experiments.paper import Outcome
 
 MODELS = ("BERT-Large", "GPT-3 6.7b")
 
@@ -43,16 +42,12 @@ def claims_evidence() -> Evidence:
     return evidence
 
 
-def run() -> Outcome:
+@script()
+def run() -> Parts:
     """All evidence of the table."""
     table, where = "oobleck_table2_4", "Table 2.4"
-    parts = [average_rows(table, where), restated_rows(table, where), claims_evidence()]
-    return outcome_of("oobleck/table2_4", parts)
-
-
-def main() -> int:
-    return paper.command(run)
+    return [average_rows(table, where), restated_rows(table, where), claims_evidence()]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -15,7 +15,8 @@ Run:     python -m experiments.public.korthikanti [--json]
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from experiments.paper import Claim, Outcome, PaperNumber, Provenance, command, judge
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
 from experiments.public.reference import read
 from sim.predict import iteration_s
 from workbench.llm_table.columns import read_row
@@ -28,7 +29,6 @@ from workbench.plan.lowered import Lowered
 from workbench.timing.price import price
 from workbench.units import GIB
 
-SCRIPT = "public/korthikanti"
 BYTES_TOLERANCE, SECONDS_TOLERANCE = 0.05, 0.10
 HIDDEN, HEADS, LAYERS = 0, 1, 2
 SHAPES = {
@@ -56,7 +56,8 @@ class Found:
     held_bytes: int
 
 
-def run() -> Outcome:
+@script(profile="A100-80GB")
+def run() -> Parts:
     """Predict every printed row."""
     predictor = RowPredictor(iteration_s)
     ours: dict[str, float] = {}
@@ -71,23 +72,17 @@ def run() -> Outcome:
         "seconds/mean_abs_error": sum(map(abs, time_errors)) / len(time_errors),
         "bytes/mean_abs_error": sum(map(abs, byte_errors)) / len(byte_errors),
     }
-    return judge(
-        SCRIPT,
-        numbers,
-        ours | summary,
-        (
-            Claim("selective beats full recomputation in every model", _selective_wins(ours)),
-            Claim(
-                f"mean error of seconds <= {SECONDS_TOLERANCE:.0%}",
-                summary["seconds/mean_abs_error"] <= SECONDS_TOLERANCE,
-            ),
-        ),
-        notes=(
-            f"mean absolute error: seconds {summary['seconds/mean_abs_error']:.1%}, "
-            f"bytes {summary['bytes/mean_abs_error']:.1%}; nothing fitted",
-        ),
-        provenance=Provenance(profile="A100-80GB"),
+    evidence = Evidence(paper=numbers, ours=ours | summary)
+    evidence.claim("selective beats full recomputation in every model", _selective_wins(ours))
+    evidence.claim(
+        f"mean error of seconds <= {SECONDS_TOLERANCE:.0%}",
+        summary["seconds/mean_abs_error"] <= SECONDS_TOLERANCE,
     )
+    evidence.notes.append(
+        f"mean absolute error: seconds {summary['seconds/mean_abs_error']:.1%}, "
+        f"bytes {summary['bytes/mean_abs_error']:.1%}; nothing fitted"
+    )
+    return [evidence]
 
 
 def rows() -> dict[str, LlmRow]:
@@ -189,9 +184,5 @@ def _selective_wins(ours: Mapping[str, float]) -> bool:
     )
 
 
-def main() -> int:
-    return command(run)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(run)

@@ -12,8 +12,6 @@ Differs: the file's iterations without pipeline are exactly linear in microbatch
 Run:     python -m experiments.public.vtrain [--json]
 """
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,9 +20,12 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
 
-from experiments.paper import RESULTS, Claim, Outcome, Provenance, as_record, judge, report
+from experiments.harness.command import command_line
+from experiments.harness.figure import BLUE, GREY, Band, Grid, Line, Lines
+from experiments.harness.outcome import Evidence
+from experiments.harness.record import RESULTS
+from experiments.harness.script import Parts, finished, script
 from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
-from experiments.public.plot import scatter
 from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
 from sim.predict import iteration_s
 from workbench.cost.execution import Execution, write_execution
@@ -32,7 +33,6 @@ from workbench.cost.profile import load_profile
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor
 
-SCRIPT = "public/vtrain"
 EXECUTION = RESULTS / "executions" / "public_vtrain.json"  # for `workbench predict --execution`
 SEED = 0
 SHARE = 10  # one row in so many is fitted
@@ -57,13 +57,9 @@ FREE = (
 )
 
 
-def run() -> Outcome:
+@script(profile="A100-80GB")
+def run() -> Parts:
     """Fit, predict, and hold the errors against the goal."""
-    return study()[0]
-
-
-def study() -> tuple[Outcome, dict[str, Any]]:
-    """The outcome, and every row's measured and predicted seconds."""
     rows, seconds = vtrain_rows()
     measured_s = np.array(seconds)
     profile = with_vtrain_all_reduce(load_profile("A100-80GB"))
@@ -86,24 +82,35 @@ def study() -> tuple[Outcome, dict[str, Any]]:
         "num_held_out": len(held),
         "nonlinearity_ms": nonlinearity_s(rows, measured_s) * 1e3,
     }
-    outcome = judge(
-        SCRIPT,
-        (),
-        ours,
-        (
-            Claim(f"mean error of held-out rows <= {GOAL:.0%}", ours["held_out/mape"] <= GOAL),
-            Claim(f"and below the source's own {PUBLISHED:.2%}", ours["held_out/mape"] < PUBLISHED),
-            Claim("no group of held-out rows is off by more than 5 % on average", _unbiased(ours)),
-        ),
-        notes=_notes(ours, execution),
-        provenance=Provenance(profile="A100-80GB", seeds=(SEED,)),
+    evidence = Evidence(ours=ours, notes=list(_notes(ours, execution)), seeds=(SEED,))
+    evidence.claim(f"mean error of held-out rows <= {GOAL:.0%}", ours["held_out/mape"] <= GOAL)
+    evidence.claim(f"and below the source's own {PUBLISHED:.2%}", ours["held_out/mape"] < PUBLISHED)
+    evidence.claim("no group of held-out rows is off by more than 5 % on average", _unbiased(ours))
+    evidence.figures["public_vtrain"] = drawing(measured_s[held].tolist(), predicted_s[held].tolist())
+    return [evidence]
+
+
+def drawing(measured_s: Sequence[float], predicted_s: Sequence[float]) -> Grid:
+    """Held-out rows, the diagonal, and a band of 5 %."""
+    ends = (min(measured_s) / 1.1, max(measured_s) * 1.1)
+    points = Line(
+        x=measured_s,
+        y=predicted_s,
+        colour=BLUE,
+        style="",
+        marker=".",
+        label=f"{len(measured_s)} held-out rows",
     )
-    points = {
-        "measured_s": measured_s.tolist(),
-        "predicted_s": predicted_s.tolist(),
-        "held_out": held.tolist(),
-    }
-    return outcome, points
+    panel = Lines(
+        x="measured, s",
+        y="predicted, s",
+        log="xy",
+        x_limits=ends,
+        y_limits=ends,
+        lines=[Line(x=ends, y=ends, colour=GREY, width=0.8), points],
+        bands=[Band(x=ends, low=[0.95 * e for e in ends], high=[1.05 * e for e in ends], label="5 %")],
+    )
+    return Grid(rows=[[panel]], panel_inches=(6.0, 6.0))
 
 
 def split(num_rows: int) -> tuple[Any, Any]:
@@ -186,17 +193,12 @@ def _notes(ours: dict[str, float], execution: Execution) -> tuple[str, ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
-    outcome, points = study()
-    status = report(outcome)
-    scatter(SCRIPT, points)
+    """As of all scripts, and the fitted numbers are kept for `workbench predict`."""
+    arguments = command_line(__doc__).parse_args()
+    outcome = run()
     numbers = {free.name: outcome.ours[f"execution/{free.name}"] for free in FREE}
     write_execution(Execution(**numbers), EXECUTION)
-    if arguments.json:
-        print(json.dumps(as_record(outcome) | {"free": [asdict(free) for free in FREE]}))
-    return status
+    return finished(outcome, as_json=arguments.json, more={"free": [asdict(free) for free in FREE]})
 
 
 if __name__ == "__main__":

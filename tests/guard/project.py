@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from experiments.harness.record import RESULTS, as_record
 from experiments.mimo import figure11, loss_curves, parity_grid
 from experiments.mimo.parity_grid_runs import plan_of as grid_plan
-from experiments.paper import RESULTS, as_record
 from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.world.pool import Pool

@@ -10,14 +10,16 @@ import typer
 
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Mixing, read_measurement
-from workbench.cli.console import emit_json, show, ticking
-from workbench.cli.options import Device, Json
+from workbench.cli.console import emit_json, show
+from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, write_profile
 from workbench.job.job import Job, load_job
+from workbench.job.run_options import Device
 from workbench.plan.plan import Plan
 from workbench.report.folder import read_folder
+from workbench.report.progress import ticking
 from workbench.report.tables import (
     demo_table,
     fits_table,
@@ -98,7 +100,7 @@ def reproduce_command(
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
-    from experiments.paper import reproduce, scripts
+    from experiments.harness.script import reproduce, scripts
 
     with ticking("reproducing", len(scripts()), quiet=as_json) as ticker:
         done: list[str] = []

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.table import Table
 
-from workbench.cli.console import emit_json, show, ticking
+from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json
 from workbench.job.job import load_job
+from workbench.report.progress import ticking
 from workbench.units import ms
 
 if TYPE_CHECKING:
     from runtime.preprocess.images import Rule
 
-app = typer.Typer(no_args_is_help=True, help="Prepare images apart from training: serve, produce, consume.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Prepare images apart from training: serve, produce, consume.",
+)
 
 _E = TypeVar("_E", bound=StrEnum)
 

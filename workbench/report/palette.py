@@ -27,8 +27,8 @@ def tone(hue: str, kind: Pass) -> str:
     """The hue as that pass wears it: forwards light, full backwards plain, weight gradients dark."""
     strength = TONES.get(kind, 1.0)
     if strength <= 1:
-        return _mixed(hue, PAPER, strength)
-    return _mixed(hue, INK, 2 - strength)
+        return mixed(hue, PAPER, strength)
+    return mixed(hue, INK, 2 - strength)
 
 
 def text_on(colour: str) -> str:
@@ -42,7 +42,8 @@ def contrast(colour: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def _mixed(colour: str, other: str, share: float) -> str:
+def mixed(colour: str, other: str, share: float) -> str:
+    """So much of one colour, the rest of the other."""
     pairs = zip(_channels(colour), _channels(other), strict=True)
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02X}" for a, b in pairs)
 

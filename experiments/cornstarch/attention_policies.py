@@ -1,0 +1,200 @@
+"""Balance across and inside GPUs in Cornstarch (ICML): Table 3, Figure 8, Table 7, Figures 6 and 9."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from statistics import fmean
+
+from experiments.cornstarch.attention_layers import (
+    FIXED,
+    MASKS,
+    PRECISION,
+    STATIC,
+    STREAMS,
+    LayerSetting,
+    MaskTiles,
+    Testbed,
+    attention_of,
+    tiles_of,
+)
+from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch.models import llm_family
+from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import printed_rows
+from sim.attention.policies import AttentionRun, Kernel
+from workbench.cost.model import CostModel
+from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, RowWork, Work
+from workbench.model.layer import Attention, LayerKind
+from workbench.model.model_graph import Module
+from workbench.timing.attention import AttentionTime, without_attention
+
+POLICIES: Mapping[str, tuple[str, Kernel]] = {
+    "causal_cp": ("zigzag", STATIC),
+    "inter_gpu_only": ("lpt", STATIC),
+    "intra_gpu_only": ("zigzag", FIXED),
+    "cornstarch": ("lpt", FIXED),
+    "inter_gpu_multistreams": ("lpt", STREAMS),
+}
+BASELINE = "causal_cp"
+FOUR = tuple(POLICIES)[:4]
+
+MAIN = ("EE", LayerSetting(num_ranks=8))
+SLOW = 0.25  # of the profile's rate: a kernel far from it
+OTHERS = (
+    *((kind, LayerSetting(num_ranks=ranks)) for kind in MASKS for ranks in (4, 8, 16)),
+    ("EE", LayerSetting(num_ranks=4, rate_share=SLOW)),
+    ("EE", LayerSetting(num_ranks=16, rate_share=SLOW)),
+    ("EE", LayerSetting(num_ranks=8, kv_heads_per_launch=2)),
+)
+SEEDS = range(5)
+RANGE_SEEDS = range(2)
+UNSTATED = "ranks, mask, heads per gather, rate of the kernel"
+
+GAIN_REL_TOL = 0.05
+TIME_REL_TOL = 0.25
+
+Times = Mapping[str, float]  # seconds of one attention layer, forward, by policy
+Setting = tuple[str, LayerSetting]  # kind of mask
+
+
+def llm_of(name: str) -> Module:
+    """ "LLM-S" and so on."""
+    return llm_family()[name.removeprefix("LLM-")]()
+
+
+@cache
+def mask_of(kind: str, num_tokens: int, seed: int) -> MaskTiles:
+    return tiles_of(MASKS[kind](num_tokens, seed=seed))
+
+
+def run_policy(
+    bed: Testbed, llm: Module, num_tokens: int, setting: Setting, policy: str, seed: int = 0
+) -> AttentionRun:
+    """One attention layer under one policy."""
+    kind, layer = setting
+    owners_policy, kernel = POLICIES[policy]
+    mask = mask_of(kind, num_tokens, seed)
+    owners = mask.owners(owners_policy, layer.num_ranks, seed)
+    return bed.run(mask, owners, attention_of(llm), layer, kernel)
+
+
+def attention_times(
+    bed: Testbed, llm: Module, num_tokens: int, setting: Setting, policies: Sequence[str], seeds: range
+) -> Times:
+    """Mean over masks of the slowest rank's seconds."""
+    return {
+        policy: fmean(run_policy(bed, llm, num_tokens, setting, policy, seed).makespan_s for seed in seeds)
+        for policy in policies
+    }
+
+
+def rest_s(cost: CostModel, llm: Module, num_tokens: int, setting: Setting) -> tuple[int, float]:
+    """Attentions of the LLM, and the forward seconds of everything else on one rank."""
+    _, layer = setting
+    work = Work((RowWork(num_tokens, num_tokens, 0),))
+    free = AttentionTime(forward_s=0.0, backward_s=0.0)
+    total = 0.0
+    for one in llm.layers:
+        given = {op.name: free for op in one.operators if isinstance(op, Attention)}
+        bare = without_attention(one, given)
+        total += cost.layer_time(bare, work, tp=1, cp=layer.num_ranks, precision=PRECISION).forward_s
+    return sum(one.kind is LayerKind.BLOCK for one in llm.layers), total
+
+
+def model_times(cost: CostModel, llm: Module, num_tokens: int, setting: Setting, times: Times) -> Times:
+    """Forward seconds of the whole LLM."""
+    count, rest = rest_s(cost, llm, num_tokens, setting)
+    return {policy: count * seconds + rest for policy, seconds in times.items()}
+
+
+class PolicyTable:
+    """Ours for one length: the setting shown and the plausible ones, attention and model."""
+
+    def __init__(self, bed: Testbed, num_tokens: int, policies: Sequence[str]) -> None:
+        self._bed, self._num_tokens, self._policies = bed, num_tokens, policies
+        self._found: dict[tuple[str, str], list[Times]] = {}
+
+    def times(self, llm: str, scope: str) -> list[Times]:
+        """The setting shown first."""
+        if (llm, scope) not in self._found:
+            module = llm_of(llm)
+            every = [(MAIN, SEEDS), *((setting, RANGE_SEEDS) for setting in OTHERS)]
+            attention = [
+                attention_times(self._bed, module, self._num_tokens, setting, self._policies, seeds)
+                for setting, seeds in every
+            ]
+            model = [
+                model_times(self._bed.cost, module, self._num_tokens, setting, times)
+                for (setting, _), times in zip(every, attention, strict=True)
+            ]
+            self._found[llm, "attn"], self._found[llm, "model"] = attention, model
+        return self._found[llm, scope]
+
+    @property
+    def step_over_forward(self) -> float:
+        """Attention of a forward, its recompute and its backward, over the forward."""
+        return 2.0 + ATTENTION_BACKWARD_FLOP / self._bed.cost.profile.attention_backward_rate
+
+    def gain(self, llm: str, policy: str, scope: str = "attn") -> float:
+        """Of the setting shown, over causal context parallelism."""
+        shown = self.times(llm, scope)[0]
+        return shown[BASELINE] / shown[policy]
+
+
+def a40_testbed() -> Testbed:
+    return Testbed(a40_cost())
+
+
+def policy_evidence(
+    name: str, where: str, table: PolicyTable, *, scope: str | None = None, mark: str = ""
+) -> Evidence:
+    """Times of the baseline and gains over it, row by row of a printed table.
+
+    Args:
+        name: of the printed table.
+        where: its name in print.
+        table: ours at that length.
+        scope: of all rows, where the table has no column for it.
+        mark: stands before the LLM in the keys.
+    """
+    evidence = Evidence()
+    printed: dict[tuple[str, str], dict[str, float]] = {}
+    for row in printed_rows(name):
+        of_row = scope or row["scope"]
+        time = row.get("time_ms") or row["model_time_ms"]
+        printed.setdefault((row["llm"], of_row), {})[row["policy"]] = float(time)
+    for (llm, of_rows), cells in printed.items():
+        every = table.times(llm, of_rows)
+        key = f"modelled/{mark}{llm}/{of_rows}"
+        _add_baseline(evidence, f"{key}/{BASELINE}/time", cells[BASELINE], every, where, table)
+        for policy in (policy for policy in cells if policy != BASELINE):
+            gains = [times[BASELINE] / times[policy] for times in every]
+            number = PaperNumber(
+                f"{key}/{policy}/gain", cells[BASELINE] / cells[policy], "x", where, GAIN_REL_TOL
+            )
+            evidence.add_range(number, gains, UNSTATED)
+        if of_rows == "attn":
+            joint = sum(all(_fits(times, cells, policy) for policy in cells) for times in every)
+            text = f"{mark}{llm}: {joint} of {len(every)} settings give all attention gains within 5 %"
+            evidence.notes.append(text)
+    return evidence
+
+
+def _fits(times: Times, cells: Mapping[str, float], policy: str) -> bool:
+    gain, printed = times[BASELINE] / times[policy], cells[BASELINE] / cells[policy]
+    return abs(gain / printed - 1) <= GAIN_REL_TOL
+
+
+def _add_baseline(
+    evidence: Evidence, key: str, printed_ms: float, every: Sequence[Times], where: str, table: PolicyTable
+) -> None:
+    """Whether the printed time is that of a forward or of a whole step is open too."""
+    times = [1e3 * one[BASELINE] for one in every]
+    most = max(times) * table.step_over_forward
+    number = PaperNumber(key, printed_ms, "ms", where, TIME_REL_TOL)
+    evidence.add(number, times[0], Unstated(f"{UNSTATED}, passes", min(times), most))
+
+
+def ratio_text(table: PolicyTable, llms: Sequence[str]) -> str:
+    """Gains of the setting shown, one line."""
+    parts = [f"{llm} {policy} {table.gain(llm, policy):.2f}" for llm in llms for policy in FOUR[1:]]
+    return "attention gains over causal CP at 8 ranks, EE: " + ", ".join(parts)

@@ -1,0 +1,295 @@
+"""Figures 9, 10, 13, 14 and 15 of Cornstarch v1: three ways to place encoders, end to end.
+
+Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image, a 30 s clip, as far as
+         the model reads them), encoders and LLM frozen, projectors trained, activation checkpointing; stages,
+         TP 2 and CP 2 of Tables 5 and 6.
+Given:   printed stage counts and model sizes; 6 stages for replicated encoders -> throughput per GPU of the
+         simulated plans with the A40 profile.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, NUM_MICROBATCHES, TEXT_TOKENS
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.models import v1_model
+from experiments.cornstarch.planned import Strategy, paper_job
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import PrintedRow, claim_value, printed_rows
+from sim.step.engine import simulate
+from workbench.cost.model import CostModel
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.plan.codec import plan_hash
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.schedule.action import Action, Pass
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.timing.price import Price, price
+
+NUM_GPUS = 24  # section 6.1
+REPLICATED_STAGES = 6  # appendix B.1
+TP, CP = 2, 2  # every row of Tables 5 and 6 that prints them
+ON_PAR = 0.02
+RATIO_REL_TOL = 0.15
+STAGE_REL_TOL = 0.25
+UNSTATED = "tokens per image and clip"
+MS = 1e3
+_NAMES = {"M": "medium", "S": "small", "L": "large"}
+
+
+class Method(StrEnum):
+    """Where encoders are, by the names of Tables 5 and 6; the third is in the text."""
+
+    REPLICATED = "encoders_replicated"
+    COLOCATED = "encoders_colocated"
+    CORNSTARCH = "cornstarch"
+
+
+STRATEGIES: Mapping[Method, Strategy] = {
+    Method.REPLICATED: encoders_replicated.plan,
+    Method.COLOCATED: encoders_colocated.plan,
+    Method.CORNSTARCH: cornstarch.plan,
+}
+
+
+_BASELINES = (Method.REPLICATED, Method.COLOCATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A model with the printed stage counts of its modules, by method."""
+
+    llm_size: str
+    model: str
+    counts: Mapping[Method, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndToEnd:
+    """A simulated plan.
+
+    Args:
+        tput: inputs a second and GPU.
+        iteration_s: of 24 microbatches.
+        num_ranks: GPUs it takes.
+        is_fitting: whether it fits A40s.
+        stage_s: forward, and forward with backward, of every stage over one microbatch; encoders on
+            the same ranks are one stage.
+        plan_hash: of the plan.
+    """
+
+    tput: float
+    iteration_s: float
+    num_ranks: int
+    is_fitting: bool
+    stage_s: tuple[tuple[float, float], ...]
+    plan_hash: str
+
+
+def configurations(llm_size: str, kinds: Sequence[str]) -> tuple[Configuration, ...]:
+    """The models of Tables 5 and 6 with that LLM and of these kinds ("VLM", ..), in printed order."""
+    tables = ("cornstarch_v1_table5", "cornstarch_v1_table6")
+    rows = [row for table in tables for row in printed_rows(table) if row["llm_size"] == llm_size]
+    models = dict.fromkeys(row["model"] for row in rows if row["model"].partition("-")[0] in kinds)
+    return tuple(_configuration(llm_size, model, rows) for model in models)
+
+
+def _configuration(llm_size: str, model: str, rows: Iterable[PrintedRow]) -> Configuration:
+    printed = {Method(row["method"]): row for row in rows if row["model"] == model}
+    counts = {method: _counts(row) for method, row in printed.items()}
+    one_each = {module: 1 for module in counts[Method.CORNSTARCH] if module != "llm"}
+    counts[Method.REPLICATED] = one_each | {"llm": REPLICATED_STAGES}
+    return Configuration(llm_size=llm_size, model=model, counts=counts)
+
+
+def _counts(row: PrintedRow) -> dict[str, int]:
+    """Stages by module; Table 5 has one column for the one encoder, colocated encoders have one too."""
+    kind = row["model"].partition("-")[0]
+    encoders = {"VLM": ("vision",), "ALM": ("audio",), "VALM": ("vision", "audio")}[kind]
+    cells = {name: row.get("enc_pp") or row.get("coloc_enc_pp") or row[f"{name}_pp"] for name in encoders}
+    return {name: int(cell) for name, cell in cells.items()} | {"llm": int(row["llm_pp"])}
+
+
+def settings(model: str) -> tuple[Setting, ...]:
+    """The likeliest input of Tables 3, 10 and 11, then the most tokens of an image and of a clip."""
+    kind = model.partition("-")[0]
+    guesses = [(IMAGES[0], CLIPS[0])]
+    guesses += [(IMAGES[-1], CLIPS[0])] if kind != "ALM" else []
+    guesses += [(IMAGES[0], CLIPS[-1])] if kind != "VLM" else []
+    return tuple(
+        Setting(text_tokens=TEXT_TOKENS, items=(("vision", image), ("audio", clip)), tp=TP, cp=CP)
+        for image, clip in guesses
+    )
+
+
+def simulated(found: Configuration, method: Method, setting: Setting, cost: CostModel) -> EndToEnd:
+    """The method's plan with the printed stages, simulated."""
+    model = v1_model(found.model, found.llm_size)
+    counts = found.counts[method]
+    job = paper_job(model, setting, counts, NUM_MICROBATCHES, cost)
+    plan = STRATEGIES[method](job, cost)
+    lowered = lower(plan)
+    prices = price(lowered, cost)
+    iteration_s = simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
+    peaks = peak_bytes(lowered, memory_table(lowered))
+    memory_bytes = min(node.memory_bytes for node in plan.cluster.nodes)
+    return EndToEnd(
+        tput=NUM_MICROBATCHES / iteration_s / len(plan.ranks),
+        iteration_s=iteration_s,
+        num_ranks=len(plan.ranks),
+        is_fitting=max(peaks.values()) <= memory_bytes,
+        stage_s=_stage_times(lowered, prices),
+        plan_hash=plan_hash(plan),
+    )
+
+
+def _stage_times(lowered: Lowered, prices: Price) -> tuple[tuple[float, float], ...]:
+    """Of each set of ranks: seconds of forwards, and of all passes, of the first microbatch."""
+    found: dict[tuple[int, ...], tuple[float, float]] = {}
+    for program in lowered.plan.programs:
+        first = [action for action in program.actions if action.microbatch == 0]
+        forward_s = sum(_forward_s(action, prices) for action in first)
+        found[program.ranks] = forward_s, sum(prices.duration_s(action) for action in first)
+    return tuple(found.values())
+
+
+def _forward_s(action: Action, prices: Price) -> float:
+    return prices.duration_s(action) if action.kind is Pass.F else 0.0
+
+
+Runs = Mapping[Method, Sequence[EndToEnd]]  # by method, one run for each setting
+
+
+def figure_evidence(figure: str, llm_sizes: Sequence[str], kinds: Sequence[str], cost: CostModel) -> Evidence:
+    """Throughput per GPU of the three methods on every model of a figure, and who is ahead."""
+    evidence = Evidence()
+    for llm_size in llm_sizes:
+        runs: dict[str, Runs] = {}
+        for found in configurations(llm_size, kinds):
+            runs[found.model] = {
+                method: [simulated(found, method, setting, cost) for setting in settings(found.model)]
+                for method in Method
+            }
+            _add(evidence, llm_size, found.model, runs[found.model])
+        _claim_ahead(evidence, figure, llm_size, runs)
+        evidence.notes.append(_size_note(llm_size, runs))
+        if llm_size == "M":
+            _prose(evidence, runs)
+    return evidence
+
+
+def gains(runs: Runs) -> list[float]:
+    """Throughput of Cornstarch over the better baseline, by setting."""
+    rivals = zip(runs[Method.REPLICATED], runs[Method.COLOCATED], strict=True)
+    best = [max(first.tput, second.tput) for first, second in rivals]
+    return [mine.tput / other for mine, other in zip(runs[Method.CORNSTARCH], best, strict=True)]
+
+
+def over(runs: Runs, baseline: Method) -> list[float]:
+    """Throughput of Cornstarch over a baseline, by setting."""
+    pairs = zip(runs[Method.CORNSTARCH], runs[baseline], strict=True)
+    return [mine.tput / other.tput for mine, other in pairs]
+
+
+def _add(evidence: Evidence, llm_size: str, model: str, runs: Runs) -> None:
+    for method, found in runs.items():
+        key = f"modelled/{llm_size}/{model}/{method}"
+        values = [run.tput for run in found]
+        evidence.ours |= {
+            f"{key}/tput": values[0],
+            f"{key}/tput_low": min(values),
+            f"{key}/tput_high": max(values),
+            f"{key}/iteration_ms": found[0].iteration_s * MS,
+            f"{key}/gpus": found[0].num_ranks,
+        }
+        evidence.plan_hashes.append(found[0].plan_hash)
+
+
+def _claim_ahead(evidence: Evidence, figure: str, llm_size: str, runs: Mapping[str, Runs]) -> None:
+    """Section 6.2.1 excepts VLM-S with the medium LLM."""
+    behind = [model for model, found in runs.items() if gains(found)[0] < 1 - ON_PAR]
+    except_s = figure == "Figure 9" and llm_size == "M"
+    if except_s:
+        lost = gains(runs["VLM-S"])[0]
+        evidence.claim(f"VLM-S is the exception, Cornstarch loses on it (ours {lost:.2f});", lost < 1)
+    wanted = [model for model in runs if not (except_s and model == "VLM-S")]
+    ahead = [model for model in wanted if model not in behind]
+    lost_names = ", ".join(f"{model} {gains(runs[model])[0]:.2f}" for model in wanted if model in behind)
+    evidence.claim(
+        f"{_NAMES[llm_size]} LLM: Cornstarch is not behind the better baseline in {len(ahead)} of "
+        f"{len(wanted)} models (want all{'; behind: ' + lost_names if lost_names else ''});",
+        len(ahead) == len(wanted),
+    )
+    for number, what in ((1, "most tokens of an image"), (-1, "most tokens of a clip")):
+        others = [gains(found)[number] for model, found in runs.items() if _varies(model, number)]
+        if others:
+            evidence.notes.append(
+                f"{_NAMES[llm_size]} LLM with the {what}: not behind in "
+                f"{sum(gain >= 1 - ON_PAR for gain in others)} of {len(others)}, {min(others):.2f} to "
+                f"{max(others):.2f}"
+            )
+    for baseline in _BASELINES:
+        ratios = {model: over(found, baseline)[0] for model, found in runs.items()}
+        evidence.notes.append(
+            f"{_NAMES[llm_size]} LLM, Cornstarch over {baseline}: {min(ratios.values()):.2f} to "
+            f"{max(ratios.values()):.2f}; below 1 by more than {ON_PAR:.0%}: "
+            f"{', '.join(m for m, r in ratios.items() if r < 1 - ON_PAR) or 'none'}"
+        )
+
+
+def _varies(model: str, number: int) -> bool:
+    """Whether a model reads what the second (1) or the last (-1) of its settings varies."""
+    return not model.startswith("ALM" if number == 1 else "VLM")
+
+
+def _size_note(llm_size: str, runs: Mapping[str, Runs]) -> str:
+    all_runs = [(model, m, found[0]) for model, by in runs.items() for m, found in by.items()]
+    large = [
+        f"{model}/{method} {run.num_ranks}" for model, method, run in all_runs if run.num_ranks > NUM_GPUS
+    ]
+    unfit = [f"{model}/{method}" for model, method, run in all_runs if not run.is_fitting]
+    return (
+        f"{_NAMES[llm_size]} LLM: layouts of more than {NUM_GPUS} GPUs: {', '.join(large) or 'none'}; "
+        f"that do not fit A40s by our account: {', '.join(unfit) or 'none'}"
+    )
+
+
+def _prose(evidence: Evidence, runs: Mapping[str, Runs]) -> None:
+    """What sections 6.2.1 and 6.2.2 say in numbers."""
+    if "VLM-S" in runs:
+        ratios = [over(by, baseline) for by in runs.values() for baseline in _BASELINES]
+        most = [max(pick(found) for found in ratios) for pick in (lambda found: found[0], min, max)]
+        _number(evidence, "largest_gain", "cs_v1_e2e_max", most, "x", RATIO_REL_TOL)
+        _iteration(evidence, runs["VLM-S"])
+        _stages(evidence, "VLM-S", runs["VLM-S"][Method.COLOCATED], "vlms_coloc")
+        _stages(evidence, "VLM-S", runs["VLM-S"][Method.CORNSTARCH], "vlms_cs")
+    if "VALM-MM" in runs:
+        both = over(runs["VALM-MM"], Method.COLOCATED)
+        _number(evidence, "VALM-MM/gain", "cs_v1_valmmm_tput", both, "x", RATIO_REL_TOL)
+        _stages(evidence, "VALM-MM", runs["VALM-MM"][Method.COLOCATED], "valmmm_coloc_fb")
+        _stages(evidence, "VALM-MM", runs["VALM-MM"][Method.CORNSTARCH], "valmmm_cs_fb")
+
+
+def _iteration(evidence: Evidence, runs: Runs) -> None:
+    """On VLM-S an iteration is shorter although throughput per GPU is lower."""
+    pairs = zip(runs[Method.CORNSTARCH], runs[Method.COLOCATED], strict=True)
+    shorter = [100 * (1 - mine.iteration_s / other.iteration_s) for mine, other in pairs]
+    _number(evidence, "VLM-S/iteration_shorter", "cs_v1_vlms_iter", shorter, "%", STAGE_REL_TOL)
+    evidence.claim(
+        f"VLM-S: an iteration of Cornstarch is shorter (ours by {shorter[0]:.0f} %);", shorter[0] > 0
+    )
+
+
+def _stages(evidence: Evidence, model: str, found: Sequence[EndToEnd], claim: str) -> None:
+    """The fastest and the slowest stage's forward and backward."""
+    for end, pick in (("low", min), ("high", max)):
+        values = [pick(both for _, both in run.stage_s) * MS for run in found]
+        _number(evidence, f"{model}/{claim}_stage_{end}", f"cs_v1_{claim}_{end}", values, "ms", STAGE_REL_TOL)
+
+
+def _number(
+    evidence: Evidence, key: str, claim: str, values: Sequence[float], unit: str, rel_tol: float
+) -> None:
+    number = PaperNumber(f"modelled/{key}", claim_value(claim), unit, "section 6.2", rel_tol)
+    evidence.add_range(number, values, UNSTATED)

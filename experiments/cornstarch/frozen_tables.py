@@ -1,0 +1,229 @@
+"""Tables 3, 10 and 11 of Cornstarch v1: the printed stage times held against the printed throughputs.
+
+Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image or a 30 s clip),
+         tensor parallelism of Table 9, activation checkpointing, encoder and LLM frozen.
+Given:   printed stage times -> simulated throughput per GPU and gains ([printed]), once with the stage
+         counts of Table 9 ("stated"), once with those that the stage times imply ("implied").
+"""
+
+from collections.abc import Mapping, Sequence
+
+from experiments.cornstarch.frozen_rows import (
+    FrozenRow,
+    Pipeline,
+    frozen_rows,
+    implied_encoder_stages,
+    implied_llm_stages,
+    pairs,
+    winner,
+)
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.modelled_tables import Guess, ModelledTable, modelled_evidence
+from experiments.cornstarch.models import v1_model
+from experiments.cornstarch.planned import Placement
+from experiments.harness.outcome import Claim, Evidence, PaperNumber
+from experiments.harness.printed import claim_value, printed_rows
+from experiments.harness.printed_pipeline import PrintedRun, run_printed
+from workbench.cost.model import CostModel
+from workbench.data.corpus import ItemTokens, square_image_tokens
+
+TABLE_OF = {"M": "table3", "S": "table10", "L": "table11"}
+NUM_MICROBATCHES = 24  # section 6.1: 24 microbatches of one sample
+MAX_STAGES = 6  # section 6.1: at most 6 stages per module
+
+TPUT_REL_TOL = 0.05  # a throughput out of printed stage times: nothing is estimated
+GAIN_REL_TOL = 0.05  # frozen-aware over frozen-unaware
+ROUNDING = 0.005  # the prose has two decimals
+COUNT_REL_TOL = 0.0  # stage counts are integers
+
+TEXT_TOKENS = 1024
+IMAGES = (  # EVA-CLIP's own 224 px, then 336 and 448 px, then all 14 px patches of 1280x720
+    square_image_tokens(224, 14, num_class_tokens=1),
+    square_image_tokens(336, 14, num_class_tokens=1),
+    square_image_tokens(448, 14, num_class_tokens=1),
+    ItemTokens(91 * 51 + 1, 91 * 51),
+)
+CLIPS = (  # Whisper's 1,500 frames of 30 s; pooled in pairs; one token per 10 ms ("4k tokens in total")
+    ItemTokens(1500, 1500),
+    ItemTokens(1500, 750),
+    ItemTokens(1500, 3000),
+)
+UNSTATED = "tokens per image and clip"
+
+
+def table_rows(llm_size: str) -> tuple[FrozenRow, ...]:
+    """The rows of the table with that LLM."""
+    return frozen_rows(f"cornstarch_v1_{TABLE_OF[llm_size]}", result="tput_inputs_per_s_per_gpu")
+
+
+def stated_pipelines(rows: Sequence[FrozenRow]) -> dict[FrozenRow, Pipeline]:
+    """Table 9's stage counts and tensor-parallel degree of every row."""
+    printed = {
+        (row["llm_size"], row["model"], row["method"]): row for row in printed_rows("cornstarch_v1_table9")
+    }
+    found = {}
+    for row in rows:
+        stated = printed[row.llm_size, row.model, "cornstarch" if row.aware else "encoders_colocated"]
+        found[row] = Pipeline(int(stated["enc_pp"]), int(stated["llm_pp"]), int(stated["tp"]))
+    return found
+
+
+def implied_pipelines(llm_size: str) -> dict[FrozenRow, Pipeline]:
+    """Stage counts that the printed stage times of a table imply.
+
+    VLMs of one table share their LLM and its input, and so do ALMs. An encoder's times are
+    shared by the tables with the same tensor-parallel degree: 2 for small and medium, 4 for large.
+    """
+    rows = table_rows(llm_size)
+    stated = stated_pipelines(rows)
+    llm = implied_llm_stages(
+        [[row for row in rows if row.model.startswith(kind)] for kind in ("VLM", "ALM")],
+        max_stages=MAX_STAGES,
+    )
+    same_tp = "L" if llm_size == "L" else "SM"
+    everywhere = [row for size in same_tp for row in table_rows(size)]
+    encoder = implied_encoder_stages(
+        [[row for row in everywhere if row.model == model] for model in dict.fromkeys(r.model for r in rows)],
+        max_stages=MAX_STAGES,
+    )
+    return {row: Pipeline(encoder[row], llm[row], stated[row].tp) for row in rows}
+
+
+def tput_per_gpu(run: PrintedRun, pipeline: Pipeline) -> float:
+    """Inputs per second and GPU: samples of the iteration / its time / GPUs."""
+    return NUM_MICROBATCHES / run.iteration_s / pipeline.num_ranks
+
+
+def printed_evidence(llm_size: str) -> Evidence:
+    """The simulator fed with the printed stage times, with stated and with implied stage counts."""
+    rows = table_rows(llm_size)
+    table = f"Table {TABLE_OF[llm_size].removeprefix('table')}"
+    evidence = Evidence()
+    stated, implied = stated_pipelines(rows), implied_pipelines(llm_size)
+    for title, pipelines in (("stated", stated), ("implied", implied)):
+        ours = {}
+        for row in rows:
+            run = _run(row, pipelines[row])
+            evidence.plan_hashes.append(run.plan_hash)
+            ours[row] = tput_per_gpu(run, pipelines[row])
+            number = PaperNumber(
+                f"printed/{title}/{row.name}/tput", row.result, "inputs/s/GPU", table, TPUT_REL_TOL
+            )
+            evidence.add(number, ours[row])
+        for model, (aware, unaware) in pairs(rows).items():
+            key = f"printed/{title}/{model}/gain"
+            gain = aware.result / unaware.result
+            evidence.add(PaperNumber(key, gain, "x", table, GAIN_REL_TOL), ours[aware] / ours[unaware])
+        evidence.notes.append(_scale_note(title, rows, ours))
+    evidence.claims += _gain_claims(rows, evidence)
+    return evidence
+
+
+def itself_evidence(llm_size: str) -> Evidence:
+    """Table 9 against the stage counts that the stage times imply, and against section 6.4."""
+    rows = table_rows(llm_size)
+    stated, implied = stated_pipelines(rows), implied_pipelines(llm_size)
+    evidence = Evidence()
+    for row in rows:
+        key = f"itself/{row.name}/llm_stages"
+        number = PaperNumber(key, stated[row].llm_stages, "stages", "Table 9", COUNT_REL_TOL)
+        evidence.add(number, implied[row].llm_stages)
+    for title, pipelines in (("Table 9", stated), ("the implied counts", implied)):
+        equal = [pipelines[a].num_stages == pipelines[u].num_stages for a, u in pairs(rows).values()]
+        pairs_equal = f"{sum(equal)} of {len(equal)} pairs do"
+        evidence.claim(
+            f"both methods have equal stage totals (section 6.4) by {title}, {pairs_equal}:", all(equal)
+        )
+    counts = ", ".join(
+        f"{row.name} {implied[row].encoder_stages}+{implied[row].llm_stages}"
+        f" (stated {stated[row].encoder_stages}+{stated[row].llm_stages})"
+        for row in rows
+    )
+    evidence.notes.append(f"encoder + LLM stages implied by the stage times: {counts}")
+    return evidence
+
+
+def prose_evidence() -> Evidence:
+    """Sums and gains that section 6.4 takes from Table 3, taken again."""
+    aware, unaware = pairs(table_rows("M"))["VLM-L"]
+    gains = [a.result / u.result for a, u in pairs(table_rows("M")).values()]
+    evidence = Evidence()
+    for claim_id, unit, ours in (
+        ("cs_v1_vlml_aware_enc", "ms", 1e3 * aware.encoder.total_s),
+        ("cs_v1_vlml_aware_llm", "ms", 1e3 * aware.llm.total_s),
+        ("cs_v1_vlml_unaware_enc", "ms", 1e3 * unaware.encoder.total_s),
+        ("cs_v1_vlml_unaware_llm", "ms", 1e3 * unaware.llm.total_s),
+        ("cs_v1_vlml_tput", "x", aware.result / unaware.result),
+        ("cs_v1_pp_max", "x", max(gains)),
+    ):
+        printed = claim_value(claim_id)
+        key = f"itself/prose/{claim_id.removeprefix('cs_v1_')}"
+        evidence.add(PaperNumber(key, printed, unit, "section 6.4", ROUNDING / printed), ours)
+    return evidence
+
+
+def _run(row: FrozenRow, pipeline: Pipeline) -> PrintedRun:
+    model = v1_model(row.model, row.llm_size)
+    encoder, llm = (module.name for module in model.modules)
+    return run_printed(
+        model,
+        {encoder: pipeline.encoder_stages, llm: pipeline.llm_stages},
+        {encoder: row.encoder, llm: row.llm},
+        NUM_MICROBATCHES,
+    )
+
+
+def _scale_note(title: str, rows: Sequence[FrozenRow], ours: Mapping[FrozenRow, float]) -> str:
+    factors = sorted(row.result / ours[row] for row in rows)
+    middle = factors[len(factors) // 2]
+    return (
+        f"printed / simulated throughput per GPU with {title} counts: {factors[0]:.1f} .. {factors[-1]:.1f}, "
+        f"median {middle:.1f}; 1 is what one sample per microbatch gives"
+    )
+
+
+def _gain_claims(rows: Sequence[FrozenRow], evidence: Evidence) -> list[Claim]:
+    """Who wins, by the implied counts: the simulator agrees with the printed throughputs."""
+    claims = []
+    for model, (aware, unaware) in pairs(rows).items():
+        printed = winner(aware.result / unaware.result)
+        simulated = winner(evidence.ours[f"printed/implied/{model}/gain"])
+        text = f"{model}: the simulator, given the implied stages, sees what is printed: {printed};"
+        claims.append(Claim(text, printed == simulated))
+    return claims
+
+
+def v1_guesses(row: FrozenRow, tp: int) -> tuple[Guess, ...]:
+    """Tokens per image and clip that section 6.1 leaves open; the encoders' own sizes come first."""
+    settings = [
+        Setting(text_tokens=TEXT_TOKENS, items=(("vision", image), ("audio", clip)), tp=tp)
+        for image, clip in [(IMAGES[0], CLIPS[0])]
+        + ([(image, CLIPS[0]) for image in IMAGES[1:]] if row.model.startswith("VLM") else [])
+        + ([(IMAGES[0], clip) for clip in CLIPS[1:]] if row.model.startswith("ALM") else [])
+    ]
+    return tuple(Guess(setting) for setting in settings)
+
+
+def table_evidence(llm_size: str, cost: CostModel) -> list[Evidence]:
+    """All evidence of the table with that LLM."""
+    return [printed_evidence(llm_size), itself_evidence(llm_size), own_evidence(llm_size, cost)]
+
+
+def own_evidence(llm_size: str, cost: CostModel) -> Evidence:
+    """Our own cost model and planner on the rows of a table."""
+    rows = table_rows(llm_size)
+    pipelines = implied_pipelines(llm_size)
+    return modelled_evidence(
+        ModelledTable(
+            rows=rows,
+            pipelines=pipelines,
+            model_of=lambda row: v1_model(row.model, row.llm_size),
+            guesses_of=lambda row: v1_guesses(row, pipelines[row].tp),
+            unstated=UNSTATED,
+            gain_of=lambda aware, unaware: aware.result / unaware.result,
+            placement=Placement.DISJOINT,
+            num_microbatches=NUM_MICROBATCHES,
+            where=f"Table {TABLE_OF[llm_size].removeprefix('table')}",
+        ),
+        cost,
+    )

@@ -1,0 +1,161 @@
+"""Tables 2, 7 and 8 of Cornstarch v1: encoders colocated against encoders on ranks of their own.
+
+Setup:   A40 GPUs, 24 microbatches of one sample: 1k text tokens, one 1280x720 image, a 30 s clip.
+Given:   printed stage counts, model sizes and plausible inputs -> throughput per GPU of the simulated plans
+         with the A40 profile. No stage times are printed, so there is no other evidence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+
+from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, NUM_MICROBATCHES, TEXT_TOKENS
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.models import v1_model
+from experiments.cornstarch.planned import STRATEGIES, Awareness, Placement, Planned, paper_job, simulated
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import PrintedRow, printed_rows
+from workbench.cost.model import CostModel
+
+TABLE_OF = {"M": "table2", "S": "table7", "L": "table8"}
+NUM_GPUS = 24  # section 6.1
+TPUT_REL_TOL = 0.25
+RATIO_REL_TOL = 0.15
+UNSTATED = "tokens per image and clip, tensor and context degrees"
+
+
+@dataclass(frozen=True, slots=True)
+class ModalityRow:
+    """One model: stages by module and throughput of both methods; None where the cell is lost."""
+
+    model: str
+    colocated: Mapping[str, int]
+    colocated_tput: float | None
+    disjoint: Mapping[str, int]
+    disjoint_tput: float | None
+
+
+def modality_rows(llm_size: str) -> tuple[ModalityRow, ...]:
+    """The nine models of the table with that LLM."""
+    by_model: dict[str, dict[str, PrintedRow]] = {}
+    for row in printed_rows(f"cornstarch_v1_{TABLE_OF[llm_size]}"):
+        by_model.setdefault(row["model"], {})[row["method"]] = row
+    return tuple(_row(model, **methods) for model, methods in by_model.items())
+
+
+def _row(model: str, encoders_colocated: PrintedRow, modality_parallel: PrintedRow) -> ModalityRow:
+    together, apart = encoders_colocated, modality_parallel
+    return ModalityRow(
+        model=model,
+        colocated={
+            "vision": int(together["coloc_enc_pp"]),
+            "audio": int(together["coloc_enc_pp"]),
+            "llm": int(together["llm_pp"]),
+        },
+        colocated_tput=_tput(together),
+        disjoint={
+            "vision": int(apart["vision_pp"]),
+            "audio": int(apart["audio_pp"]),
+            "llm": int(apart["llm_pp"]),
+        },
+        disjoint_tput=_tput(apart),
+    )
+
+
+def _tput(row: PrintedRow) -> float | None:
+    cell = row["tput_inputs_per_s_per_gpu"]
+    return float(cell) if cell else None
+
+
+def settings(llm_size: str) -> tuple[Setting, ...]:
+    """Plausible inputs and degrees; only the large LLM needs cp 2 for its memory (appendix D.1)."""
+    likely_cp, other_cp = (2, 1) if llm_size == "L" else (1, 2)
+    guesses = [
+        (IMAGES[0], CLIPS[0], likely_cp),
+        (IMAGES[2], CLIPS[0], likely_cp),
+        (IMAGES[3], CLIPS[0], likely_cp),
+        (IMAGES[0], CLIPS[2], likely_cp),
+        (IMAGES[0], CLIPS[0], other_cp),
+    ]
+    return tuple(
+        Setting(text_tokens=TEXT_TOKENS, items=(("vision", image), ("audio", clip)), tp=2, cp=cp)
+        for image, clip, cp in guesses
+    )
+
+
+def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
+    """Throughput per GPU of both methods with the printed stages, and their ratio."""
+    evidence = Evidence()
+    where = f"Table {TABLE_OF[llm_size].removeprefix('table')}"
+    rows, ratios = modality_rows(llm_size), []
+    for row in rows:
+        together = _tputs(row, row.colocated, Placement.COLOCATED, llm_size, cost)
+        apart = _tputs(row, row.disjoint, Placement.DISJOINT, llm_size, cost)
+        evidence.plan_hashes += [together[0][1].plan_hash, apart[0][1].plan_hash]
+        for name, tput, ours in (
+            ("colocated", row.colocated_tput, together),
+            ("disjoint", row.disjoint_tput, apart),
+        ):
+            key = f"modelled/{row.model}/{name}/tput"
+            values = [value for value, _ in ours]
+            evidence.ours[key] = values[0]
+            if tput is not None:
+                number = PaperNumber(key, tput, "inputs/s/GPU", where, TPUT_REL_TOL)
+                evidence.add_range(number, values, UNSTATED)
+        both = [a / t for (a, _), (t, _) in zip(apart, together, strict=True)]
+        ratios.append(both[0])
+        evidence.ours[f"modelled/{row.model}/ratio"] = both[0]
+        if row.colocated_tput is not None and row.disjoint_tput is not None:
+            number = PaperNumber(
+                f"modelled/{row.model}/ratio",
+                row.disjoint_tput / row.colocated_tput,
+                "x",
+                where,
+                RATIO_REL_TOL,
+            )
+            evidence.add_range(number, both, UNSTATED)
+    _claim_no_sacrifice(evidence, rows, ratios)
+    return evidence
+
+
+def layout_evidence(llm_size: str) -> Evidence:
+    """Do Table 6's layouts, whose stages Tables 7 and 8 use, fit the 24 GPUs of section 6.1?"""
+    evidence = Evidence()
+    gpus = {}
+    for row in printed_rows("cornstarch_v1_table6"):
+        if row["llm_size"] == llm_size and row["cp"]:
+            counts = [row[column] for column in ("llm_pp", "coloc_enc_pp", "vision_pp", "audio_pp")]
+            stages = sum(int(count) for count in counts if count)
+            gpus[f"{row['model']}/{row['method']}"] = stages * int(row["tp"]) * int(row["cp"])
+    over = {name: count for name, count in gpus.items() if count > NUM_GPUS}
+    evidence.claim(
+        f"the layouts of Table 6 fit {NUM_GPUS} GPUs ({len(gpus) - len(over)} of {len(gpus)} do, "
+        f"the largest takes {max(gpus.values())}):",
+        not over,
+    )
+    return evidence
+
+
+def _tputs(
+    row: ModalityRow, counts: Mapping[str, int], placement: Placement, llm_size: str, cost: CostModel
+) -> list[tuple[float, Planned]]:
+    """(inputs/s per GPU, plan) per setting. Colocated is the paper's baseline: frozen-unaware."""
+    awareness = Awareness.AWARE if placement is Placement.DISJOINT else Awareness.UNAWARE
+    model = v1_model(row.model, llm_size)
+    found = []
+    for setting in settings(llm_size):
+        job = paper_job(model, setting, counts, NUM_MICROBATCHES, cost)
+        planned = simulated(STRATEGIES[placement, awareness], job, cost)
+        found.append((NUM_MICROBATCHES / planned.iteration_s / planned.num_ranks, planned))
+    return found
+
+
+def _claim_no_sacrifice(evidence: Evidence, rows: Sequence[ModalityRow], ours: Sequence[float]) -> None:
+    printed = [r.disjoint_tput / r.colocated_tput for r in rows if r.disjoint_tput and r.colocated_tput]
+    for name, ratios in (("in print", printed), ("in our model", ours)):
+        mean = geometric_mean(ratios)
+        evidence.claim(
+            f"modality parallelism does not sacrifice throughput {name} (geometric mean {mean:.3f} of "
+            f"colocated, at least 0.98 in {sum(ratio >= 0.98 for ratio in ratios)} of {len(ratios)}):",
+            mean >= 0.98,
+        )

@@ -1,0 +1,107 @@
+"""Stage times of our own cost model: layers of a model on one microbatch of a paper's input."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from experiments.harness.printed_pipeline import StageTimes
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.cost.roofline import RowWork, Work
+from workbench.data.corpus import ItemTokens
+from workbench.model.frozen import gradient_needs
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, ModelGraph, Module
+from workbench.plan.plan import Recompute
+from workbench.timing.price import pass_times
+
+A40 = "A40"
+
+
+@cache
+def a40_cost() -> CostModel:
+    """The papers' GPU, as its profile has it."""
+    return CostModel(load_profile(A40))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What one microbatch is and how it is run.
+
+    Args:
+        text_tokens: of one sample.
+        items: (modality, tokens) of the one image and clip of a sample.
+        microbatch_samples: samples of a microbatch.
+        tp, cp: degrees of every stage.
+        recompute: of every module.
+        precision: "bfloat16" or "float32".
+    """
+
+    text_tokens: int
+    items: tuple[tuple[str, ItemTokens], ...]
+    microbatch_samples: int = 1
+    tp: int = 1
+    cp: int = 1
+    recompute: Recompute = Recompute.FULL
+    precision: str = "bfloat16"
+
+    def tokens(self, modality: str) -> ItemTokens:
+        return dict(self.items)[modality]
+
+    def sequence_tokens(self, model: ModelGraph) -> int:
+        """Tokens of one sample in the LLM."""
+        encoders = [module.modality for module in model.modules if module.modality != TEXT]
+        return self.text_tokens + sum(self.tokens(modality).tokens_out for modality in encoders)
+
+
+def layer_times(model: ModelGraph, setting: Setting, cost: CostModel) -> dict[str, tuple[StageTimes, ...]]:
+    """Forward and backward of every layer, by module, under the exact frozen rule.
+
+    Complexity: O(distinct layers).
+    """
+    needs = gradient_needs(model)
+    found: dict[str, tuple[StageTimes, ...]] = {}
+    for module in model.modules:
+        work, tp = module_work(model, module, setting), module_tp(module, setting.tp)
+        times = []
+        for layer, need in zip(module.layers, needs[module.name], strict=True):
+            time = cost.layer_time(layer, work, tp=tp, cp=setting.cp, precision=setting.precision)
+            passes = pass_times([time], [need], setting.recompute)
+            backward_s = passes.recompute_s + passes.through_s + passes.weights_s
+            times.append(StageTimes(passes.forward_s, backward_s))
+        found[module.name] = tuple(times)
+    return found
+
+
+def module_work(model: ModelGraph, module: Module, setting: Setting) -> Work:
+    """One row per sample; encoder items attend in full, samples causally."""
+    if module.modality == TEXT:
+        tokens = setting.sequence_tokens(model)
+        row = RowWork(tokens, tokens, tokens * (tokens + 1) // 2)
+    else:
+        tokens_in, tokens_out = setting.tokens(module.modality)
+        row = RowWork(tokens_in, tokens_out, tokens_in**2)
+    return Work((row,) * setting.microbatch_samples)
+
+
+def module_tp(module: Module, tp: int) -> int:
+    """The largest degree up to `tp` that divides the module's key-value heads and `tp`.
+
+    Whisper at 1,920 has 30 heads of 64, which 4 does not divide.
+    """
+    heads = {
+        op.num_kv_heads for layer in module.layers for op in layer.operators if isinstance(op, Attention)
+    }
+    return max(degree for degree in range(1, tp + 1) if all(count % degree == 0 for count in (*heads, tp)))
+
+
+def total(times: Iterable[StageTimes]) -> StageTimes:
+    """Of several layers one after the other."""
+    listed = list(times)
+    return StageTimes(sum(time.forward_s for time in listed), sum(time.backward_s for time in listed))
+
+
+def spread(settings: Sequence[Setting], value: Callable[[Setting], float]) -> tuple[float, float]:
+    """Least and greatest value over settings."""
+    values = [value(setting) for setting in settings]
+    return min(values), max(values)

@@ -1,0 +1,142 @@
+"""The frozen-aware tables out of our own cost model: stage times, and the gain of our own planner."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from experiments.cornstarch.frozen_rows import FrozenRow, Pipeline, pairs, winner
+from experiments.cornstarch.modelled import Setting, layer_times, total
+from experiments.cornstarch.planned import (
+    STRATEGIES,
+    Awareness,
+    Placement,
+    Planned,
+    best_split,
+    paper_job,
+    simulated,
+)
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed_pipeline import StageTimes
+from workbench.cost.model import CostModel
+from workbench.model.model_graph import TEXT, ModelGraph
+
+TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
+GAIN_REL_TOL = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One plausible setting, with all stage counts of the table times `multiple`."""
+
+    setting: Setting
+    multiple: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledTable:
+    """What a table's own-model evidence needs.
+
+    Args:
+        rows: of the table; pipelines: the stage counts implied by their times.
+        model_of: the multimodal model of a row.
+        guesses_of: plausible settings of a row, the likeliest first.
+        unstated: what they guess at.
+        gain_of: printed gain of (frozen-aware, frozen-unaware).
+        placement: of the encoders.
+        num_microbatches: of an iteration.
+        where: the table.
+    """
+
+    rows: Sequence[FrozenRow]
+    pipelines: Mapping[FrozenRow, Pipeline]
+    model_of: Callable[[FrozenRow], ModelGraph]
+    guesses_of: Callable[[FrozenRow], Sequence[Guess]]
+    unstated: str
+    gain_of: Callable[[FrozenRow, FrozenRow], float]
+    placement: Placement
+    num_microbatches: int
+    where: str
+
+
+def modelled_evidence(table: ModelledTable, cost: CostModel) -> Evidence:
+    """Stage times at the implied counts, then the planner's own counts and gain."""
+    evidence = Evidence()
+    for row in table.rows:
+        _add_stage_times(evidence, table, row, cost)
+    same = 0
+    for model, (aware, unaware) in pairs(table.rows).items():
+        planned = [
+            (
+                _planned(table, aware, guess, Awareness.AWARE, cost),
+                _planned(table, aware, guess, Awareness.UNAWARE, cost),
+            )
+            for guess in table.guesses_of(aware)
+        ]
+        gains = [gain_per_rank(ours_aware, ours_unaware) for ours_aware, ours_unaware in planned]
+        printed = table.gain_of(aware, unaware)
+        number = PaperNumber(f"modelled/{model}/gain", printed, "x", table.where, GAIN_REL_TOL)
+        evidence.add_range(number, gains, table.unstated)
+        evidence.plan_hashes += [plan.plan_hash for plan in planned[0]]
+        evidence.claim(
+            f"{model}: our planner finds what is printed: {winner(printed)};",
+            winner(gains[0]) == winner(printed),
+        )
+        for row, plan in zip((aware, unaware), planned[0], strict=True):
+            chosen = plan.stages[_llm(table.model_of(row))]
+            same += chosen == table.pipelines[row].llm_stages
+            evidence.ours[f"modelled/{row.name}/llm_stages"] = chosen
+            evidence.ours[f"modelled/{row.name}/iteration_s"] = plan.iteration_s
+    evidence.notes.append(
+        f"our planner gives the LLM the implied number of stages in {same} of {len(table.rows)} rows"
+    )
+    return evidence
+
+
+def gain_per_rank(aware: Planned, unaware: Planned) -> float:
+    """Throughput per GPU, frozen-aware over frozen-unaware."""
+    return unaware.iteration_s * unaware.num_ranks / (aware.iteration_s * aware.num_ranks)
+
+
+def _add_stage_times(evidence: Evidence, table: ModelledTable, row: FrozenRow, cost: CostModel) -> None:
+    ours = [_stage_times(table, row, guess, cost) for guess in table.guesses_of(row)]
+    cells = {
+        "enc_fwd": (row.encoder.forward_s, [encoder.forward_s for encoder, _ in ours]),
+        "llm_fwd": (row.llm.forward_s, [llm.forward_s for _, llm in ours]),
+        "llm_bwd": (row.llm.backward_s, [llm.backward_s for _, llm in ours]),
+    }
+    for name, (printed_s, values) in cells.items():
+        number = PaperNumber(f"modelled/{row.name}/{name}", 1e3 * printed_s, "ms", table.where, TIME_REL_TOL)
+        values_ms = [1e3 * value for value in values]
+        evidence.add_range(number, values_ms, table.unstated)
+
+
+def _stage_times(
+    table: ModelledTable, row: FrozenRow, guess: Guess, cost: CostModel
+) -> tuple[StageTimes, StageTimes]:
+    """Mean times of an encoder stage (all encoders together) and of an LLM stage."""
+    model, pipeline = table.model_of(row), table.pipelines[row]
+    times = layer_times(model, guess.setting, cost)
+    llm = _llm(model)
+    encoders = total(time for name, module in times.items() if name != llm for time in module)
+    return (
+        _share(encoders, pipeline.encoder_stages * guess.multiple),
+        _share(total(times[llm]), pipeline.llm_stages * guess.multiple),
+    )
+
+
+def _planned(
+    table: ModelledTable, row: FrozenRow, guess: Guess, awareness: Awareness, cost: CostModel
+) -> Planned:
+    """Both methods get as many stages as the frozen-aware row has."""
+    model = table.model_of(row)
+    num_stages = table.pipelines[row].num_stages * guess.multiple
+    counts = best_split(model, guess.setting, cost, awareness, num_stages)
+    job = paper_job(model, guess.setting, counts, table.num_microbatches, cost)
+    return simulated(STRATEGIES[table.placement, awareness], job, cost)
+
+
+def _llm(model: ModelGraph) -> str:
+    return next(module.name for module in model.modules if module.modality == TEXT)
+
+
+def _share(whole: StageTimes, count: int) -> StageTimes:
+    return StageTimes(whole.forward_s / count, whole.backward_s / count)

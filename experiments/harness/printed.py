@@ -1,0 +1,42 @@
+"""The papers' printed numbers, read from `experiments/reference/*.csv`."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+REFERENCE = Path(__file__).parents[1] / "reference"
+
+PrintedRow = Mapping[str, str]
+
+
+def printed_rows(name: str) -> tuple[PrintedRow, ...]:
+    """Rows of a table in printed order, cells as text.
+
+    Raises:
+        ValueError: no such table, or a row with more cells than the header.
+    """
+    path = REFERENCE / f"{name}.csv"
+    if not path.is_file():
+        known = ", ".join(sorted(found.stem for found in REFERENCE.glob("*.csv")))
+        raise ValueError(f"no printed table {name!r}: the tables are {known}")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = tuple(csv.DictReader(file))
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise ValueError(f"{path.name} line {number}: cells and header differ in number")
+    return rows
+
+
+def claim_value(claim_id: str) -> float:
+    """The number of a claim made in prose."""
+    found = [row for row in printed_rows("cornstarch_claims") if row["claim_id"] == claim_id]
+    if len(found) != 1:
+        raise ValueError(f"want one claim {claim_id!r}, got {len(found)}")
+    return float(found[0]["value"])
+
+
+def is_true(cell: str) -> bool:
+    """A printed check mark; ValueError for anything but true and false."""
+    if cell not in ("true", "false"):
+        raise ValueError(f"want true or false, got {cell!r}")
+    return cell == "true"

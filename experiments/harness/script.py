@@ -1,0 +1,133 @@
+"""A script: one table or figure of a paper as a declaration, found on disk, with one command line for all.
+
+@script(profile=A40)
+def run() -> Parts:
+    \"\"\"All evidence of the table.\"\"\"
+    return [printed_evidence(), own_evidence()]
+
+if __name__ == "__main__":
+    main(run)
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from experiments.harness.command import command_line
+from experiments.harness.drawing import save
+from experiments.harness.outcome import Evidence, Outcome, Verdict, outcome_of
+from experiments.harness.record import FOLDER, as_record, table, write
+
+Parts = Iterable[Evidence]
+DECLARED = re.compile(r"^(@|run = )script\(", re.MULTILINE)
+DRAWS = re.compile(r"\.figures(\[| =)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """Calling it computes all evidence and judges it.
+
+    Args:
+        name: `<paper>/<script>`, as the module's path says.
+        about: the module's docstring: paper, setup, what is given, what differs.
+        compute: all evidence.
+        profile: of the hardware that is priced, if any.
+    """
+
+    name: str
+    about: str
+    compute: Callable[[], Parts]
+    profile: str | None = None
+
+    def __call__(self) -> Outcome:
+        return outcome_of(self.name, self.compute(), profile=self.profile)
+
+
+def script(*, profile: str | None = None) -> Callable[[Callable[[], Parts]], Script]:
+    """Declare a module's script; its name and its docstring are the module's."""
+
+    def declared(compute: Callable[[], Parts]) -> Script:
+        scope: Mapping[str, Any] = compute.__globals__
+        name = scope["__spec__"].name.removeprefix("experiments.").replace(".", "/")
+        return Script(name=name, about=scope["__doc__"], compute=compute, profile=profile)
+
+    return declared
+
+
+def main(run: Script) -> NoReturn:
+    """The command of a script: the table, the result file, with `--json` one JSON object as the last line."""
+    arguments = command_line(run.about).parse_args()
+    raise SystemExit(finished(run(), as_json=arguments.json))
+
+
+def finished(outcome: Outcome, *, as_json: bool, more: Mapping[str, Any] | None = None) -> int:
+    """Print the table, write the result file, draw the figures; the exit status is 1 on OFF or MISSING.
+
+    Args:
+        outcome: of the script.
+        as_json: print the record, too, with `more` in it.
+    """
+    print(table(outcome))
+    keep(outcome)
+    if as_json:
+        print(json.dumps(as_record(outcome) | dict(more or {})))
+    return outcome.exit_status
+
+
+def keep(outcome: Outcome) -> None:
+    """Write `results/<paper>_<script>.json` and the figures beside it."""
+    folder = write(outcome).parent / "plots"
+    for name, grid in outcome.figures.items():
+        save(grid, folder, name)
+
+
+def scripts() -> tuple[str, ...]:
+    """Scripts found on disk, as `<paper>/<script>`: modules of a sub-package that declare one."""
+    modules = (path for path in FOLDER.glob("*/*.py") if path.parent.name != "harness")
+    found = (path for path in modules if DECLARED.search(path.read_text()))
+    return tuple(sorted(f"{path.parent.name}/{path.stem}" for path in found))
+
+
+def draws_itself(name: str) -> bool:
+    """Whether a script has a drawing of its own."""
+    path = FOLDER / f"{name}.py"
+    return path.is_file() and DRAWS.search(path.read_text()) is not None
+
+
+def reproduce(
+    names: Sequence[str] = (), *, show: Callable[[str], None] | None = None
+) -> dict[str, dict[str, str | int]]:
+    """Run scripts, write their results, and return the counts of their verdicts.
+
+    Args:
+        names: `<paper>/<script>` or `<paper>` each; empty for all.
+        show: called with the table of each script as it ends.
+
+    Raises:
+        ValueError: no script has that name.
+    """
+    known = scripts()
+    for name in names:
+        if not any(script == name or script.startswith(f"{name}/") for script in known):
+            raise ValueError(f"no script {name!r}: the scripts are {', '.join(known)}")
+    chosen = [each for each in known if not names or each in names or each.split("/")[0] in names]
+    summary: dict[str, dict[str, str | int]] = {}
+    for each in chosen:
+        run: Script = importlib.import_module(f"experiments.{each.replace('/', '.')}").run
+        outcome = run()
+        keep(outcome)
+        if show is not None:
+            show(table(outcome))
+        summary[each] = {
+            "verdict": outcome.verdict.value,
+            "rows_ok": outcome.count(Verdict.OK),
+            "rows_off": outcome.count(Verdict.OFF),
+            "rows_underspecified": outcome.count(Verdict.UNDERSPECIFIED),
+            "rows_missing": outcome.count(Verdict.MISSING),
+            "claims_hold": sum(claim.holds for claim in outcome.claims),
+            "claims_fail": sum(not claim.holds for claim in outcome.claims),
+        }
+    return summary

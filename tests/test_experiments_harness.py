@@ -1,0 +1,169 @@
+"""Declarations of experiments: printed tables by their cells, scripts by their modules, drawings as data."""
+
+import pytest
+from matplotlib import pyplot as plt
+
+from experiments.harness import printed
+from experiments.harness.drawing import drawn, save
+from experiments.harness.figure import (
+    BLUE,
+    Band,
+    Bars,
+    Box,
+    Grid,
+    Line,
+    Lines,
+    Series,
+    Spreads,
+    Timeline,
+    cumulative,
+    timelines,
+    wrapped,
+)
+from experiments.harness.outcome import Evidence, Verdict, outcome_of
+from experiments.harness.script import draws_itself, script, scripts
+from experiments.harness.table import Cell, Table
+from experiments.plots import comparison
+
+LINE = Line(x=(1, 2), y=(1, 4), colour=BLUE, label="ours")
+PANELS = (
+    Lines(x="tokens", y="seconds, s", lines=[LINE], bands=[Band(x=(1, 2), low=(0, 1), high=(2, 5))]),
+    Lines(y="share", names=("a", "b"), lines=[LINE], log="y"),
+    Bars(y="times", names=("a", "b"), series=[Series(values=(1, 2), colour=BLUE, label="ours")], level=1),
+    Spreads(y="idle share", values={"a": (1, 2, 3), "b": (2, 3, 4)}),
+    Timeline(x="s", y="block", boxes=(Box(0, "llm", True, 0.0, 1.0), Box(1, "llm", False, 1.0, 3.0))),
+)
+
+
+@pytest.fixture
+def two_rows(tmp_path, monkeypatch):
+    (tmp_path / "small.csv").write_text("model,time_ms,note\na,100,\nb,,lost\nc,7.5,\n")
+    monkeypatch.setattr(printed, "REFERENCE", tmp_path)
+
+
+def small(compute, rel_tol=0.1, **more):
+    cells = {"time": Cell(column="time_ms", unit="ms", rel_tol=rel_tol)}
+    return Table(
+        csv="small",
+        where="Table 1",
+        key=lambda row: f"modelled/{row['model']}/",
+        cells=cells,
+        compute=compute,
+        **more,
+    )
+
+
+@pytest.mark.usefixtures("two_rows")
+def test_a_table_holds_every_filled_cell_against_ours():
+    asked = []
+
+    def compute(row):
+        asked.append(row["model"])
+        return {"time": [105.0]}
+
+    rows = outcome_of("p/t", [small(compute).evidence()]).rows
+    assert [row.number.key for row in rows] == ["modelled/a/time", "modelled/c/time"]
+    assert [row.verdict for row in rows] == [Verdict.OK, Verdict.OFF]
+    assert asked == ["a", "c"]
+
+
+@pytest.mark.usefixtures("two_rows")
+def test_several_values_are_a_range_over_what_is_unstated():
+    (row,) = outcome_of(
+        "p/t",
+        [
+            small(
+                lambda _: {"time": [200.0, 90.0]}, unstated="batch", holds=lambda row: row["model"] == "a"
+            ).evidence()
+        ],
+    ).rows
+    assert row.ours == 200.0
+    assert (row.unstated.what, row.unstated.low, row.unstated.high) == ("batch", 90.0, 200.0)
+    with pytest.raises(ValueError, match="must name what"):
+        small(lambda _: {"time": [200.0, 90.0]}).evidence()
+
+
+@pytest.mark.usefixtures("two_rows")
+def test_a_tolerance_may_depend_on_the_printed_digits():
+    found = small(lambda _: {"time": [100.0]}, rel_tol=lambda cell: 0.5 if "." in cell else 0.0).evidence()
+    assert [number.rel_tol for number in found.paper] == [0.0, 0.5]
+
+
+def test_a_script_is_called_as_its_module():
+    found = script(profile="A40")(lambda: [Evidence(notes=["one"])])
+    assert found.name.split("/")[-1] == "test_experiments_harness"
+    assert found.about == __doc__
+    outcome = found()
+    assert (outcome.script, outcome.notes, outcome.profile) == (found.name, ("one",), "A40")
+
+
+def test_every_script_on_disk_is_declared_once_and_scripts_that_draw_are_known():
+    found = scripts()
+    assert len(found) == len(set(found)) >= 78
+    assert draws_itself("entrain/figure4_5")
+    assert not draws_itself("disttrain/figures13_14")
+    assert not draws_itself("no/such")
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: type(panel).__name__)
+def test_a_drawing_is_a_png_and_a_pdf_with_the_same_bytes_each_time(panel, tmp_path):
+    grid = Grid(rows=[[panel, None]], title="title")
+    first = [path.read_bytes() for path in save(grid, tmp_path / "a", "one")]
+    again = save(grid, tmp_path / "b", "one")
+    assert [path.name for path in again] == ["one.png", "one.pdf"]
+    assert [path.read_bytes() for path in again] == first
+    assert first[0].startswith(b"\x89PNG")
+    assert first[1].startswith(b"%PDF")
+
+
+def test_one_legend_stands_below_all_panels_and_names_each_label_once():
+    figure = drawn(Grid(rows=[[PANELS[0], PANELS[2]]]))
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ours"]
+    renderer = figure.canvas.get_renderer()
+    top = legend.get_window_extent(renderer).y1
+    assert all(axes.get_legend() is None for axes in figure.axes)
+    assert all(axes.get_window_extent(renderer).y0 >= top for axes in figure.axes)
+    plt.close(figure)
+
+
+def test_stacked_bars_stand_on_each_other():
+    parts = [Series(values=(1.0, 2.0), colour=BLUE), Series(values=(3.0, 4.0), colour=BLUE)]
+    figure = drawn(Grid(rows=[[Bars(y="share", names=("a", "b"), series=parts, stacked=True)]]))
+    tops = [patch.get_y() + patch.get_height() for patch in figure.axes[0].patches]
+    assert tops == [1.0, 2.0, 4.0, 6.0]
+    plt.close(figure)
+
+
+def test_panels_fill_rows():
+    assert [len(row) for row in wrapped(PANELS, 2)] == [2, 2, 2]
+    assert wrapped(PANELS, 2)[-1][-1] is None
+
+
+def test_cumulative_shares_end_at_one():
+    line = cumulative([3.0, 1.0, 2.0], BLUE)
+    assert (line.x, line.y) == ([1.0, 2.0, 3.0], [1 / 3, 2 / 3, 1.0])
+
+
+def test_timelines_share_a_scale_and_tell_their_ends():
+    grid = timelines({"one": PANELS[4].boxes}, "s")
+    assert grid.rows[0][0].title == "one: 3 s"
+    assert grid.shares_x == "all"
+
+
+def test_a_comparison_has_a_panel_for_every_unit():
+    rows = [
+        {
+            "key": f"printed/{unit}",
+            "unit": unit,
+            "paper": 1.0,
+            "ours": 2.0,
+            "verdict": "OFF",
+            "unstated": None,
+        }
+        for unit in ("ms", "GB", "ms")
+    ]
+    panels = comparison({"script": "p/t", "rows": rows}).rows[0]
+    assert [panel.x for panel in panels] == ["paper, ms", "paper, GB"]
+    assert comparison({"script": "p/t", "rows": []}) is None
