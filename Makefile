@@ -1,4 +1,5 @@
 # make demo: environment, then the main job on this machine. make test: environment, then every test.
+# make docs: environment, then the documentation as a site in site/.
 
 # The first interpreter that is new enough; PYTHON=... overrides.
 PYTHON ?= $(shell for python in python3 python3.12 python3.13 python3.11 python3.14; do \
@@ -12,13 +13,18 @@ OUT := out
 # Ranks and tests run side by side: one thread each is what is measured.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint venv clean
+.PHONY: demo test docs lint venv clean
 
 demo: venv
 	$(BIN)/workbench demo --out $(OUT)
 
 test: venv
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=15
+
+docs: venv
+	test -x $(BIN)/zensical || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m docs.generate --check
+	$(BIN)/zensical build --config-file mkdocs.yml --strict --clean
 
 lint: venv
 	$(BIN)/ruff format --check .
@@ -41,5 +47,5 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Everything that can be made again except the environment itself; delete .venv to rebuild that too.
 clean:
-	rm -rf $(OUT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(OUT) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -16,7 +16,7 @@ from typing import Any
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
-from runtime.rank_job import Collect
+from runtime.rank_job import Collect, RunSettings
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
 from workbench.calibrate.fit import fit
@@ -179,7 +179,7 @@ def execute_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) ->
     traces: list[list[Trace]] = [[] for _ in planned]
     for done, (place, item) in enumerate(_rounds(planned)):
         progress(done, ROUNDS * len(planned), f"running {item.name}")
-        traces[place] += run_local(item.plan, steps=STEPS, warmup=WARMUP, pool=pool).traces
+        traces[place] += run_local(item.plan, RunSettings(steps=STEPS, warmup=WARMUP), pool=pool).traces
     return [tuple(found) for found in traces]
 
 
@@ -188,7 +188,9 @@ def watch_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) -> t
     found = []
     for done, item in enumerate(planned):
         progress(done, len(planned), f"watching the memory of {item.name}")
-        found.append(run_local(item.plan, warmup=WARMUP, collect=Collect.MEMORY, pool=pool).trace)
+        found.append(
+            run_local(item.plan, RunSettings(warmup=WARMUP, collect=Collect.MEMORY), pool=pool).trace
+        )
     return tuple(found)
 
 

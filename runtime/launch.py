@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,22 +17,23 @@ import torch.distributed as dist
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.models.weights import exporting, refuse_taken
 from runtime.preprocess.source import following_of, source_of
-from runtime.rank_job import Build, Collect, RunSettings, run_rank
+from runtime.rank_job import Build, RunSettings, run_rank
 from runtime.rank_report import RankReport, RankState
 from runtime.state.checkpoint import Begin, checkpoints_in
 from runtime.state.checkpoint_files import identity_of
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Spread, assemble, iteration_spread, median_trace
-from runtime.step_plans import NextBatches, Planning
+from runtime.step_plans import Planning
 from runtime.world.allocator import keep_freed_memory
-from runtime.world.device import CPU, NAMES, kind_of_device, launched_device
+from runtime.world.device import CPU, kind_of_device, launched_device
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_launched
 from runtime.world.pool import Place, Pool
+from workbench.job.run_options import RunOptions, add_arguments
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Plan, Precision
+from workbench.plan.plan import Plan
 from workbench.timing.accept import accept
 from workbench.timing.provenance import DEVICE
 from workbench.trace import Trace
@@ -40,6 +42,13 @@ from workbench.whole_file import check_writable
 
 BAD_INPUT = 2  # exit code
 ECHO_GRACE_S = 5.0  # how long a rank that lost a peer leaves it to torchrun to find out which died
+
+HELPS = {
+    "trace": "where the first rank writes the trace",
+    "repetitions": "how often, each time from fresh weights",
+    "checkpoint": "folder, seen by all ranks, to save to while it runs",
+    "device": "of every rank; default: a GPU where there is one",
+}  # that are not those of `workbench run`
 
 Progress = Callable[[int, int, float], None]  # (steps done, of how many, loss)
 
@@ -77,36 +86,13 @@ class RunResult:
 
 def run_local(
     plan: Plan,
+    settings: RunSettings,
     *,
-    steps: int = 1,
-    warmup: int = 0,
-    repetitions: int = 1,
-    seed: int = 0,
-    precision: Precision | None = None,
-    threads: int = 1,
-    timeout_s: float = 60.0,
-    weights: Path | None = None,
-    export: Path | None = None,
     source: DataSource | None = None,
-    collect: Collect = Collect.NOTHING,
-    following: NextBatches | None = None,
     pool: Pool | None = None,
     progress: Progress | None = None,
 ) -> RunResult:
     """Run a plan on processes of this machine, one per rank; see `run_lowered`."""
-    settings = RunSettings(
-        steps=steps,
-        warmup=warmup,
-        repetitions=repetitions,
-        seed=seed,
-        precision=precision,
-        threads=threads,
-        timeout_s=timeout_s,
-        weights=weights,
-        export=export,
-        collect=collect,
-        following=following or NextBatches(),
-    )
     return run_lowered(lower(plan), settings, source=source, pool=pool, progress=progress)
 
 
@@ -217,8 +203,9 @@ def result_of(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `torchrun ... -m runtime.launch plan.json`; returns the exit code."""
-    options = _parse(arguments)
+    said = _parse(arguments)
     try:
+        plan, options = said.pop("plan"), RunOptions(**said)
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
         if missing:
             raise ValueError(
@@ -226,25 +213,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "e.g. torchrun --nproc-per-node 4 -m runtime.launch plan.json"
             )
         device = launched_device(options.device)
-        lowered, _ = accept(read_plan(options.plan))
-        if options.next_samples and options.data is None:
-            raise ValueError("--next-samples takes them from a data folder; want --data FOLDER")
-        source = source_of(options.data, options.data_keys, timeout_s=options.timeout)
+        lowered, _ = accept(read_plan(plan))
+        settings, source = prepare(options, lowered.plan)
         if options.trace is not None:
             check_writable(options.trace)
         if options.export is not None:
             refuse_taken(options.export)
-        settings = RunSettings(
-            steps=options.steps,
-            warmup=options.warmup,
-            seed=options.seed,
-            precision=options.precision,
-            timeout_s=options.timeout,
-            weights=options.weights,
-            export=options.export,
-            following=following_of(source if options.next_samples else None, lowered.plan),
-        )
-        settings = _with_checkpoints(settings, options, lowered.plan)
         result = _run_under_torchrun(lowered, settings, source or SyntheticSource(options.seed), device)
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
@@ -262,15 +236,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_checkpoints(settings: RunSettings, options: argparse.Namespace, plan: Plan) -> RunSettings:
+def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | None]:
+    """What options stand for: the settings of every rank, and the data; None: synthetic.
+
+    Raises:
+        ValueError: options that want another, data or a server that cannot be read, checkpoints that are
+            torn, of another run, or in the way.
+    """
+    if options.next_samples and options.data is None:
+        raise ValueError("--next-samples takes them from a data folder; want --data FOLDER")
+    if options.resume and options.checkpoint is None:
+        raise ValueError("--resume goes on from a folder of checkpoints; want --checkpoint FOLDER")
+    source = source_of(options.data, options.data_keys, timeout_s=options.timeout_s)
+    following = following_of(source if options.next_samples else None, plan)
+    settings = RunSettings(**options.of_steps, following=following)
     if options.checkpoint is None:
-        if options.resume:
-            raise ValueError("--resume goes on from a folder of checkpoints; want --checkpoint FOLDER")
-        return settings
+        return settings, source
     identity = identity_of(plan, settings.dtype(plan), options.seed)
     begin = Begin.LATEST if options.resume else Begin.ANEW
     saves = checkpoints_in(options.checkpoint, options.checkpoint_every, begin, identity)
-    return replace(settings, checkpoints=saves)
+    return replace(settings, checkpoints=saves), source
 
 
 def _run_under_torchrun(
@@ -284,7 +269,7 @@ def _run_under_torchrun(
     join_launched(os.environ, wait_s=settings.timeout_s, device=device)
     place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
     if place.process == 0:
-        steps = settings.warmup + settings.steps
+        steps = settings.repetitions * (settings.warmup + settings.steps)
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
     with exporting(settings.export if place.process == 0 else None, lowered.plan.model):
@@ -294,29 +279,11 @@ def _run_under_torchrun(
     return result_of(lowered, complete, settings, device) if place.process == 0 else None
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="runtime.launch", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan file")
-    parser.add_argument("--device", choices=NAMES, help="of every rank (default: a GPU where there is one)")
-    parser.add_argument("--trace", type=Path, help="where the first rank writes the trace")
-    parser.add_argument("--steps", type=int, default=1)
-    parser.add_argument("--warmup", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--precision", type=Precision, default=None, choices=list(Precision))
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds, of any single wait")
-    parser.add_argument("--weights", type=Path, help="folder with one Hugging Face folder per module")
-    parser.add_argument("--export", type=Path, help="new folder for the trained weights, likewise")
-    parser.add_argument("--data", help="data folder, or tcp://HOST:PORT of a preprocessing server")
-    parser.add_argument("--data-keys", type=Path, help="client's keys for such a server")
-    parser.add_argument("--checkpoint", type=Path, help="folder, seen by all ranks, to save to")
-    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from its latest whole checkpoint, if any"
-    )
-    parser.add_argument(
-        "--next-samples", action="store_true", help="every step takes the next samples of the data"
-    )
-    return parser.parse_args(arguments)
+    add_arguments(parser, RunOptions, HELPS)
+    return vars(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

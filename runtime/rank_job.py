@@ -35,6 +35,7 @@ from runtime.world.communicators import build_mesh
 from runtime.world.device import CPU
 from runtime.world.mesh import Mesh
 from runtime.world.pool import Place
+from workbench.job.run_options import StepOptions
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan, Precision, Stage
@@ -48,9 +49,7 @@ TORCH_TYPE = {
 
 
 PROCESSES = ProcessGroups()
-MOST_STEPS = 1_000_000
 MOST_THREADS = 1024
-S_PER_DAY = 86_400.0
 
 
 class Collect(Enum):
@@ -79,45 +78,28 @@ class Build(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """How a plan is run. A repetition starts from fresh weights: `warmup` steps untimed, then `steps`.
+class RunSettings(StepOptions):
+    """How a plan is run: what a user said of its steps, and what that stands for.
+
+    The weights after the last step of the first repetition are exported, written by the ranks as parts
+    (`runtime.models.weights.exporting` makes a folder of them).
 
     Args:
-        precision: of weights and activations; None: the plan's.
         threads: of torch, per rank.
-        timeout_s: of any single wait.
-        weights: a folder to read weights from; None: random from the seed.
-        export: a folder for the weights after the last step of the first repetition, written by
-            the ranks as parts (`runtime.models.weights.exporting` makes it of them); None: not written.
         following: batches of the steps after the first, planned while the step before runs.
         checkpoints: where to save while it runs, and where to start; None: neither.
     """
 
-    steps: int = 1
-    warmup: int = 0
-    repetitions: int = 1
-    seed: int = 0
-    precision: Precision | None = None
     threads: int = 1
-    timeout_s: float = 60.0
-    weights: Path | None = None
-    export: Path | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     collect: Collect = Collect.NOTHING
     following: NextBatches = field(default_factory=NextBatches)
     checkpoints: Checkpoints | None = None
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("steps", 1, MOST_STEPS),
-            ("warmup", 0, MOST_STEPS),
-            ("repetitions", 1, MOST_STEPS),
-            ("threads", 1, MOST_THREADS),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be {least} to {most:,}, got {getattr(self, name):,}")
-        if not 0 < self.timeout_s <= S_PER_DAY:
-            raise ValueError(f"timeout must be > 0 s and at most a day, got {self.timeout_s}")
+        StepOptions.__post_init__(self)
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"threads must be 1 to {MOST_THREADS:,}, got {self.threads:,}")
         if self.checkpoints is not None:
             self.checkpoints.check(self.repetitions, self.warmup + self.steps)
 

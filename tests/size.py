@@ -8,7 +8,8 @@ its docstring and without decorators.
 
 `to_add` says in how many files a kind of thing is named, by one that is there: whoever adds another such
 thing will go through them. A file counts where its path or its text names the representative. Tests do
-not count, nor results, logs and changelogs, nor, but for a paper's table, experiments, which use things.
+not count, nor results, logs and changelogs, nor pages that are generated, nor, but for a paper's table,
+experiments, which use things.
 """
 
 import argparse
@@ -24,9 +25,10 @@ from statistics import median, quantiles
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("workbench", "sim", "runtime", "experiments", "tests", "examples")
+FOLDERS = ("workbench", "sim", "runtime", "experiments", "tests", "examples", "docs")
 LIBRARY = ("workbench", "sim", "runtime", "docs", "README.md")
 TEXT = {".py", ".md", ".csv", ".toml", ".yaml", ".html"}
+GENERATED = "<!-- Made by "  # how pages begin that a command makes
 HISTORY = {"CHANGELOG.md", "ARCHITECTURE.md", "LOG.md"}
 
 Sources = Mapping[PurePosixPath, str]  # path -> text
@@ -51,7 +53,7 @@ REPRESENTATIVES = {
 
 def here() -> Sources:
     """Files of the working tree."""
-    folders = (ROOT / name for name in (*FOLDERS, "docs"))
+    folders = (ROOT / name for name in FOLDERS)
     paths = [*ROOT.iterdir(), *(path for folder in folders for path in folder.rglob("*"))]
     return {
         PurePosixPath(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
@@ -125,6 +127,7 @@ def naming(one: Representative, sources: Sources) -> list[PurePosixPath]:
         if path.parts[0] in one.roots
         and path.name not in HISTORY
         and path.parts[:2] != ("experiments", "results")
+        and not text.startswith(GENERATED)
         and (spelling.search(str(path)) or spelling.search(text))
     )
 

@@ -139,13 +139,13 @@ def test_a_frozen_model_below_trained_experts(pool: Pool) -> None:
 def test_an_export_is_of_all_experts(degrees: dict[str, int], tmp_path: Path, pool: Pool) -> None:
     plan = moe_plan(**degrees)
     target = tmp_path / "out"
-    result = run_local(plan, export=target, collect=Collect.STATE, pool=pool)
+    result = run_local(plan, RunSettings(export=target, collect=Collect.STATE), pool=pool)
     written = tensors_of(target)
     for state in result.states:
         parts = held_parts(plan, state.rank)
         for key, weight in state.weights.items():
             assert torch.equal(weight, parts.get(key, torch.clone)(written[key])), key
-    again = run_local(plan, weights=target, pool=pool)
+    again = run_local(plan, RunSettings(weights=target), pool=pool)
     assert again.losses[0] < result.losses[0]
 
 

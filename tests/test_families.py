@@ -1,27 +1,82 @@
-"""The list of model families against what the planner and the runtime really know."""
+"""What every model family holds, by the registries: listed, read, counted, built and accounted alike."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.configuration_utils import PretrainedConfig
+from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from typer.testing import CliRunner
 
-from runtime.models.choose import known_architectures
+from experiments.fidelity.family_memory import EXAMPLES, module_of
+from runtime.models.adapter import Adapter
+from runtime.models.choose import ADAPTERS, adapter_of
 from tests import cross_models, tiny_models
-from tests.test_adapters_encoders import CASES
+from tests.test_adapters_decoders import CASES as DECODERS
+from tests.test_adapters_encoders import CASES as ENCODERS
+from tests.test_adapters_encoders import module_of as encoder_of
+from tests.test_adapters_llama4 import LLAMA4
 from workbench.cli.app import app
-from workbench.model.dit import DIT
-from workbench.model.families import FAMILIES
-from workbench.model.hf_encoder import ENCODERS
-from workbench.model.hf_llm import LLMS
+from workbench.model.families.family import Architecture, Encoder, Generator, LanguageModel
+from workbench.model.families.registry import ARCHITECTURES, FAMILIES
+from workbench.model.hf_config import module_from_config
+from workbench.model.model_graph import Module
+
+# Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
+PARTS = {
+    "mllama_text_model": MllamaForCausalLM,
+    "mllama_vision_model": MllamaVisionModel,
+    "phi4_multimodal_audio": Phi4MultimodalAudioModel,
+    "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
+    "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
+    "whisper": WhisperEncoder,
+}
+FROM_TRANSFORMERS = [name for name, (family, _) in EXAMPLES.items() if not isinstance(family, Generator)]
+MODULES: dict[str, Module] = {
+    **{f"{name}, example": module_of(name) for name in EXAMPLES},
+    **{name: tiny_models.llm(config) for name, config in (DECODERS | tiny_models.DECODERS).items()},
+    "llama4": tiny_models.llm(LLAMA4),
+    **{name: encoder_of(case) for name, case in ENCODERS.items()},
+    "siglip": tiny_models.encoder(tiny_models.SIGLIP, "vision"),
+    "clip": tiny_models.encoder(tiny_models.CLIP, "vision"),
+    "whisper": tiny_models.encoder(tiny_models.WHISPER, "audio"),
+    "mllama, three crossings": cross_models.language(),
+}
 
 
-def test_every_known_architecture_is_listed_once() -> None:
+def config_class_of(adapter: Adapter, kind: str) -> type[PretrainedConfig]:
+    """transformers' own; Qwen2-Audio's adapter reads its configuration as Whisper's."""
+    known = (type(adapter.config), *AutoModel._model_mapping)
+    return next(each for each in known if each.model_type == kind)
+
+
+def original(adapter: Adapter, family: Architecture, config: Mapping[str, Any]) -> nn.Module:
+    """transformers' own model, without memory."""
+    read = config_class_of(adapter, family.model_type).from_dict(dict(config))
+    with torch.device("meta"):
+        if family.model_type in PARTS:
+            return PARTS[family.model_type](read)
+        auto = AutoModelForCausalLM if isinstance(family, LanguageModel) else AutoModel
+        return auto.from_config(read)
+
+
+def test_every_architecture_is_listed_once_and_has_an_example() -> None:
     listed = [family.model_type for family in FAMILIES if family.model_type is not None]
-    assert sorted(listed) == sorted([*LLMS, *ENCODERS, DIT])
-    assert set(known_architectures()) <= set(listed)
+    assert sorted(listed) == sorted(ARCHITECTURES)
+    assert set(ADAPTERS) <= set(listed)
+    assert all(family.examples for family in ARCHITECTURES.values())
 
 
 def test_what_cannot_run_has_a_reason_and_nothing_else_has() -> None:
-    known = known_architectures()
     for family in FAMILIES:
-        works = family.plans and family.runs(known)
+        works = family.plans and family.runs(ADAPTERS)
         assert works == (not family.reason), family.name
 
 
@@ -34,8 +89,67 @@ def test_the_command_lists_them() -> None:
     assert '"not in transformers"' in record.output
 
 
-def test_every_encoder_is_held_against_transformers() -> None:
-    """The decoders' list is in test_adapters_decoders."""
+def test_every_family_is_held_against_transformers() -> None:
     configs = (tiny_models.SIGLIP, tiny_models.CLIP, tiny_models.WHISPER, cross_models.VISION)
-    tested = {case.config["model_type"] for case in CASES.values()} | {c["model_type"] for c in configs}
-    assert tested == set(ENCODERS)
+    more = (*tiny_models.DECODERS.values(), cross_models.LANGUAGE, LLAMA4, *DECODERS.values())
+    tested = {case.config["model_type"] for case in ENCODERS.values()}
+    assert tested | {config["model_type"] for config in (*configs, *more)} == {*ARCHITECTURES} - {"dit"}
+
+
+@pytest.mark.parametrize("name", FROM_TRANSFORMERS)
+def test_weights_are_those_of_transformers(name: str) -> None:
+    """Names and shapes, the projector and what is not used aside; as many as the planner counts."""
+    module = module_of(name)
+    adapter, (family, example) = adapter_of(module), EXAMPLES[name]
+    ours = {key: shape for key, shape in adapter.shapes().items() if not key.startswith("projector.")}
+    weights = original(adapter, family, example.config).named_parameters()
+    used = {key: tuple(weight.shape) for key, weight in weights if not key.startswith(adapter.ignored)}
+    assert ours == used
+    assert sum(torch.Size(shape).numel() for shape in adapter.shapes().values()) == module.num_parameters
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_layers_hold_what_the_plan_says(name: str) -> None:
+    module = MODULES[name]
+    adapter = adapter_of(module)
+    for index, layer in enumerate(module.layers):
+        built = adapter.build(index)
+        assert sum(each.numel() for each in built.parameters()) == layer.num_parameters, layer.name
+        assert all(each.is_meta for each in built.parameters())
+        assert not any(each.is_meta for each in built.buffers())
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, family in ARCHITECTURES.items() if not isinstance(family, Generator)]
+)
+def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
+    family = ARCHITECTURES[kind]
+
+    def layers(config: dict[str, object]) -> object:
+        module = module_from_config(config, name="m", modality=family.modality, llm_width=512)
+        return module.layers
+
+    adapter = adapter_of(module_of(next(iter(family.examples))))
+    assert layers({"model_type": kind}) == layers(config_class_of(adapter, kind)().to_dict())
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, family in ARCHITECTURES.items() if isinstance(family, Encoder)]
+)
+def test_every_encoder_refuses_in_the_same_words(kind: str) -> None:
+    for modality, width, message in (
+        ("text", 64, f"{kind} is an encoder: modality must not be 'text'"),
+        ("vision", None, "an encoder needs llm_width, the width its projector ends with"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            module_from_config({"model_type": kind}, name="m", modality=modality, llm_width=width)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, family in ARCHITECTURES.items() if isinstance(family, LanguageModel)]
+)
+def test_every_language_model_refuses_in_the_same_words(kind: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"{kind} is a language model: modality must be 'text', got 'vision'"
+    ):
+        module_from_config({"model_type": kind}, name="m", modality="vision")

@@ -358,7 +358,7 @@ def test_a_reduction_of_several_groups_is_one_span_that_takes_time(pool: Pool) -
     whole = [{LLM: [(3, (rank,))]} for rank in range(2)]
     plan = plan_of(work, this_machine(UNMEASURED, 2), whole, samples=(1, 1))
     assert len(lower(plan).groups) == 3
-    for trace in run_local(plan, steps=2, pool=pool).traces:
+    for trace in run_local(plan, RunSettings(steps=2), pool=pool).traces:
         spans = [span for span in trace.spans if span.action.kind is Pass.REDUCE_GRAD]
         assert [span.rank for span in spans] == [0, 1]
         assert all(span.end_s > span.start_s for span in spans)

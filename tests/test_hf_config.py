@@ -13,20 +13,16 @@ from transformers import (
     Dinov2Model,
     Gemma2Config,
     Gemma2ForCausalLM,
-    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     InternVLVisionConfig,
     InternVLVisionModel,
-    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    MixtralConfig,
-    OPTConfig,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
@@ -37,7 +33,6 @@ from transformers import (
     Qwen2AudioEncoderConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
     SiglipVisionConfig,
     SiglipVisionModel,
     WhisperConfig,
@@ -147,49 +142,6 @@ def test_encoders_with_a_merger_equal_transformers(model_class, config):
     module = encoder_of(config.to_dict())
     assert module.source.projector == "merger"
     assert module.num_parameters == real_parameters(model_class, config)
-
-
-@pytest.mark.parametrize(
-    ("kind", "config_class"),
-    [
-        ("llama", LlamaConfig),
-        ("qwen2", Qwen2Config),
-        ("mistral", MistralConfig),
-        ("gemma", GemmaConfig),
-        ("gemma2", Gemma2Config),
-        ("phi", PhiConfig),
-        ("phi3", Phi3Config),
-        ("gpt2", GPT2Config),
-        ("qwen3", Qwen3Config),
-        ("llama4_text", Llama4TextConfig),
-        ("opt", OPTConfig),
-        ("mixtral", MixtralConfig),
-        ("gemma3_text", Gemma3TextConfig),
-    ],
-)
-def test_absent_keys_mean_what_transformers_takes_them_for(kind, config_class):
-    bare = module_from_config({"model_type": kind}, name="llm", modality="text")
-    spelled = module_from_config(config_class().to_dict(), name="llm", modality="text")
-    assert bare.layers == spelled.layers
-
-
-@pytest.mark.parametrize(
-    ("kind", "config_class"),
-    [
-        ("siglip_vision_model", SiglipVisionConfig),
-        ("clip_vision_model", CLIPVisionConfig),
-        ("whisper", WhisperConfig),
-        ("qwen2_vl_vision", Qwen2VLVisionConfig),
-        ("qwen2_5_vl_vision", Qwen2_5_VLVisionConfig),
-        ("phi4_multimodal_audio", Phi4MultimodalAudioConfig),
-        ("dinov2", Dinov2Config),
-        ("internvl_vision", InternVLVisionConfig),
-        ("pixtral", PixtralVisionConfig),
-        ("qwen2_audio_encoder", Qwen2AudioEncoderConfig),
-    ],
-)
-def test_absent_keys_of_encoders_mean_what_transformers_takes_them_for(kind, config_class):
-    assert encoder_of({"model_type": kind}).layers == encoder_of(config_class().to_dict()).layers
 
 
 @given(
@@ -355,7 +307,7 @@ def test_read_config(tmp_path):
 @pytest.mark.parametrize(
     ("config", "more", "message"),
     [
-        ({"model_type": "lama"}, {}, r"unknown model_type 'lama' \(nearest: llama\); known are llama, qwen2"),
+        ({"model_type": "lama"}, {}, r"unknown model_type 'lama' \(nearest: llama\); known are llama, "),
         ({}, {}, "unknown model_type None"),
         ({"model_type": "whisper"}, {}, "whisper is an encoder: modality must not be 'text'"),
         ({"model_type": "llama"}, {"modality": "vision"}, "modality must be 'text', got 'vision'"),

@@ -42,7 +42,7 @@ def plan() -> Plan:
 
 
 def test_traces_hold_every_action_and_every_message_once(plan: Plan, pool: Pool) -> None:
-    result = run_local(plan, steps=2, warmup=1, repetitions=2, pool=pool)
+    result = run_local(plan, RunSettings(steps=2, warmup=1, repetitions=2), pool=pool)
     assert len(result.traces) == 4
     assert len(result.losses) == 3
     lowered = lower(plan)
@@ -60,7 +60,7 @@ def test_traces_hold_every_action_and_every_message_once(plan: Plan, pool: Pool)
 
 
 def test_consumers_start_after_their_messages(plan: Plan, pool: Pool) -> None:
-    trace = run_local(plan, pool=pool).trace
+    trace = run_local(plan, RunSettings(), pool=pool).trace
     lowered = lower(plan)
     ends = {(span.rank, span.action): span.end_s for span in trace.spans}
     starts = {(span.rank, span.action): span.start_s for span in trace.spans}
@@ -72,7 +72,7 @@ def test_consumers_start_after_their_messages(plan: Plan, pool: Pool) -> None:
 
 def test_reductions_start_together(pool: Pool) -> None:
     plan = disjoint_plan(tiny_valm(), tiny_batch(), REPLICATED, replicas=2)
-    trace = run_local(plan, pool=pool).trace
+    trace = run_local(plan, RunSettings(), pool=pool).trace
     reductions = [span for span in trace.spans if span.action.kind is Pass.REDUCE_GRAD]
     assert reductions
     assert all(span.lane is Lane.REDUCE for span in reductions)
@@ -84,12 +84,12 @@ def test_reductions_start_together(pool: Pool) -> None:
 
 def test_repetitions_start_from_the_same_weights(plan: Plan, pool: Pool) -> None:
     """Equal work gives equal losses to the last bit, whatever the timing."""
-    result = run_local(plan, repetitions=3, pool=pool)
+    result = run_local(plan, RunSettings(repetitions=3), pool=pool)
     assert len({trace.loss for trace in result.traces}) == 1
 
 
 def test_other_seed_other_loss(plan: Plan, pool: Pool) -> None:
-    one, other = (run_local(plan, seed=seed, pool=pool).losses[0] for seed in (0, 1))
+    one, other = (run_local(plan, RunSettings(seed=seed), pool=pool).losses[0] for seed in (0, 1))
     assert one != other
     assert math.isfinite(one)
 
@@ -202,7 +202,7 @@ def test_torchrun_runs_the_same_plan(tmp_path: Path, pool: Pool) -> None:
     done = torchrun(2, str(tmp_path / "plan.json"), *files, "--seed", "3")
     assert done.returncode == 0, done.stderr
     trace = read_trace(tmp_path / "run.json")
-    here = run_local(plan, seed=3, export=tmp_path / "here", pool=pool)
+    here = run_local(plan, RunSettings(seed=3, export=tmp_path / "here"), pool=pool)
     assert trace.plan_hash == plan_hash(plan)
     assert trace.loss == here.losses[0]
     assert f"step 1: loss {here.losses[0]:.6f}\n" in done.stdout
@@ -230,7 +230,7 @@ def llm_on_two_ranks() -> Plan:
 
 def test_watched_memory_grows_with_forwards_and_falls_with_backwards(pool: Pool) -> None:
     plan = disjoint_plan(tiny_valm(llm=Trainable.ALL), tiny_batch(), CUTS)
-    result = run_local(plan, steps=2, collect=Collect.MEMORY, pool=pool)
+    result = run_local(plan, RunSettings(steps=2, collect=Collect.MEMORY), pool=pool)
     trace = result.traces[-1]
     for rank in plan.ranks:
         held = [sample.num_bytes for sample in trace.memory if sample.rank == rank]
@@ -246,4 +246,4 @@ def test_watched_memory_grows_with_forwards_and_falls_with_backwards(pool: Pool)
     at_the_end = [sample.num_bytes for sample in trace.memory if sample.rank == llm.flat_ranks[0]][-1]
     # Weight, gradient and two moments; one step counter for each tensor.
     assert 4 * weights <= at_the_end <= 4 * weights * 1.01
-    assert not run_local(plan, pool=pool).trace.memory
+    assert not run_local(plan, RunSettings(), pool=pool).trace.memory

@@ -45,19 +45,13 @@ def test_any_plan_with_any_schedule_is_accepted_and_runs(plan, kind):
     schedule = usual(kind)
     draft = laid_out(plan, schedule)
     assume(draft is not None)
-    counts = [len(own) for (module, _), own in plan.microbatches_of.items() if module == "llm"]
-    num_blocks = len(draft.chain["llm", 0]) // schedule.virtual_stages
-    if kind is ScheduleKind.INTERLEAVED and min(counts) < num_blocks:
-        with pytest.raises(ValueError, match=f"the nearest is {num_blocks}"):
-            with_programs(draft, schedule)
-        return
     made = with_programs(draft, schedule)
     check(made)
     lowered = lower(made)
     check_deadlock(lowered)
     simulate(lowered, lambda action: 1.0)
-    whole = any(action.kind is Pass.B for action in made.program_actions)
-    assert not (whole and kind.splits_backward)
+    if kind.spec.takes("memory_limit"):
+        assert Pass.B not in {action.kind for action in made.program_actions}
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,12 @@ from runtime.models.choose import adapter_of
 from runtime.parallel.tensor.cuts import Cut, cuts_of
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.parts import held_parts
-from runtime.rank_job import Collect
+from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
-from tests import paper_models, tiny_models
+from tests import tiny_models
 from tests.plans import cluster, finish
+from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_encoders import CASES, module_of
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_export import tensors_of
@@ -46,7 +47,7 @@ from workbench.strategies import megatron_heterogeneous
 
 torch.set_num_threads(1)
 Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
-CONFIGS = {**tiny_models.DECODERS, **paper_models.DECODERS, "llama4": LLAMA4}
+CONFIGS = {**tiny_models.DECODERS, **DECODERS, "llama4": LLAMA4}
 REFUSED = {  # encoder -> what has no rule
     "internvit-6b-style": "attention.q_norm: there is no rule to cut WideRMSNorm",
     "phi-4-audio": "conv.glu: there is no rule to cut Phi4MultimodalAudioGluPointWiseConv",
@@ -171,13 +172,13 @@ def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
     layouts = {"image": (1, 1, 1, 2), "audio": (1, 1, 1, 2), "llm": (1, 1, 1, 4)}
     plan = laid_out(encoders(tied=True), layouts)
     target = tmp_path / "out"
-    result = run_local(plan, export=target, collect=Collect.STATE, pool=pool)
+    result = run_local(plan, RunSettings(export=target, collect=Collect.STATE), pool=pool)
     written = tensors_of(target)
     for state in result.states:
         parts = held_parts(plan, state.rank)
         for key, weight in state.weights.items():
             assert torch.equal(weight, parts.get(key, torch.clone)(written[key])), key
-    again = run_local(plan, weights=target, pool=pool)
+    again = run_local(plan, RunSettings(weights=target), pool=pool)
     assert again.losses[0] < result.losses[0]
 
 

@@ -33,16 +33,16 @@ from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionCon
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.models.choose import ENCODERS
-from runtime.models.decoder import DECODERS
+from runtime.models.choose import ADAPTERS
 from workbench.model import zoo_cornstarch
 from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import native_tokens
 from workbench.model.layer import Attention, LayerKind
 from workbench.model.model_graph import Module
 from workbench.model.module_layers import Projector
-from workbench.model.native_tokens import native_tokens
+from workbench.model.shape import shapes
 from workbench.model.trainable import Trainable
-from workbench.model.zoo import from_shape, role_of, shape_names, shapes
+from workbench.model.zoo import from_shape, role_of, shape_names
 
 LLM_WIDTH = 4096
 
@@ -296,7 +296,6 @@ def test_the_families_mlp_ratio_does_not_give_the_printed_sizes():
 
 
 def test_modules_carry_what_a_runtime_builds_from():
-    runnable = {*DECODERS, *ENCODERS}
     sources = {name: build(name).source for name in shape_names()}
     without = {name for name, source in sources.items() if source is None}
     assert without == {
@@ -306,9 +305,9 @@ def test_modules_carry_what_a_runtime_builds_from():
         "siglip-so400m-14-448 (phi-4-mm)",
         "sd-2.1-unet",
     }
-    assert sources["llama-3.1-8b"].architecture in runnable
-    assert sources["siglip-so400m-14-384"].architecture in runnable
-    assert sources["whisper-large-v3-enc"].architecture in runnable
+    assert sources["llama-3.1-8b"].architecture in ADAPTERS
+    assert sources["siglip-so400m-14-384"].architecture in ADAPTERS
+    assert sources["whisper-large-v3-enc"].architecture in ADAPTERS
 
 
 @pytest.mark.parametrize(

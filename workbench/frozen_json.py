@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from workbench.data.sample import WHERE_SET
 
+_SCALARS = frozenset((str, int, float, bool, NoneType))
 TYPE_KEY = "op"  # tells the members of a union of dataclasses apart
 
 
@@ -39,19 +40,24 @@ class FrozenJson:
 
     def encode(self, value: object) -> Any:
         """A frozen dataclass as JSON data: fields by name, tuples as lists."""
-        shorthand = self.shorthands.get(type(value))
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        shorthand = self.shorthands.get(kind)
         if shorthand is not None:
             return shorthand.write(value)
-        if isinstance(value, Enum):
-            return value.value
         if isinstance(value, tuple):
             return [self.encode(member) for member in value]
-        if is_dataclass(value) and not isinstance(value, type):
-            tag = {TYPE_KEY: type(value).__name__} if type(value) in self.tagged else {}
-            return tag | {
-                f.name: self.encode(getattr(value, f.name)) for f in fields(value) if _stands(f, value)
-            }
-        return value
+        if isinstance(value, Enum):
+            return value.value
+        if not is_dataclass(kind):
+            return value
+        data = {TYPE_KEY: kind.__name__} if kind in self.tagged else {}
+        for name, default in _written(kind):
+            member = getattr(value, name)
+            if default is MISSING or member != default:
+                data[name] = self.encode(member)
+        return data
 
     def decode(self, kind: Any, data: Any, where: str) -> object:
         """JSON data as a value of that type; `where` names the place in error messages.
@@ -148,9 +154,10 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> object:
     return data
 
 
-def _stands(field: Field[Any], value: object) -> bool:
-    """Whether a file names a field: those older than the field keep their text and hash."""
-    return WHERE_SET not in field.metadata or getattr(value, field.name) != field.default
+@cache
+def _written(kind: type) -> tuple[tuple[str, object], ...]:
+    """Fields that a file names, and at which value it leaves each out: older files keep text and hash."""
+    return tuple((f.name, f.default if WHERE_SET in f.metadata else MISSING) for f in fields(kind))
 
 
 def _required(field: Field[Any]) -> bool:

@@ -22,7 +22,15 @@ class Lane(StrEnum):
 
 
 class Span(NamedTuple):
-    """An action on one rank. An action of a stage with several ranks has a span on each."""
+    """An action on one rank. An action of a stage with several ranks has a span on each.
+
+    Args:
+        rank: that did it.
+        lane: on which it ran.
+        action: what was done.
+        start_s: from the step's start.
+        end_s: from the step's start.
+    """
 
     rank: int
     lane: Lane
@@ -32,7 +40,18 @@ class Span(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One transfer row: ready at its producer's end, on the link from `start_s`, there at `end_s`."""
+    """One transfer row: ready at its producer's end, on the link from `start_s`, there at `end_s`.
+
+    Args:
+        row: number of the transfer row.
+        edge: of the model, or the module inside which it goes from stage to stage.
+        source_rank: that sends.
+        destination_rank: that receives.
+        num_bytes: on the link.
+        ready_s: end of the producer.
+        start_s: on the link from then on.
+        end_s: arrival.
+    """
 
     row: int
     edge: str
@@ -45,7 +64,13 @@ class Message(NamedTuple):
 
 
 class MemorySample(NamedTuple):
-    """Bytes held by a rank from `time_s` on."""
+    """Bytes held by a rank from `time_s` on.
+
+    Args:
+        rank: that holds them.
+        time_s: from the step's start.
+        num_bytes: held until the rank's next sample.
+    """
 
     rank: int
     time_s: float

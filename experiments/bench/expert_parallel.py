@@ -26,6 +26,7 @@ from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
 from runtime.parallel.expert.mixture import mixtures_of
+from runtime.rank_job import RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
@@ -96,7 +97,7 @@ def executed_s(plans: Sequence[Plan], pool: Pool, rounds: int) -> list[list[floa
     found: list[list[float]] = [[] for _ in plans]
     for _ in range(rounds):
         for plan, seconds in zip(plans, found, strict=True):
-            result = run_local(plan, warmup=2, steps=3, pool=pool)
+            result = run_local(plan, RunSettings(warmup=2, steps=3), pool=pool)
             seconds += [trace.iteration_s for trace in result.traces]
     return found
 

@@ -19,8 +19,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work, layer_flop
-from workbench.model.diffusion import STABLE_DIFFUSION_2_1, unet_layers
-from workbench.model.dit import behind_projector
+from workbench.model.diffusion import STABLE_DIFFUSION_2_1, behind_projector, unet_layers
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import GENERATED, ModelGraph, Module, connect
 from workbench.model.zoo import from_shape

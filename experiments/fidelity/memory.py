@@ -19,7 +19,7 @@ from pathlib import Path
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
 from experiments.harness.command import command_line
 from runtime.launch import run_local
-from runtime.rank_job import Collect
+from runtime.rank_job import Collect, RunSettings
 from runtime.world.pool import Pool
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -132,7 +132,7 @@ def _under_every_strategy(name: str, job: Job, cost: CostModel) -> Iterator[tupl
 def measure(name: str, plan: Plan, pool: Pool) -> tuple[Row, ...]:
     """Predict, then run two steps and take the second's peaks."""
     predicted = planned_peak_bytes(*accept(plan))
-    result = run_local(plan, steps=1, warmup=STEP_OF_INTEREST, collect=Collect.MEMORY, pool=pool)
+    result = run_local(plan, RunSettings(steps=1, warmup=STEP_OF_INTEREST, collect=Collect.MEMORY), pool=pool)
     measured = peak_bytes(result.trace)
     return tuple(
         Row(plan=name, rank=rank, predicted_bytes=predicted[rank], measured_bytes=measured[rank])

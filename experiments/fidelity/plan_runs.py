@@ -226,10 +226,7 @@ class Runs:
                 return emulate_on(self._pool, one.case.plan, settings, num_processes=PAIR)
             return run_local(
                 one.case.plan,
-                steps=steps,
-                warmup=WARMUP,
-                timeout_s=WAIT_S,
-                collect=collect,
+                RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S, collect=collect),
                 pool=self._pool,
             ).traces
         except (ValueError, RankError, WorldFailed) as error:

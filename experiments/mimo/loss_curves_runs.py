@@ -21,8 +21,8 @@ from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, connect
-from workbench.model.native_tokens import native_tokens
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings

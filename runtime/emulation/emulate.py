@@ -25,7 +25,7 @@ from torch import Tensor
 
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.emulation.memory import check_fits
-from runtime.emulation.order import legal_order, ranks_of
+from runtime.emulation.order import legal_order
 from runtime.emulation.thread_groups import ThreadGroups
 from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, ThreadMesh
 from runtime.emulation.times import Absences, OwnWork, Timings, median_timings, own_work
@@ -187,7 +187,7 @@ class _Ranks:
         program = self._lowered.plan.program
         self._turns.bring(self._lowered.plan.ranks, lambda runner: runner.place == 0)
         for action in order:
-            place = {rank: program[rank].index(action) for rank in ranks_of(self._lowered, action)}
+            place = {rank: program[rank].index(action) for rank in self._lowered.plan.ranks_of(action)}
             assert all(self.runner(rank).place == at for rank, at in place.items()), action
             self._turns.bring(tuple(place), partial(_has_left, place))
 

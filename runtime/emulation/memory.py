@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import torch
 
-from runtime.emulation.order import ranks_of
 from workbench.memory.account import memory_table
 from workbench.memory.stage import elements_of
 from workbench.plan.lowered import Lowered
@@ -50,7 +49,7 @@ def held_bytes(lowered: Lowered, order: Sequence[Action]) -> int:
     table = memory_table(lowered)
     held = most = 0
     for action in order:
-        taken = [(rank, action) for rank in ranks_of(lowered, action)]
+        taken = [(rank, action) for rank in lowered.plan.ranks_of(action)]
         held += sum(table.acquired_bytes.get(key, 0) for key in taken)
         most = max(most, held)
         held -= sum(table.released_bytes.get(key, 0) for key in taken)

@@ -15,8 +15,8 @@ from runtime.frontend.callbacks import (
     called,
     merge_special_tokens,
 )
-from runtime.frontend.items import Size, items_of, size_of
-from runtime.models.adapter import Adapter
+from runtime.frontend.items import items_of, size_of
+from runtime.models.encoder import EncoderAdapter, ItemSize
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import TEXT
 
@@ -38,7 +38,7 @@ class EncoderInput:
     """
 
     keys: tuple[str, ...]
-    adapter: Adapter
+    adapter: EncoderAdapter
     width: int
     token_id: int | None = None
     before: BeforeEncoder | None = None
@@ -200,7 +200,7 @@ def _items(
 
 
 def _sample(
-    index: int, ids_T: Tensor, sizes: Mapping[str, list[Size]], token_ids: Mapping[str, int]
+    index: int, ids_T: Tensor, sizes: Mapping[str, list[ItemSize]], token_ids: Mapping[str, int]
 ) -> tuple[Sample, dict[tuple[int, int], Tensor]]:
     """Runs of special tokens become items, in order; what lies between is text."""
     owner = {token: name for name, token in token_ids.items()}

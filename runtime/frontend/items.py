@@ -1,49 +1,29 @@
 """How a user's encoder reads its inputs: which keys, which items they hold, and what one item becomes."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter
-from runtime.models.audio import FRAMES_PER_TOKEN, Qwen2AudioAdapter, WhisperAdapter
-from runtime.models.audio_conformer import ConformerAdapter
-from runtime.models.patch_grid import image_of, patches_of
-from runtime.models.vision import VisionAdapter, square_px
-from runtime.models.vision_rotary import GridAdapter, PixtralAdapter, QwenVisionAdapter
+from runtime.models.encoder import GRIDS, PIXELS, SIZES, EncoderAdapter, ItemSize
+from runtime.models.patch_grid import image_of
+from runtime.models.vision_rotary import QwenVisionAdapter
 from workbench.data.sample import Segment
 
 # Shape suffixes: C = channels, Y, X = height, width of an image, T = tokens, P = patches, D = numbers of one.
 
-PIXELS, SIZES, GRIDS = "pixel_values", "image_sizes", "image_grid_thw"
-CLIPS = "audio_input_features"
 
-
-class Size(NamedTuple):
-    """Tokens of an item inside its encoder and behind it, and the grid of an image."""
-
-    tokens_in: int
-    tokens_out: int
-    grid: tuple[int, int] | None = None
-
-
-def keys_of(model: PreTrainedModel, adapter: Adapter) -> tuple[str, ...]:
-    """The names under which a batch has the encoder's inputs; the first holds the items.
+def reader_of(model: PreTrainedModel, adapter: Adapter) -> EncoderAdapter:
+    """The adapter as one of an encoder that reads users' items.
 
     Raises:
         ValueError: no rule says how its items look.
     """
-    if isinstance(adapter, QwenVisionAdapter):
-        return (PIXELS, GRIDS)
-    if isinstance(adapter, PixtralAdapter):
-        return (PIXELS, SIZES)
-    if isinstance(adapter, ConformerAdapter):
-        return (CLIPS,)
-    if isinstance(adapter, VisionAdapter | WhisperAdapter):
-        return (str(model.main_input_name),)
+    if isinstance(adapter, EncoderAdapter):
+        return adapter
     raise ValueError(
         f"module {adapter.module.name!r}: no rule says what items {type(model).__name__} reads; a job file "
         "can plan and run it"
@@ -51,7 +31,7 @@ def keys_of(model: PreTrainedModel, adapter: Adapter) -> tuple[str, ...]:
 
 
 def items_of(
-    adapter: Adapter, key: str, inputs: Mapping[str, Any], places: Sequence[int | None]
+    adapter: EncoderAdapter, key: str, inputs: Mapping[str, Any], places: Sequence[int | None]
 ) -> list[tuple[Tensor, ...]]:
     """Per sample its items: images [C, Y, X], or frames [bins, frames].
 
@@ -74,8 +54,7 @@ def items_of(
         held = _cut_images(adapter, held, inputs[GRIDS], places)
     if len(held) != len(places):
         raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(held)}")
-    num_dims = 3 if isinstance(adapter, VisionAdapter | GridAdapter) else 2
-    found = [_of_sample(entry, num_dims, name, index) for index, entry in enumerate(held)]
+    found = [_of_sample(entry, adapter.item_dims, name, index) for index, entry in enumerate(held)]
     sizes = inputs.get(SIZES)
     return found if sizes is None else _cropped(found, sizes, name)
 
@@ -191,13 +170,13 @@ def _per_sample(images: list[Tensor], counts: Sequence[int]) -> list[tuple[Tenso
     return [tuple(next(rest) for _ in range(count)) for count in counts]
 
 
-def size_of(adapter: Adapter, item: Tensor, name: str, index: int) -> Size:
+def size_of(adapter: EncoderAdapter, item: Tensor, name: str, index: int) -> ItemSize:
     """Tokens and grid of one item.
 
     Raises:
         ValueError: the encoder cannot read an item of that shape.
     """
-    size = _guess(adapter, item)
+    size = adapter.item_size(tuple(item.shape))
     want = None
     if size.tokens_out:
         want = adapter.raw_shape(Segment(name, 0, size.tokens_in, size.tokens_out, size.grid))
@@ -207,49 +186,3 @@ def size_of(adapter: Adapter, item: Tensor, name: str, index: int) -> Size:
             f"it can read is {want or 'of one token'}"
         )
     return size
-
-
-def _guess(adapter: Adapter, item: Tensor) -> Size:
-    if isinstance(adapter, VisionAdapter):
-        patch = square_px(adapter.config.patch_size)
-        rows, columns = item.shape[1] // patch, item.shape[2] // patch
-        patches = rows * columns
-        return Size(patches + (1 if adapter.has_class_token else 0), patches, _grid(rows, columns))
-    if isinstance(adapter, GridAdapter):
-        patch, side = adapter.config.patch_size, adapter.merge
-        rows, columns = (length // patch // side * side for length in item.shape[1:])
-        return Size(rows * columns, rows * columns // side**2, _grid(rows, columns))
-    if isinstance(adapter, ConformerAdapter):
-        tokens = item.shape[1] // int(adapter.config.time_reduction)
-        return Size(tokens, tokens)
-    tokens = item.shape[1] // FRAMES_PER_TOKEN
-    return Size(tokens, tokens // 2 if isinstance(adapter, Qwen2AudioAdapter) else tokens)
-
-
-def _grid(rows: int, columns: int) -> tuple[int, int] | None:
-    """None for an image smaller than a patch, which is refused."""
-    return (rows, columns) if rows and columns else None
-
-
-def encode(model: PreTrainedModel, adapter: Adapter, item: Tensor) -> Tensor:
-    """[T, D] that the user's own model makes of one item, without a class token."""
-    call: Callable[..., Any] = model
-    x = item.to(model.device, model.dtype)
-    if isinstance(adapter, QwenVisionAdapter):
-        config, merge = adapter.config, adapter.merge
-        rows, columns = (length // config.patch_size for length in x.shape[1:])
-        cut_PD = patches_of(x, config.patch_size, merge, config.temporal_patch_size)
-        merged_TD: Tensor = call(cut_PD, torch.tensor([[1, rows, columns]])).pooler_output
-        return merged_TD
-    if isinstance(adapter, ConformerAdapter):
-        heard_TD: Tensor = call(x.t()[None], None)[0]
-        return heard_TD
-    resized: dict[str, bool] = {}
-    class_tokens = 0
-    if isinstance(adapter, VisionAdapter):
-        if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
-            side = square_px(adapter.config.image_size)
-            resized["interpolate_pos_encoding"] = item.shape[1:] != (side, side)
-        class_tokens = 1 if adapter.has_class_token else 0
-    seen_TD: Tensor = call(x[None], **resized).last_hidden_state[0]
-    return seen_TD[class_tokens:]

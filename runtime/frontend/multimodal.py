@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from runtime.frontend.architecture import Architecture, architecture_of
 from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare
 from runtime.frontend.callbacks import BeforeEncoder, BeforeLLM
-from runtime.frontend.items import encode, keys_of
+from runtime.frontend.items import reader_of
 from runtime.frontend.stage import AfterCallback, AroundProjector, Outputs, call_checked
 from runtime.models.adapter import PLACEHOLDER, Adapter
 from runtime.models.projector import PROJECTORS
@@ -283,19 +283,21 @@ class MultimodalModule(nn.Module):
 
     def prepare(self, batch: Mapping[str, Any]) -> PreparedBatch:
         """The batch behind the callbacks that come first; see `runtime.frontend.batch.prepare`."""
-        known, parts = self.architectures(), self.parts()
+        known = self.architectures()
         inputs = {
-            name: EncoderInput(
-                keys=keys_of(part.module, known[name].adapter),
-                adapter=known[name].adapter,
-                width=known[LLM].module.layers[0].out_width,
-                token_id=self.token_ids.get(name),
-                before=part.preprocess_callback,
-            )
-            for name, part in parts.items()
-            if name != LLM
+            name: self._input(name, part, known[name]) for name, part in self.parts().items() if name != LLM
         }
         return prepare(batch, inputs, self.preprocess_callback)
+
+    def _input(self, name: str, part: ModalityModule, known: Architecture) -> EncoderInput:
+        reader = reader_of(part.module, known.adapter)
+        return EncoderInput(
+            keys=reader.input_keys(part.module),
+            adapter=reader,
+            width=self.architectures()[LLM].module.layers[0].out_width,
+            token_id=self.token_ids.get(name),
+            before=part.preprocess_callback,
+        )
 
     def forward(self, batch: Mapping[str, Any]) -> ModelOutput:
         """The given models themselves on the batch, item by item and sample by sample, in one process.
@@ -339,7 +341,10 @@ class MultimodalModule(nn.Module):
         held = {Item(i, k): x for (i, of, k), x in prepared.source.items.items() if of == name}
         if not held:
             return {}
-        encoded: Outputs = tuple(encode(part.module, adapter, item) for item in held.values())
+        model, reader = part.module, reader_of(part.module, adapter)
+        encoded: Outputs = tuple(
+            reader.features(model, item.to(model.device, model.dtype)) for item in held.values()
+        )
         inputs = {"items": tuple(map(tuple, held)), "num_tokens": tuple(map(len, encoded))}
         if part.around.after_encoder is not None:
             encoded = call_checked(part.around.after_encoder, inputs, encoded)

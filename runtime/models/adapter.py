@@ -1,16 +1,19 @@
 """What an architecture must tell the runtime: how to build each layer, and what its weights are called."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from transformers.configuration_utils import PretrainedConfig
 
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
+from runtime.models.cut_kind import CutRules
 from runtime.models.initialise import Fill, constant, normal
 from workbench.data.sample import Item, Segment
 from workbench.model.model_graph import Module
@@ -116,6 +119,7 @@ class MicrobatchData:
         return sum(self.tokens_in) if self.num_held is None else self.num_held
 
 
+ATTENTION = PACKED_SDPA
 PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up
 NO_TARGET = -100
 
@@ -145,7 +149,17 @@ class StageLayer(nn.Module, ABC):
         prefixes: attribute of this layer -> prefix of its parameters in a Hugging Face checkpoint
             of the module, e.g. {"block": "model.layers.3"}.
         std: standard deviation of freshly drawn matrices.
+
+    Attributes:
+        cuts: what tensor parallelism makes of weights, where the names of transformers' products do not
+            tell.
+        regions: parts of a block whose insides tensor-parallel ranks hold apart, up to the sum.
+        calls: those of them whose products the layer calls itself.
     """
+
+    cuts: CutRules = ()
+    regions: tuple[str, ...] = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")
+    calls: tuple[str, ...] = ()
 
     def __init__(self, prefixes: Mapping[str, str], std: float) -> None:
         super().__init__()
@@ -188,18 +202,38 @@ class Adapter(ABC):
 
     Layers are built one by one, on the meta device, so that a rank never constructs more
     than the layers it holds.
+
+    Args:
+        module: made from a configuration.
+
+    Raises:
+        ValueError: transformers refuses the configuration, or it cannot run.
     """
 
+    config_class: type[PretrainedConfig]
     raw_layer = 0  # the layer that reads raw inputs
 
     def __init__(self, module: Module) -> None:
+        assert module.source is not None, "made from a configuration"
         self.module = module
+        self.projector = module.source.projector
+        self.config = self.configured(json.loads(module.source.config))
+        self.config._attn_implementation = ATTENTION
         register_packed_sdpa()
 
+    def configured(self, given: dict[str, Any]) -> PretrainedConfig:
+        """The configuration that transformers builds the blocks from."""
+        return self.config_class.from_dict(given)
+
     @property
-    @abstractmethod
+    def num_blocks(self) -> int:
+        """Blocks of the whole module."""
+        return int(self.config.num_hidden_layers)
+
+    @property
     def num_layers(self) -> int:
         """Layers of the whole module: embeddings, blocks, projector or head."""
+        return self.raw_layer + self.num_blocks + 2
 
     def build(self, index: int) -> StageLayer:
         """The layer at that position of the module, its parameters on the meta device.
@@ -210,9 +244,23 @@ class Adapter(ABC):
         with named_refusals(self.module.name), torch.device("meta"):
             return self._layer(index)
 
-    @abstractmethod
     def _layer(self, index: int) -> StageLayer:
         """Make that layer; the default device is meta."""
+        if index == self.raw_layer:
+            return self.first()
+        return self.last() if index == self.num_layers - 1 else self.block(index - self.raw_layer - 1)
+
+    @abstractmethod
+    def first(self) -> StageLayer:
+        """What embeds tokens or items."""
+
+    @abstractmethod
+    def block(self, index: int) -> StageLayer:
+        """One of the blocks, counted from 0."""
+
+    @abstractmethod
+    def last(self) -> StageLayer:
+        """Projector or head."""
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -267,6 +315,3 @@ class Adapter(ABC):
                 f"module {self.module.name!r}: its configuration makes {self.num_layers} layers "
                 f"(embeddings, blocks, projector or head), the plan has {len(self.module.layers)}"
             )
-
-
-ATTENTION = PACKED_SDPA

@@ -1,6 +1,5 @@
 """Audio encoders: Whisper's and Qwen2-Audio's."""
 
-import json
 from collections.abc import Mapping
 
 import torch
@@ -8,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
-from runtime.models.adapter import ATTENTION, Adapter, Context, StageLayer
+from runtime.models.adapter import Context, StageLayer
+from runtime.models.encoder import EncoderAdapter, ItemSize
 from runtime.models.initialise import Fill
 from runtime.models.projector import PooledProjectorLayer, ProjectorLayer
 from workbench.data.sample import Segment
-from workbench.model.model_graph import Module
 
 # Shape suffixes: N = clips, M = mel bins, S = mel frames, T = packed tokens, D = hidden width.
 
@@ -69,24 +68,20 @@ class AudioBlock(StageLayer):
         return y_1TD[0]
 
 
-class WhisperAdapter(Adapter):
+class WhisperAdapter(EncoderAdapter):
     """Whisper's encoder; features are its final norm's output.
 
     Differs: transformers keeps the sinusoidal positions out of training; here, as for every
     weight, the plan's layer says whether they are trained.
     """
 
-    _last: type[ProjectorLayer] = ProjectorLayer
-
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        super().__init__(module)
-        self.config = WhisperConfig.from_dict(json.loads(config))
-        self.config._attn_implementation = ATTENTION
-        self.projector = projector
+    config_class = WhisperConfig
+    item_dims = 2
+    _projector: type[ProjectorLayer] = ProjectorLayer
 
     @property
-    def num_layers(self) -> int:
-        return int(self.config.encoder_layers) + 2
+    def num_blocks(self) -> int:
+        return int(self.config.encoder_layers)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -110,14 +105,20 @@ class WhisperAdapter(Adapter):
             )
         return (self.config.num_mel_bins, FRAMES_PER_TOKEN * segment.tokens_in)
 
-    def _layer(self, index: int) -> StageLayer:
+    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
+        tokens = shape[1] // FRAMES_PER_TOKEN
+        return ItemSize(tokens, tokens)
+
+    def first(self) -> StageLayer:
+        return ConvStem(self.config)
+
+    def block(self, index: int) -> StageLayer:
+        return AudioBlock(self.config, index)
+
+    def last(self) -> StageLayer:
         config = self.config
-        if index == 0:
-            return ConvStem(config)
-        if index < self.num_layers - 1:
-            return AudioBlock(config, index - 1)
-        widths = (config.d_model, self.module.layers[-1].out_width)
-        return self._last(self.projector, widths, config.init_std, nn.LayerNorm(config.d_model), "layer_norm")
+        widths, norm = (config.d_model, self.module.layers[-1].out_width), nn.LayerNorm(config.d_model)
+        return self._projector(self.projector, widths, config.init_std, norm, "layer_norm")
 
 
 class Qwen2AudioAdapter(WhisperAdapter):
@@ -126,8 +127,12 @@ class Qwen2AudioAdapter(WhisperAdapter):
     Its layers are Whisper's under the same names, so they are built as Whisper's.
     """
 
-    _last = PooledProjectorLayer
+    _projector = PooledProjectorLayer
 
     @property
     def prefixes(self) -> tuple[str, ...]:
         return ("", "audio_tower.", "model.audio_tower.")
+
+    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
+        tokens, _, _ = super().item_size(shape)
+        return ItemSize(tokens, tokens // 2)

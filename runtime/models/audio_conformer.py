@@ -1,11 +1,12 @@
 """Phi-4-multimodal's audio encoder: convolutions, and conformer blocks that share one table of biases."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import PreTrainedModel
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalAudioConfig,
     Phi4MultimodalAudioConformerEncoderLayer,
@@ -13,8 +14,9 @@ from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalAudioRelativeAttentionBias,
 )
 
-from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.adapter import Context, MicrobatchData, StageLayer
 from runtime.models.attention import Packing
+from runtime.models.encoder import EncoderAdapter, ItemSize
 from runtime.models.projector import ProjectorLayer
 from workbench.data.sample import Segment
 from workbench.model.model_graph import Module
@@ -100,22 +102,24 @@ class ConformerBlock(StageLayer):
         return y_NLD
 
 
-class ConformerAdapter(Adapter):
+class ConformerAdapter(EncoderAdapter):
     """Phi-4-multimodal's audio encoder; features are the last block's output."""
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
+    config_class = Phi4MultimodalAudioConfig
+    item_dims = 2
+    items_key = "audio_input_features"
+
+    def __init__(self, module: Module) -> None:
         super().__init__(module)
-        self.config = Phi4MultimodalAudioConfig.from_dict(json.loads(config))
         if self.config.chunk_size >= 0:
             raise ValueError(
                 f"module {module.name!r}: chunk_size must be -1, got {self.config.chunk_size}: attention in "
                 "chunks is not built"
             )
-        self.projector = projector
 
     @property
-    def num_layers(self) -> int:
-        return int(self.config.num_blocks) + 2
+    def num_blocks(self) -> int:
+        return int(self.config.num_blocks)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -143,11 +147,21 @@ class ConformerAdapter(Adapter):
             raise ValueError(f"module {self.module.name!r}: conformers do not share tokens; want cp 1")
         return super().context(data, device, dtype)
 
-    def _layer(self, index: int) -> StageLayer:
-        config = self.config
-        if index == 0:
-            return ConvStem(config)
-        if index < self.num_layers - 1:
-            return ConformerBlock(config, index - 1)
-        widths = (config.hidden_size, self.module.layers[-1].out_width)
-        return ProjectorLayer(self.projector, widths, config.initializer_range)
+    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
+        tokens = shape[1] // int(self.config.time_reduction)
+        return ItemSize(tokens, tokens)
+
+    def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
+        call: Callable[..., Any] = model
+        heard_TD: Tensor = call(item.t()[None], None)[0]
+        return heard_TD
+
+    def first(self) -> StageLayer:
+        return ConvStem(self.config)
+
+    def block(self, index: int) -> StageLayer:
+        return ConformerBlock(self.config, index)
+
+    def last(self) -> StageLayer:
+        widths = (self.config.hidden_size, self.module.layers[-1].out_width)
+        return ProjectorLayer(self.projector, widths, self.config.initializer_range)

@@ -1,23 +1,16 @@
-"""Llama 3.2's language model: decoder blocks, some of which look at an image instead of the text."""
+"""Cross-attention of a language model's tokens to images: who sees which, and the attention itself."""
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.configuration_utils import PretrainedConfig
-from transformers.models.mllama import modeling_mllama as mllama
 
-from runtime.models.adapter import Brought, Context, MicrobatchData, StageLayer, Tiles
+from runtime.models.adapter import Brought, Context, Tiles
 from runtime.models.attention import additive, positions
-from runtime.models.decoder import DecoderAdapter, EmbedTokens
-from runtime.models.decoder_families import DECODERS
-from runtime.models.initialise import Fill, constant
-from runtime.models.norm import widen_norms
-from workbench.model.mllama import EXTRA_TOKENS, TEXT_MODEL
 
 # Shape suffixes: T = packed tokens, R = those whose item has an image, E = tokens of images, H = heads,
 # Q = queries and K = keys of one item, D = width.
@@ -54,28 +47,10 @@ class CrossContext(Context):
     blind: Tensor | None = None
 
 
-class EmbedWithImageToken(EmbedTokens):
-    """Layer 0. A place that no other module fills is an image's: the row behind the vocabulary."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        larger = copy.copy(config)
-        larger.vocab_size = config.vocab_size + EXTRA_TOKENS
-        super().__init__(larger, DECODERS[TEXT_MODEL])
-        self.image_token = config.vocab_size
-
-    def _merged(self, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        ids_T = context.data.input_ids
-        assert ids_T is not None, "the first stage of the LLM is given its tokens"
-        merged_TD: Tensor = self.embed_tokens(ids_T.masked_fill(ids_T < 0, self.image_token))
-        for edge, features_ED in features.items():
-            merged_TD = merged_TD.index_copy(0, context.data.placed[edge], features_ED)
-        return merged_TD
-
-
 class ContextAttention(nn.Module):
     """Queries from the text, keys and values from images, out of transformers' own matmuls."""
 
-    def __init__(self, attention: mllama.MllamaTextCrossAttention) -> None:
+    def __init__(self, attention: Any) -> None:
         super().__init__()
         self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
         self.v_proj, self.o_proj = attention.v_proj, attention.o_proj
@@ -100,69 +75,11 @@ class ContextAttention(nn.Module):
         return y_RD
 
 
-class CrossBlock(StageLayer):
-    """A block that looks at images. Items without one pass it by."""
-
-    def __init__(self, config: PretrainedConfig, index: int) -> None:
-        super().__init__({"block": f"{DECODERS[TEXT_MODEL].layers}.{index}"}, config.initializer_range)
-        self.block = mllama.MllamaCrossAttentionDecoderLayer(config, index)
-        self.block.cross_attn = ContextAttention(self.block.cross_attn)
-        widen_norms(self, mllama.MllamaTextRMSNorm)
-
-    def fill(self, name: str) -> Fill:
-        return constant(0.0) if name.endswith("gate") else super().fill(name)
-
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        assert hidden_TD is not None, "a block is given its input"
-        if not features:
-            return hidden_TD
-        assert isinstance(context, CrossContext), "made by the adapter of a cross-attention model"
-        context_ED = torch.cat([features[edge] for edge in context.data.brought])
-        if not context.reads:  # this rank's tokens look at nothing, but somebody waits for a gradient
-            return hidden_TD + context_ED[:0].sum()
-        rows = context.rows
-        x_RD = hidden_TD if rows is None else hidden_TD.index_select(0, rows)
-        y_RD = self._run(x_RD, context_ED, context)
-        return y_RD if rows is None else hidden_TD.index_copy(0, rows, y_RD)
-
-    def _run(self, x_RD: Tensor, context_ED: Tensor, context: CrossContext) -> Tensor:
-        block = self.block
-        both = torch.cat([block.input_layernorm(x_RD), context_ED])
-        x_RD = x_RD + block.cross_attn_attn_gate.tanh() * block.cross_attn(both, len(x_RD), context.reads)
-        y_RD: Tensor = block.mlp(block.post_attention_layernorm(x_RD))
-        if context.blind is not None:
-            y_RD = y_RD.masked_fill(context.blind, 0)
-        return x_RD + block.cross_attn_mlp_gate.tanh() * y_RD
-
-
-class CrossDecoderAdapter(DecoderAdapter):
-    """Llama 3.2's language model, with or without images in front of it.
-
-    Differs: every item is computed as transformers computes it alone. There, text without an image
-    beside a sample with one looks at padding, so that results depend on the batch.
-    """
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "language_model.")
-
-    def _layer(self, index: int) -> StageLayer:
-        if index == 0:
-            return EmbedWithImageToken(self.config)
-        if index - 1 in self.config.cross_attention_layers:
-            return CrossBlock(self.config, index - 1)
-        return super()._layer(index)
-
-    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        plain = super().context(data, device, dtype)
-        if not data.brought:
-            return plain
-        held = {"data": data, "packing": plain.packing, "rotary": plain.rotary}
-        return CrossContext(**held, **_reads(data, device, dtype))
-
-
-def _reads(data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> dict[str, object]:
-    """Fields of the context: which tokens look at which."""
+def cross_context(plain: Context, device: torch.device, dtype: torch.dtype) -> Context:
+    """With which tokens look at which, where images are read."""
+    data = plain.data
+    if not data.brought:
+        return plain
     assert data.item_ids is not None, "given wherever images are read"
     places_T = positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
     images = [image for of_edge in data.brought.values() for image in of_edge]
@@ -179,14 +96,16 @@ def _reads(data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> di
             reads.append(Read(len(rows_Q), keys, None if bool(mask.all()) else additive(mask, dtype)))
             own.append(rows_Q)
             blind.append(blind_Q1)
+    held = {"data": data, "packing": plain.packing, "rotary": plain.rotary}
     if not reads:
-        return {}
+        return CrossContext(**held)
     rows, is_blind = torch.cat(own), torch.cat(blind)
-    return {
-        "rows": None if len(rows) == len(data.item_ids) else rows,
-        "reads": tuple(reads),
-        "blind": is_blind if bool(is_blind.any()) else None,
-    }
+    return CrossContext(
+        **held,
+        rows=None if len(rows) == len(data.item_ids) else rows,
+        reads=tuple(reads),
+        blind=is_blind if bool(is_blind.any()) else None,
+    )
 
 
 def _tokens(tiles: Tiles, device: torch.device) -> Tensor:

@@ -1,8 +1,9 @@
 """Decoder-only language models: Llama and the architectures built like it."""
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,6 @@ from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
 
 from runtime.models.adapter import (
-    ATTENTION,
     NO_TARGET,
     ONE_ROTATION,
     Adapter,
@@ -20,12 +20,64 @@ from runtime.models.adapter import (
     StageLayer,
 )
 from runtime.models.attention import pack, positions
-from runtime.models.decoder_families import DECODERS, DecoderFamily
+from runtime.models.cut_kind import CutKind, CutRules
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.router import widen_routers
 from workbench.model.model_graph import Module
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width, V = vocabulary.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionTable:
+    """Learned positions, added to the tokens.
+
+    Args:
+        name: of the table.
+        offset: rows before that of position 0.
+    """
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderFamily:
+    """What differs between architectures that share Llama's outline.
+
+    Args:
+        rotary: class of its rotary embedding; None where `positions` is its table.
+        rotates_by_layer_type: whether kinds of layers turn by angles of their own.
+        norm: class of its RMSNorm, None where it uses LayerNorm.
+        norm_offset: 1.0 where the norm's scale is 1 + weight.
+        router: class of its router, None where every token goes through the same MLP.
+        embedding: name of the token table; its padding row is not trained if `pads_embedding`.
+        layers: name of the list of its layers.
+        final_norm: name of the norm before the head.
+        scales_embedding: whether token embeddings are multiplied by sqrt(width).
+        head_bias: whether the head has a bias.
+        adapt: puts parts of our own into a layer, under the same names of weights.
+        longest_item: tokens of the longest item, where the architecture changes behind them.
+        cuts: as `StageLayer.cuts`, of its blocks.
+    """
+
+    config: type[PretrainedConfig]
+    layer: type[nn.Module]
+    rotary: type[nn.Module] | None
+    norm: type[nn.Module] | None
+    rotates_by_layer_type: bool = False
+    positions: PositionTable | None = None
+    norm_offset: float = 0.0
+    router: type[nn.Module] | None = None
+    embedding: str = "model.embed_tokens"
+    pads_embedding: bool = True
+    layers: str = "model.layers"
+    final_norm: str = "model.norm"
+    scales_embedding: bool = False
+    head_bias: bool = False
+    adapt: Callable[[nn.Module], None] | None = None
+    longest_item: Callable[[PretrainedConfig], int] | None = None
+    cuts: CutRules = ()
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -35,6 +87,8 @@ def _std(config: PretrainedConfig) -> float:
 
 class EmbedTokens(StageLayer):
     """Layer 0: token embeddings, with each edge's features at the places its segments hold; positions."""
+
+    cuts = (("embed_tokens", CutKind.COLUMN),)
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily) -> None:
         names = {"embed_tokens": family.embedding}
@@ -86,6 +140,7 @@ class DecoderBlock(StageLayer):
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
+        self.cuts = family.cuts
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
@@ -116,6 +171,8 @@ def _layer_norm_eps(config: PretrainedConfig) -> float:
 class NextTokenHead(StageLayer):
     """Layer N+1: final norm, head and the sum of next-token losses, in float32 or wider."""
 
+    cuts = (("lm_head", CutKind.COLUMN),)
+
     def __init__(self, config: PretrainedConfig, family: DecoderFamily) -> None:
         super().__init__({"norm": family.final_norm, "lm_head": "lm_head"}, _std(config))
         if family.norm is None:
@@ -145,14 +202,16 @@ class NextTokenHead(StageLayer):
 class DecoderAdapter(Adapter):
     """A decoder-only language model."""
 
-    def __init__(self, module: Module, architecture: str, config: str) -> None:
+    def __init__(self, module: Module, family: DecoderFamily) -> None:
+        self.family = family
         super().__init__(module)
-        self.family = DECODERS[architecture]
-        self.config = self.family.config.from_dict(json.loads(config))
-        self.config._attn_implementation = ATTENTION
-        self.config._experts_implementation = "eager"  # the chosen experts, one after the other
         self._refuse_what_depends_on_others()
-        self._rotary = None if self.family.rotary is None else self.family.rotary(config=self.config)
+        self._rotary = None if family.rotary is None else family.rotary(config=self.config)
+
+    def configured(self, given: dict[str, Any]) -> PretrainedConfig:
+        config = self.family.config.from_dict(given)
+        config._experts_implementation = "eager"  # the chosen experts, one after the other
+        return config
 
     def _refuse_what_depends_on_others(self) -> None:
         """ValueError for positions that depend on the batch, and attention that looks ahead."""
@@ -170,10 +229,6 @@ class DecoderAdapter(Adapter):
             )
 
     @property
-    def num_layers(self) -> int:
-        return int(self.config.num_hidden_layers) + 2
-
-    @property
     def vocab_size(self) -> int:
         return int(self.config.vocab_size)
 
@@ -189,12 +244,14 @@ class DecoderAdapter(Adapter):
     def ignored(self) -> tuple[str, ...]:
         return ("model.rotary_emb.",)
 
-    def _layer(self, index: int) -> StageLayer:
-        if index == 0:
-            return EmbedTokens(self.config, self.family)
-        if index == self.num_layers - 1:
-            return NextTokenHead(self.config, self.family)
-        return DecoderBlock(self.config, self.family, index - 1)
+    def first(self) -> StageLayer:
+        return EmbedTokens(self.config, self.family)
+
+    def block(self, index: int) -> StageLayer:
+        return DecoderBlock(self.config, self.family, index)
+
+    def last(self) -> StageLayer:
+        return NextTokenHead(self.config, self.family)
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         self._check_lengths(data)

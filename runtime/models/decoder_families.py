@@ -1,10 +1,7 @@
-"""What tells decoder-only architectures apart, as one table."""
+"""Language models that are Llama's outline with parts of their own, as one table."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from torch import nn
-from transformers.configuration_utils import PretrainedConfig
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -13,65 +10,16 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mixtral import modeling_mixtral as mixtral
-from transformers.models.mllama import modeling_mllama as mllama
 from transformers.models.opt import modeling_opt as opt
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from runtime.models.llama4 import adapt, longest_item
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionTable:
-    """Learned positions, added to the tokens.
-
-    Args:
-        name: of the table.
-        offset: rows before that of position 0.
-    """
-
-    name: str
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderFamily:
-    """What differs between architectures that share Llama's outline.
-
-    Args:
-        rotary: class of its rotary embedding; None where `positions` is its table.
-        rotates_by_layer_type: whether kinds of layers turn by angles of their own.
-        norm: class of its RMSNorm, None where it uses LayerNorm.
-        norm_offset: 1.0 where the norm's scale is 1 + weight.
-        router: class of its router, None where every token goes through the same MLP.
-        embedding: name of the token table; its padding row is not trained if `pads_embedding`.
-        layers: name of the list of its layers.
-        final_norm: name of the norm before the head.
-        scales_embedding: whether token embeddings are multiplied by sqrt(width).
-        head_bias: whether the head has a bias.
-        adapt: puts parts of our own into a layer, under the same names of weights.
-        longest_item: tokens of the longest item, where the architecture changes behind them.
-    """
-
-    config: type[PretrainedConfig]
-    layer: type[nn.Module]
-    rotary: type[nn.Module] | None
-    norm: type[nn.Module] | None
-    rotates_by_layer_type: bool = False
-    positions: PositionTable | None = None
-    norm_offset: float = 0.0
-    router: type[nn.Module] | None = None
-    embedding: str = "model.embed_tokens"
-    pads_embedding: bool = True
-    layers: str = "model.layers"
-    final_norm: str = "model.norm"
-    scales_embedding: bool = False
-    head_bias: bool = False
-    adapt: Callable[[nn.Module], None] | None = None
-    longest_item: Callable[[PretrainedConfig], int] | None = None
-
+from runtime.models.cut_kind import CutKind
+from runtime.models.decoder import DecoderFamily, PositionTable
+from runtime.models.llama4 import RoutedExperts, adapt, longest_item
+from runtime.models.router import WideRouter
 
 DECODERS: Mapping[str, DecoderFamily] = {
     "llama": DecoderFamily(
@@ -87,6 +35,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         norm=llama4.Llama4TextRMSNorm,
         adapt=adapt,
         longest_item=longest_item,
+        cuts=((RoutedExperts, CutKind.EXPERTS), (llama4.Llama4Router, CutKind.PARTIAL)),
     ),
     "qwen2": DecoderFamily(
         config=qwen2.Qwen2Config,
@@ -112,12 +61,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         rotary=mixtral.MixtralRotaryEmbedding,
         norm=mixtral.MixtralRMSNorm,
         router=mixtral.MixtralTopKRouter,
-    ),
-    "mllama_text_model": DecoderFamily(
-        config=mllama.MllamaTextConfig,
-        layer=mllama.MllamaSelfAttentionDecoderLayer,
-        rotary=mllama.MllamaRotaryEmbedding,
-        norm=mllama.MllamaTextRMSNorm,
+        cuts=((mixtral.MixtralExperts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
     ),
     "gemma": DecoderFamily(
         config=gemma.GemmaConfig,

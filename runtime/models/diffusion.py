@@ -10,7 +10,6 @@ time and condition in one sequence); Ho et al. 2020, "Denoising Diffusion Probab
 sections 2 and 4 (noise schedule), algorithm 1 (the loss).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.configuration_utils import PretrainedConfig
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionConfig
 
-from runtime.models.adapter import ATTENTION, Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.models.initialise import generator_of
 from runtime.models.patch_grid import blockwise
 from runtime.models.projector import PROJECTORS
 from runtime.models.vision import VisionBlock, grid_of
 from workbench.data.sample import Item, Segment
-from workbench.model.dit import TIME_TOKENS
-from workbench.model.model_graph import Module
+from workbench.model.families.dit import TIME_TOKENS
 
 # Shape suffixes: E = packed condition tokens, P = patches of one item, T = packed tokens, D = width,
 # F = elements of a patch, C = channels, Y and X = rows and columns of a latent.
@@ -202,24 +201,16 @@ class DitAdapter(Adapter):
 
     raw_layer = 1
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        super().__init__(module)
-        given: dict[str, Any] = json.loads(config)
-        self.projector = projector
+    def configured(self, given: dict[str, Any]) -> PretrainedConfig:
         self.channels, self.patch = given.get("latent_channels", 4), given.get("patch_size", 2)
         width = given.get("hidden_size", 384)
-        self.block = SiglipVisionConfig(
+        return SiglipVisionConfig(
             hidden_size=width,
             intermediate_size=given.get("intermediate_size", 4 * width),
             num_hidden_layers=given.get("num_hidden_layers", 12),
             num_attention_heads=given.get("num_attention_heads", 6),
             hidden_act=given.get("hidden_act", "gelu_pytorch_tanh"),
         )
-        self.block._attn_implementation = ATTENTION
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.block.num_hidden_layers) + 3
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         rows, columns = self._grid(segment.tokens_in, segment.tokens_out)
@@ -245,13 +236,21 @@ class DitAdapter(Adapter):
         return LatentContext(data=data, packing=shared.packing, latents=latents)
 
     def _layer(self, index: int) -> StageLayer:
-        width, elements = self.block.hidden_size, self.channels * self.patch**2
-        if index == 0:
-            assert self.projector is not None, "the plan names one"
-            operators = self.module.layers[0].operators
-            return OutputProjector(self.projector, (operators[0].in_features, width))
-        if index == 1:
-            return EmbedLatents(width, elements)
-        if index == self.num_layers - 1:
-            return NoiseHead(width, elements)
-        return VisionBlock(SiglipEncoderLayer(self.block), index - 2, STD)
+        if index > 0:
+            return super()._layer(index)
+        assert self.projector is not None, "the plan names one"
+        operators = self.module.layers[0].operators
+        return OutputProjector(self.projector, (operators[0].in_features, self.config.hidden_size))
+
+    def first(self) -> StageLayer:
+        return EmbedLatents(self.config.hidden_size, self._elements)
+
+    def block(self, index: int) -> StageLayer:
+        return VisionBlock(SiglipEncoderLayer(self.config), index, STD)
+
+    def last(self) -> StageLayer:
+        return NoiseHead(self.config.hidden_size, self._elements)
+
+    @property
+    def _elements(self) -> int:
+        return int(self.channels * self.patch**2)

@@ -82,6 +82,8 @@ class PackedAttention(nn.Module):
 class RoutedExperts(nn.Module):
     """The experts of which each token has K, under transformers' names of weights; only the chosen run."""
 
+    inner_dims = (2, 1)  # of both weights, where one expert's inner features lie
+
     def __init__(self, experts: Llama4TextExperts) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.adapter import Context, StageLayer
+from runtime.models.cut_kind import CutKind
 
 # Shape suffixes: T = packed tokens, D = hidden width.
 
@@ -51,6 +52,8 @@ class ProjectorLayer(StageLayer):
         norm_name: its name in a checkpoint.
         has_class_token: whether each item starts with one.
     """
+
+    cuts = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
 
     def __init__(
         self,

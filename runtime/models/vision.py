@@ -1,13 +1,14 @@
 """Vision encoders: SigLIP and CLIP."""
 
-import json
+import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.configuration_utils import PretrainedConfig
+from transformers import PreTrainedModel
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionConfig, CLIPVisionEmbeddings
 from transformers.models.siglip.modeling_siglip import (
     SiglipEncoderLayer,
@@ -15,11 +16,11 @@ from transformers.models.siglip.modeling_siglip import (
     SiglipVisionEmbeddings,
 )
 
-from runtime.models.adapter import ATTENTION, Adapter, Context, StageLayer
+from runtime.models.adapter import Context, StageLayer
+from runtime.models.encoder import EncoderAdapter, ItemSize, grid_or_none
 from runtime.models.initialise import Fill, normal
 from runtime.models.projector import ProjectorLayer
 from workbench.data.sample import Segment
-from workbench.model.model_graph import Module
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
@@ -101,21 +102,11 @@ def square_px(side: int | Sequence[int]) -> int:
     return side if isinstance(side, int) else int(side[0])
 
 
-class VisionAdapter(Adapter):
+class VisionAdapter(EncoderAdapter):
     """What vision transformers of one configured image size share: sizes of images, the layer list."""
 
-    config: PretrainedConfig
+    item_dims = 3
     has_class_token = False
-
-    def __init__(self, module: Module, config: PretrainedConfig, projector: str | None) -> None:
-        super().__init__(module)
-        self.config = config
-        self.config._attn_implementation = ATTENTION
-        self.projector = projector
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.config.num_hidden_layers) + 2
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -147,26 +138,45 @@ class VisionAdapter(Adapter):
     def _widths(self) -> tuple[int, int]:
         return self.config.hidden_size, self.module.layers[-1].out_width
 
+    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
+        patch = square_px(self.config.patch_size)
+        rows, columns = shape[1] // patch, shape[2] // patch
+        patches = rows * columns
+        return ItemSize(patches + (1 if self.has_class_token else 0), patches, grid_or_none(rows, columns))
+
+    def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
+        call: Callable[..., Any] = model
+        resized: dict[str, bool] = {}
+        if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+            side = square_px(self.config.image_size)
+            resized["interpolate_pos_encoding"] = item.shape[1:] != (side, side)
+        seen_TD: Tensor = call(item[None], **resized).last_hidden_state[0]
+        return seen_TD[1:] if self.has_class_token else seen_TD
+
 
 class SiglipAdapter(VisionAdapter):
     """SigLIP's vision tower; features are its final norm's output. The pooling head is not built."""
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        super().__init__(module, SiglipVisionConfig.from_dict(json.loads(config)), projector)
+    config_class = SiglipVisionConfig
 
     @property
     def ignored(self) -> tuple[str, ...]:
         return ("head.", "text_model.", "logit_scale", "logit_bias")
 
-    def _layer(self, index: int) -> StageLayer:
-        config = self.config
-        std = config.hidden_size**-0.5
-        if index == 0:
-            return EmbedPatches(SiglipVisionEmbeddings(config), None, std)
-        if index < self.num_layers - 1:
-            return XavierBlock(SiglipEncoderLayer(config), index - 1, std)
-        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        return ProjectorLayer(self.projector, self._widths, std, norm, "post_layernorm")
+    @property
+    def std(self) -> float:
+        """Of freshly drawn matrices outside blocks."""
+        return float(self.config.hidden_size**-0.5)
+
+    def first(self) -> StageLayer:
+        return EmbedPatches(SiglipVisionEmbeddings(self.config), None, self.std)
+
+    def block(self, index: int) -> StageLayer:
+        return XavierBlock(SiglipEncoderLayer(self.config), index, self.std)
+
+    def last(self) -> StageLayer:
+        norm = nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
+        return ProjectorLayer(self.projector, self._widths, self.std, norm, "post_layernorm")
 
 
 class ClipAdapter(VisionAdapter):
@@ -177,23 +187,25 @@ class ClipAdapter(VisionAdapter):
     without running a block whose result nobody reads.
     """
 
+    config_class = CLIPVisionConfig
     has_class_token = True
-
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        super().__init__(module, CLIPVisionConfig.from_dict(json.loads(config)), projector)
 
     @property
     def ignored(self) -> tuple[str, ...]:
         return ("post_layernorm.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
 
-    def _layer(self, index: int) -> StageLayer:
-        config = self.config
-        std = config.hidden_size**-0.5 * config.initializer_factor
-        if index == 0:
-            norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            return EmbedPatches(CLIPVisionEmbeddings(config), norm, config.initializer_range)
-        if index < self.num_layers - 1:
-            return VisionBlock(
-                CLIPEncoderLayer(config), index - 1, std * (2 * len(self.module.layers)) ** -0.5
-            )
-        return ProjectorLayer(self.projector, self._widths, std, has_class_token=True)
+    @property
+    def std(self) -> float:
+        """Of freshly drawn matrices behind the embeddings."""
+        return float(self.config.hidden_size**-0.5 * self.config.initializer_factor)
+
+    def first(self) -> StageLayer:
+        norm = nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
+        return EmbedPatches(CLIPVisionEmbeddings(self.config), norm, self.config.initializer_range)
+
+    def block(self, index: int) -> StageLayer:
+        std = self.std * (2 * len(self.module.layers)) ** -0.5
+        return VisionBlock(CLIPEncoderLayer(self.config), index, std)
+
+    def last(self) -> StageLayer:
+        return ProjectorLayer(self.projector, self._widths, self.std, has_class_token=True)

@@ -1,19 +1,22 @@
 """Vision encoders of images of any size, whose positions are rotations: Pixtral's and Qwen's."""
 
-import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from runtime.models.adapter import ATTENTION, ONE_ROTATION, Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.adapter import ONE_ROTATION, Context, MicrobatchData, StageLayer
 from runtime.models.attention import Packing, pack, packed_sdpa
+from runtime.models.cut_kind import CutKind
+from runtime.models.encoder import GRIDS, PIXELS, SIZES, EncoderAdapter, ItemSize, grid_or_none
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.patch_grid import blockwise, patches_of
 from runtime.models.projector import ProjectorLayer
@@ -116,6 +119,7 @@ class QwenBlock(VisionBlock):
     """Its attention out of transformers' own matmuls, because theirs rotates in float32 alone."""
 
     blocks = "blocks"
+    calls = ("attn",)
 
     def __init__(self, block: nn.Module, index: int, std: float, *, windowed: bool) -> None:
         super().__init__(block, index, std)
@@ -148,6 +152,8 @@ class QwenBlock(VisionBlock):
 class QwenMerger(StageLayer):
     """The last layer: norm, neighbours side by side, two matmuls; groups are back in their places."""
 
+    cuts = (("merger.mlp.0", CutKind.COLUMN), ("merger.mlp.2", CutKind.ROW))
+
     def __init__(self, merger: nn.Module, std: float) -> None:
         super().__init__({"merger": "merger"}, std)
         self.merger = merger
@@ -160,14 +166,18 @@ class QwenMerger(StageLayer):
         return y_GD if context.order is None else y_GD.index_select(0, context.order.argsort())
 
 
-class GridAdapter(Adapter):
+class GridAdapter(EncoderAdapter):
     """What encoders of images of any size share.
 
     An image of N tokens is the grid that its segment names, or else the most square one of N.
     """
 
-    config: PretrainedConfig
-    _rotary: nn.Module
+    item_dims = 3
+    rotary_class: type[nn.Module]
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self._rotary = self.rotary_class(self.config)
 
     @property
     def merge(self) -> int:
@@ -196,6 +206,11 @@ class GridAdapter(Adapter):
         rows, columns = self.grid(segment.tokens_in, segment.grid)
         patch = self.config.patch_size
         return (self._channels, rows * patch, columns * patch)
+
+    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
+        patch, side = self.config.patch_size, self.merge
+        rows, columns = (length // patch // side * side for length in shape[1:])
+        return ItemSize(rows * columns, rows * columns // side**2, grid_or_none(rows, columns))
 
     @property
     @abstractmethod
@@ -230,16 +245,9 @@ class GridAdapter(Adapter):
 class PixtralAdapter(GridAdapter):
     """Pixtral's vision tower: features are the last block's output."""
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        super().__init__(module)
-        self.config = pixtral.PixtralVisionConfig.from_dict(json.loads(config))
-        self.config._attn_implementation = ATTENTION
-        self.projector = projector
-        self._rotary = pixtral.PixtralVisionRotaryEmbedding(self.config)
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.config.num_hidden_layers) + 2
+    config_class = pixtral.PixtralVisionConfig
+    rotary_class = pixtral.PixtralVisionRotaryEmbedding
+    items_key, beside_key = PIXELS, SIZES
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -249,24 +257,27 @@ class PixtralAdapter(GridAdapter):
     def _channels(self) -> int:
         return int(self.config.num_channels)
 
-    def _layer(self, index: int) -> StageLayer:
-        config = self.config
-        if index == 0:
-            return EmbedPixtral(config)
-        if index < self.num_layers - 1:
-            block = PixtralBlock(pixtral.PixtralAttentionLayer(config), index - 1, config.initializer_range)
-            widen_norms(block, pixtral.PixtralRMSNorm)
-            return block
-        widths = (config.hidden_size, self.module.layers[-1].out_width)
-        return ProjectorLayer(self.projector, widths, config.initializer_range)
+    def first(self) -> StageLayer:
+        return EmbedPixtral(self.config)
+
+    def block(self, index: int) -> StageLayer:
+        block = PixtralBlock(pixtral.PixtralAttentionLayer(self.config), index, self.config.initializer_range)
+        widen_norms(block, pixtral.PixtralRMSNorm)
+        return block
+
+    def last(self) -> StageLayer:
+        widths = (self.config.hidden_size, self.module.layers[-1].out_width)
+        return ProjectorLayer(self.projector, widths, self.config.initializer_range)
 
 
 class QwenVisionAdapter(GridAdapter):
     """Qwen's vision towers, which end with their own merger. Images alone, no clips."""
 
+    items_key, beside_key = PIXELS, GRIDS
+
     @property
-    def num_layers(self) -> int:
-        return int(self.config.depth) + 2
+    def num_blocks(self) -> int:
+        return int(self.config.depth)
 
     @property
     def merge(self) -> int:
@@ -284,6 +295,14 @@ class QwenVisionAdapter(GridAdapter):
     @property
     def _channels(self) -> int:
         return int(self.config.in_channels)
+
+    def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
+        call: Callable[..., Any] = model
+        config = self.config
+        rows, columns = (length // config.patch_size for length in item.shape[1:])
+        cut_PD = patches_of(item, config.patch_size, self.merge, config.temporal_patch_size)
+        merged_TD: Tensor = call(cut_PD, torch.tensor([[1, rows, columns]])).pooler_output
+        return merged_TD
 
     def _patch_embed(self, module_class: type[nn.Module], width: int) -> StageLayer:
         config = self.config
@@ -305,42 +324,36 @@ class QwenVisionAdapter(GridAdapter):
 class Qwen2VisionAdapter(QwenVisionAdapter):
     """Qwen2-VL's: every block sees its whole image."""
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        del projector
-        super().__init__(module)
-        self.config = qwen2.Qwen2VLVisionConfig.from_dict(json.loads(config))
-        self._rotary = qwen2.Qwen2VLVisionRotaryEmbedding(self.config)
+    config_class = qwen2.Qwen2VLVisionConfig
+    rotary_class = qwen2.Qwen2VLVisionRotaryEmbedding
 
-    def _layer(self, index: int) -> StageLayer:
-        width = self.config.embed_dim
-        if index == 0:
-            return self._patch_embed(qwen2.PatchEmbed, width)
-        if index < self.num_layers - 1:
-            return QwenBlock(qwen2.Qwen2VLVisionBlock(self.config), index - 1, self.std, windowed=False)
-        return self._merger(qwen2.PatchMerger, width)
+    def first(self) -> StageLayer:
+        return self._patch_embed(qwen2.PatchEmbed, self.config.embed_dim)
+
+    def block(self, index: int) -> StageLayer:
+        return QwenBlock(qwen2.Qwen2VLVisionBlock(self.config), index, self.std, windowed=False)
+
+    def last(self) -> StageLayer:
+        return self._merger(qwen2.PatchMerger, self.config.embed_dim)
 
 
 class Qwen25VisionAdapter(QwenVisionAdapter):
     """Qwen2.5-VL's: blocks see windows, but for the listed ones, which see their whole image."""
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        del projector
-        super().__init__(module)
-        self.config = qwen2_5.Qwen2_5_VLVisionConfig.from_dict(json.loads(config))
-        self._rotary = qwen2_5.Qwen2_5_VLVisionRotaryEmbedding(self.config)
+    config_class = qwen2_5.Qwen2_5_VLVisionConfig
+    rotary_class = qwen2_5.Qwen2_5_VLVisionRotaryEmbedding
 
-    def _layer(self, index: int) -> StageLayer:
-        width = self.config.hidden_size
-        if index == 0:
-            return self._patch_embed(qwen2_5.Qwen2_5_VisionPatchEmbed, width)
-        if index < self.num_layers - 1:
-            windowed = index - 1 not in self.config.fullatt_block_indexes
-            block = QwenBlock(
-                qwen2_5.Qwen2_5_VLVisionBlock(self.config), index - 1, self.std, windowed=windowed
-            )
-            widen_norms(block, qwen2_5.Qwen2_5_VLRMSNorm)
-            return block
-        merger = self._merger(qwen2_5.Qwen2_5_VLPatchMerger, width)
+    def first(self) -> StageLayer:
+        return self._patch_embed(qwen2_5.Qwen2_5_VisionPatchEmbed, self.config.hidden_size)
+
+    def block(self, index: int) -> StageLayer:
+        windowed = index not in self.config.fullatt_block_indexes
+        block = QwenBlock(qwen2_5.Qwen2_5_VLVisionBlock(self.config), index, self.std, windowed=windowed)
+        widen_norms(block, qwen2_5.Qwen2_5_VLRMSNorm)
+        return block
+
+    def last(self) -> StageLayer:
+        merger = self._merger(qwen2_5.Qwen2_5_VLPatchMerger, self.config.hidden_size)
         widen_norms(merger, qwen2_5.Qwen2_5_VLRMSNorm)
         return merger
 

@@ -1,11 +1,16 @@
 """Vision encoders whose blocks scale what they add: DINOv2 and InternViT."""
 
-import json
+import inspect
 from collections.abc import Mapping
 
+import transformers
 from torch import Tensor, nn
-from transformers.configuration_utils import PretrainedConfig
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2Embeddings, Dinov2Layer
+from transformers.models.dinov2.modeling_dinov2 import (
+    Dinov2Config,
+    Dinov2Embeddings,
+    Dinov2Layer,
+    Dinov2LayerScale,
+)
 from transformers.models.internvl.modeling_internvl import (
     InternVLVisionConfig,
     InternVLVisionEmbeddings,
@@ -14,6 +19,7 @@ from transformers.models.internvl.modeling_internvl import (
 )
 
 from runtime.models.adapter import Context, StageLayer
+from runtime.models.cut_kind import CutKind
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
 from runtime.models.projector import ProjectorLayer
@@ -40,6 +46,7 @@ class ScaledBlock(VisionBlock):
     """One encoder layer; its factors start at the configured value."""
 
     blocks = "encoder.layer"
+    cuts = ((Dinov2LayerScale, CutKind.WHOLE),)
 
     def __init__(self, block: nn.Module, index: int, std: float, scale: float) -> None:
         super().__init__(block, index, std)
@@ -88,33 +95,41 @@ class ScaledVitAdapter(VisionAdapter):
 class Dinov2Adapter(ScaledVitAdapter):
     """DINOv2. Differs: positions of other sizes are interpolated in float32, as transformers does it."""
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        super().__init__(module, Dinov2Config.from_dict(json.loads(config)), projector)
+    config_class = Dinov2Config
 
-    def _layer(self, index: int) -> StageLayer:
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        if "attention_mask" not in inspect.signature(Dinov2Layer.forward).parameters:
+            raise ValueError(
+                f"module {module.name!r}: DINOv2's layers take no attention mask in transformers "
+                f"{transformers.__version__}, so images would see each other; want 5.23 or newer"
+            )
+
+    def first(self) -> StageLayer:
+        return EmbedWithClass(Dinov2Embeddings(self.config), self.config.initializer_range)
+
+    def block(self, index: int) -> StageLayer:
         config = self.config
-        if index == 0:
-            return EmbedWithClass(Dinov2Embeddings(config), config.initializer_range)
-        if index < self.num_layers - 1:
-            block = Dinov2Layer(config)
-            return ScaledBlock(block, index - 1, config.initializer_range, config.layerscale_value)
+        return ScaledBlock(Dinov2Layer(config), index, config.initializer_range, config.layerscale_value)
+
+    def last(self) -> StageLayer:
         return self._projector(self._final_norm())
 
 
 class InternVitAdapter(ScaledVitAdapter):
     """InternVL's vision tower. Differs: its pixel shuffle is a mean of neighbours here, as for all ViTs."""
 
-    def __init__(self, module: Module, config: str, projector: str | None) -> None:
-        super().__init__(module, InternVLVisionConfig.from_dict(json.loads(config)), projector)
+    config_class = InternVLVisionConfig
 
-    def _layer(self, index: int) -> StageLayer:
-        config: PretrainedConfig = self.config
-        std = config.initializer_range
-        if index == 0:
-            return EmbedWithClass(InternVLVisionEmbeddings(config), std)
-        if index < self.num_layers - 1:
-            block = InternVLVisionLayer(config)
-            layer = InternVitBlock(block, index - 1, std, config.layer_scale_init_value)
-            widen_norms(layer, InternVLVisionRMSNorm)
-            return layer
-        return self._projector(None if config.use_mean_pooling else self._final_norm())
+    def first(self) -> StageLayer:
+        return EmbedWithClass(InternVLVisionEmbeddings(self.config), self.config.initializer_range)
+
+    def block(self, index: int) -> StageLayer:
+        config = self.config
+        block = InternVLVisionLayer(config)
+        layer = InternVitBlock(block, index, config.initializer_range, config.layer_scale_init_value)
+        widen_norms(layer, InternVLVisionRMSNorm)
+        return layer
+
+    def last(self) -> StageLayer:
+        return self._projector(None if self.config.use_mean_pooling else self._final_norm())

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 import torch
 
+from workbench.job.run_options import Device
+
 CPU = torch.device("cpu")
-NAMES = ("cpu", "cuda")
+NAMES = tuple(Device)
 
 
 def device_of(name: str | None, *, index: int = 0, sharers: int = 1) -> torch.device:

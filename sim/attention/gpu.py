@@ -14,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from workbench.compiled import compiled
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -102,7 +103,7 @@ def list_schedule(
     return Schedule(unit=unit, start_s=start_s, end_s=end_s, free_s=free)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _dispatch(
     duration_s: Floats, heap_s: Floats, heap_unit: Ints, free_s: Floats
 ) -> tuple[Ints, Floats, Floats]:

@@ -2,9 +2,10 @@
 
 from heapq import heapify, heappop, heappush
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from workbench.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -12,14 +13,14 @@ Ints = NDArray[np.int64]
 TASK_ENDS, TRANSMITTED, ARRIVES = 0, 1, 2
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arrays)
     duration_s: Floats,
     wires: tuple[Floats, Floats, Ints],
     missing: Ints,
     offsets: Ints,
     successors: Ints,
-) -> tuple[Floats, Floats, Ints]:
+) -> tuple[Floats, Floats, Floats]:
     """Times of every node.
 
     Args:
@@ -87,7 +88,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arr
         now = events[0][0]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _release(node: int, missing: Ints, offsets: Ints, successors: Ints, stack: list[int]) -> None:
     """A node has ended: whoever waited for nothing else goes on the stack."""
     for place in range(offsets[node], offsets[node + 1]):

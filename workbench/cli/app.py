@@ -1,44 +1,133 @@
-"""The program `workbench`: every command by its name."""
+"""The program `workbench`: every command by its name; a command's module is imported when it is called."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
-from workbench.cli import (
-    elastic,
-    executing,
-    layouts,
-    measuring,
-    models,
-    planning,
-    predicting,
-    preprocessing,
-    resilience,
-)
 from workbench.cli.console import OneLineErrors
 
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that is listed before it is imported.
+
+    Args:
+        module: of `workbench.cli`.
+        function: in it, or a program of several commands.
+        summary: the first paragraph of its help.
+    """
+
+    module: str
+    function: str
+    summary: str
+
+    def load(self, name: str) -> Any:
+        """The command itself."""
+        found = getattr(import_module(f"workbench.cli.{self.module}"), self.function)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False)
+            alone.command(name)(found)
+            found = alone
+        return get_command(found)
+
+
+COMMANDS = {
+    "plan": Command("planning", "plan_command", "Turn a job into a plan."),
+    "search": Command(
+        "planning",
+        "search_command",
+        "Plan a job with every strategy, and with every schedule asked for; simulate all plans "
+        "and rank them.",
+    ),
+    "check": Command(
+        "planning",
+        "check_command",
+        "Say whether a plan is sound, fits and cannot deadlock; show its stages and programs.",
+    ),
+    "layout": Command(
+        "layouts",
+        "layout_command",
+        "Show a job's layouts in another system's words, or take them from a file in such words.",
+    ),
+    "models": Command(
+        "models",
+        "models_command",
+        "List the model families: what can be planned, what can run, and why the rest cannot.",
+    ),
+    "simulate": Command("executing", "simulate_command", "Predict what one step of a plan takes."),
+    "run": Command("executing", "run_command", "Run steps of a plan for real."),
+    "predict": Command(
+        "predicting",
+        "predict_command",
+        "Price text-only dense language models, one a row of a CSV file; nothing is fitted.",
+    ),
+    "templates": Command(
+        "resilience",
+        "templates_command",
+        "Show the pipelines that a job can be cut into, and its throughput on every number of nodes.",
+    ),
+    "failures": Command(
+        "resilience",
+        "failures_command",
+        "Say how much training a job gets on nodes that come and go: pipeline templates against restarts.",
+    ),
+    "elastic": Command(
+        "elastic",
+        "elastic_command",
+        "Train for real on nodes that are killed, warned and join, and say before what a step will take.",
+    ),
+    "compare": Command(
+        "executing",
+        "compare_command",
+        "Hold a simulated trace against the executed ones of the same plan.",
+    ),
+    "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
+    "report": Command(
+        "measuring",
+        "report_command",
+        "Write one self-contained HTML page about a folder of plans and traces.",
+    ),
+    "reproduce": Command(
+        "measuring",
+        "reproduce_command",
+        "Rerun experiments and hold them against what the papers printed.",
+    ),
+    "demo": Command(
+        "measuring",
+        "demo_command",
+        "Do the main job on this machine: calibrate, plan, predict, run, compare, report.",
+    ),
+    "preprocess": Command(
+        "preprocessing", "app", "Prepare images apart from training: serve, produce, consume."
+    ),
+}
+
+
+class Commands(OneLineErrors):
+    """The group of all commands: listed by their summaries, loaded when one is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        listed = {name: TyperCommand(name=name, short_help=each.summary) for name, each in COMMANDS.items()}
+        super().__init__(**(settings | {"commands": listed}))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that the arguments name, and the arguments left for it."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, COMMANDS[args[0]].load(args[0]), rest
+
+
 app = typer.Typer(
-    cls=OneLineErrors,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Plan multimodal training, simulate the plan, run it, and hold one against the other.",
 )
-app.command("plan")(planning.plan_command)
-app.command("search")(planning.search_command)
-app.command("check")(planning.check_command)
-app.command("layout")(layouts.layout_command)
-app.command("models")(models.models_command)
-app.command("simulate")(executing.simulate_command)
-app.command("run")(executing.run_command)
-app.command("predict", help=predicting.PREDICT_HELP)(predicting.predict_command)
-app.command("templates")(resilience.templates_command)
-app.command("failures")(resilience.failures_command)
-app.command("elastic")(elastic.elastic_command)
-app.command("compare")(executing.compare_command)
-app.command("calibrate")(measuring.calibrate_command)
-app.command("report")(measuring.report_command)
-app.command("reproduce")(measuring.reproduce_command)
-app.command("demo")(measuring.demo_command)
-app.add_typer(preprocessing.app, name="preprocess")
+app.callback()(lambda: None)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Commands that give a plan times: simulate, run, compare."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from workbench.cli.console import Ticker, emit_json, show, ticking
-from workbench.cli.options import Device, ExecutionFile, Json, PlanFile
+from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cost.profile import load_profile
 from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_for
+from workbench.job.run_options import Device, RunOptions
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
 from workbench.report.compare import compare
@@ -65,6 +66,7 @@ def simulate_command(
         show(metrics_table(found, [("simulated", simulated)]), unmeasured_text(unmeasured_costs(simulated)))
 
 
+@takes(RunOptions, warmup=1, repetitions=lambda said: EMULATED_REPETITIONS if said["emulate"] else 1)
 def run_command(
     plan: PlanFile,
     local: Annotated[
@@ -73,84 +75,37 @@ def run_command(
     emulate: Annotated[
         bool, typer.Option("--emulate", help="run all ranks here, one action at a time, each timed alone")
     ] = False,
-    trace: Annotated[Path | None, typer.Option(help="trace file to write; one per repetition")] = None,
-    steps: Annotated[int, typer.Option(help="timed steps, one after the other")] = 1,
-    repetitions: Annotated[
-        int | None, typer.Option(help="how often, each time from fresh weights; 1, emulated 3")
-    ] = None,
-    warmup: Annotated[int, typer.Option(help="untimed steps before the timed ones")] = 1,
-    seed: Annotated[int, typer.Option(help="of weights and data")] = 0,
-    weights: Annotated[Path | None, typer.Option(help="folder with a Hugging Face folder per module")] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="new folder for the trained weights, as --weights reads them")
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="data folder, or tcp://HOST:PORT of `preprocess serve`; default: random data"),
-    ] = None,
-    data_keys: Annotated[
-        Path | None, typer.Option(help="client's keys for a preprocessing server, see `preprocess keys`")
-    ] = None,
-    next_samples: Annotated[
-        bool, typer.Option("--next-samples", help="every step takes the next samples of the data")
-    ] = False,
-    checkpoint: Annotated[Path | None, typer.Option(help="folder to save to while it runs")] = None,
-    checkpoint_every: Annotated[int, typer.Option(help="steps")] = 10,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the latest whole checkpoint of the folder, if any")
-    ] = False,
-    timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 60.0,
-    device: Annotated[
-        Device | None, typer.Option(help="that emulates; default: a GPU where torch sees one, else the CPU")
-    ] = None,
+    *,
+    options: RunOptions,
     profile: Annotated[
         str | None, typer.Option(help="of collectives, when emulated: profile name or file")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Run steps of a plan for real."""
-    run = _runner(local, emulate, device, profile)
-    if next_samples and (data is None or not local):
+    run = _runner(local, emulate, options.device, profile)
+    if options.next_samples and (options.data is None or not local):
         raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
-    if (resume or checkpoint is not None) and (checkpoint is None or not local):
+    if (options.resume or options.checkpoint is not None) and (options.checkpoint is None or not local):
         raise ValueError("run: checkpoints are of processes: want --local and --checkpoint FOLDER")
-    from runtime.preprocess.source import following_of, source_of
-    from runtime.rank_job import RunSettings
-    from runtime.state.checkpoint import Begin, checkpoints_in
-    from runtime.state.checkpoint_files import identity_of
+    from runtime.launch import prepare
 
     found = read_plan(plan)
     lowered, _ = accept(found)
-    source = source_of(data, data_keys, timeout_s=timeout)
-    if trace is not None:
-        check_writable(trace)
-    settings = RunSettings(
-        steps=steps,
-        repetitions=repetitions if repetitions is not None else EMULATED_REPETITIONS if emulate else 1,
-        warmup=warmup,
-        seed=seed,
-        weights=weights,
-        export=export,
-        timeout_s=timeout,
-        following=following_of(source if next_samples else None, found),
-    )
-    if checkpoint is not None:
-        begin = Begin.LATEST if resume else Begin.ANEW
-        identity = identity_of(found, settings.dtype(found), seed)
-        settings = replace(
-            settings, checkpoints=checkpoints_in(checkpoint, checkpoint_every, begin, identity)
-        )
+    if options.trace is not None:
+        check_writable(options.trace)
+    settings, source = prepare(options, found)
     ran = run(lowered, settings, source, quiet=as_json)
-    files = repetition_paths(trace, len(ran.traces)) if trace else ()
+    files = repetition_paths(options.trace, len(ran.traces)) if options.trace else ()
     for path, made in zip(files, ran.traces, strict=False):
         write_trace(made, path)
     if as_json:
         emit_json(executed_record(found, ran.traces, files) | {"losses": list(ran.losses)} | ran.peak_record)
         return
-    written = (*files, *((export,) if export is not None else ()))
+    written = (*files, *((options.export,) if options.export is not None else ()))
     show(
         metrics_table(found, list(zip(ran.names, ran.traces, strict=True))),
-        losses_text(ran.losses, warmup),
+        losses_text(ran.losses, options.warmup),
         *((unmeasured_text(unmeasured_costs(ran.traces[0])),) if emulate else ()),
         *ran.peak_texts,
         *(f"written to {path}" for path in written),

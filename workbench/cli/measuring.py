@@ -11,11 +11,12 @@ import typer
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Mixing, read_measurement
 from workbench.cli.console import emit_json, show, ticking
-from workbench.cli.options import Device, Json
+from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, write_profile
 from workbench.job.job import Job, load_job
+from workbench.job.run_options import Device
 from workbench.plan.plan import Plan
 from workbench.report.folder import read_folder
 from workbench.report.tables import (

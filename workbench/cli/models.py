@@ -1,10 +1,13 @@
 """The command that says which models there are."""
 
+from collections.abc import Collection
+
 from rich.table import Table
 
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json
-from workbench.model.families import FAMILIES, Family
+from workbench.model.families.family import Family
+from workbench.model.families.registry import FAMILIES
 from workbench.report.tables import titled
 
 HEADERS = ("family", "role", "name", "plans", "runs", "why not")
@@ -12,16 +15,15 @@ HEADERS = ("family", "role", "name", "plans", "runs", "why not")
 
 def models_command(*, json: Json = False) -> None:
     """List the model families: what can be planned, what can run, and why the rest cannot."""
-    from runtime.models.choose import known_architectures
+    from runtime.models.choose import ADAPTERS
 
-    known = known_architectures()
     if json:
-        emit_json({family.name: _record(family, known) for family in FAMILIES})
+        emit_json({family.name: _record(family, ADAPTERS) for family in FAMILIES})
         return
-    show(_table(known))
+    show(_table(ADAPTERS))
 
 
-def _record(family: Family, known: tuple[str, ...]) -> dict[str, str | bool | None]:
+def _record(family: Family, known: Collection[str]) -> dict[str, str | bool | None]:
     return {
         "role": family.role,
         "model_type": family.model_type,
@@ -32,7 +34,7 @@ def _record(family: Family, known: tuple[str, ...]) -> dict[str, str | bool | No
     }
 
 
-def _table(known: tuple[str, ...]) -> Table:
+def _table(known: Collection[str]) -> Table:
     table = titled("models", HEADERS)
     for column in table.columns:
         column.justify = "left"

@@ -1,18 +1,17 @@
 """Parameters that several commands share."""
 
-from enum import StrEnum
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from workbench.job.run_options import flags_of
 
-class Device(StrEnum):
-    """What a rank works on."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
+Command = Callable[..., None]
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+Rule = Callable[[Mapping[str, Any]], Any]  # a default that follows from what else was said
 
 PlanFile = Annotated[Path, typer.Argument(help="plan file", metavar="PLAN")]
 ExecutionFile = Annotated[
@@ -22,3 +21,46 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the
 JobFile = Annotated[Path, typer.Argument(help="job file", metavar="JOB")]
 Faults = Annotated[int, typer.Option("--faults", help="nodes that may fail at the same moment")]
 Profile = Annotated[str | None, typer.Option(help="profile name or file instead of the job's")]
+
+
+def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:
+    """Makes a command's parameter of this dataclass into flags, one for each of its fields.
+
+    Args:
+        kind: of `workbench.job.run_options`.
+        defaults: where they are not the fields' own; a `Rule` finds one for what was not said.
+    """
+    flags = flags_of(kind)
+    rules: dict[str, Rule] = {name: rule for name, rule in defaults.items() if callable(rule)}
+
+    def flag_parameters() -> list[inspect.Parameter]:
+        found = []
+        for flag in flags:
+            is_ruled = flag.field in rules
+            typed: Any = flag.type | None if is_ruled else flag.type
+            default = None if is_ruled else defaults.get(flag.field, flag.default)
+            hint = Annotated[typed, typer.Option(flag.name, help=flag.help)]
+            found.append(inspect.Parameter(flag.field, KEYWORD, default=default, annotation=hint))
+        return found
+
+    def expand(command: Command) -> Command:
+        signature = inspect.signature(command)
+        own = signature.parameters.values()
+        [place] = [parameter.name for parameter in own if parameter.annotation is kind]
+
+        def taking(**said: Any) -> None:
+            asked = said | {name: rule(said) for name, rule in rules.items() if said[name] is None}
+            values = {flag.field: asked.pop(flag.field) for flag in flags}
+            command(**asked, **{place: kind(**values)})
+
+        parameters = [
+            each
+            for parameter in own
+            for each in (flag_parameters() if parameter.name == place else [parameter.replace(kind=KEYWORD)])
+        ]
+        taking.__doc__, taking.__name__ = command.__doc__, command.__name__
+        taking.__annotations__ = {each.name: each.annotation for each in parameters}
+        vars(taking)["__signature__"] = inspect.Signature(parameters)
+        return taking
+
+    return expand

@@ -17,7 +17,7 @@ from workbench.report.tables import titled
 from workbench.units import GB
 from workbench.whole_file import check_writable, write_text
 
-PREDICT_HELP = (
+HELP = (
     "Price text-only dense language models, one a row of a CSV file; nothing is fitted.\n\n"
     "The output has the input's columns and predicted_s, predicted_bytes (of the fullest GPU) and "
     "unmeasured (costs nobody measured, with | between). Columns:\n\n\b\n" + describe_columns()
@@ -35,7 +35,6 @@ def predict_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Price every row of a table; see `PREDICT_HELP`."""
     from sim.predict import iteration_s
 
     check_writable(output)
@@ -57,6 +56,9 @@ def predict_command(
     took_s = perf_counter() - began_s
     write_text(table.with_predictions(predictions), output)
     _tell(output, predictions, took_s, quiet=as_json)
+
+
+predict_command.__doc__ = HELP
 
 
 def _tell(output: Path, predictions: list[Prediction], took_s: float, *, quiet: bool) -> None:

@@ -19,7 +19,11 @@ from workbench.units import ms
 if TYPE_CHECKING:
     from runtime.preprocess.images import Rule
 
-app = typer.Typer(no_args_is_help=True, help="Prepare images apart from training: serve, produce, consume.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Prepare images apart from training: serve, produce, consume.",
+)
 
 _E = TypeVar("_E", bound=StrEnum)
 

@@ -11,7 +11,13 @@ from workbench.data.sample import WHERE_SET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A point-to-point channel: a message occupies it for bytes / bandwidth, then travels latency."""
+    """A point-to-point channel: a message occupies it for bytes / bandwidth, then travels latency.
+
+    Args:
+        name: of the link.
+        bytes_per_s: bandwidth.
+        latency_s: from the end of sending to arrival.
+    """
 
     name: str
     bytes_per_s: float
@@ -27,12 +33,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with `num_ranks` devices of one kind.
+    """A machine with devices of one kind.
 
-    `num_cores` is None where each rank has a device of its own. On a CPU machine it is the
-    number of cores that all ranks of the node share: when more of them compute than there
-    are cores, each runs at cores / ranks of its speed. `link` joins its ranks and `card` leaves it;
-    None: the cluster's `intra` and `inter`.
+    Args:
+        device: kind of its devices.
+        num_ranks: devices.
+        memory_bytes: of one device; where ranks share cores, of all of them together.
+        num_cores: None where each rank has a device of its own. On a CPU machine the cores that all ranks of
+            the node share: when more of them compute than there are cores, each runs at cores / ranks of
+            its speed.
+        link: joins its ranks; None: the cluster's `intra`.
+        card: leaves the node; None: the cluster's `inter`.
     """
 
     device: str
@@ -49,11 +60,15 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes of consecutively numbered ranks; `intra` joins ranks of a node, `inter` nodes.
-
-    Nodes may differ in kind, in memory and in links of their own.
+    """Nodes of consecutively numbered ranks, which may differ in kind, in memory and in links of their own.
 
     No `slots`: where every node's ranks end is cached on the instance.
+
+    Args:
+        name: of the cluster.
+        nodes: in the order of their ranks.
+        intra: joins ranks of a node.
+        inter: joins nodes.
     """
 
     name: str

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import LayerPoint, LayerTable
 from workbench.cost.roofline import Work
 from workbench.model.layer import TokenCount
+from workbench.on_demand import OnDemand
 
+optimize = OnDemand("scipy.optimize")
 COLUMNS = (
     "forward_s",
     "input_grad_s",
@@ -139,7 +140,7 @@ class _Column:
         features, seconds = features[kept], seconds[kept]
         scale = features.max(axis=0)
         scale[scale == 0] = 1.0
-        solution, _ = nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
+        solution, _ = optimize.nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
         self._coefficients = solution / scale
         fitted = features @ self._coefficients
         ratios = zip(compress(sizes, kept), seconds / fitted, strict=True)

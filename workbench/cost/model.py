@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import NamedTuple
 
 from workbench.cost.collectives import Collective, Collectives
@@ -25,7 +24,7 @@ from workbench.cost.roofline import (
     layer_flop,
     pass_bytes,
 )
-from workbench.cost.signature import signature
+from workbench.cost.signature import Signatures
 from workbench.cost.sustained import in_direction
 from workbench.model.experts import num_experts
 from workbench.model.layer import Attention, Layer, Matmul, Operator, Shard, TokenCount
@@ -74,6 +73,7 @@ class CostModel(KernelTimes):
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
+        self._signatures = Signatures()
         self._experts = _ExpertParallel()
         self._by_experts: dict[_ExpertParallel, CostModel] = {}
 
@@ -127,7 +127,7 @@ class CostModel(KernelTimes):
 
         Complexity: O(operators x table points), once per distinct argument.
         """
-        name = _signature(layer)
+        name = self._signatures.of(layer)
         key = (name, work, tp, cp, str(precision), link, context_link)
         if key not in self._known:
             if str(precision) not in ELEMENT_BYTES:
@@ -392,8 +392,3 @@ def _scaled(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid
         time.unmeasured | sums.unmeasured | {f"tp{grid.tp} x cp{grid.cp} scaled from one rank"},
         time.interior_grad_s * share + backward_comm_s,
     )
-
-
-@cache
-def _signature(layer: Layer) -> str:
-    return signature(layer)

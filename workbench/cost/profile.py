@@ -41,7 +41,24 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPoint:
-    """One measured size of a layer: `rows` packed sequences of equal size; see `LayerRow`."""
+    """One measured size of a layer: `rows` packed sequences of equal size.
+
+    Args:
+        rows: packed sequences of the call.
+        tokens_in: of one of them.
+        attention_area: query-key pairs of one of them.
+        forward_s: that keeps what a backward needs.
+        input_grad_s: gradients of inputs.
+        weight_grad_s: gradients of weights.
+        weight_only_s: a backward that weights ask for and the input does not; None: not measured.
+        forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
+        split_input_s: input gradients of a backward that leaves weight gradients for later; None: as
+            `input_grad_s`.
+        split_weight_s: weight gradients that were left for later; None: as `weight_grad_s`.
+        context_tokens: of other modules, that a row's cross-attention reads.
+        reader_tokens: of the row's items that have any.
+        context_area: query-key pairs between the two, item by item.
+    """
 
     rows: int
     tokens_in: int
@@ -71,7 +88,15 @@ class LayerPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
-    """A layer measured as a whole, named by its signature."""
+    """A layer measured as a whole.
+
+    Args:
+        signature: what it shares with layers that take the same time.
+        precision: it was measured in.
+        tp: tensor-parallel ranks it was cut for.
+        cp: context-parallel ranks it was cut for.
+        points: measured sizes.
+    """
 
     signature: str
     precision: str
@@ -92,7 +117,9 @@ class Direction(StrEnum):
 class SustainedProducts:
     """Products in one direction, in long loops over operands that take turns.
 
-    `table` has FLOP/s by the forward's (m, n, k).
+    Args:
+        direction: which of the three products.
+        table: FLOP/s by the forward's (m, n, k).
     """
 
     direction: Direction
@@ -128,7 +155,16 @@ class SustainedHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLink:
-    """A link of this machine. `scope` is "intra" or "inter"."""
+    """A link of this machine.
+
+    Args:
+        scope: "intra" or "inter".
+        name: of the link.
+        bytes_per_s: bandwidth.
+        latency_s: from the end of sending to arrival.
+        measured: False when from a data sheet.
+        source: where the numbers come from.
+    """
 
     scope: str
     name: str
@@ -144,7 +180,13 @@ class MachineLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTable:
-    """A collective measured over a link of this machine: bytes/s by (ranks, bytes of the whole tensor)."""
+    """A collective measured over a link of this machine.
+
+    Args:
+        collective: which.
+        scope: of the link.
+        table: bytes/s by (ranks, bytes of the whole tensor).
+    """
 
     collective: str
     scope: str
@@ -153,7 +195,14 @@ class CollectiveTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Leave-one-out quality of one table: |relative error|, median and 90th percentile."""
+    """Leave-one-out quality of one table.
+
+    Args:
+        table: which.
+        num_points: in it.
+        median: of the absolute relative errors.
+        p90: their 90th percentile.
+    """
 
     table: str
     num_points: int
@@ -163,7 +212,14 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Who measured what, when, with which software and clocks."""
+    """Who measured what, with what.
+
+    Args:
+        date: of the measurement.
+        clocks: of the device.
+        versions: (package, version) pairs.
+        sources: files or papers.
+    """
 
     date: str
     clocks: str
@@ -205,6 +261,7 @@ class Profile:
         collectives: measured over those links; any other follows the ring formula.
         unmeasured: costs that no row stands behind, in words.
         fits: leave-one-out quality per table.
+        format_version: of the file.
         provenance: of it all.
     """
 

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
+from workbench.on_demand import OnDemand
+
+optimize = OnDemand("scipy.optimize")
 FIT_TOKENS = (64, 256, 1024, 4096, 16384)
 
 
@@ -43,5 +45,5 @@ def fit_quadratic(tokens: Sequence[float], seconds: Sequence[float]) -> Quadrati
         raise ValueError(f"token counts and times must be > 0, got {x.min():g} tokens and {y.min():g} s")
     scale = x.max()
     terms = np.stack([(x / scale) ** 2, x / scale, np.ones_like(x)], axis=1) / y[:, None]
-    (square, linear, constant), _ = nnls(terms, np.ones_like(y))
+    (square, linear, constant), _ = optimize.nnls(terms, np.ones_like(y))
     return Quadratic(float(square / scale**2), float(linear / scale), float(constant))

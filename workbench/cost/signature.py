@@ -19,6 +19,20 @@ def signature(layer: Layer) -> str:
     return f"{layer.kind}-{sha256(text.encode()).hexdigest()[:12]}"
 
 
+class Signatures:
+    """Signatures looked up by the identity of the operators, which equal blocks of a model share."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[tuple[Operator, ...], str]] = {}
+
+    def of(self, layer: Layer) -> str:
+        """As `signature`."""
+        key = id(layer.operators), layer.kind, layer.out_width, layer.emits
+        if key not in self._known:
+            self._known[key] = layer.operators, signature(layer)  # held: the identity stays theirs
+        return self._known[key][1]
+
+
 def _describe(operator: Operator) -> str:
     values = [(field, getattr(operator, field.name)) for field in fields(operator)]
     said = [

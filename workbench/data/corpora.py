@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from workbench.data.sizes import Sizes
+from workbench.on_demand import OnDemand
 
+pq = OnDemand("pyarrow.parquet")
 _TABLES = Path(__file__).parent / "tables"
 
 Column = tuple[Any, ...]

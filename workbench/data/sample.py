@@ -44,7 +44,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One example: its segments in sequence order and the name of its attention mask."""
+    """One example.
+
+    Args:
+        id: unique in its batch.
+        segments: in sequence order.
+        mask: name of its attention mask.
+    """
 
     id: int
     segments: tuple[Segment, ...]

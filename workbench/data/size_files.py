@@ -7,11 +7,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from workbench.data.sizes import Sizes
+from workbench.on_demand import OnDemand
 
+pa, pq = OnDemand("pyarrow"), OnDemand("pyarrow.parquet")
 COLUMNS = ("image_width", "image_height", "text_tokens", "audio_seconds")
 
 

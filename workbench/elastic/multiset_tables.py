@@ -1,13 +1,14 @@
 """The compiled heart of instantiation: how much work multisets of templates do within a time."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from workbench.compiled import compiled
 
 Ints = NDArray[np.int64]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def most_work(sizes: Ints, counts: Ints, most: int, num_nodes: int) -> tuple[Ints, Ints]:
     """Microbatches that r pipelines on exactly n nodes can do, and the size taken last.
 

@@ -1,8 +1,9 @@
 """The compiled heart of the exact mapping: cheapest pipelines whose slowest stage lies in a range."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from workbench.compiled import compiled
 
 Ints = NDArray[np.int64]
 
@@ -10,7 +11,7 @@ NEVER = np.int64(1) << 60
 WIDTH_BITS = 8  # a parent is (layer << 9) | (width << 1) | whether the stage was the slowest
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def cheapest(  # noqa: C901, PLR0912  (one pass over shared arrays)
     prefix: Ints, widths: Ints, reach: Ints, node_gpus: int, num_gpus: int, low: int, high: int
 ) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.int32]]:

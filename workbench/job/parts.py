@@ -1,7 +1,6 @@
 """From the words of a job.yaml to a model, a cluster and a batch."""
 
 import difflib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,8 @@ from workbench.cost.profile import Profile, load_profile
 from workbench.data.corpus import (
     ItemTokens,
     Mixture,
-    conformer_tokens,
     fixed_samples,
     mixed_samples,
-    qwen2_vl_tokens,
-    whisper_tokens,
 )
 from workbench.data.sample import Sample
 from workbench.job.schema import (
@@ -31,11 +27,12 @@ from workbench.job.schema import (
     ModuleSpec,
 )
 from workbench.model import zoo_cornstarch
-from workbench.model.dit import DIT
+from workbench.model.families.family import Generator
+from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, read_config
+from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
 from workbench.model.module_layers import Projector
-from workbench.model.native_tokens import native_tokens
 from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape, role_of, shape_names
 from workbench.units import GB, GIB, US_PER_S
@@ -117,7 +114,7 @@ def _consumers_first(edges: Sequence[tuple[str, str]], names: Sequence[str]) -> 
 def _generates(spec: ModuleSpec, config: Mapping[str, Any] | None) -> bool:
     """Whether it makes something out of the LLM's states."""
     if config is not None:
-        return config.get("model_type") == DIT
+        return isinstance(ARCHITECTURES.get(str(config.get("model_type"))), Generator)
     zoo = str(spec.zoo)
     return zoo in shape_names() and role_of(zoo) == GENERATED
 
@@ -236,53 +233,21 @@ def batch_of(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:
 
 def _sizes(module: Module, item: ItemSpec) -> tuple[ItemTokens, ...]:
     """The sizes an item of this encoder may have; of a long audio clip, its windows."""
-    native = native_tokens(module)
     if item.tokens is not None:
         tokens = ItemTokens(*item.tokens)
-        is_whisper = source_config(module).get("model_type") == "whisper"
-        if is_whisper and native is not None and tokens.tokens_in > native[0]:
-            raise ValueError(
-                f"module {module.name!r} has {native[0]} positions, got items of {tokens.tokens_in} tokens"
-            )
+        check_item(module, tokens)
         return (tokens,)
     if item.images is not None:
         return tuple(image_tokens(module, *image) for image in item.images)
     if item.seconds is not None:
-        return clip_tokens(module, item.seconds, native)
+        return clip_tokens(module, item.seconds)
+    native = native_tokens(module)
     if native is None:
         raise ValueError(
             f"module {module.name!r} takes items of any size: "
             f"want 'images', 'seconds' or 'tokens' under batch items {module.modality!r}"
         )
     return (ItemTokens(*native),)
-
-
-def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
-    """Of an image in an encoder of any size; ValueError where the encoder takes one size."""
-    config = source_config(module)
-    if config.get("model_type") not in ("qwen2_vl_vision", "qwen2_5_vl_vision"):
-        raise ValueError(f"module {module.name!r} takes one image size; leave out 'images'")
-    return qwen2_vl_tokens(
-        height_px,
-        width_px,
-        patch_px=config.get("patch_size", 14),
-        merge_side=config.get("spatial_merge_size", 2),
-    )
-
-
-def clip_tokens(module: Module, duration_s: float, native: tuple[int, int] | None) -> tuple[ItemTokens, ...]:
-    """Of a clip, one item a window where the encoder has windows; ValueError for no audio encoder."""
-    config = source_config(module)
-    if config.get("model_type") == "whisper" and native is not None:
-        return whisper_tokens(duration_s, window_tokens=native[0])
-    if config.get("model_type") == "phi4_multimodal_audio":
-        return (conformer_tokens(duration_s, reduction=config.get("time_reduction", 8)),)
-    raise ValueError(f"module {module.name!r} is no audio encoder; leave out 'seconds'")
-
-
-def source_config(module: Module) -> dict[str, Any]:
-    """The config.json that the module was made from; empty where it was made from none."""
-    return {} if module.source is None else dict(json.loads(module.source.config))
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -10,9 +10,8 @@ from workbench.data.corpus import ItemTokens, anyres_tokens
 from workbench.data.size_files import read_sizes
 from workbench.data.sizes import AudioRule, ImageRule, Rules, Sizes, samples_of
 from workbench.job.job import Job
-from workbench.job.parts import clip_tokens, image_tokens, source_config
+from workbench.model.item_tokens import clip_tokens, family_of, image_tokens, native_tokens, source_config
 from workbench.model.model_graph import TEXT, Module
-from workbench.model.native_tokens import native_tokens
 
 
 class Tiling(StrEnum):
@@ -77,10 +76,10 @@ def _encoder(job: Job, kind: str, sizes: Sequence[Sizes]) -> Module | None:
 
 def _kind(module: Module) -> str:
     """By its config, else by what users call it."""
-    config = source_config(module)
-    if "num_mel_bins" in config or config.get("model_type") == "phi4_multimodal_audio":
+    family = family_of(module)
+    if family is not None and family.role == "audio":
         return "audio"
-    return "image" if "patch_size" in config else module.modality.replace("vision", "image")
+    return "image" if "patch_size" in source_config(module) else module.modality.replace("vision", "image")
 
 
 def _image_rule(module: Module, tiling: Tiling) -> ImageRule:
@@ -96,5 +95,4 @@ def _image_rule(module: Module, tiling: Tiling) -> ImageRule:
 
 
 def _audio_rule(module: Module) -> AudioRule:
-    native = native_tokens(module)
-    return lambda duration_s: clip_tokens(module, duration_s, native)
+    return lambda duration_s: clip_tokens(module, duration_s)

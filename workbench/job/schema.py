@@ -23,7 +23,15 @@ class Strict(BaseModel):
 
 
 class ModuleSpec(Strict):
-    """One module: exactly one of `zoo` (a known model) and `config` (a path, or keys in place)."""
+    """One module: exactly one of `zoo` and `config` says which.
+
+    Args:
+        zoo: a known model by its name.
+        config: path of a Hugging Face config.json, or its keys in place.
+        modality: of the samples' segments that are its items; left out: the model's. The LLM's is `text`.
+        trainable: what is trained: all weights, those of the projector alone, or none.
+        projector: what joins an encoder to the width of its consumer.
+    """
 
     zoo: str | None = None
     config: str | dict[str, Any] | None = None
@@ -39,26 +47,54 @@ class ModuleSpec(Strict):
 
 
 class ModelSpec(Strict):
-    """Modules by name, in order; without edges every encoder feeds the LLM."""
+    """Modules and how they are joined.
+
+    Args:
+        modules: by name, in order; exactly one of them is the LLM.
+        edges: pairs of a module and the module that reads its output; left out: every encoder feeds the LLM.
+    """
 
     modules: Annotated[dict[str, ModuleSpec], Field(min_length=1)]
     edges: tuple[tuple[str, str], ...] | None = None
 
 
 class LinkSpec(Strict):
+    """A link.
+
+    Args:
+        gb_per_s: bandwidth in 10^9 bytes per second.
+        latency_us: microseconds that a message travels after it left.
+    """
+
     gb_per_s: Positive
     latency_us: Annotated[float, Field(ge=0, le=1e15)]
 
 
 class LocalSpec(Strict):
-    """Processes of this machine."""
+    """Processes of this machine.
+
+    Args:
+        ranks: processes.
+        cores: that they share.
+    """
 
     ranks: Count
     cores: Count
 
 
 class PoolSpec(Strict):
-    """Nodes of one kind of device, that of the profile; `modules` are those that may use it, else all."""
+    """Nodes of one kind of device, that of the profile.
+
+    Args:
+        profile: name of a shipped profile or path of one; says which device it is.
+        nodes: how many.
+        ranks_per_node: devices of a node.
+        memory_gib: of a device; left out: the profile's.
+        intra: link between ranks of a node; left out: the profile's.
+        inter: the node's card; left out: the cluster's `inter`, or the profile's.
+        dollars_per_hour: price of one rank.
+        modules: that may use these nodes; left out: all.
+    """
 
     profile: Annotated[str, Field(min_length=1)]
     nodes: Count
@@ -71,7 +107,18 @@ class PoolSpec(Strict):
 
 
 class ClusterSpec(Strict):
-    """`local`, `pools`, or a device with `nodes` and `ranks_per_node`. The rest defaults to the profile's."""
+    """`local`, `pools`, or a device with `nodes` and `ranks_per_node`. The rest defaults to the profile's.
+
+    Args:
+        local: processes of this machine instead of nodes.
+        pools: several kinds of devices, by name.
+        device: kind of the ranks.
+        nodes: how many.
+        ranks_per_node: devices of a node.
+        memory_gib: of a device; of all local processes together.
+        intra: link between ranks of a node.
+        inter: link between nodes.
+    """
 
     local: LocalSpec | None = None
     pools: Annotated[dict[str, PoolSpec], Field(min_length=1)] | None = None
@@ -99,8 +146,15 @@ class ClusterSpec(Strict):
 class ItemSpec(Strict):
     """Items of one modality in a sample; sizes default to the encoder's native input.
 
-    At most one of `images` (height, width in pixels; encoders of any size), `seconds` (audio;
-    a clip longer than a window becomes several items) and `tokens` (in, out).
+    At most one of `images`, `seconds` and `tokens` says the size.
+
+    Args:
+        each: items of a fixed sample.
+        most: the most items of a mixture's sample, which has 1 to that many.
+        missing: share of a mixture's samples that have none.
+        images: (height, width) in pixels, for encoders of any size.
+        seconds: of audio; a clip longer than the encoder's window becomes several items.
+        tokens: (into the encoder's blocks, into the LLM's sequence) of an item.
     """
 
     each: Items = 1
@@ -118,7 +172,12 @@ class ItemSpec(Strict):
 
 
 class FixedSpec(Strict):
-    """Equal samples."""
+    """Equal samples.
+
+    Args:
+        text_tokens: of each.
+        items: by modality.
+    """
 
     text_tokens: Count
     items: dict[str, ItemSpec] = {}
@@ -131,7 +190,13 @@ class FixedSpec(Strict):
 
 
 class MixtureSpec(Strict):
-    """Samples that differ, drawn from a seed."""
+    """Samples that differ, drawn from a seed.
+
+    Args:
+        seed: of the draw.
+        text_tokens: least and most of a sample.
+        items: by modality.
+    """
 
     seed: Annotated[int, Field(ge=0, strict=True)]
     text_tokens: tuple[Count, Count]
@@ -145,7 +210,15 @@ class MixtureSpec(Strict):
 
 
 class BatchSpec(Strict):
-    """The global batch, and how many samples a microbatch holds."""
+    """The global batch: exactly one of `fixed` and `mixture` says its samples.
+
+    Args:
+        samples: of one optimizer step.
+        microbatch_samples: that the LLM processes together.
+        replicas: data-parallel copies of every module whose layout has no `dp`.
+        fixed: equal samples.
+        mixture: samples that differ.
+    """
 
     samples: Annotated[Count, Field(le=100_000)]
     microbatch_samples: Count = 1
@@ -163,11 +236,20 @@ class BatchSpec(Strict):
 class LayoutSpec(Strict):
     """Ranks of a module: dp replicas of pp stages of tp x cp ranks.
 
-    ep of the tp x cp ranks distribute a layer's experts; 1: each expert is cut by tp.
-    Absent: pp is searched, dp is the batch's replicas, rank_offset is behind the modules in front,
-    stage_layers (layers of every stage) are balanced. sharding says what ranks with the same weights
-    deal out among each other, instances how many copies of it there are. sequence_parallel: tp ranks
-    split the tokens between attentions and MLPs.
+    Args:
+        pp: pipeline stages, without virtual ones; left out: searched.
+        tp: tensor parallelism.
+        cp: context parallelism.
+        ep: expert parallelism: how many of the tp x cp ranks hold a layer's experts among them; 1: each
+            expert is cut by tp.
+        dp: data parallelism; left out: the batch's replicas.
+        rank_offset: first rank; left out: behind the modules in front.
+        stage_layers: layers of every stage; left out: balanced.
+        recompute: activations that the backward computes again.
+        key_exchange: how context-parallel ranks bring queries and keys together.
+        sequence_parallel: whether tensor-parallel ranks split the tokens between attentions and MLPs.
+        sharding: what data-parallel ranks keep only a part of.
+        instances: copies of the sharded state; more than one is hybrid sharding.
     """
 
     pp: Count | None = None
@@ -185,7 +267,18 @@ class LayoutSpec(Strict):
 
 
 class ScheduleSpec(Strict):
-    """The order of passes; `virtual_stages` absent: the kind's usual number."""
+    """The order of passes.
+
+    Args:
+        kind: which schedule.
+        virtual_stages: stages of the LLM on each of its ranks; left out: the kind's usual number.
+        memory_limit: most microbatches whose activations a rank of the LLM may hold, for schedules that split
+            the backward; left out: the kind's own.
+        window: of `three-phase`: microbatches of the LLM between two changes of module; left out: all.
+        run_ahead: of `three-phase`: windows by which encoder forwards come early; of `1f1b`: microbatches by
+            which forwards of frozen encoders may.
+        offload: of `three-phase` in one window: encoder state is on the host while the LLM runs.
+    """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     virtual_stages: Count | None = None
@@ -196,9 +289,21 @@ class ScheduleSpec(Strict):
 
 
 class JobSpec(Strict):
-    """A whole job.yaml; `kernels` auto: eager on processes of this machine, fused on GPUs.
+    """A whole job.yaml.
 
-    optimizer_precision: of gradients while they are added up and of what the optimizer updates.
+    Args:
+        name: of the job.
+        model: the modules.
+        cluster: the ranks there are.
+        batch: the samples of a step.
+        layouts: by module; one that is left out has pp searched and all other degrees 1.
+        schedule: the order of passes.
+        max_ranks: how many ranks of the cluster may be used; left out: all.
+        precision: of weights, activations and messages.
+        optimizer_precision: of gradients while they are added up and of what the optimizer updates.
+        kernels: decides what layers keep for their backward; auto: eager on processes of this machine, fused
+            on GPUs.
+        profile: of the machine: a shipped name, or the path of a file that `workbench calibrate` wrote.
     """
 
     name: Annotated[str, Field(min_length=1)]

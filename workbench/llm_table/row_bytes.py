@@ -5,7 +5,8 @@ from math import ceil
 from workbench.llm_table.llm_row import LlmRow, Number, Optimizer, Recomputed
 from workbench.llm_table.row_plan import MODULE
 from workbench.memory.account import static_holders
-from workbench.memory.entries import Accounts
+from workbench.memory.accounts import Accounts
+from workbench.memory.entries import Lines, rank_lines
 from workbench.plan.lowered import Lowered
 
 
@@ -42,24 +43,20 @@ def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
 
 def activation_bytes(alone: Lowered) -> dict[int, int]:
     """First rank of every place in the pipeline -> most bytes beside what `held_bytes` counts."""
-    accounts = Accounts(alone)
     leaders = dict.fromkeys(stage.flat_ranks[0] for stage in alone.plan.stages)
-    for rank in leaders:
-        accounts.add_rank(rank)
-    return {rank: _most(alone, accounts, rank) for rank in leaders}
+    accounts = Accounts(alone, leaders)
+    return {rank: _most(rank_lines(accounts, rank)) for rank in leaders}
 
 
-def _most(alone: Lowered, accounts: Accounts, rank: int) -> int:
+def _most(lines: Lines) -> int:
     """Walks the rank's program, leaving gradients out.
 
     The account lets a stage's first backward make them and the pass behind it take them.
     """
-    program = alone.plan.program[rank]
-    made = [sum(accounts.gradients.get((rank, action), {}).values()) for action in program]
     held = most = 0
-    for position, action in enumerate(program):
-        taken = accounts.acquired.get((rank, action), 0) - made[position]
-        soon = made[position + 1] if position + 1 < len(program) else 0
+    for place, (acquired, released) in enumerate(zip(lines.acquired, lines.released, strict=True)):
+        taken = acquired - sum(lines.gradients.get(place, {}).values())
+        soon = sum(lines.gradients.get(place + 1, {}).values())
         most = max(most, held + (max(0, taken - soon) if soon else taken))
-        held += taken - accounts.released.get((rank, action), 0)
+        held += taken - released
     return most

@@ -5,20 +5,15 @@ queries sees a piece of keys is then a matter of smallest and largest positions.
 block plays no part, so a permuted block has no more pieces than a sorted one.
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from workbench.compiled import compiled
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.tile_walk import FANOUT
-
-# Compiled on the first call, and kept beside this file where that folder can be written to.
-CACHE = os.access(Path(__file__).parent, os.W_OK)
 
 PIECE = np.dtype(
     [
@@ -139,7 +134,7 @@ def _ascending(position: Places, pieces: Records) -> Places:
     return position[np.lexsort((position, piece))]
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _gather(
     word: npt.NDArray[np.uint64],
     always: npt.NDArray[np.uint64],
@@ -186,7 +181,7 @@ def _gather(
     return pieces[:count].copy(), offsets, position, first
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _find(pieces: Records, base: int, count: int, guess: int, key: tuple[Any, ...]) -> int:
     """The piece of this key among [base, count), or count; the guess (the last token's) is tried first."""
     if guess < count and _is(pieces, guess, key):
@@ -197,7 +192,7 @@ def _find(pieces: Records, base: int, count: int, guess: int, key: tuple[Any, ..
     return count
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _is(pieces: Records, at: int, key: tuple[Any, ...]) -> bool:
     piece = pieces[at]
     same: bool = (
@@ -206,7 +201,7 @@ def _is(pieces: Records, at: int, key: tuple[Any, ...]) -> bool:
     return same
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _open(pieces: Records, at: int, key: tuple[Any, ...], position: int, first: int) -> None:
     """A piece of one token; `end` counts tokens for now."""
     piece = pieces[at]
@@ -216,7 +211,7 @@ def _open(pieces: Records, at: int, key: tuple[Any, ...], position: int, first: 
     piece.end = 1
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _extend(pieces: Records, at: int, position: int, first: int) -> None:
     piece = pieces[at]
     piece.position_min = min(piece.position_min, position)

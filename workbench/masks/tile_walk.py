@@ -5,16 +5,13 @@ and another not at all, is decided with everything below it. Only what is left o
 piece, and only a window against a diagonal in one and the same pair of pieces token by token.
 """
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-# Compiled on the first call, and kept beside this file where that folder can be written to.
-CACHE = os.access(Path(__file__).parent, os.W_OK)
+from workbench.compiled import compiled
+
 NONE, PARTIAL, ALL, OPEN = 0, 1, 2, 3
 FANOUT = 4
 NUM_REMEMBERED = 8
@@ -27,7 +24,7 @@ Queries = tuple[Records, Offsets, Places, Places]  # the fields of QueryBlocks
 Keys = tuple[Records, Offsets, Places, Records, Offsets]  # the fields of KeyBlocks
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def runs_of(queries: Queries, keys: Keys) -> tuple[Offsets, Records]:
     """int64[row blocks + 1] and RUN[n]: [first, end) key blocks of one kind, per row, ascending."""
     offsets, lowest = queries[1], _root(keys).position_min
@@ -53,7 +50,7 @@ def runs_of(queries: Queries, keys: Keys) -> tuple[Offsets, Records]:
     return row_offsets, runs[:count]
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _walk_row(queries: Queries, keys: Keys, row: int, runs: Records, count: int) -> tuple[Records, int]:
     """Append the runs of one block of queries; the runs, moved where they had to grow, and their number."""
     pieces, offsets, levels = queries[0], queries[1], keys[4]
@@ -78,7 +75,7 @@ def _walk_row(queries: Queries, keys: Keys, row: int, runs: Records, count: int)
     return runs, count
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def areas_of(queries: Queries, keys: Keys) -> Offsets:
     """int64[row blocks]: attended pairs."""
     pieces, offsets, lowest = queries[0], queries[1], _root(keys).position_min
@@ -98,7 +95,7 @@ def areas_of(queries: Queries, keys: Keys) -> Offsets:
     return areas
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _pairs_of_piece(queries: Queries, keys: Keys, index: int) -> int:
     """Attended pairs of one piece of queries and all keys."""
     piece, levels, pairs = queries[0][index], keys[4], 0
@@ -120,12 +117,12 @@ def _pairs_of_piece(queries: Queries, keys: Keys, index: int) -> int:
     return pairs
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _root(keys: Keys) -> Any:
     return keys[3][len(keys[3]) - 1]
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _twin(pieces: Records, index: int, remembered: Offsets, lowest: int) -> int:
     """A remembered piece that sees exactly what this one sees, or -1, and this one is remembered.
 
@@ -142,7 +139,7 @@ def _twin(pieces: Records, index: int, remembered: Offsets, lowest: int) -> int:
     return -1
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def expanded(row_offsets: Offsets, runs: Records, columns: Places, kinds: npt.NDArray[np.uint8]) -> Offsets:
     """Fill one column and kind per tile; int64[row blocks + 1], the tiles of each row."""
     tile_offsets = np.zeros(len(row_offsets), np.int64)
@@ -158,7 +155,7 @@ def expanded(row_offsets: Offsets, runs: Records, columns: Places, kinds: npt.ND
     return tile_offsets
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def transpose(
     row_offsets: Offsets, columns: Places, kinds: npt.NDArray[np.uint8], num_columns: int
 ) -> tuple[Offsets, Places, npt.NDArray[np.uint8]]:
@@ -178,7 +175,7 @@ def transpose(
     return offsets, rows, row_kinds
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _sight(query: Any, node: Any) -> int:
     """How much of a node a piece of queries sees: NONE, ALL, or OPEN where the summary cannot say.
 
@@ -197,14 +194,14 @@ def _sight(query: Any, node: Any) -> int:
     return ALL if node.position_min >= query.first_max or _covers(query.always, node) else OPEN
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _covers(word: np.uint64, node: Any) -> bool:
     """Whether every key of the node is surely in one of these groups."""
     inside: bool = word & node.own_all != 0 or (node.unowned == 0 and node.own_any & ~word == 0)
     return inside
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _row_of_node(pieces: Records, start: int, end: int, node: Any) -> int:
     """The kind of every tile of a block of queries in a node, or OPEN."""
     found_all = found_none = found_open = False
@@ -223,7 +220,7 @@ def _row_of_node(pieces: Records, start: int, end: int, node: Any) -> int:
     return ALL if found_all else NONE
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _tile(queries: Queries, keys: Keys, row: int, column: int) -> int:
     """The kind of one tile, piece against piece."""
     lacks = attends = False
@@ -239,7 +236,7 @@ def _tile(queries: Queries, keys: Keys, row: int, column: int) -> int:
     return ALL if attends else NONE
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _attends(queries: Queries, keys: Keys, index: int, at: int) -> bool:
     """Whether some pair of two pieces is attended, their places alone being in question.
 
@@ -256,7 +253,7 @@ def _attends(queries: Queries, keys: Keys, index: int, at: int) -> bool:
     return False
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _pairs_in_block(queries: Queries, keys: Keys, index: int, column: int) -> int:
     """Attended pairs of one piece of queries and one block of keys."""
     query = queries[0][index]
@@ -278,7 +275,7 @@ def _pairs_in_block(queries: Queries, keys: Keys, index: int, column: int) -> in
     return pairs
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _below(position: Places, start: int, end: int, bound: int) -> int:
     """The first of [start, end) whose position is not below `bound`, or end."""
     while start < end:
@@ -290,14 +287,14 @@ def _below(position: Places, start: int, end: int, bound: int) -> int:
     return start
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _grown(runs: Records) -> Records:
     more = np.empty(2 * len(runs), RUN)
     more[: len(runs)] = runs
     return more
 
 
-@njit(cache=CACHE)  # type: ignore[untyped-decorator]
+@compiled
 def _append(runs: Records, row_start: int, count: int, run: tuple[int, int, int]) -> int:
     """Number of runs after adding one, or after lengthening the row's last one."""
     if count > row_start and runs[count - 1].end == run[0] and runs[count - 1].kind == run[2]:

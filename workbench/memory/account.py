@@ -1,11 +1,13 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from workbench.memory.entries import Accounts
+from workbench.collector import collector_paused
+from workbench.memory.accounts import Accounts
+from workbench.memory.entries import Lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
+from workbench.plan.alike import alike_replicas
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit
 from workbench.plan.plan import Plan
@@ -30,6 +32,7 @@ class MemoryTable:
     released_bytes: dict[tuple[int, Action], int]
 
 
+@collector_paused()
 def memory_table(lowered: Lowered) -> MemoryTable:
     """Account for parameters, gradients, optimizer state, activations and boundary tensors.
 
@@ -48,32 +51,54 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     A tensor handed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
 
-    Complexity: O(actions x layers of a stage + rows x rows of a pair of ranks).
+    Complexity: O(actions x layers of a stage + rows x rows of a pair of ranks), of the first of equal
+    replicas; O(actions) for each other.
     """
-    accounts = Accounts(lowered)
-    for rank in lowered.plan.ranks:
-        accounts.add_rank(rank)
-        for action, num_bytes in _moved(accounts, rank):
-            changed = accounts.released if action.kind is Pass.RESHARD else accounts.acquired
-            changed[rank, action] += num_bytes
-    static = {
-        rank: sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
-        for rank in lowered.plan.ranks
+    plan = lowered.plan
+    twin = _twins(plan)
+    ranks = plan.ranks
+    accounts = Accounts(lowered, set(ranks) - set(twin))
+    known: dict[int, tuple[int, Lines]] = {}
+    table = MemoryTable({}, {}, {})
+    for rank in ranks:
+        first = twin.get(rank, rank)
+        if first not in known:
+            static = sum(size for _, kind, size in accounts.state(first) if kind.part != GRADIENTS)
+            known[first] = static, _with_moves(accounts, first)
+        table.static_bytes[rank], lines = known[first]
+        for action, acquired, released in zip(
+            plan.program.get(rank, ()), lines.acquired, lines.released, strict=True
+        ):
+            if acquired:
+                table.acquired_bytes[rank, action] = acquired
+            if released:
+                table.released_bytes[rank, action] = released
+    return table
+
+
+def _twins(plan: Plan) -> dict[int, int]:
+    """Rank of a replica that equals an earlier one -> the rank at its place there."""
+    return {
+        rank: first_rank
+        for first, *others in alike_replicas(plan)
+        for other in others
+        for first_rank, rank in zip(first.ranks, other.ranks, strict=True)
     }
-    return MemoryTable(static, dict(accounts.acquired), dict(accounts.released))
 
 
-def _moved(accounts: Accounts, rank: int) -> Iterator[tuple[Action, int]]:
-    """UNSHARDs and RESHARDs of a rank, and the bytes that they move."""
-    plan = accounts.plan
-    moves = [action for action in plan.program.get(rank, ()) if action.kind in MOVES]
+def _with_moves(accounts: Accounts, rank: int) -> Lines:
+    """A rank's lines, and what its UNSHARDs and RESHARDs move."""
+    plan, lines = accounts.plan, rank_lines(accounts, rank)
+    moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
     held: Counter[int] = Counter()
     for stage, kind, num_bytes in accounts.state(rank) if moves else ():
         held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
-    for action in moves:
+    for place, action in moves:
         assert action.stage is not None
         unit = accounts.units.get(action.stage)
-        yield action, held[action.stage] if unit is None else whole_bytes(plan, unit)
+        changed = lines.released if action.kind is Pass.RESHARD else lines.acquired
+        changed[place] += held[action.stage] if unit is None else whole_bytes(plan, unit)
+    return lines
 
 
 def whole_bytes(plan: Plan, unit: ShardUnit) -> int:
@@ -105,8 +130,11 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
     """
     plan = lowered.plan
     peaks = {rank: _peak(plan, table, rank) for rank in plan.ranks}
-    for index, node in enumerate(plan.cluster.nodes):
-        ranks = [rank for rank in plan.ranks if plan.cluster.node_of(rank) == index]
+    ranks_on: dict[int, list[int]] = {}
+    for rank in peaks:
+        ranks_on.setdefault(plan.cluster.node_of(rank), []).append(rank)
+    for index, ranks in sorted(ranks_on.items()):
+        node = plan.cluster.nodes[index]
         groups = [ranks] if node.num_cores is not None else [[rank] for rank in ranks]
         for group in groups:
             total = sum(peaks[rank][0] for rank in group)
@@ -147,21 +175,20 @@ def _others(group: list[int]) -> str:
 def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
     """The largest holders at the rank's peak, e.g. `optimizer of llm 4.20 GiB`."""
     holders = Counter(static_holders(lowered.plan, rank))
-    accounts = Accounts(lowered)
-    accounts.add_rank(rank)
-    gradients = {action: found for (_, action), found in accounts.gradients.items()}
+    accounts = Accounts(lowered, (rank,))
+    gradients = rank_lines(accounts, rank).gradients
     moment = _peak(lowered.plan, table, rank)[1]
     program = lowered.plan.program.get(rank, ())
     until = program.index(moment) + 1 if moment is not None else 0
-    for action in program[until:]:
-        for kind, num_bytes in gradients.get(action, {}).items():
+    for place in range(until, len(program)):
+        for kind, num_bytes in gradients.get(place, {}).items():
             holders[str(kind)] -= num_bytes
-    for action in program[:until]:
+    for place, action in enumerate(program[:until]):
         if action.kind in MOVES:
             _move_holders(accounts, rank, action, holders)
             continue
         name = _alive(action)
-        holders[name] += table.acquired_bytes.get((rank, action), 0) - sum(gradients.get(action, {}).values())
+        holders[name] += table.acquired_bytes.get((rank, action), 0) - sum(gradients.get(place, {}).values())
         if action != moment:
             holders[name] -= table.released_bytes.get((rank, action), 0)
     largest = sorted(holders.items(), key=lambda item: (-item[1], item[0]))[:NUM_HOLDERS_NAMED]

@@ -3,107 +3,61 @@
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from math import ceil
 
+from workbench.memory.accounts import BACKWARDS, Accounts
 from workbench.memory.stage import (
     GRADIENTS,
-    Sizes,
     StateKind,
     early_gradient_bytes,
-    state_of,
     updated_elements,
 )
 from workbench.plan.kernels import Kernels
-from workbench.plan.lowered import Lowered, Route, Slice, Transfer
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.lowered import Route, Slice, Transfer
 from workbench.plan.plan import Microbatch, Stage
-from workbench.plan.routing import Routing
-from workbench.plan.tied import tied_on
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass
 from workbench.schedule.sharded import is_exchange
 
-BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
 
 
-class Accounts:
-    """Collects what every action takes (at its start) and gives back (at its end) on every rank."""
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """One rank's account, by place in its program.
 
-    def __init__(self, lowered: Lowered) -> None:
-        self._lowered, self.plan = lowered, lowered.plan
-        self.units = sharded_stages(self.plan)
-        self._sizes = Sizes(self.plan, Routing(self.plan))
-        self.acquired: Counter[tuple[int, Action]] = Counter()
-        self.released: Counter[tuple[int, Action]] = Counter()
-        self.gradients: dict[tuple[int, Action], Counter[StateKind]] = {}
-        self._state: dict[tuple[object, ...], tuple[tuple[Stage, StateKind, int], ...]] = {}
+    Args:
+        acquired, released: bytes taken when the action starts, given back when it ends.
+        gradients: of those acquired, the weights' gradients.
+    """
 
-    def add_rank(self, rank: int) -> None:
-        """Everything of one rank."""
-        program = self.plan.program.get(rank, ())
-        if program:
-            _RankAccount(self, self._lowered, rank, self._sizes).fill()
+    acquired: list[int]
+    released: list[int]
+    gradients: dict[int, Counter[StateKind]]
 
-    def state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
-        """(stage, part, bytes) of every parameter on a rank."""
-        stages = tuple(stage.id for stage in self.plan.stages_on.get(rank, ()))
-        key = (stages, tied_on(self.plan, rank))  # ranks with the same stages hold the same
-        if key not in self._state:
-            self._state[key] = tuple(state_of(self.plan, rank))
-        return self._state[key]
 
-    @cached_property
-    def place(self) -> dict[tuple[int, Action], int]:
-        """(rank, action) -> position in the rank's program."""
-        return {
-            (rank, action): position
-            for rank, program in self.plan.program.items()
-            for position, action in enumerate(program)
-        }
-
-    @cached_property
-    def backwards(self) -> dict[tuple[int | None, int | None], Action]:
-        """(stage, microbatch) -> its backward, the first pass of a split one."""
-        actions = self.plan.program_actions
-        return {(a.stage, a.microbatch): a for a in actions if a.kind in BACKWARDS}
-
-    @cached_property
-    def answers(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-        """(producer's rank, consumer's rank) -> places of the producers of rows between them,
-        ascending, and for each the earliest place of a consumer of its row or of a later one."""
-        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for row in self._lowered.transfers:
-            # A leader broadcasts what it has received when it comes to the consumer itself.
-            received = row.after is not None and self._lowered.transfers[row.after].route is not Route.LOCAL
-            sent_at = row.consumer if received else row.producer
-            for rank in row.destination_ranks:
-                if rank != row.source_rank:
-                    pair = self.place[row.source_rank, sent_at], self.place[rank, row.consumer]
-                    found.setdefault((row.source_rank, rank), []).append(pair)
-        return {pair: _earliest_after(sorted(rows)) for pair, rows in found.items()}
-
-    @cached_property
-    def arriving(self) -> dict[int, list[Transfer]]:
-        """Rank -> rows that one sender sends it alone, in their order."""
-        found: dict[int, list[Transfer]] = {}
-        for row in self._lowered.transfers:
-            if row.route is Route.P2P:
-                found.setdefault(row.destination_rank, []).append(row)
-        return found
+def rank_lines(accounts: Accounts, rank: int) -> Lines:
+    """Everything of one rank but what moves to and from a host or its peers."""
+    account = _RankAccount(accounts, rank)
+    account.fill()
+    return account.lines
 
 
 class _RankAccount:
     """One rank's lines. Positions are places in its program."""
 
-    def __init__(self, accounts: Accounts, lowered: Lowered, rank: int, sizes: Sizes) -> None:
-        self._accounts, self._lowered, self._plan = accounts, lowered, lowered.plan
-        self._rank, self._sizes = rank, sizes
-        self._program = self._plan.program[rank]
+    def __init__(self, accounts: Accounts, rank: int) -> None:
+        self._accounts, self._lowered, self._plan = accounts, accounts.lowered, accounts.plan
+        self._rank, self._sizes = rank, accounts.sizes
+        self._program = self._plan.program.get(rank, ())
         self._last = len(self._program) - 1
+        nothing = [0] * len(self._program)
+        self.lines = Lines(nothing, nothing.copy(), {})
 
     def fill(self) -> None:
+        if not self._program:
+            return
         self._add_receive_buffers()
         self._add_gradients()
         for position, action in enumerate(self._program):
@@ -125,11 +79,11 @@ class _RankAccount:
     def _hold(self, first: int, last: int, num_bytes: int) -> None:
         """Taken at the start of one action, given back at the end of the same or a later one."""
         if num_bytes and first <= last:
-            self._accounts.acquired[self._rank, self._program[first]] += num_bytes
-            self._accounts.released[self._rank, self._program[last]] += num_bytes
+            self.lines.acquired[first] += num_bytes
+            self.lines.released[last] += num_bytes
 
     def _place(self, action: Action) -> int:
-        return self._accounts.place[self._rank, action]
+        return self._accounts.place[self._rank][action]
 
     def _add_forward(self, position: int, action: Action) -> None:
         stage, microbatch = self._of(action)
@@ -195,7 +149,7 @@ class _RankAccount:
         for rank in row.destination_ranks:
             if rank == self._rank:
                 continue
-            taken = self._accounts.place[rank, row.consumer]
+            taken = self._accounts.place[rank][row.consumer]
             sent_at, answered_at = self._accounts.answers.get((rank, self._rank), ([], []))
             first = bisect_left(sent_at, taken)
             end = max(end, (answered_at[first] if first < len(answered_at) else self._last + 1) - 1)
@@ -223,7 +177,7 @@ class _RankAccount:
     def _add_left(self, position: int, action: Action) -> None:
         """What an I leaves for its W, and, from a stage's first I on, gradients that only I makes."""
         weights = action._replace(kind=Pass.W)
-        if (self._rank, weights) in self._accounts.place:
+        if weights in self._accounts.place[self._rank]:
             left = self._sizes.split(*self._of(action)).left
             self._hold(position + 1, self._place(weights), left)
         stage, _ = self._of(action)
@@ -273,8 +227,7 @@ class _RankAccount:
                 if stage.id in self._first_round:
                     first = self._place(self._first_round[stage.id])
                 self._hold(first, self._last, num_bytes)
-                key = self._rank, self._program[first]
-                self._accounts.gradients.setdefault(key, Counter())[kind] += num_bytes
+                self.lines.gradients.setdefault(first, Counter())[kind] += num_bytes
 
     @cached_property
     def _first_round(self) -> dict[int | None, Action]:
@@ -361,11 +314,6 @@ class _RankAccount:
         assert action.microbatch is not None
         stage = self._plan.stage[action.stage]
         return stage, self._plan.microbatches_of[stage.module, stage.replica][action.microbatch]
-
-
-def _earliest_after(rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    earliest = list(accumulate((consumer for _, consumer in reversed(rows)), min))
-    return [producer for producer, _ in rows], earliest[::-1]
 
 
 def _is_view(row: Transfer) -> bool:

@@ -1,6 +1,6 @@
 """Bytes of one stage on one rank: the state of its weights, and what a microbatch needs in it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -49,29 +49,30 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
     held_by = {(stage, one.name): one.stages[0] for one in tied_on(plan, rank) for stage in one.stages}
     for stage in plan.stages_on.get(rank, ()):
         seen = {name for (user, name), first in held_by.items() if user == stage.id != first}
+        kinds = {dealt: _state_kinds(plan, stage, dealt=dealt) for dealt in (False, True)}
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             for parameter in layer.parameters():
                 if parameter.name not in seen:
                     seen.add(parameter.name)
-                    yield from _parameter_state(plan, stage, layer, parameter)
+                    dealt = stage.ep > 1 and is_of_expert(parameter)
+                    elements = elements_of(parameter, stage)
+                    for kind, num_bytes, parts in kinds[dealt][: 3 if layer.trainable else 1]:
+                        yield stage, kind, ceil(elements * num_bytes / parts)
 
 
-def _parameter_state(
-    plan: Plan, stage: Stage, layer: Layer, parameter: Parameter
-) -> Iterator[tuple[Stage, StateKind, int]]:
+def _state_kinds(plan: Plan, stage: Stage, *, dealt: bool) -> tuple[tuple[StateKind, int, int], ...]:
+    """What is held of a weight, frozen ones the first of it: bytes of an element, ranks that share it."""
     sharding = plan.settings.of(stage.module).sharding
     wide = plan.settings.optimizer_precision
     size = state_bytes(
         plan.settings.precision.num_bytes, plan.settings.kernels, None if wide is None else wide.num_bytes
     )
-    elements = elements_of(parameter, stage)
-    parts = _num_parts(plan, stage, dealt=stage.ep > 1 and is_of_expert(parameter))
-    wanted = {"parameters": size.weight}
-    if layer.trainable:
-        wanted |= {GRADIENTS: size.gradient, "optimizer": size.optimizer}
-    for part, num_bytes in wanted.items():
-        cut = parts if sharding in _SHARDED[part] else 1
-        yield stage, StateKind(part, stage.module), ceil(elements * num_bytes / cut)
+    parts = _num_parts(plan, stage, dealt=dealt)
+    each = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
+    return tuple(
+        (StateKind(part, stage.module), num_bytes, parts if sharding in _SHARDED[part] else 1)
+        for part, num_bytes in each.items()
+    )
 
 
 def _num_parts(plan: Plan, stage: Stage, *, dealt: bool) -> int:
@@ -236,10 +237,7 @@ class Sizes:
         plan = self._plan
         module = plan.model.module(stage.module)
         layers = module.layers[slice(*stage.layers)]
-        each = [
-            layer_bytes(layer, need, each_setting, plan.settings.kernels)
-            for layer, need, each_setting in zip(layers, needs, self._by_layer(stage, setting), strict=True)
-        ]
+        each = self._layers(layers, needs, self._by_layer(stage, setting))
         is_loss = module.has_loss and stage.layers[1] == len(module.layers)
         is_sent_off = plan.settings.kernels.is_megatron  # its outputs are given back once sent
         output = 0 if is_loss or is_sent_off else self._emitted(layers[-1], setting)
@@ -261,13 +259,27 @@ class Sizes:
         ]
         return _stage_bytes(each, (kept, again, gradients), (shared, input_kept, output))
 
+    def _layers(
+        self, layers: Sequence[Layer], needs: Sequence[Needs], settings: Sequence[Setting]
+    ) -> list[LayerBytes]:
+        """Layers that differ in nothing but their names, as blocks do, are computed once."""
+        known: dict[tuple[object, ...], LayerBytes] = {}
+        found = []
+        for layer, need, setting in zip(layers, needs, settings, strict=True):
+            shape = id(layer.operators), layer.kind, layer.out_width, layer.emits, layer.trainable, layer.tied
+            key = shape, need, setting.divides_tokens
+            if key not in known:
+                known[key] = layer_bytes(layer, need, setting, self._plan.settings.kernels)
+            found.append(known[key])
+        return found
+
     def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes:
         """Peaks over the layers: I has left what lies behind; W has made gradients of what lies before."""
         kernels = self._plan.settings.kernels
         layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
         triples = list(zip(layers, needs, self._by_layer(stage, setting), strict=True))
         splits = [layer_split_bytes(*triple, kernels) for triple in triples]
-        each = [layer_bytes(*triple, kernels) for triple in triples]
+        each = self._layers(layers, needs, self._by_layer(stage, setting))
         recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
         entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
         left = behind = sum(split.left for split in splits)

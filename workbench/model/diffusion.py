@@ -1,8 +1,10 @@
 """The UNet of latent diffusion models as layers: residual convolutions and transformers per level."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise
+from workbench.model.module_layers import Projection, Projector, projector_layer
 from workbench.model.transformer import Heads, Keys, cross_attention_operators
 
 
@@ -205,3 +207,9 @@ def _group_norm(name: str, width: int, *, level: int) -> Pointwise:
 
 def _renamed(operators: tuple[Operator, ...], prefix: str) -> tuple[Operator, ...]:
     return tuple(replace(operator, name=prefix + operator.name) for operator in operators)
+
+
+def behind_projector(layers: Sequence[Layer], prompt_width: int, llm_width: int) -> tuple[Layer, ...]:
+    """A generator with the projector that makes its prompt out of the LLM's states."""
+    kind = Projection(kind=Projector.MLP, in_width=llm_width, out_width=prompt_width, norm=None)
+    return (projector_layer(kind), *layers)

@@ -1,9 +1,10 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cached_property
 from math import prod
+from typing import get_args
 
 from workbench.data.sample import WHERE_SET
 
@@ -50,8 +51,15 @@ class Parameter:
 class Matmul:
     """`y[T, out] = x[T, in] W^T (+ b)`; convolutions appear as the matmul they are.
 
-    `tokens_scale` is rows of the product per token counted (2.0 for Whisper's first
-    convolution, which runs before the stride-2 one; 0.25 where four patches are merged).
+    Args:
+        name: unique in its layer.
+        in_features: width of x.
+        out_features: width of y.
+        bias: whether it has one.
+        shard: how tensor parallelism cuts the weight.
+        tokens: which token count T follows.
+        tokens_scale: rows of the product per token counted (2.0 for Whisper's first convolution, which runs
+            before the stride-2 one; 0.25 where four patches are merged).
     """
 
     name: str
@@ -74,12 +82,19 @@ class Matmul:
 class Attention:
     """Scores and weighted sum of one attention; projections are separate matmuls.
 
-    `num_keys` is the number of keys of every query where it does not depend on the row
-    (cross-attention to a prompt of fixed length, a level of a fixed-size UNet); None: the
-    row's own attention area counts. `tokens_scale` is queries per token counted.
-    `keys` CONTEXT: keys are what another module brings, item by item. `window` is how many
-    tokens back a query sees, where that has an end, and `is_capped` says whether scores are bent
-    to a greatest value (Gemma 2); neither changes the work that is counted.
+    Args:
+        name: unique in its layer.
+        num_heads: query heads.
+        num_kv_heads: key and value heads.
+        head_dim: width of a head.
+        causal: whether the mask is causal.
+        tokens: which token count the queries follow.
+        tokens_scale: queries per token counted.
+        num_keys: of every query where it does not depend on the row (cross-attention to a prompt of fixed
+            length, a level of a fixed-size UNet); None: the row's own attention area counts.
+        keys: CONTEXT: keys are what another module brings, item by item.
+        window: how many tokens back a query sees, where that has an end; changes no work that is counted.
+        is_capped: whether scores are bent to a greatest value (Gemma 2); changes no work that is counted.
     """
 
     name: str
@@ -102,10 +117,16 @@ class Attention:
 class Pointwise:
     """A memory-bound operator (norm, activation, residual, rotary) over [T, width].
 
-    `num_passes` counts tensors of that shape read or written in the forward pass.
-    `weights` are (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
-    `tokens_scale` is rows of the tensor per token counted. `is_capped`: what it reads is bent to
-    a greatest value first (logits of Gemma 2), which is not counted as work.
+    Args:
+        name: unique in its layer.
+        width: of a row.
+        num_passes: tensors of that shape read or written in the forward pass.
+        weights: (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
+        shard: how tensor parallelism cuts the width.
+        tokens: which token count T follows.
+        tokens_scale: rows of the tensor per token counted.
+        is_capped: what it reads is bent to a greatest value first (logits of Gemma 2), which is not counted
+            as work.
     """
 
     name: str
@@ -123,7 +144,15 @@ class Pointwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A table of `num_rows` vectors, read by index (token or position embedding)."""
+    """A table of vectors, read by index (token or position embedding).
+
+    Args:
+        name: unique in its layer.
+        num_rows: vectors.
+        width: of a vector.
+        shard: how tensor parallelism cuts the table.
+        tokens: which token count is looked up.
+    """
 
     name: str
     num_rows: int
@@ -136,6 +165,7 @@ class Lookup:
 
 
 Operator = Matmul | Attention | Pointwise | Lookup
+_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in get_args(Operator)}
 
 
 class LayerKind(StrEnum):
@@ -147,9 +177,11 @@ class LayerKind(StrEnum):
     HEAD = "head"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """One layer of a module.
+
+    No `slots`: its weights are cached on the instance.
 
     Args:
         name: unique inside its module, e.g. "block.3".
@@ -174,24 +206,26 @@ class Layer:
         if self.out_width < 1:
             raise ValueError(f"layer {self.name!r}: out_width must be >= 1, got {self.out_width}")
         for operator in self.operators:
-            for size in fields(operator):
-                value = getattr(operator, size.name)
-                if isinstance(value, int | float) and not 0 <= value <= LARGEST_SIZE:
+            for name in _FIELDS[type(operator)]:
+                value = getattr(operator, name)
+                if isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
                     raise ValueError(
-                        f"layer {self.name!r}, operator {operator.name!r}: {size.name} must be "
+                        f"layer {self.name!r}, operator {operator.name!r}: {name} must be "
                         f"0 to {LARGEST_SIZE:,}, got {value}"
                     )
 
-    def parameters(self) -> Iterator[Parameter]:
+    def parameters(self) -> tuple[Parameter, ...]:
         """Its weights; tied ones under their shared name."""
+        return self._parameters
+
+    @cached_property
+    def _parameters(self) -> tuple[Parameter, ...]:
         shared = dict(self.tied)
-        for operator in self.operators:
-            for parameter in operator.parameters():
-                name = shared.get(parameter.name)
-                if name is None:
-                    yield Parameter(f"{self.name}.{parameter.name}", parameter.shape, parameter.shard)
-                else:
-                    yield Parameter(name, parameter.shape, parameter.shard)
+        own = (parameter for operator in self.operators for parameter in operator.parameters())
+        return tuple(
+            Parameter(shared.get(each.name) or f"{self.name}.{each.name}", each.shape, each.shard)
+            for each in own
+        )
 
     @property
     def num_parameters(self) -> int:

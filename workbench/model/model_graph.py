@@ -33,9 +33,15 @@ class Source:
 class Module:
     """A node of the model DAG: a chain of layers working on one modality.
 
-    `modality` names the segments of a sample that are its items. The module whose modality
-    is "text" is the LLM: its items are whole samples and it computes the next-token loss. A module
-    that the LLM's states enter and that ends with a head is a generator, with a loss of its own.
+    The module whose modality is "text" is the LLM: its items are whole samples and it computes the
+    next-token loss. A module that the LLM's states enter and that ends with a head is a generator, with a
+    loss of its own.
+
+    Args:
+        name: unique in the model.
+        modality: of the segments of a sample that are its items.
+        layers: in order.
+        source: where real weights come from; None: the module can be planned, not run.
     """
 
     name: str
@@ -92,9 +98,13 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Output of `source`'s layer `after_layer` enters `target`'s layer `before_layer`.
+    """Output of one module enters another.
 
     Args:
+        source: the module whose output it is.
+        target: the module that reads it.
+        after_layer: layer of `source` whose output it is.
+        before_layer: layer of `target` that it enters.
         also_before: further layers of `target` that read it, behind `before_layer` in ascending order.
     """
 
@@ -124,7 +134,13 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
-    """DAG of modules. Module order is the order of listing and breaks all ties."""
+    """DAG of modules. Module order is the order of listing and breaks all ties.
+
+    Args:
+        name: of the model.
+        modules: the nodes.
+        edges: what reads what.
+    """
 
     name: str
     modules: tuple[Module, ...]
@@ -240,6 +256,6 @@ def _check_entrance(model: ModelGraph, edge: Edge) -> None:
     last = next(module for module in model.modules if module.name == edge.source).layers[edge.after_layer]
     if last.kind is LayerKind.PROJECTOR and last.emits is TokenCount.IN:
         wanted = (
-            f"layers {read}" if read else "a language model such as mllama_text_model: it has no such layer"
+            f"layers {read}" if read else "a language model such as Llama 3.2 Vision's: it has no such layer"
         )
         raise ValueError(f"edge {edge.name}: cross-attention reads {edge.source}, want {wanted}")

@@ -51,12 +51,13 @@ def block_layers(block: Block, num: int) -> tuple[Layer, ...]:
 
 
 def unequal_block_layers(blocks: Sequence[Block]) -> tuple[Layer, ...]:
-    """One layer per block, named block.0, block.1, ..."""
+    """One layer per block, named block.0, block.1, ...; layers of equal blocks share their operators."""
+    operators = {block: block_operators(block) for block in dict.fromkeys(blocks)}
     return tuple(
         Layer(
             name=f"block.{index}",
             kind=LayerKind.BLOCK,
-            operators=block_operators(block),
+            operators=operators[block],
             out_width=block.width,
         )
         for index, block in enumerate(blocks)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from workbench.collector import collector_paused
 from workbench.data.sample import Sample
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
@@ -22,6 +23,7 @@ from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
 
 
+@collector_paused()
 def with_programs(
     draft: Plan,
     schedule: Schedule | None = None,

@@ -1,10 +1,12 @@
 """Refuses plans that break a rule, before anything runs them."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.data.sample import Item
 from workbench.model.layer import Attention
+from workbench.plan.alike import alike_replicas
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.optimizer_shards import optimizer_shards
@@ -28,9 +30,10 @@ def check(plan: Plan) -> None:
     _check_stages(plan)
     _check_replicas(plan)
     _check_microbatches(plan)
-    _check_items(plan)
-    _check_programs(plan)
-    _check_token_shards(plan)
+    routing = Routing(plan)
+    _check_items(routing)
+    _check_programs(routing)
+    _check_token_shards(routing)
     for group in gradient_groups(plan):
         optimizer_shards(plan, group)  # refuses numbers of instances
     check_rounds(plan, shard_units(plan))
@@ -105,8 +108,8 @@ def _check_microbatches(plan: Plan) -> None:
                 raise ValueError(f"{where} microbatch {microbatch.index}: empty rows do not exist")
 
 
-def _check_items(plan: Plan) -> None:
-    routing = Routing(plan)
+def _check_items(routing: Routing) -> None:
+    plan = routing.plan
     for module in plan.model.modules:
         known = {item for sample in plan.batch for item in routing.items(module.name, sample.id)}
         per_replica = {
@@ -136,7 +139,8 @@ def _check_known(module: str, replica: int, counts: Counter[Item], known: set[It
             raise ValueError(f"module {module!r} replica {replica}: item {tuple(item)} stands {times} times")
 
 
-def _check_programs(plan: Plan) -> None:
+def _check_programs(routing: Routing) -> None:
+    plan = routing.plan
     ranks = Counter(rank for program in plan.programs for rank in program.ranks)
     for rank in plan.ranks:
         if ranks[rank] != 1:
@@ -144,13 +148,14 @@ def _check_programs(plan: Plan) -> None:
     idle = sorted(set(ranks) - set(plan.ranks))
     if idle:
         raise ValueError(f"rank {idle[0]} has a program but holds no stage")
-    wanted = _wanted_actions(plan)
+    again = {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
+    wanted = _wanted_actions(routing, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
     held: dict[int, list[int]] = {}
     for stage in plan.stages:
         for rank in stage.flat_ranks:
             held.setdefault(rank, []).append(stage.id)
     for program in plan.programs:
-        alike = {tuple(held[rank]): rank for rank in reversed(program.ranks)}
+        alike = {tuple(held[rank]): rank for rank in reversed(program.ranks) if rank not in again}
         for stages, rank in alike.items():  # ranks with the same stages break the same rules
             _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in stages})
     _check_agreement(plan)
@@ -168,11 +173,11 @@ class _Wanted:
     in_rounds: bool
 
 
-def _wanted_actions(plan: Plan) -> dict[int, _Wanted]:
+def _wanted_actions(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Wanted]:
     """By stage; a backward may stand as I, with W where weights train, instead of B."""
-    routing, reduced = Routing(plan), set(reduction_order(plan))
+    plan, reduced = routing.plan, set(reduction_order(routing.plan))
     found: dict[int, _Wanted] = {}
-    for stage in plan.stages:
+    for stage in stages:
         actions = {Action(stage.id, Pass.REDUCE_GRAD)} if stage.id in reduced else set()
         weights = set()
         for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ()):
@@ -231,7 +236,6 @@ def _missing_of_backward(whole: Action, wanted: _Wanted, done: set[Action]) -> l
     return [action for action in split if action not in done] if done & set(split) else [whole]
 
 
-_COMES_AFTER = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
 _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
@@ -253,9 +257,9 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
                 f"rank {rank}: action {action} stands after {action._replace(kind=rival)}: "
                 "a backward is whole or split"
             )
-    before = _COMES_AFTER.get(action.kind)
-    if before is not None and action._replace(kind=before) not in done:
-        earlier = "its forward" if before is Pass.F else str(action._replace(kind=before))
+    before = action.continues
+    if before is not None and before not in done:
+        earlier = "its forward" if before.kind is Pass.F else str(before)
         raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
     if action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done:
         raise ValueError(f"rank {rank}: action {action} stands after its stage's REDUCE_GRAD")
@@ -286,9 +290,9 @@ def _tail(program: tuple[Action, ...]) -> str:
     return " ".join(str(action) for action in program[-3:]) or "nothing"
 
 
-def _check_token_shards(plan: Plan) -> None:
+def _check_token_shards(routing: Routing) -> None:
     """Every shard is of a row that exists, and its blocks cover that row exactly once."""
-    routing = Routing(plan)
+    plan = routing.plan
     seen: set[tuple[str, int, int, int]] = set()
     for shard in plan.token_shards:
         where = f"token shard {shard.module}[{shard.replica}] microbatch {shard.microbatch} row {shard.row}"

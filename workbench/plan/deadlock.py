@@ -2,16 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
-from workbench.plan.ring import ring
-from workbench.schedule.action import Action, Pass
-from workbench.schedule.sharded import is_exchange, waits_of
+from workbench.plan.task_graph import Kind, Task
+from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.precedence import ring
 
 MOST_LINKS = 12  # of a ring that a message spells out
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
@@ -36,11 +34,8 @@ def check_deadlock(lowered: Lowered) -> None:
     """Return when every rank can finish under both models.
 
     Rows must have both their ends in the programs of their ranks, collectives all their members.
-    Then "who waits for whom" must have no cycle: an action waits for the one before it on each rank
-    of its stage, for its rows and, if a backward, for its forward; a row for its producer; a gradient
-    group for all its ranks to reach it, each rank reducing in issue order on a lane of its own; STEP
-    for everything of its rank. Under RENDEZVOUS a row also waits for those before it on the same
-    communicator, and a rank must produce its rows in their order.
+    Then the task graph must have no ring. Under RENDEZVOUS a row also waits for those before it on
+    the same communicator, and a rank must produce its rows in their order.
 
     Raises:
         ValueError: naming rank, action, peer and row, with the queues of both ranks or both programs.
@@ -50,142 +45,50 @@ def check_deadlock(lowered: Lowered) -> None:
     _check_programs(lowered)
     _check_rows(lowered)
     _check_groups(lowered)
-    for model in Model:
-        waits = _waits(lowered, model)
-        cycle = ring(waits.before)
-        if cycle:
-            raise ValueError(_report(lowered, model, [waits.nodes[index] for index in cycle]))
+    queues = _queues_of_slots(lowered)
+    if ring(_followers(lowered, queues)):  # what is in a ring when matched by tag is in one in order, too
+        model = Model.BUFFERED if ring(_followers(lowered, [])) else Model.RENDEZVOUS
+        queues = queues if model is Model.RENDEZVOUS else []
+        raise ValueError(_report(lowered, model, ring(_followers(lowered, queues)), queues))
     _check_send_order(lowered)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """An action on all ranks of its stage; STEP on all ranks."""
-
-    action: Action
+Slot = list[Transfer]  # rows that complete together
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows that complete together."""
+def _followers(lowered: Lowered, queues: Sequence[Sequence[Slot]]) -> list[list[int]]:
+    """Who waits for each node of the task graph; a slot is the node of its first row.
 
-    rows: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The all-reduce of one gradient group."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    """The gather or the reduction of one round, under the name of its unit's first stage."""
-
-    action: Action
-
-
-_Node = _Pass | _Rows | _Group | _Exchange
+    The slots of a queue complete one after another.
+    """
+    graph = lowered.tasks
+    node_of = list(range(graph.num_nodes))
+    for slot in chain.from_iterable(queues):
+        for row in slot[1:]:
+            node_of[graph.num_tasks + row.row] = graph.num_tasks + slot[0].row
+    offsets, after = (array.tolist() for array in graph.adjacency)
+    later = [node_of[node] for node in after]
+    found: list[list[int]] = [[] for _ in node_of]
+    for node, (first, last) in zip(node_of, pairwise(offsets), strict=True):
+        found[node] += later[first:last]
+    for queue in queues:
+        for one, next_one in pairwise(queue):
+            found[graph.num_tasks + one[0].row].append(graph.num_tasks + next_one[0].row)
+    return found
 
 
-class _Waits:
-    """Who waits for whom; node order is the order of creation and breaks all ties."""
-
-    def __init__(self) -> None:
-        self.nodes: list[_Node] = []
-        self.before: list[list[int]] = []
-        self._index: dict[_Node, int] = {}
-
-    def node(self, node: _Node) -> int:
-        if node not in self._index:
-            self._index[node] = len(self.nodes)
-            self.nodes.append(node)
-            self.before.append([])
-        return self._index[node]
-
-    def add(self, node: _Node, waits_for: _Node) -> None:
-        self.before[self.node(node)].append(self.node(waits_for))
-
-
-def _waits(lowered: Lowered, model: Model) -> _Waits:
-    waits = _Waits()
-    units = sharded_stages(lowered.plan)
-    for rank in lowered.plan.ranks:
-        _add_program(lowered, rank, units, waits)
-    slots = _slots(lowered, model)
-    slot_of = {row: slot for slot in slots for row in slot.rows}
-    for row in lowered.transfers:
-        slot = slot_of[row.row]
-        waits.add(slot, _Pass(row.producer))
-        waits.add(_Pass(row.consumer), slot)
-        if row.after is not None:
-            waits.add(slot, slot_of[row.after])
-    if model is Model.RENDEZVOUS:
-        for queue in _by_communicator(lowered).values():
-            for one, next_one in pairwise(queue):
-                if slot_of[one.row] != slot_of[next_one.row]:
-                    waits.add(slot_of[next_one.row], slot_of[one.row])
-    return waits
-
-
-def _add_program(lowered: Lowered, rank: int, units: Mapping[int, ShardUnit], waits: _Waits) -> None:
-    program = lowered.plan.program.get(rank, ())
-    awaited = waits_of(program, units)
-    previous: _Node | None = None
-    lane: _Node | None = None
-    exchange: _Node | None = None
-    for action in program:
-        if is_exchange(action, units):
-            exchange = _behind(waits, _exchange(action, units), previous, exchange)
-        elif action.kind is Pass.REDUCE_GRAD:
-            dealt = [_exchange(wait, units) for wait in awaited.get(action, ())]
-            for index in _groups_on(lowered, action, rank):
-                lane = _behind(waits, _Group(index), previous, lane, *dealt)
-        else:
-            needs = _own_input(action)
-            previous = _behind(
-                waits,
-                _Pass(action),
-                previous,
-                lane if action.kind is Pass.STEP else None,
-                None if needs is None else _Pass(needs),
-                *(_exchange(wait, units) for wait in awaited.get(action, ())),
-            )
-
-
-def _behind(waits: _Waits, node: _Node, *before: _Node | None) -> _Node:
-    waits.node(node)
-    for earlier in before:
-        if earlier is not None:
-            waits.add(node, earlier)
-    return node
-
-
-def _exchange(action: Action, units: Mapping[int, ShardUnit]) -> _Exchange:
-    return _Exchange(action._replace(stage=units[action.stage or 0].stages[0]))
-
-
-def _own_input(action: Action) -> Action | None:
-    """The pass of the same stage and microbatch that this one continues."""
-    kind = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}.get(action.kind)
-    return None if kind is None else action._replace(kind=kind)
-
-
-def _slots(lowered: Lowered, model: Model) -> list[_Rows]:
-    """Rows that are one unit: single rows, or opposite rows of one pair in one tick."""
-    if model is Model.BUFFERED:
-        return [_Rows((row.row,)) for row in lowered.transfers]
+def _queues_of_slots(lowered: Lowered) -> list[list[Slot]]:
+    """By communicator, rows that are one unit as rendezvous: single ones, or opposite ones of a tick."""
     ticks = issue_ticks(lowered.plan, lowered.transfers)
-    slots = [_Rows((row.row,)) for row in lowered.transfers if row.route is Route.LOCAL]
+    queues: list[list[Slot]] = []
     for queue in _by_communicator(lowered).values():
+        slots: list[Slot] = []
         for _, members in groupby(queue, key=lambda row: (row.route, ticks[row.producer])):
             rows = list(members)
-            if rows[0].route is Route.P2P and len({row.source_rank for row in rows}) == 2:
-                slots.append(_Rows(tuple(row.row for row in rows)))
-            else:
-                slots += [_Rows((row.row,)) for row in rows]
-    return slots
+            is_one = rows[0].route is Route.P2P and len({row.source_rank for row in rows}) == 2
+            slots += [rows] if is_one else [[row] for row in rows]
+        queues.append(slots)
+    return queues
 
 
 def _by_communicator(lowered: Lowered) -> dict[tuple[int, ...], list[Transfer]]:
@@ -209,26 +112,37 @@ def _groups_on(lowered: Lowered, action: Action, rank: int) -> Iterator[int]:
 
 
 def _check_programs(lowered: Lowered) -> None:
-    """Every action once per program, and on every rank of its stage."""
+    """Every action once per program, on every rank of its stage, behind the pass that it continues."""
     plan = lowered.plan
     for rank, program in plan.program.items():
         for action, times in Counter(program).items():
             if times > 1:
                 raise ValueError(f"rank {rank}: action {action} stands {times} times in the program")
-    done = {rank: set(program) for rank, program in plan.program.items()}
-    for rank, actions in done.items():
-        for action in sorted(actions, key=str):
+        if STEP in program[:-1]:
+            raise ValueError(f"rank {rank}: STEP must be the last action, {program[-1]} is")
+    place = {rank: _places(program) for rank, program in plan.program.items()}
+    for rank, mine in place.items():
+        for action in sorted(mine, key=str):
             if action.stage is not None and action.stage not in plan.stage:
                 raise ValueError(f"rank {rank}: {action} is of no stage, stages are {sorted(plan.stage)}")
-            for peer in _ranks_of(lowered, action):
-                if action not in done.get(peer, ()):
+            for peer in plan.ranks_of(action):
+                if action not in place.get(peer, ()):
                     raise ValueError(
                         f"rank {rank} before {action}: waits for rank {peer}, which never runs it\n"
                         + _programs(lowered, [(rank, action), (peer, action)])
                     )
-            needs = _own_input(action)
-            if needs is not None and needs not in actions:
-                raise ValueError(f"rank {rank} before {action}: waits for {needs}, which it never runs")
+            _check_continues(rank, action, mine)
+
+
+def _check_continues(rank: int, action: Action, place: Mapping[Action, int]) -> None:
+    needs = action.continues
+    if needs is not None and place.get(needs, len(place)) > place[action]:
+        when = "only after it" if needs in place else "never"
+        raise ValueError(f"rank {rank} before {action}: waits for {needs}, which it runs {when}")
+
+
+def _places(program: Sequence[Action]) -> dict[Action, int]:
+    return {action: place for place, action in enumerate(program)}
 
 
 def _check_rows(lowered: Lowered) -> None:
@@ -304,10 +218,7 @@ def _check_groups(lowered: Lowered) -> None:
 
 def _check_send_order(lowered: Lowered) -> None:
     """A rank produces the rows of one communicator in their order: its peers receive in row order."""
-    place = {
-        rank: {action: index for index, action in enumerate(program)}
-        for rank, program in lowered.plan.program.items()
-    }
+    place = {rank: _places(program) for rank, program in lowered.plan.program.items()}
     for queue in _by_communicator(lowered).values():
         last: dict[int, Transfer] = {}
         for row in queue:
@@ -332,35 +243,34 @@ def describe(row: Transfer) -> str:
     )
 
 
-def _report(lowered: Lowered, model: Model, cycle: Sequence[_Node]) -> str:
+def _report(lowered: Lowered, model: Model, cycle: Sequence[int], queues: Iterable[Sequence[Slot]]) -> str:
     """One line per link of the ring, then the queues or programs of the first two ranks in it."""
+    num_tasks, tasks = lowered.tasks.num_tasks, lowered.tasks.tasks
+    slot_of = {slot[0].row: slot for queue in queues for slot in queue}
+    rows = [
+        slot_of.get(node - num_tasks, [lowered.transfers[node - num_tasks]]) if node >= num_tasks else []
+        for node in cycle
+    ]
     lines = [f"deadlock ({model}): every one waits for the next, the last for the first"]
-    lines += [f"  {_tell(lowered, node)}" for node in cycle[:MOST_LINKS]]
+    for node, together in list(zip(cycle, rows, strict=True))[:MOST_LINKS]:
+        told = " with ".join(map(describe, together)) if together else _tell(tasks[node])
+        lines.append(f"  {told}")
     if len(cycle) > MOST_LINKS:
         lines.append(f"  and {len(cycle) - MOST_LINKS} more")
-    rows = [lowered.transfers[row] for node in cycle if isinstance(node, _Rows) for row in node.rows]
-    wire = next((row for row in rows if row.route is not Route.LOCAL), None)
+    wire = next((row for slot in rows for row in slot if row.route is not Route.LOCAL), None)
     if wire is not None:
         return "\n".join(lines) + _both_queues(lowered, wire)
-    passes = [node.action for node in cycle if isinstance(node, _Pass)]
-    stuck = [(rank, action) for action in passes for rank in _ranks_of(lowered, action)]
-    seen = list(dict(stuck).items())[:2]
-    return "\n".join(lines) + "\n" + _programs(lowered, seen)
+    passes = [tasks[node] for node in cycle if node < num_tasks and tasks[node].kind is Kind.PASS]
+    stuck = {rank: task.action for task in reversed(passes) for rank in reversed(task.ranks)}
+    return "\n".join(lines) + "\n" + _programs(lowered, list(reversed(stuck.items()))[:2])
 
 
-def _tell(lowered: Lowered, node: _Node) -> str:
-    if isinstance(node, _Pass):
-        ranks = ",".join(str(rank) for rank in _ranks_of(lowered, node.action))
-        return f"rank {ranks} before {node.action}"
-    if isinstance(node, _Group):
-        return f"gradient group {node.index} of ranks {list(lowered.groups[node.index].ranks)}"
-    if isinstance(node, _Exchange):
-        return f"{node.action} of all replicas"
-    return " with ".join(describe(lowered.transfers[row]) for row in node.rows)
-
-
-def _ranks_of(lowered: Lowered, action: Action) -> tuple[int, ...]:
-    return lowered.plan.ranks if action.stage is None else lowered.plan.stage[action.stage].flat_ranks
+def _tell(task: Task) -> str:
+    if task.kind is Kind.ALL_REDUCE:
+        return f"gradient group {task.group} of ranks {list(task.ranks)}"
+    if task.kind is Kind.FSDP:
+        return f"{task.action} of all replicas"
+    return f"rank {','.join(map(str, task.ranks))} before {task.action}"
 
 
 def _both_queues(lowered: Lowered, row: Transfer) -> str:

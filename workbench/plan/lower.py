@@ -3,20 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
+from workbench.collector import collector_paused
 from workbench.data.sample import Item
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
+from workbench.plan.alike import alike_replicas, part_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
-from workbench.plan.lowered import Direction, Lowered, Route, Slice, Transfer
+from workbench.plan.lowered import Direction, Lowered, Route, Slice
 from workbench.plan.order import issue_ticks
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import Holding, Routing
+from workbench.plan.row_drafts import Names, ProducerRows, RowContent, RowDraft, in_issue_order, issue_key
 from workbench.plan.token_owners import Run, feature_runs, held_runs
 from workbench.schedule.action import Action, Pass
 
 
+@collector_paused()
 def lower(plan: Plan) -> Lowered:
     """Derive transfer rows, their order and the gradient groups.
 
@@ -30,9 +33,7 @@ def lower(plan: Plan) -> Lowered:
 
     Complexity: O(actions + rows + items) apart from sorting.
     """
-    routing = Routing(plan)
-    drafts = [row for boundary in _boundaries(routing) for row in _rows(routing, boundary)]
-    transfers = _in_issue_order(plan, drafts)
+    transfers = in_issue_order(_runs(plan))
     inputs: dict[Action, list[int]] = {}
     outputs: dict[Action, list[int]] = {}
     for transfer in transfers:
@@ -187,51 +188,7 @@ def _sources(
     return found
 
 
-class _Content(NamedTuple):
-    """What a row carries, from which pass to which; fields as in `Transfer`."""
-
-    edge: str
-    direction: Direction
-    producer: Action
-    consumer: Action
-    width: int
-    slices: tuple[Slice, ...] = ()
-    num_tokens: int = 0
-    num_bytes: int = 0
-
-
-class _Draft(NamedTuple):
-    """A row without its number; `follows`: it broadcasts what the draft before it brought.
-
-    A tuple for speed: a Transfer is made once, when its number is known.
-    """
-
-    content: _Content
-    route: Route
-    source_rank: int
-    destination_ranks: tuple[int, ...]
-    follows: bool = False
-
-    @property
-    def producer(self) -> Action:
-        return self.content.producer
-
-    @property
-    def consumer(self) -> Action:
-        return self.content.consumer
-
-    def numbered(self, row: int) -> Transfer:
-        return Transfer(
-            row=row,
-            route=self.route,
-            source_rank=self.source_rank,
-            destination_ranks=self.destination_ranks,
-            after=row - 1 if self.follows else None,
-            **self.content._asdict(),
-        )
-
-
-def _rows(routing: Routing, boundary: _Boundary) -> Iterator[_Draft]:
+def _rows(routing: Routing, boundary: _Boundary) -> Iterator[RowDraft]:
     """The rows of one boundary, forward and, where a gradient flows, back."""
     plan = routing.plan
     producer, consumer = boundary.producer, boundary.consumer
@@ -239,7 +196,7 @@ def _rows(routing: Routing, boundary: _Boundary) -> Iterator[_Draft]:
         Action(producer.id, Pass.F, boundary.source.index),
         Action(consumer.id, Pass.F, boundary.target.index),
     )
-    content = _Content(
+    content = RowContent(
         edge=boundary.edge,
         direction=Direction.FORWARD,
         producer=there[0],
@@ -257,9 +214,9 @@ def _rows(routing: Routing, boundary: _Boundary) -> Iterator[_Draft]:
         yield from route(consumer, producer, _sized(plan, back, boundary.backward))
 
 
-def _sized(plan: Plan, content: _Content, parts: Sequence[tuple[Slice, ...]]) -> list[_Content | None]:
+def _sized(plan: Plan, content: RowContent, parts: Sequence[tuple[Slice, ...]]) -> list[RowContent | None]:
     """The content once per part; None for one without tokens, which makes no row."""
-    found: list[_Content | None] = []
+    found: list[RowContent | None] = []
     token_bytes = content.width * plan.settings.precision.num_bytes
     for slices in parts:
         num_tokens = sum(piece.num_tokens for piece in slices)
@@ -274,7 +231,9 @@ def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
     return split if split in plan.program_actions else Action(stage.id, Pass.B, microbatch)
 
 
-def _inside_module(source: Stage, destination: Stage, parts: Sequence[_Content | None]) -> Iterator[_Draft]:
+def _inside_module(
+    source: Stage, destination: Stage, parts: Sequence[RowContent | None]
+) -> Iterator[RowDraft]:
     """Between stages of one module: each rank to the rank at its place in the grid, its tokens alone.
 
     Where the tensor-parallel degree changes, a context-parallel place sends from its first
@@ -290,7 +249,9 @@ def _inside_module(source: Stage, destination: Stage, parts: Sequence[_Content |
             yield _routed(row, from_rank, to_rank)
 
 
-def _between_modules(source: Stage, destination: Stage, parts: Sequence[_Content | None]) -> Iterator[_Draft]:
+def _between_modules(
+    source: Stage, destination: Stage, parts: Sequence[RowContent | None]
+) -> Iterator[RowDraft]:
     """Between modules: every context-parallel place of the source sends what it holds to the
     destination's leader, which broadcasts it in its whole tp x cp group; each rank there keeps
     the tokens it owns. So a token crosses once, and a gradient is summed where it is used.
@@ -308,8 +269,8 @@ def _between_modules(source: Stage, destination: Stage, parts: Sequence[_Content
 
 
 def _leader_to_group(
-    content: _Content, from_ranks: Sequence[int], to_ranks: Sequence[int]
-) -> Iterator[_Draft]:
+    content: RowContent, from_ranks: Sequence[int], to_ranks: Sequence[int]
+) -> Iterator[RowDraft]:
     """Leader to leader, then broadcast to the others; a rank on both sides keeps its own.
 
     Tensor-parallel ranks of one place hold the same output.
@@ -320,22 +281,38 @@ def _leader_to_group(
     yield _routed(content, leader if leader in from_ranks else from_ranks[0], leader)
     others = [rank for rank in to_ranks if rank != leader and rank not in kept]
     if others:
-        yield _Draft(content, Route.BROADCAST, leader, tuple(others), follows=True)
+        yield RowDraft(content, Route.BROADCAST, leader, tuple(others), follows=True)
 
 
-def _routed(content: _Content, from_rank: int, to_rank: int) -> _Draft:
-    return _Draft(content, Route.LOCAL if from_rank == to_rank else Route.P2P, from_rank, (to_rank,))
+def _routed(content: RowContent, from_rank: int, to_rank: int) -> RowDraft:
+    return RowDraft(content, Route.LOCAL if from_rank == to_rank else Route.P2P, from_rank, (to_rank,))
 
 
-def _in_issue_order(plan: Plan, drafts: Sequence[_Draft]) -> tuple[Transfer, ...]:
-    """Number the rows by (tick of the producer, producer, consumer); pieces of one boundary stay together."""
+def _runs(plan: Plan) -> list[ProducerRows]:
+    """Rows of the first of equal replicas, and the same rows under the names of each of the others."""
+    alike = alike_replicas(plan)
+    part = part_of(plan, [first.number for first, *_ in alike]) if alike else plan
+    runs = _original_runs(part)
+    copied = []
+    for first, *others in alike:
+        stages = set(first.stages)
+        of_first = [run for run in runs if run.producer.stage in stages]
+        for other in others:
+            names = Names(first, other)
+            copied += [names.rows(run) for run in of_first]
+    return runs + copied
+
+
+def _original_runs(plan: Plan) -> list[ProducerRows]:
+    routing = Routing(plan)
+    drafts = [row for boundary in _boundaries(routing) for row in _rows(routing, boundary)]
     ticks = issue_ticks(plan, drafts)
-    ends = dict.fromkeys(end for draft in drafts for end in (draft.producer, draft.consumer))
-    place = {action: index for index, action in enumerate(sorted(ends, key=_key))}
-    keys = [(ticks[draft.producer], place[draft.producer], place[draft.consumer]) for draft in drafts]
-    order = sorted(range(len(drafts)), key=keys.__getitem__)  # stable: equals keep their order
-    return tuple(drafts[index].numbered(row) for row, index in enumerate(order))
-
-
-def _key(action: Action) -> tuple[int, str, int]:
-    return (action.stage or 0, action.kind, action.microbatch or 0)
+    by_producer: dict[Action, list[RowDraft]] = {}
+    for draft in drafts:
+        by_producer.setdefault(draft.producer, []).append(draft)
+    return [
+        ProducerRows(
+            ticks[producer], producer, tuple(sorted(held, key=lambda draft: issue_key(draft.consumer)))
+        )
+        for producer, held in by_producer.items()
+    ]

@@ -14,10 +14,15 @@ from workbench.schedule.action import Action
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A contiguous run of layers [first, last) of one module on a cp x tp grid of ranks.
+    """A contiguous run of layers of one module on a cp x tp grid of ranks.
 
     Args:
-        ep: ranks among which the experts of a layer are distributed; divides the grid. 1: every expert is cut
+        id: of the stage in the plan; actions name it.
+        module: whose layers they are.
+        replica: which data-parallel copy.
+        layers: [first, last), indices of the module's layers.
+        ranks: [cp][tp].
+        ep: ranks that hold the experts of a layer among them; divides the grid. 1: every expert is cut
             like any MLP.
     """
 
@@ -55,7 +60,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Items that one replica of a module processes together; a row is one packed sequence."""
+    """Items that one replica of a module processes together.
+
+    Args:
+        module: whose items they are.
+        replica: which data-parallel copy.
+        index: counts the microbatches of that replica from 0.
+        rows: packed sequences, each a list of items.
+    """
 
     module: str
     replica: int
@@ -69,7 +81,12 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The actions of some ranks, in issue order. Ranks with equal actions are stored once."""
+    """The actions of some ranks. Ranks with equal actions are stored once.
+
+    Args:
+        ranks: whose program it is.
+        actions: in issue order.
+    """
 
     ranks: tuple[int, ...]
     actions: tuple[Action, ...]
@@ -77,7 +94,16 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenShard:
-    """Owner (cp index) of every block of tokens of one row."""
+    """Which context-parallel rank owns every block of tokens of one row.
+
+    Args:
+        module: of the microbatch.
+        replica: of the microbatch.
+        microbatch: its index.
+        row: its place in the microbatch.
+        block_tokens: tokens of a block; the last may be shorter.
+        owners: context-parallel index of every block.
+    """
 
     module: str
     replica: int
@@ -122,7 +148,11 @@ class ModuleSettings:
     """How one module is run.
 
     Args:
+        module: which.
+        recompute: what the backward computes again.
+        sharding: what data-parallel ranks shard.
         instances: number of copies of a sharded state.
+        key_exchange: how context-parallel ranks bring queries and keys together.
         sequence_parallel: tensor-parallel ranks split the tokens between attentions and MLPs.
     """
 
@@ -136,10 +166,12 @@ class ModuleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How layers are computed: `kernels` decides what they keep for their backward.
+    """How layers are computed.
 
     Args:
         precision: of weights, activations and messages.
+        kernels: decide what layers keep for their backward.
+        modules: settings of single modules; one that is left out has the defaults.
         optimizer_precision: of the weights that the optimizer updates, of its moments, and of gradients
             while they are added up. None: as `precision`, but for what `kernels` say about memory.
     """
@@ -172,6 +204,17 @@ class Plan:
     """One optimizer step of one job. Self-contained: executors need nothing else but a profile.
 
     No `slots`: the look-up tables below are cached on the instance.
+
+    Args:
+        strategy: name of the strategy that made it.
+        model: the DAG of modules.
+        cluster: the ranks there are.
+        batch: the samples of the step.
+        stages: which ranks hold which layers.
+        microbatches: which items go together.
+        programs: in which order each rank works.
+        token_shards: who owns which tokens, where a stage has context-parallel ranks.
+        settings: how layers are computed.
     """
 
     strategy: str
@@ -235,6 +278,10 @@ class Plan:
     def program_actions(self) -> dict[Action, None]:
         """Every action of every program, in order of first appearance (an ordered set)."""
         return dict.fromkeys(action for program in self.programs for action in program.actions)
+
+    def ranks_of(self, action: Action) -> tuple[int, ...]:
+        """Who does it: the ranks of its stage, for STEP all."""
+        return self.ranks if action.stage is None else self.stage[action.stage].flat_ranks
 
     def replicas(self, module: str) -> tuple[int, ...]:
         """Of a module, ascending; none for one without stages."""

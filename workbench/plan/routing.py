@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from workbench.data.sample import Item
-from workbench.model.frozen import GradientFlow, gradient_flow
+from workbench.data.sample import Item, Segment
+from workbench.model.frozen import GradientFlow, Needs, gradient_flow
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
@@ -29,14 +29,13 @@ class Routing:
         modality = self.plan.model.module(module).modality
         if modality == TEXT:
             return (Item(sample, 0),)
-        return tuple(Item(sample, segment.k) for segment in self.plan.sample[sample].of(modality))
+        return tuple(self._segments[modality].get(sample, {}))
 
     def tokens(self, module: Module, item: Item, count: TokenCount) -> int:
         """Tokens of an item inside its module (IN) or behind it (OUT)."""
-        sample = self.plan.sample[item.sample]
         if module.modality == TEXT:
-            return sample.num_tokens
-        segment = next(s for s in sample.of(module.modality) if s.k == item.k)
+            return self.plan.sample[item.sample].num_tokens
+        segment = self._segments[module.modality][item.sample][item]
         return segment.tokens_in if count is TokenCount.IN else segment.tokens_out
 
     def wanted(self, edge: Edge, microbatch: Microbatch) -> tuple[Item, ...]:
@@ -49,11 +48,25 @@ class Routing:
 
     def present(self, microbatch: Microbatch) -> frozenset[str]:
         """Modules, at any distance upstream, that have items in the microbatch's samples."""
-        return self._present[microbatch.module, frozenset(item.sample for item in microbatch.items)]
+        key = microbatch.module, microbatch.rows
+        if key not in self._present_in:
+            samples = frozenset(item.sample for item in microbatch.items)
+            self._present_in[key] = self._present[microbatch.module, samples]
+        return self._present_in[key]
 
     def flow(self, microbatch: Microbatch) -> GradientFlow:
         """Where gradients run for this microbatch: modules missing from it carry none."""
         return self._flows[self.present(microbatch)]
+
+    def _runs(self, stage: Stage, microbatch: Microbatch) -> Needs:
+        """Which kinds of gradients any layer of the stage computes for this microbatch."""
+        key = self.present(microbatch), stage.module, stage.layers
+        if key not in self._runs_in:
+            needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+            self._runs_in[key] = Needs(
+                any(need.input_grad for need in needs), any(need.weight_grad for need in needs)
+            )
+        return self._runs_in[key]
 
     def boundary_stage(self, module: str, replica: int, layer: int) -> Stage:
         """The stage of that replica that holds that layer."""
@@ -76,6 +89,8 @@ class Routing:
             raise ValueError(
                 f"item {tuple(item)} of {edge.source!r} stands in no microbatch, but {edge.target!r} needs it"
             )
+        if len(holders) == 1:
+            return holders[0]
         for holder in holders:
             producer = self.boundary_stage(edge.source, holder.replica, edge.after_layer)
             if set(producer.flat_ranks) & set(consumer.flat_ranks):
@@ -88,19 +103,27 @@ class Routing:
         It does when a layer of it needs one and the result is used: the module has the
         loss, or some consumer reads this very copy.
         """
-        needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-        if not any(need.any for need in needs):
+        if not self._runs(stage, microbatch).any:
             return False
         return self.plan.model.module(stage.module).has_loss or self.is_read(microbatch)
 
     def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
         """Whether the stage computes weight gradients for this microbatch: W, where it is split."""
-        needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-        return any(need.weight_grad for need in needs) and self.has_backward(stage, microbatch)
+        return self._runs(stage, microbatch).weight_grad and self.has_backward(stage, microbatch)
 
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
         return (microbatch.module, microbatch.replica, microbatch.index) in self._read
+
+    @cached_property
+    def _segments(self) -> dict[str, dict[int, dict[Item, Segment]]]:
+        """Modality -> sample -> item -> its segment, in sequence order."""
+        found: dict[str, dict[int, dict[Item, Segment]]] = {m.modality: {} for m in self.plan.model.modules}
+        for sample in self.plan.batch:
+            for segment in sample.segments:
+                of_modality = found.setdefault(segment.modality, {})
+                of_modality.setdefault(sample.id, {})[Item(sample.id, segment.k)] = segment
+        return found
 
     @cached_property
     def _holders(self) -> dict[tuple[str, Item], tuple[Holding, ...]]:
@@ -123,6 +146,14 @@ class Routing:
                         holder = self.holding(edge, item, consumer)
                         read.add((edge.source, holder.replica, holder.microbatch))
         return frozenset(read)
+
+    @cached_property
+    def _present_in(self) -> dict[tuple[str, tuple[tuple[Item, ...], ...]], frozenset[str]]:
+        return {}  # by module and rows; filled on use
+
+    @cached_property
+    def _runs_in(self) -> dict[tuple[frozenset[str], str, tuple[int, int]], Needs]:
+        return {}  # by modules present, module and layers; filled on use
 
     @cached_property
     def _present(self) -> "_Present":

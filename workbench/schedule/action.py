@@ -20,6 +20,7 @@ class Pass(StrEnum):
 
 COMPUTE = (Pass.F, Pass.B, Pass.I, Pass.W)
 MOVES = (Pass.UNSHARD, Pass.RESHARD)
+_CONTINUES = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
 
 _TEXT = re.compile(r"(\d+)(?:(F|B|I|W)(\d+)|(UNSHARD|RESHARD|REDUCE_GRAD)(\d+)?)|STEP")
 
@@ -38,6 +39,12 @@ class Action(NamedTuple):
         stage = "" if self.stage is None else str(self.stage)
         microbatch = "" if self.microbatch is None else str(self.microbatch)
         return f"{stage}{self.kind}{microbatch}"
+
+    @property
+    def continues(self) -> "Action | None":
+        """The pass of the same stage and microbatch that this one needs; None for a forward."""
+        before = _CONTINUES.get(self.kind)
+        return None if before is None else self._replace(kind=before)
 
 
 STEP = Action(None, Pass.STEP)

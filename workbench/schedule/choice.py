@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from workbench.schedule import interleaved, one_f_one_b, three_phase, zero_bubble
+from workbench.schedule import dualpipe_v, interleaved, one_f_one_b, three_phase, zero_bubble
 from workbench.schedule.spec import ScheduleSpec
 
 
@@ -28,6 +28,7 @@ class ScheduleKind(StrEnum):
     ZB_H1 = zero_bubble.SPEC_H1
     ZB_H2 = zero_bubble.SPEC_H2
     ZB_V = zero_bubble.SPEC_V
+    DUALPIPE_V = dualpipe_v.SPEC
     THREE_PHASE = three_phase.SPEC
 
     @property

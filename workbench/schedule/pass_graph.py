@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.graph_aware import Consumer, ScheduleNode, topological_positions
+from workbench.schedule.precedence import longest_path
 
 Group = tuple[int, ...]
 Programs = Mapping[Group, Sequence[Action]]
@@ -68,10 +69,9 @@ def pass_graph(
     actions = [action for node in nodes for action in _passes(node, backward, whole)]
     number = {action: place for place, action in enumerate(actions)}
     inputs: list[list[int]] = [[] for _ in actions]
-    own_input = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
     for place, action in enumerate(actions):
-        if action.kind in own_input:
-            inputs[place].append(number[action._replace(kind=own_input[action.kind])])
+        if action.continues is not None:
+            inputs[place].append(number[action.continues])
     backwards = {(a.stage, a.microbatch): place for a, place in number.items() if a.kind in (Pass.B, Pass.I)}
     for node in nodes:
         for consumer in node.consumers:
@@ -145,25 +145,15 @@ def start_times(graph: PassGraph, programs: Programs) -> dict[int, float]:
     Complexity: O(passes + inputs).
     """
     after: list[list[int]] = [[] for _ in graph.actions]
-    waiting = [len(needed) for needed in graph.inputs]
     for actions in programs.values():
-        line = [graph.number[action] for action in actions]
-        for earlier, later in pairwise(line):
+        for earlier, later in pairwise(graph.number[action] for action in actions):
             after[earlier].append(later)
-            waiting[later] += 1
-    start = [0.0] * len(waiting)
-    ready = [place for place, count in enumerate(waiting) if count == 0]
-    for place in ready:  # grows while we walk it
-        end = start[place] + graph.duration[place]
-        for later in (*graph.followers[place], *after[place]):
-            start[later] = max(start[later], end)
-            waiting[later] -= 1
-            if waiting[later] == 0:
-                ready.append(later)
-    if len(ready) < len(waiting):
-        stuck = next(graph.actions[place] for place, count in enumerate(waiting) if count)
+    followers = [(*needing, *next_up) for needing, next_up in zip(graph.followers, after, strict=True)]
+    start = longest_path(followers, graph.duration)
+    if len(start) < len(graph.actions):
+        stuck = next(action for place, action in enumerate(graph.actions) if place not in start)
         raise ValueError(f"pass {stuck} can never run: its inputs wait for it")
-    return {place: start[place] for place in ready}
+    return start
 
 
 def peak_in_flight(programs: Programs, stages: Sequence[int]) -> float:

@@ -75,5 +75,5 @@ SPEC = StrategySpec(
 SPEC_FROZEN_UNAWARE = StrategySpec(
     name="cornstarch-frozen-unaware",
     planner=plan_frozen_unaware,
-    summary="the same, balanced by forward alone, as if all were trainable",
+    summary="as cornstarch, balanced by forward alone, as if all were trainable",
 )

@@ -239,6 +239,6 @@ SPEC = StrategySpec(
 SPEC_CHEAPEST = StrategySpec(
     name=CHEAPEST,
     planner=plan_cheapest,
-    summary="the same for dollars a sample, where devices have prices",
+    summary="as disttrain, for dollars a sample, where devices have prices",
     wants_prices=True,
 )

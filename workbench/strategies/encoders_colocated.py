@@ -80,5 +80,5 @@ SPEC = StrategySpec(
 SPEC_FROZEN_AWARE = StrategySpec(
     name="encoders-colocated-frozen-aware",
     planner=plan_frozen_aware,
-    summary="the same, by forward plus the backward that really runs",
+    summary="as encoders-colocated, balanced by forward plus the backward that really runs",
 )

@@ -156,6 +156,6 @@ def _of_replica(
 SPEC = StrategySpec(
     name="entrain",
     planner=plan,
-    summary="samples dealt out hierarchically, encoder work of heavy microbatches deferred",
+    summary="samples assigned hierarchically, encoder work of heavy microbatches deferred",
     batch_level=True,
 )

@@ -1,10 +1,11 @@
 """The longest path through a lowered plan: its time when links never queue."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 from workbench.plan.lowered import Lowered, Route, Transfer
+from workbench.plan.order import one_by_one
 from workbench.schedule.action import Action
+from workbench.schedule.precedence import longest_path
 
 
 def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> float:
@@ -18,38 +19,26 @@ def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> 
     Complexity: O(actions + rows).
     """
     actions = list(lowered.plan.program_actions)
-    followers: dict[Action, list[tuple[Action, float]]] = {action: [] for action in actions}
-    waiting = dict.fromkeys(actions, 0)
-    edges = {
-        (before, after): 0.0
-        for program in lowered.plan.programs
-        for before, after in pairwise(program.actions)
-        if before.stage is not None and after.stage is not None
-    }
+    number = {action: place for place, action in enumerate(actions)}
+    in_line = one_by_one(lowered.plan, lambda action: action.stage is not None)
+    edges = {(number[before], number[after]): 0.0 for before, after in in_line}
     arrival_s: dict[int, float] = {}  # row -> seconds after its producer's end
     for row in lowered.transfers:
         before_s = 0.0 if row.after is None else arrival_s[row.after]
         arrival_s[row.row] = before_s + _transfer_s(lowered, row)
-        key = (row.producer, row.consumer)
-        edges[key] = max(edges.get(key, 0.0), arrival_s[row.row])
+        edge = (number[row.producer], number[row.consumer])
+        edges[edge] = max(edges.get(edge, 0.0), arrival_s[row.row])
+    followers: list[list[int]] = [[] for _ in actions]
+    delays_s: list[list[float]] = [[] for _ in actions]
     for (before, after), delay_s in edges.items():
-        followers[before].append((after, delay_s))
-        waiting[after] += 1
-    start_s = dict.fromkeys(actions, 0.0)
-    ready = [action for action in actions if waiting[action] == 0]
-    finish_s = 0.0
-    for action in ready:  # grows while we walk it
-        end_s = start_s[action] + duration_s(action)
-        finish_s = max(finish_s, end_s)
-        for follower, delay_s in followers[action]:
-            start_s[follower] = max(start_s[follower], end_s + delay_s)
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                ready.append(follower)
-    if len(ready) < len(actions):
-        stuck = next(action for action in actions if waiting[action])
+        followers[before].append(after)
+        delays_s[before].append(delay_s)
+    durations_s = [duration_s(action) for action in actions]
+    starts_s = longest_path(followers, durations_s, delays_s)
+    if len(starts_s) < len(actions):
+        stuck = next(action for place, action in enumerate(actions) if place not in starts_s)
         raise ValueError(f"action {stuck} can never run: its inputs wait for it")
-    return finish_s
+    return max((start_s + durations_s[place] for place, start_s in starts_s.items()), default=0.0)
 
 
 def _transfer_s(lowered: Lowered, row: Transfer) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from workbench.collector import collector_paused
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut
 from workbench.cost.hardware import Cluster, Link
@@ -76,6 +77,7 @@ class PassTimes:
         }[kind]
 
 
+@collector_paused()
 def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None = None) -> Price:
     """Price every action that stands in a program.
 
@@ -130,8 +132,12 @@ class _Pricing:
         self._units = sharded_stages(self._plan)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
-        self._known: dict[tuple[object, ...], PassTimes] = {}
+        self._known: dict[tuple[int, int], PassTimes] = {}
         self._cost_on = {stage.id: self._cost_of(stage.flat_ranks) for stage in self._plan.stages}
+        self._links = {stage.id: grid_links(self._plan.cluster, stage) for stage in self._plan.stages}
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._stage_kind = {stage.id: self._kind(self._shape(stage)) for stage in self._plan.stages}
+        self._microbatch_kind: dict[tuple[str, int, int], int] = {}
         self._divided: dict[int, CostModel] = {}
         self._weights = WeightPrices(lowered, self._cost_of)
         self.unmeasured: set[str] = set()
@@ -183,28 +189,29 @@ class _Pricing:
     def _times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         name = (microbatch.module, microbatch.replica, microbatch.index)
         if name not in self._work:
-            self._work[name] = work_of(self._plan, microbatch)
-        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-        links = grid_links(self._plan.cluster, stage)
-        key: tuple[object, ...] = (
-            stage.module,
-            stage.layers,
-            stage.tp,
-            stage.cp,
-            stage.ep,
-            links,
-            self._cost_on[stage.id].profile.device,
-            self._work[name],
-            needs,
-        )
-        if self._attention is not None:  # may tell apart microbatches of equal work
-            key = (*key, name, stage.ranks)
+            work = self._work[name] = work_of(self._plan, microbatch)
+            shape: tuple[object, ...] = (work, self._routing.present(microbatch))
+            if self._attention is not None:  # may tell apart microbatches of equal work
+                shape = (*shape, name)
+            self._microbatch_kind[name] = self._kind(shape)
+        key = self._stage_kind[stage.id], self._microbatch_kind[name]
         if key not in self._known:
-            times = self._layer_times(stage, microbatch, links)
+            needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+            times = self._layer_times(stage, microbatch, self._links[stage.id])
             settings = self._plan.settings.of(stage.module)
             self._known[key] = pass_times(times, needs, settings.recompute)
             self.unmeasured |= self._known[key].unmeasured
         return self._known[key]
+
+    def _shape(self, stage: Stage) -> tuple[object, ...]:
+        """What stages share whose passes take equal times."""
+        links, device = self._links[stage.id], self._cost_on[stage.id].profile.device
+        grid = (stage.tp, stage.cp) if self._attention is None else stage.ranks
+        return stage.module, stage.layers, grid, stage.ep, links, device
+
+    def _kind(self, shape: tuple[object, ...]) -> int:
+        """A number for what is equal: looked up for every action, where hashing the whole is slow."""
+        return self._kinds.setdefault(shape, len(self._kinds))
 
     def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:
         layers = self._plan.model.module(stage.module).layers
@@ -265,8 +272,9 @@ class _Pricing:
         steps_s = {rank: cost.profile.overhead_s(Pass.STEP) for rank, cost in machines.items()}
         for group in self._lowered.groups:
             exchange_s = self._weights.step_s(group)
+            updated = group.num_elements / optimizer_shards(self._plan, group).num_shards
             for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
-                elements[rank] += group.num_elements / optimizer_shards(self._plan, group).num_shards
+                elements[rank] += updated
                 steps_s[rank] += exchange_s
         return {
             rank: steps_s[rank]

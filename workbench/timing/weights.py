@@ -28,16 +28,20 @@ class WeightPrices:
     def __init__(self, lowered: Lowered, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
         self._lowered, self._plan, self._cost_of = lowered, lowered.plan, cost_of
         self._links: dict[tuple[int, ...], Link] = {}
+        self._reductions: dict[int, tuple[float, frozenset[int]]] = {}  # group -> seconds, its ranks
         self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
         """Of a REDUCE_GRAD: its groups one after the other, on the rank that has most of them."""
-        groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
         by_rank = dict.fromkeys(ranks, 0.0)
-        for group in groups:
-            seconds = self._reduction_s(group)
-            for rank in filter(by_rank.__contains__, group.ranks):
-                by_rank[rank] += seconds
+        for index in self._lowered.reductions.get(action, ()):
+            if index not in self._reductions:
+                group = self._lowered.groups[index]
+                self._reductions[index] = self._reduction_s(group), frozenset(group.ranks)
+            seconds, held_by = self._reductions[index]
+            for rank in ranks:
+                if rank in held_by:
+                    by_rank[rank] += seconds
         return max(by_rank.values())
 
     def step_s(self, group: GradientGroup) -> float:

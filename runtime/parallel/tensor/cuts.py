@@ -11,51 +11,26 @@ padding; experts are cut inside, each over all members.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.dinov2.modeling_dinov2 import Dinov2LayerScale
-from transformers.models.llama4.modeling_llama4 import Llama4Router
-from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import StageLayer
-from runtime.models.decoder import EmbedTokens, NextTokenHead
-from runtime.models.llama4 import RoutedExperts
+from runtime.models.cut_kind import CutKind
 from runtime.models.norm import WideRMSNorm
-from runtime.models.projector import MLPProjector, ProjectorLayer
-from runtime.models.router import WideRouter
-from runtime.models.vision_rotary import QwenMerger
 
-
-class Kind(Enum):
-    """What becomes of a module's weights.
-
-    FUSED: several column cuts side by side in one weight. PARTIAL: whole, but applied to what
-    members hold apart, so that each has a part of the gradient.
-    """
-
-    WHOLE = "whole"
-    COLUMN = "column"
-    ROW = "row"
-    FUSED = "fused"
-    EXPERTS = "experts"
-    PARTIAL = "partial"
-
-
-REGIONS = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")  # apart, up to the sum
 SUMMED_BIAS = "summed_bias"  # a row product's bias: added once, after the sum
 
 _BY_NAME = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), Kind.COLUMN),
-    **dict.fromkeys(("o_proj", "out_proj", "dense", "down_proj", "fc2", "c_proj"), Kind.ROW),
-    **dict.fromkeys(("proj", "projection_layer"), Kind.ROW),
-    **dict.fromkeys(("qkv_proj", "qkv", "gate_up_proj", "c_attn"), Kind.FUSED),
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), CutKind.COLUMN),
+    **dict.fromkeys(("o_proj", "out_proj", "dense", "down_proj", "fc2", "c_proj"), CutKind.ROW),
+    **dict.fromkeys(("proj", "projection_layer"), CutKind.ROW),
+    **dict.fromkeys(("qkv_proj", "qkv", "gate_up_proj", "c_attn"), CutKind.FUSED),
 }
 _PRODUCTS = (nn.Linear, Conv1D)
-_ELEMENTWISE = (nn.LayerNorm, WideRMSNorm, Dinov2LayerScale)
+_NORMS = (nn.LayerNorm, WideRMSNorm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +101,7 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
     partial: list[str] = []
     for name, module in layer.named_modules():
         kind = kind_of(layer, name, module)
-        if kind is Kind.PARTIAL:
+        if kind is CutKind.PARTIAL:
             partial += [f"{name}.{own}" for own, _ in module.named_parameters(recurse=False)]
         for own, cut in _module_cuts(layer, name, module, kind):
             _check(layer.hugging_face_name(f"{name}.{own}"), cut, size)
@@ -134,63 +109,55 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
     return Cuts(found.cut, tuple(partial))
 
 
-def kind_of(layer: StageLayer, name: str, module: nn.Module) -> Kind:
+def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:
     """What becomes of the weights that a module of a layer has of its own.
 
     Raises:
         ValueError: there is no rule for it.
     """
-    own_name = name.rpartition(".")[2]
     if not any(True for _ in module.parameters(recurse=False)):
-        return Kind.WHOLE
+        return CutKind.WHOLE
+    rules = dict(layer.cuts)
+    said = rules.get(name, rules.get(type(module)))
+    if said is not None:
+        return said
     if not name.startswith("block."):
-        return _outside_blocks(layer, own_name)
-    if isinstance(module, MixtralExperts | RoutedExperts):
-        return Kind.EXPERTS
+        return CutKind.WHOLE
+    own_name = name.rpartition(".")[2]
     if isinstance(module, _PRODUCTS) and own_name in _BY_NAME:
         return _BY_NAME[own_name]
-    if isinstance(module, _ELEMENTWISE) and not in_region(name):
-        return Kind.WHOLE
-    if isinstance(module, WideRouter | Llama4Router) or _norms_heads(layer, name, module):
-        return Kind.PARTIAL
+    if isinstance(module, _NORMS) and not in_region(layer, name):
+        return CutKind.WHOLE
+    if _norms_heads(layer, name, module):
+        return CutKind.PARTIAL
     raise ValueError(
         f"{layer.hugging_face_name(name)}: there is no rule to cut {type(module).__name__} for tensor "
         "parallelism; give its stage tp = 1"
     )
 
 
-def _outside_blocks(layer: StageLayer, own_name: str) -> Kind:
-    if isinstance(layer, EmbedTokens | NextTokenHead):
-        return Kind.COLUMN if own_name in ("embed_tokens", "lm_head") else Kind.WHOLE
-    if isinstance(layer, ProjectorLayer) and isinstance(layer.projector, MLPProjector):
-        return {"linear_1": Kind.COLUMN, "linear_2": Kind.ROW}.get(own_name, Kind.WHOLE)
-    if isinstance(layer, QwenMerger):
-        return {"0": Kind.COLUMN, "2": Kind.ROW}.get(own_name, Kind.WHOLE)  # places in a sequence
-    return Kind.WHOLE
-
-
-def in_region(name: str) -> bool:
+def in_region(layer: StageLayer, name: str) -> bool:
     """Whether members hold apart what a module of that name reads or writes."""
-    return name.startswith("block.") and any(part in REGIONS for part in name.split(".")[:-1])
+    return name.startswith("block.") and any(part in layer.regions for part in name.split(".")[:-1])
 
 
-def _module_cuts(layer: StageLayer, name: str, module: Any, kind: Kind) -> Iterator[tuple[str, Cut]]:
+def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> Iterator[tuple[str, Cut]]:
     """(Own parameter name, its cut)."""
-    if kind in (Kind.WHOLE, Kind.PARTIAL):
+    if kind in (CutKind.WHOLE, CutKind.PARTIAL):
         return
-    if kind is Kind.EXPERTS:
-        up_dim, down_dim = (2, 1) if isinstance(module, RoutedExperts) else (1, 2)
+    if kind is CutKind.EXPERTS:
+        up_dim, down_dim = getattr(module, "inner_dims", (1, 2))
         inner = module.down_proj.shape[down_dim]
         yield "gate_up_proj", Cut(up_dim, (inner, inner))
         yield "down_proj", Cut(down_dim, (inner,))
         return
     out_dim, in_dim = (1, 0) if isinstance(module, Conv1D) else (0, 1)
     unit = _head_width(layer, name)
-    if kind is Kind.ROW:
+    if kind is CutKind.ROW:
         yield "weight", Cut(in_dim, (module.weight.shape[in_dim],), unit)
         return
     num_out = int(module.weight.shape[out_dim])
-    blocks = _fused_blocks(layer, name, num_out) if kind is Kind.FUSED else (num_out,)
+    blocks = _fused_blocks(layer, name, num_out) if kind is CutKind.FUSED else (num_out,)
     yield "weight", Cut(out_dim, blocks, unit)
     if getattr(module, "bias", None) is not None:
         yield "bias", Cut(0, blocks, unit)
@@ -208,12 +175,12 @@ def _check(name: str, cut: Cut, size: int) -> None:
 def _head_width(layer: StageLayer, name: str) -> int:
     """Features that must stay together: an attention's heads do."""
     owner = layer.get_submodule(name.rpartition(".")[0])
-    return int(getattr(owner, "head_dim", 1)) if in_region(name) else 1
+    return int(getattr(owner, "head_dim", 1)) if in_region(layer, name) else 1
 
 
 def _norms_heads(layer: StageLayer, name: str, module: nn.Module) -> bool:
     """Whether it is a norm inside an attention that treats every head alike."""
-    if not isinstance(module, nn.LayerNorm | WideRMSNorm):
+    if not isinstance(module, _NORMS):
         return False
     return module.weight.numel() == _head_width(layer, name) > 1
 

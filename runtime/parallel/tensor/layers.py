@@ -20,10 +20,10 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import NO_TARGET, Context, StageLayer
+from runtime.models.cut_kind import CutKind
 from runtime.models.decoder import EmbedTokens, NextTokenHead
-from runtime.models.llama4 import SHARED_EXPERT, RoutedExperts
-from runtime.models.vision_rotary import QwenBlock
-from runtime.parallel.tensor.cuts import REGIONS, SUMMED_BIAS, Cuts, Kind, in_region, kind_of
+from runtime.models.llama4 import SHARED_EXPERT
+from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
 from runtime.parallel.tensor.group import Talk, TensorGroup
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
@@ -49,7 +49,7 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -
             continue
         own_name = name.rpartition(".")[2]
         kind = kind_of(layer, name, module)
-        is_region = name.startswith("block.") and own_name in REGIONS
+        is_region = name.startswith("block.") and own_name in layer.regions
         if is_region:
             _fewer_heads(module, group.size)
         if _enters(layer, name, module) if is_region else _enters_alone(layer, kind, name):
@@ -63,14 +63,13 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -
         layer.forward = partial(_vocabulary_loss, layer, first, group)  # type: ignore[method-assign]
 
 
-def _summed(layer: StageLayer, name: str, module: nn.Module, kind: Kind) -> nn.Module | None:
+def _summed(layer: StageLayer, name: str, module: nn.Module, kind: CutKind) -> nn.Module | None:
     """Whose output members add up: once for all experts of a layer, where tokens are counted as outside."""
     owner = name.rpartition(".")[0]
-    if isinstance(module, RoutedExperts):
-        return layer.get_submodule(f"{owner}.total")
-    if kind is Kind.EXPERTS:
-        return layer.get_submodule(owner)
-    return module if kind is Kind.ROW and not owner.endswith(SHARED_EXPERT) else None
+    if kind is CutKind.EXPERTS:
+        mixture = layer.get_submodule(owner)
+        return getattr(mixture, "total", mixture)
+    return module if kind is CutKind.ROW and not owner.endswith(SHARED_EXPERT) else None
 
 
 def whole_name(name: str) -> str:
@@ -81,22 +80,22 @@ def whole_name(name: str) -> str:
 def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
     """Whether a region's input enters as a whole: once for all products that read it."""
     kinds = {kind_of(layer, f"{name}.{own}", child) for own, child in region.named_children()}
-    return bool(kinds & {Kind.COLUMN, Kind.EXPERTS}) or (
-        Kind.FUSED in kinds and not _is_bypassed(layer, name)
+    return bool(kinds & {CutKind.COLUMN, CutKind.EXPERTS}) or (
+        CutKind.FUSED in kinds and not _is_bypassed(layer, name)
     )
 
 
-def _enters_alone(layer: StageLayer, kind: Kind, name: str) -> bool:
+def _enters_alone(layer: StageLayer, kind: CutKind, name: str) -> bool:
     """Whether a product's input enters in front of itself: it stands in no region that is called."""
     owner = name.rpartition(".")[0]
-    if kind is Kind.FUSED:
-        return owner.rpartition(".")[2] not in REGIONS or _is_bypassed(layer, owner)
-    return kind is Kind.COLUMN and not in_region(name)
+    if kind is CutKind.FUSED:
+        return owner.rpartition(".")[2] not in layer.regions or _is_bypassed(layer, owner)
+    return kind is CutKind.COLUMN and not in_region(layer, name)
 
 
 def _is_bypassed(layer: StageLayer, region: str) -> bool:
     """Whether a layer calls the products of that region itself."""
-    return isinstance(layer, QwenBlock) and region.endswith("attn")
+    return region.rpartition(".")[2] in layer.calls
 
 
 def _enter_input(

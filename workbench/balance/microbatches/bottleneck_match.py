@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from workbench.on_demand import OnDemand
+
+optimize, sparse = OnDemand("scipy.optimize"), OnDemand("scipy.sparse")
+csgraph = OnDemand("scipy.sparse.csgraph")
 
 Loads = NDArray[np.int64]  # whole units, so that thresholds compare exactly
 
@@ -76,7 +78,7 @@ def even_match(paired: Loads, overloaded: Loads, underloaded: Loads) -> Match:
     relative = work / max(least.bottleneck, 1)
     forbidden = 2.0 * len(relative)  # more than all allowed pairs together
     costs = np.where(work <= least.bottleneck, relative**2, forbidden)
-    _, columns = linear_sum_assignment(costs)
+    _, columns = optimize.linear_sum_assignment(costs)
     partners = tuple(map(int, columns[: len(overloaded)]))
     defers = tuple(bool(paired[row, at] < overloaded[row]) for row, at in enumerate(partners))
     return Match(least.bottleneck, partners, defers)
@@ -96,5 +98,7 @@ def _square(paired: Loads, underloaded: Loads) -> Loads:
 
 def _columns(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
     """[rows] a maximum matching: the column of every row, -1 where it has none."""
-    found: NDArray[np.int32] = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+    found: NDArray[np.int32] = csgraph.maximum_bipartite_matching(
+        sparse.csr_array(allowed), perm_type="column"
+    )
     return found

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.balance.tokens.compiled import compiled
+from workbench.compiled import compiled
 
 Seconds = NDArray[np.float64]
 Order = NDArray[np.int64]

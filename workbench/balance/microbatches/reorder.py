@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from workbench.balance.microbatches.pipeline_time import Order, Seconds, first_stage_starts
-from workbench.balance.tokens.compiled import compiled
 from workbench.balance.tokens.policies import Policy, longest_first
+from workbench.compiled import compiled
 
 
 def reorder_samples(

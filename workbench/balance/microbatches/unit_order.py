@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.balance.microbatches.pipeline_time import Order, Seconds, eager_starts
 from workbench.balance.microbatches.reorder import time_matrices
-from workbench.balance.tokens.compiled import compiled
+from workbench.compiled import compiled
 
 Units = NDArray[np.int64]  # [U, longest] microbatches of each unit, -1 behind the last
 

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.balance.tokens.compiled import compiled, descending_order
+from workbench.balance.tokens.compiled import descending_order
 from workbench.balance.tokens.policies import Owners, checked_owners, longest_first, rank_loads, whole_units
+from workbench.compiled import compiled
 
 
 class Start(Enum):

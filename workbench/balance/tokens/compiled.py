@@ -1,28 +1,15 @@
 """The compiled hot paths of token distribution: a radix order, and a tree that knows the lightest rank."""
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
+from workbench.compiled import compiled
 
 DIGIT_BITS = 11
 NUM_DIGITS = 1 << DIGIT_BITS
 
 
 CLOSED = np.iinfo(np.int64).max
-
-
-def compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The function in machine code, made on the first call; kept in its folder where that can be written."""
-    folder = Path(function.__code__.co_filename).parent
-    return cast(Callable[Given, Result], njit(cache=os.access(folder, os.W_OK))(function))
 
 
 @compiled

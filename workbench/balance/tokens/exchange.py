@@ -5,7 +5,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.balance.tokens.compiled import compiled, descending_order
+from workbench.balance.tokens.compiled import descending_order
 from workbench.balance.tokens.policies import (
     Owners,
     checked_owners,
@@ -13,6 +13,7 @@ from workbench.balance.tokens.policies import (
     longest_first_equal_counts,
     whole_units,
 )
+from workbench.compiled import compiled
 
 EVEN_ENOUGH = 1e-4
 

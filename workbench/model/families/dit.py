@@ -4,19 +4,18 @@ Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", sec
 conditioning: time and condition stand beside the patches in one sequence of a plain transformer).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.families.family import EXAMPLE_WIDTH, Example, Generator, Layers
 from workbench.model.layer import Layer, LayerKind, Matmul, Pointwise, TokenCount
 from workbench.model.module_layers import Projection, Projector, block_layers, projector_layer
 from workbench.model.transformer import Norm, norm, vit_block
 
-DIT = "dit"
 TIME_TOKENS = 1
 
 
-def dit_layers(config: Config, projector: Projector, llm_width: int) -> tuple[Layer, ...]:
+def _dit(config: Config, projector: Projector, llm_width: int) -> Layers:
     """projector, embed, block x N, head.
 
     An item's IN tokens are one for the time, its condition tokens and its latent patches; its OUT
@@ -36,7 +35,7 @@ def dit_layers(config: Config, projector: Projector, llm_width: int) -> tuple[La
     width = whole(config, "hidden_size", 384)
     num_heads = whole(config, "num_attention_heads", 6)
     heads_of({"model_type": config["model_type"]}, width=width, num=num_heads)
-    tokens_in, condition = dit_tokens(config)
+    tokens_in, condition = _tokens(config)
     patches = tokens_in - condition - TIME_TOKENS
     elements = whole(config, "latent_channels", 4) * whole(config, "patch_size", 2) ** 2
     block = vit_block(
@@ -54,19 +53,13 @@ def dit_layers(config: Config, projector: Projector, llm_width: int) -> tuple[La
     )
 
 
-def dit_tokens(config: Config) -> tuple[int, int]:
+def _tokens(config: Config) -> tuple[int, int]:
     """(tokens inside, condition tokens) of an item of the configured size; ValueError for uneven patches."""
     side, patch = whole(config, "latent_side", 32), whole(config, "patch_size", 2)
     if side % patch:
         raise ValueError(f"{config['model_type']}: latent_side {side} must divide by patch_size {patch}")
     condition = whole(config, "condition_tokens", 77)
     return TIME_TOKENS + condition + (side // patch) ** 2, condition
-
-
-def behind_projector(layers: Sequence[Layer], prompt_width: int, llm_width: int) -> tuple[Layer, ...]:
-    """A generator with the projector that makes its prompt out of the LLM's states."""
-    kind = Projection(kind=Projector.MLP, in_width=llm_width, out_width=prompt_width, norm=None)
-    return (projector_layer(kind), *layers)
 
 
 def _embedding(width: int, elements: int, patch_share: float, time_share: float) -> Layer:
@@ -88,3 +81,26 @@ def _head(width: int, elements: int, patch_share: float) -> Layer:
         operators=(norm("final_norm", width, Norm.LAYER, tokens=TokenCount.IN), out, loss),
         out_width=elements,
     )
+
+
+DIT = Generator(
+    name="Diffusion transformer",
+    model_type="dit",
+    examples={
+        "dit": Example(
+            config={
+                "hidden_size": EXAMPLE_WIDTH,
+                "intermediate_size": 352,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "latent_channels": 4,
+                "latent_side": 16,
+                "patch_size": 2,
+                "condition_tokens": 8,
+            },
+            tokens=(73, 8),
+        )
+    },
+    make=_dit,
+    native_tokens=_tokens,
+)

@@ -1,8 +1,13 @@
-"""The conformer: half an MLP, attention, convolution, half an MLP; Phi-4-multimodal's audio encoder."""
+"""Phi-4-multimodal's audio encoder, a conformer: half an MLP, attention, convolution, half an MLP."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from workbench.data.corpus import ItemTokens, conformer_tokens
+from workbench.model.config_fields import Config, heads_of, whole
+from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
+from workbench.model.shape import Shape
 from workbench.model.transformer import Heads, Mlp, Norm, attention_operators, mlp_operators, norm, residual
 
 SHARED_BIAS = "bias_values.weight"
@@ -31,7 +36,31 @@ class Conformer:
     num_buckets: int
 
 
-def conformer_layers(shape: Conformer, num: int) -> tuple[Layer, ...]:
+def _conformer(config: Config) -> Tower:
+    """Every block ends with a norm, so there is no final one."""
+    width = whole(config, "hidden_size", 1024)
+    num_heads = whole(config, "num_attention_heads", 16)
+    heads_of(config, width=width, num=num_heads)
+    shape = Conformer(
+        width=width,
+        num_heads=num_heads,
+        ffn=whole(config, "intermediate_size", 1536),
+        conv_width=whole(config, "ext_pw_out_channel", 1024),
+        separable_width=whole(config, "depthwise_separable_out_channel", 1024),
+        kernel=whole(config, "kernel_size", 3),
+        num_buckets=2 * whole(config, "bias_max_distance", 1000),
+    )
+    stem = _stem(
+        mel_bins=whole(config, "input_size", 80),
+        channels=whole(config, "nemo_conv_channels", 1024),
+        width=width,
+        reduction=whole(config, "time_reduction", 8),
+    )
+    layers = (stem, *_blocks(shape, whole(config, "num_blocks", 24)))
+    return Tower(layers=layers, width=width, norm=None)
+
+
+def _blocks(shape: Conformer, num: int) -> tuple[Layer, ...]:
     """`num` equal blocks. The shared bias table is a tied weight of each."""
     operators = _operators(shape)
     return tuple(
@@ -46,7 +75,7 @@ def conformer_layers(shape: Conformer, num: int) -> tuple[Layer, ...]:
     )
 
 
-def conformer_stem(*, mel_bins: int, channels: int, width: int, reduction: int) -> Layer:
+def _stem(*, mel_bins: int, channels: int, width: int, reduction: int) -> Layer:
     """Strided 3x3 convolutions over time and mel bins, each halving both, then a matmul.
 
     A token is one position in time after all of them. The first convolution is dense, the
@@ -122,3 +151,45 @@ def _convolution(shape: Conformer) -> tuple[Operator, ...]:
         Pointwise(name="conv.swish", width=shape.separable_width, num_passes=2),
         Matmul(name="conv.out", in_features=shape.width, out_features=shape.conv_width, bias=True),
     )
+
+
+def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    return (conformer_tokens(duration_s, reduction=config.get("time_reduction", 8)),)
+
+
+def _shaped(shape: Shape) -> dict[str, Any]:
+    return {
+        "model_type": "phi4_multimodal_audio",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_blocks": shape.layers,
+        "num_attention_heads": shape.heads,
+    }
+
+
+PHI4_AUDIO = Encoder(
+    name="Phi-4-multimodal audio",
+    role="audio",
+    model_type="phi4_multimodal_audio",
+    examples={
+        "phi-4 audio": Example(
+            config={
+                "hidden_size": EXAMPLE_WIDTH,
+                "intermediate_size": 352,
+                "num_blocks": 4,
+                "num_attention_heads": 4,
+                "input_size": 80,
+                "time_reduction": 4,
+                "nemo_conv_channels": 32,
+                "ext_pw_out_channel": EXAMPLE_WIDTH,
+                "depthwise_separable_out_channel": EXAMPLE_WIDTH,
+                "bias_max_distance": 64,
+            },
+            tokens=(64, 64),
+            is_cut=False,
+        )
+    },
+    make=_conformer,
+    clip_tokens=_clip_tokens,
+    shapes={"phi-4-mm-audio": _shaped},
+)

@@ -4,6 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.families.family import (
+    EXAMPLE_LLM,
+    EXAMPLE_WIDTH,
+    Encoder,
+    Example,
+    LanguageModel,
+    Layers,
+    Tower,
+)
 from workbench.model.layer import (
     Attention,
     Layer,
@@ -13,7 +22,13 @@ from workbench.model.layer import (
     Pointwise,
     TokenCount,
 )
-from workbench.model.module_layers import block_layers, lm_head, token_embedding, unequal_block_layers
+from workbench.model.module_layers import (
+    Projector,
+    block_layers,
+    lm_head,
+    token_embedding,
+    unequal_block_layers,
+)
 from workbench.model.transformer import (
     Block,
     Heads,
@@ -35,7 +50,7 @@ RATIOS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tower:
+class Tiling:
     """Sizes of the vision tower.
 
     Args:
@@ -78,7 +93,7 @@ class Tower:
         return sum(tap <= block for tap in self.taps)
 
 
-def tower_of(config: Config) -> Tower:
+def tiling_of(config: Config) -> Tiling:
     """The tower of a vision configuration.
 
     Raises:
@@ -88,7 +103,7 @@ def tower_of(config: Config) -> Tower:
     kind = config["model_type"]
     taps = tuple(config.get("intermediate_layers_indices") or TAPS)
     ratios = tuple((int(r), int(c)) for r, c in config.get("supported_aspect_ratios") or RATIOS)
-    tower = Tower(
+    tower = Tiling(
         width=whole(config, "hidden_size", 1280),
         tiles=whole(config, "max_num_tiles", 4),
         side=whole(config, "image_size", 448) // whole(config, "patch_size", 14),
@@ -109,12 +124,13 @@ def tower_of(config: Config) -> Tower:
     return tower
 
 
-def tower_layers(config: Config) -> tuple[Layer, ...]:
-    """Embedding of tiles, local blocks, gated global blocks. Tapped outputs travel beside the hidden state.
+def _tower(config: Config) -> Tower:
+    """Embedding of tiles, local blocks, gated global blocks. Tapped outputs travel beside the hidden state:
+    the projector reads them and the last one side by side.
 
     Attention counts every pair: padding sees patches and patches see padding, as in the model.
     """
-    tower = tower_of(config)
+    tower = tiling_of(config)
     num_heads = whole(config, "attention_heads", whole(config, "num_attention_heads", 16))
     heads_of(config, width=tower.width, num=num_heads)
     block = vit_block(
@@ -133,10 +149,16 @@ def tower_layers(config: Config) -> tuple[Layer, ...]:
         if index == tower.num_local:
             operators = (*_global_entry(tower), *(operators or ()))
         blocks.append(_carrying(replace(layer, operators=operators or layer.operators), tower.width, tapped))
-    return (_embed(tower, config), *blocks)
+    return Tower(
+        layers=(_embed(tower, config), *blocks),
+        width=blocks[-1].out_width,
+        norm=None,
+        projectors=(Projector.LINEAR, Projector.MLP),
+        is_read=True,
+    )
 
 
-def _embed(tower: Tower, config: Config) -> Layer:
+def _embed(tower: Tiling, config: Config) -> Layer:
     """Patches, their tile's place, a class token, places inside the tile and gates of both; a norm."""
     width = tower.width
     pixels = whole(config, "num_channels", 3) * whole(config, "patch_size", 14) ** 2
@@ -165,13 +187,13 @@ def _embed(tower: Tower, config: Config) -> Layer:
     )
 
 
-def _tile_places(name: str, tower: Tower) -> Pointwise:
+def _tile_places(name: str, tower: Tiling) -> Pointwise:
     """A vector for every tile of every ratio, times a gate; the ratio 0 is that of no image."""
     table = (len(tower.ratios) + 1) * tower.tiles * tower.width
     return Pointwise(name=name, width=tower.width, num_passes=3, weights=(("embedding", table), ("gate", 1)))
 
 
-def _global_entry(tower: Tower) -> tuple[Operator, ...]:
+def _global_entry(tower: Tiling) -> tuple[Operator, ...]:
     """What stands between the two transformers."""
     return (norm("post_norm", tower.width, Norm.LAYER), _tile_places("post_tile_embedding", tower))
 
@@ -194,7 +216,7 @@ def _carrying(layer: Layer, width: int, tapped: int) -> Layer:
     return replace(layer, operators=(*layer.operators, carried), out_width=(1 + tapped) * width)
 
 
-def text_layers(config: Config) -> tuple[Layer, ...]:
+def _language(config: Config) -> Layers:
     """A Llama in which some blocks look at an image's tokens instead of the text's.
 
     Raises:
@@ -256,3 +278,46 @@ def _cross(operator: Operator) -> Operator:
     if operator.name in ("k_proj", "v_proj", "k_norm"):
         return replace(operator, tokens=TokenCount.CONTEXT)
     return operator
+
+
+MLLAMA_TEXT = LanguageModel(
+    name="Llama 3.2 Vision",
+    model_type=TEXT_MODEL,
+    examples={
+        "mllama": Example(
+            config=EXAMPLE_LLM
+            | {
+                "cross_attention_layers": [1, 3],
+                "pad_token_id": 0,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+        )
+    },
+    make=_language,
+    part_of="mllama",
+)
+MLLAMA_VISION = Encoder(
+    name="Llama 3.2 Vision's tower",
+    role="vision",
+    model_type=VISION_MODEL,
+    examples={
+        "mllama tower": Example(
+            config={
+                "hidden_size": EXAMPLE_WIDTH,
+                "intermediate_size": 352,
+                "num_hidden_layers": 3,
+                "num_global_layers": 2,
+                "attention_heads": 4,
+                "image_size": 16,
+                "patch_size": 4,
+                "max_num_tiles": 4,
+                "intermediate_layers_indices": [0, 2],
+                "vision_output_dim": 3 * EXAMPLE_WIDTH,
+            },
+            tokens=(96, 1),
+            read_by="mllama",
+        )
+    },
+    make=_tower,
+    native_tokens=lambda config: (tiling_of(config).tokens, 1),
+)

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.layer import Layer, Operator, Pointwise
 from workbench.model.module_layers import block_layers, patch_embedding
 from workbench.model.transformer import Block, Mlp, Norm, vit_block
 
 
-def dinov2_layers(config: Config) -> tuple[Layer, ...]:
+def _dinov2(config: Config) -> Tower:
     """Class token, learned positions, blocks. The mask token of its pre-training is left out."""
     width = whole(config, "hidden_size", 768)
     num_heads = whole(config, "num_attention_heads", 12)
@@ -22,11 +23,14 @@ def dinov2_layers(config: Config) -> tuple[Layer, ...]:
         gated = (ffn * 2 // 3 + 7) // 8 * 8
         block = replace(block, mlp=Mlp(width=gated, gated=True, activation="silu", bias=True))
     embed = _embedding(config, width, image_px=224)
-    return (embed, *_blocks(block, whole(config, "num_hidden_layers", 12)))
+    layers = (embed, *_blocks(block, whole(config, "num_hidden_layers", 12)))
+    return Tower(layers=layers, width=width, norm=Norm.LAYER)
 
 
-def internvit_layers(config: Config) -> tuple[Layer, ...]:
-    """InternViT; its norms of queries and keys go over all heads at once.
+def _internvit(config: Config) -> Tower:
+    """Its norms of queries and keys go over all heads at once.
+
+    Without a final norm where the configuration pools by the mean, which it does by default.
 
     Raises:
         ValueError: positions that are no table, or an unknown `norm_type`.
@@ -51,7 +55,11 @@ def internvit_layers(config: Config) -> tuple[Layer, ...]:
     block = replace(plain, norm=norms[kind], heads=replace(plain.heads, qk_norm=qk_norm))
     embed = _embedding(config, width, image_px=448)
     blocks = _blocks(block, whole(config, "num_hidden_layers", 24))
-    return (embed, *(_with_wide_qk_norm(each) for each in blocks))
+    return Tower(
+        layers=(embed, *(_with_wide_qk_norm(each) for each in blocks)),
+        width=width,
+        norm=None if config.get("use_mean_pooling", True) else Norm.LAYER,
+    )
 
 
 def _embedding(config: Config, width: int, *, image_px: int) -> Layer:
@@ -88,3 +96,30 @@ def _with_wide_qk_norm(layer: Layer) -> Layer:
         return operator
 
     return replace(layer, operators=tuple(widened(operator) for operator in layer.operators))
+
+
+_DINOV2 = EXAMPLE_VIT | {"mlp_ratio": 3}
+DINOV2 = Encoder(
+    name="DINOv2",
+    role="vision",
+    model_type="dinov2",
+    examples={
+        "dinov2": Example(config=_DINOV2, tokens=(65, 64)),
+        "dinov2, gated": Example(config=_DINOV2 | {"use_swiglu_ffn": True}, tokens=(65, 64)),
+    },
+    make=_dinov2,
+)
+INTERNVIT = Encoder(
+    name="InternViT",
+    role="vision",
+    model_type="internvl_vision",
+    examples={
+        "internvit": Example(config=EXAMPLE_VIT, tokens=(65, 64)),
+        "internvit, rms": Example(
+            config=EXAMPLE_VIT | {"norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
+            tokens=(65, 64),
+            is_cut=False,
+        ),
+    },
+    make=_internvit,
+)

@@ -1,0 +1,103 @@
+"""Reference of plan, profile, execution, trace and data files."""
+
+from docs.generate.markdown import code, page, table
+from docs.generate.records import sections
+from runtime.data.records import BOS, EOS, INDEX, PLACEHOLDER_TOKEN, VOCAB_SIZE
+from workbench import trace_json
+from workbench.cost.execution import Execution
+from workbench.cost.profile import FORMAT_VERSION, Profile, known_profiles, load_profile
+from workbench.data.corpora import CORPORA
+from workbench.data.size_files import COLUMNS as SIZE_COLUMNS
+from workbench.llm_table.columns import COLUMNS, OUTPUTS
+from workbench.masks.builders import SAMPLE_MASKS
+from workbench.plan import codec
+from workbench.plan.plan import Plan
+from workbench.trace import Trace
+
+PLAN = f"""A plan file is JSON with the keys `format` (`{codec.FORMAT}`), `schema_version`
+({codec.SCHEMA_VERSION}), `hash` and `plan`. The hash is SHA-256 of the plan's canonical JSON (keys sorted,
+no spaces): whoever edits a plan by hand gets a corrupt file. It covers all that decides the execution and
+no cost. Unknown and missing keys are errors. An operator also has the key `op`, the name of its kind."""
+
+ACTIONS = """An action is written in torch's letters: `2F0` is the forward of microbatch 0 on stage 2, `B`
+the whole backward, `I` the gradient of the input and `W` that of the weights where the backward is split.
+`2UNSHARD` brings a stage back from the host and `2RESHARD` moves it there; `2UNSHARD0`, `2RESHARD0` and
+`2REDUCE_GRAD0` are all-gather, release and reduce-scatter of round 0 where parameters are sharded.
+`2REDUCE_GRAD` sums a stage's gradients over its replicas; `STEP` is the rank's optimizer step."""
+
+PROFILE = """A profile holds what is known about one machine, as JSON, row by row with its source.
+`workbench calibrate` writes one. Rates are FLOP/s and bytes/s, times are seconds."""
+
+EXECUTION = """An execution is what a training system does beyond what a machine's tables say: its kernels,
+its host, its rates. It is a JSON file of any of these keys, for `--execution`; the default of every key
+leaves a profile's times as they are."""
+
+TRACE = f"""A trace file is Chrome JSON that Perfetto opens; what the workbench reads back stands in `args`
+and in `otherData` (`format` `{trace_json.FORMAT}`, `schema_version` {trace_json.SCHEMA_VERSION}).
+Timestamps are microseconds for the viewer; the exact seconds stand beside them as `start_s` and `end_s`. A
+process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap."""
+
+_SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
+_OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
+_MASKS = ", ".join(code(mask) for mask in SAMPLE_MASKS)
+
+FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with `{INDEX}`: one example a line,
+with the keys `id` (whole number, once), `segments` (a list in sequence order of `{{"text": TEXT}}`,
+`{{"image": FILE}}` and `{{"audio": FILE}}`, at least one text) and, at will, `mask` (one of {_MASKS}).
+Files are PNG and WAV, relative to the folder. Texts are read as their UTF-8 bytes: tokens 0 to 255, {BOS}
+begins and {EOS} ends a sample, {PLACEHOLDER_TOKEN} stands for an image or a clip, so the model's vocabulary
+has at least {VOCAB_SIZE}. `python -m runtime.data.dataset make FOLDER` draws a small one."""
+
+SIZES = f"""`plan --sizes FILE` takes sizes alone: a `.jsonl` or `.parquet` file, or a folder of
+`save_to_disk`. Columns are {_SIZE_COLUMNS}; `text_tokens` stands in every row, the others are a number, a
+list or null. Other columns are left alone. `--sizes` also takes a corpus by name:"""
+
+TRACES_OF_NODES = """`workbench failures --trace` and `workbench elastic --trace` read a CSV file with the
+columns `t_s` (seconds, ascending), `event` (`add` or `remove`) and `node` (a name). A node that comes back
+has a new name. `examples/elastic-spot.csv` is one."""
+
+
+def plan_page() -> str:
+    """The page on plan files."""
+    return page("Plan file", PLAN, sections(Plan), "## Actions", ACTIONS)
+
+
+def profile_page() -> str:
+    """The page on profiles and executions."""
+    shipped = [(code(p.name), p.device, p.provenance.date, "; ".join(p.unmeasured)) for p in _shipped()]
+    return page(
+        "Profile and execution files",
+        f"{PROFILE} The format's version is {FORMAT_VERSION}. These ship:",
+        table(("profile", "device", "date", "not measured"), shipped),
+        sections(Profile),
+        EXECUTION,
+        sections(Execution),
+    )
+
+
+def trace_page() -> str:
+    """The page on traces."""
+    return page("Trace file", TRACE, sections(Trace))
+
+
+def data_page() -> str:
+    """The page on what users bring and get in tables and folders."""
+    corpora = [(code(corpus.name), corpus.measured, corpus.assumed) for corpus in CORPORA]
+    columns = [(code(c.name), c.about, "required" if c.default is None else c.shown) for c in COLUMNS]
+    return page(
+        "Data files",
+        "## Data folder",
+        FOLDER,
+        "## Sizes",
+        SIZES,
+        table(("corpus", "measured", "assumed"), corpora),
+        "## Table of language models",
+        f"`workbench predict` reads a CSV file with these columns and adds {_OUTPUTS}.",
+        table(("column", "meaning", "default"), columns),
+        "## Trace of nodes",
+        TRACES_OF_NODES,
+    )
+
+
+def _shipped() -> list[Profile]:
+    return [load_profile(name) for name in known_profiles()]

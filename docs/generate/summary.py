@@ -1,0 +1,101 @@
+"""The table of evidence in the README: every figure out of a result file."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from docs.generate.markdown import code, one_line, table
+from docs.generate.results import count, held, judged, percent, result
+
+NOT_MEASURED = "not measured: nothing has run on a GPU yet"
+
+
+def summary_table() -> str:
+    """Claims, the command that shows each, and its figure."""
+    return table(("claim", "command", "figure"), _summary())
+
+
+def _summary() -> Iterator[tuple[str, str, str]]:
+    yield from _of_fidelity(result("fidelity"))
+    grids = [result("mimo_parity_grid")[encoders] for encoders in ("one_encoder", "two_encoders")]
+    executed, enumerated = (sum(grid[key] for grid in grids) for key in ("executed", "enumerated"))
+    yield (
+        "every layout trains as one process does, float64",
+        code("python -m experiments.mimo.parity_grid"),
+        f"{executed} of {enumerated} layouts, largest difference {max(g['worst_gap'] for g in grids):.2e}",
+    )
+    mutants = result("fidelity_mutants")
+    yield (
+        "plans that compute something else are refused",
+        code("python -m experiments.fidelity.mutants --count 10000"),
+        f"{mutants['num_mutants']:,} mutants: {mutants['false_accepts']} accepted wrongly, "
+        f"{mutants['false_rejects']} refused without need",
+    )
+    manners = result("bench_nccl_manners")
+    yield (
+        "the runtime bears NCCL's manners, played over gloo",
+        code("python -m experiments.bench.nccl_manners"),
+        f"{manners['nccl_manners_cases']} plans, {manners['nccl_manners_failures']} failures",
+    )
+    yield from _published(result("public_vtrain")["ours"], result("public_korthikanti"))
+    yield _papers_in_short()
+    chaos = result("oobleck_chaos")["ours"]
+    yield (
+        "training goes on after nodes are killed",
+        code("python -m experiments.oobleck.chaos --kills 50"),
+        f"{chaos['kills']:.0f} kills, {chaos['recoveries']:.0f} recoveries, median "
+        f"{chaos['recovery_p50_s']:.2f} s, largest loss difference {chaos['worst_loss_difference']:.2e}",
+    )
+    yield "speed of kernels, NCCL, predictions on GPUs", code("python -m experiments.gpu_day"), NOT_MEASURED
+
+
+def _of_fidelity(suite: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    run = code("python -m experiments.fidelity.run")
+    goals, memory = list(suite["goals"].values()), suite["memory"]
+    clean, divided = suite["parts"]["clean"], suite["parts"]["divided"]
+    yield (
+        "step times are predicted before plans run, one rank to a core",
+        run,
+        f"{clean['num_plans']} plans: {percent(clean['mean_abs_error'])} off in the mean, worst "
+        f"{percent(clean['worst_abs_error'])}, runs of one plan spread by {percent(clean['spread'])}; "
+        f"{goals.count(False)} of {len(goals)} goals of the suite missed",
+    )
+    yield (
+        "the same where ranks divide weights",
+        run,
+        f"{divided['num_plans']} plans: {percent(divided['mean_abs_error'])} off in the mean, not usable",
+    )
+    yield (
+        "peak memory is predicted",
+        run,
+        f"{memory['num_ranks']} ranks: {percent(memory['mean_abs_error'])} off in the mean, worst "
+        f"{percent(memory['worst_abs_error'])}",
+    )
+
+
+def _published(vtrain: Mapping[str, float], korthikanti: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    yield (
+        "step times that others measured on A100, part of them fitted",
+        code("python -m experiments.public.vtrain"),
+        one_line(
+            f"""{vtrain["num_free"]:.0f} numbers fitted on {vtrain["num_fitted"]:.0f} rows; the other
+            {vtrain["num_held_out"]:,.0f} are {percent(vtrain["held_out/mape"])} off in the mean. The
+            model's form was chosen after looking at all rows"""
+        ),
+    )
+    yield (
+        "the same, nothing fitted",
+        code("python -m experiments.public.korthikanti"),
+        korthikanti["notes"][0].removesuffix("; nothing fitted"),
+    )
+
+
+def _papers_in_short() -> tuple[str, str, str]:
+    records = judged()
+    rows = {verdict: sum(count(r, verdict) for r in records) for verdict in ("ok", "OFF", "UNDERSPECIFIED")}
+    claims = [sum(held(r, holds=holds) for r in records) for holds in (True, False)]
+    return (
+        "tables and figures of papers are made again",
+        code("workbench reproduce all"),
+        f"{len(records)} scripts: {rows['ok']} numbers within tolerance, {rows['OFF']} off, "
+        f"{rows['UNDERSPECIFIED']} not determined by the paper; {claims[0]} claims hold, {claims[1]} do not",
+    )

@@ -1,0 +1,136 @@
+"""Equal replicas are derived once: rows, order, memory and refusals are those of a plan derived whole."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.bench.speed_cases import CASES, plan_of
+from workbench.memory import account
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.plan import check as checking
+from workbench.plan import lower as lowering
+from workbench.plan.alike import alike_replicas, part_of
+from workbench.plan.build import with_programs
+from workbench.plan.check import check
+from workbench.plan.lower import lower
+from workbench.plan.plan import ModuleSettings, Plan, Program, Recompute, Settings, Sharding
+from workbench.schedule.choice import Schedule, ScheduleKind
+
+SMALL = replace(
+    CASES[2],
+    llm="llama-3.1-8b",
+    layout={"vision": (1, 2), "audio": (2, 1), "llm": (3, 2)},
+    replicas=3,
+    microbatches=4,
+)
+
+
+def changed_sample(plan: Plan) -> Plan:
+    """The last replica has a sample of its own size."""
+    *others, last = plan.batch
+    segments = tuple(
+        replace(s, tokens_in=s.tokens_in - 1, tokens_out=s.tokens_out - 1) for s in last.segments
+    )
+    return replace(plan, batch=(*others, replace(last, segments=segments)))
+
+
+def scheduled(plan: Plan, kind: ScheduleKind, settings: Settings) -> Plan:
+    return with_programs(replace(plan, programs=(), settings=settings), Schedule(kind=kind))
+
+
+OPTIMIZER = Settings(
+    modules=(ModuleSettings(module="llm", sharding=Sharding.OPTIMIZER, recompute=Recompute.FULL),)
+)
+PLANS = {
+    "three equal": lambda: plan_of(SMALL),
+    "one unlike two equal": lambda: changed_sample(plan_of(SMALL)),
+    "all unlike": lambda: plan_of(replace(SMALL, is_drawn=True)),
+    "zb-h1": lambda: scheduled(plan_of(SMALL), ScheduleKind.ZB_H1, Settings()),
+    "optimizer in parts": lambda: scheduled(plan_of(SMALL), ScheduleKind.GPIPE, OPTIMIZER),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_rows_and_memory_are_those_of_the_plan_derived_whole(name, monkeypatch):
+    plan = PLANS[name]()
+    lowered = lower(plan)
+    table = memory_table(lowered)
+    for module in (lowering, account, checking):
+        monkeypatch.setattr(module, "alike_replicas", lambda plan: ())
+    whole = lower(plan)
+    assert whole == lowered
+    assert [list(whole.inputs), list(whole.outputs)] == [list(lowered.inputs), list(lowered.outputs)]
+    assert memory_table(whole) == table
+    assert peak_bytes(whole, table) == peak_bytes(whole, memory_table(whole))
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("three equal", [[0, 1, 2]]),
+        ("one unlike two equal", [[0, 1], [2]]),
+        ("all unlike", [[0], [1], [2]]),
+    ],
+)
+def test_which_replicas_are_equal(name, sets):
+    alike = alike_replicas(PLANS[name]())
+    assert [[replica.number for replica in replicas] for replicas in alike] == sets
+
+
+def without_last_pass(program: Program) -> Program:
+    return replace(program, actions=(*program.actions[:-3], *program.actions[-2:]))
+
+
+def test_a_replica_with_another_program_is_not_equal_and_is_checked():
+    plan = plan_of(SMALL)
+    broken = replace(plan, programs=(*plan.programs[:-1], without_last_pass(plan.programs[-1])))
+    assert [len(replicas) for replicas in alike_replicas(broken)] == [2, 1]
+    with pytest.raises(ValueError, match="is missing from the program"):
+        check(broken)
+
+
+def moved(plan: Plan) -> Plan:
+    """One rank less: the last stage of replica 1 stands on ranks of replica 0 too."""
+    stages = {stage.id: stage for stage in plan.stages}
+    last = max(number for number, stage in stages.items() if stage.replica == 1)
+    first = min(number for number, stage in stages.items() if stage.replica == 0)
+    stages[last] = replace(stages[last], ranks=stages[first].ranks)
+    return replace(plan, stages=tuple(stages.values()), programs=())
+
+
+def shared(plan: Plan) -> Plan:
+    """Replica 1 reads a sample of replica 0 too."""
+    rows = next(m.rows for m in plan.microbatches if m.replica == 0)
+    microbatches = tuple(
+        replace(m, rows=(*m.rows, *rows)) if m.replica == 1 and m.index == 0 else m for m in plan.microbatches
+    )
+    return replace(plan, microbatches=microbatches)
+
+
+def in_parts(plan: Plan) -> Plan:
+    settings = Settings(modules=(ModuleSettings(module="audio", sharding=Sharding.PARAMETERS),))
+    return replace(plan, settings=settings)
+
+
+@pytest.mark.parametrize("change", [moved, shared, in_parts])
+def test_replicas_that_are_not_by_themselves_are_derived_whole(change):
+    assert alike_replicas(change(plan_of(SMALL))) == ()
+
+
+def test_one_replica_has_no_equal():
+    assert alike_replicas(plan_of(replace(SMALL, replicas=1))) == ()
+
+
+def test_part_of_a_plan_holds_its_replicas_alone():
+    plan = plan_of(SMALL)
+    part = part_of(plan, [1])
+    assert {stage.replica for stage in part.stages} == {1}
+    assert part.ranks == alike_replicas(plan)[0][1].ranks
+    assert {rank for program in part.programs for rank in program.ranks} == set(part.ranks)
+
+
+def test_cases_of_the_bench_differ_from_plan_to_plan():
+    one, other = plan_of(SMALL, 1), plan_of(SMALL, 2)
+    assert not set(one.model.modules) & set(other.model.modules)
+    assert not {s.segments for s in one.batch} & {s.segments for s in other.batch}
+    assert [s.layers for s in one.stages] != [s.layers for s in other.stages]

@@ -1,0 +1,171 @@
+"""What can be said of a run, once: the flags of `workbench run` and of `torchrun -m runtime.launch`."""
+
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args, get_type_hints
+
+from workbench.plan.plan import Precision
+from workbench.units import S_PER_DAY
+
+MOST_STEPS = 1_000_000
+
+
+class Device(StrEnum):
+    """What a rank works on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Stands(IntEnum):
+    """Where a flag stands in a command's help, beside the order of the fields."""
+
+    FIRST = -1
+    IN_ORDER = 0
+    LAST = 1
+
+
+def asked(
+    help_text: str,
+    *,
+    flag: str | None = None,
+    bounds: tuple[int, int] | None = None,
+    stands: Stands = Stands.IN_ORDER,
+) -> dict[str, Any]:
+    """Metadata of a field that can be asked for by a flag: `flag`, or one with the field's name."""
+    return {"help": help_text, "flag": flag, "bounds": bounds, "stands": stands}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """How many steps a run takes, and from what: said by a user, and told to every rank.
+
+    A repetition starts from fresh weights: `warmup` steps untimed, then `steps`.
+
+    Raises:
+        ValueError: numbers out of bounds.
+    """
+
+    steps: int = field(default=1, metadata=asked("timed steps, one after the other", bounds=(1, MOST_STEPS)))
+    repetitions: int = field(
+        default=1,
+        metadata=asked("how often, each time from fresh weights; 1, emulated 3", bounds=(1, MOST_STEPS)),
+    )
+    warmup: int = field(
+        default=0, metadata=asked("untimed steps before the timed ones", bounds=(0, MOST_STEPS))
+    )
+    seed: int = field(default=0, metadata=asked("of weights and data"))
+    weights: Path | None = field(default=None, metadata=asked("folder with a Hugging Face folder per module"))
+    export: Path | None = field(
+        default=None, metadata=asked("new folder for the trained weights, as --weights reads them")
+    )
+    timeout_s: float = field(
+        default=60.0, metadata=asked("seconds, of any single wait", flag="--timeout", stands=Stands.LAST)
+    )
+    precision: Precision | None = field(
+        default=None, metadata=asked("of weights and activations; default: the plan's", stands=Stands.LAST)
+    )
+
+    def __post_init__(self) -> None:
+        for each in fields(StepOptions):
+            if (bounds := each.metadata["bounds"]) is not None:
+                (least, most), value = bounds, getattr(self, each.name)
+                if not least <= value <= most:
+                    raise ValueError(f"{each.name} must be {least} to {most:,}, got {value:,}")
+        if not 0 < self.timeout_s <= S_PER_DAY:
+            raise ValueError(f"timeout must be > 0 s and at most a day, got {self.timeout_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(StepOptions):
+    """All that a user can say of a run: steps, and the files and the device that go with them."""
+
+    trace: Path | None = field(
+        default=None, metadata=asked("trace file to write; one per repetition", stands=Stands.FIRST)
+    )
+    data: str | None = field(
+        default=None,
+        metadata=asked("data folder, or tcp://HOST:PORT of `preprocess serve`; default: random data"),
+    )
+    data_keys: Path | None = field(
+        default=None, metadata=asked("client's keys for a preprocessing server, see `preprocess keys`")
+    )
+    next_samples: bool = field(default=False, metadata=asked("every step takes the next samples of the data"))
+    checkpoint: Path | None = field(default=None, metadata=asked("folder to save to while it runs"))
+    checkpoint_every: int = field(default=10, metadata=asked("steps"))
+    resume: bool = field(
+        default=False, metadata=asked("go on from the latest whole checkpoint of the folder, if any")
+    )
+    device: Device | None = field(
+        default=None,
+        metadata=asked(
+            "that emulates; default: a GPU where torch sees one, else the CPU", stands=Stands.LAST
+        ),
+    )
+
+    @property
+    def of_steps(self) -> dict[str, Any]:
+        """The values that every rank is told, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(StepOptions)}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option of a command line.
+
+    Args:
+        field: of the dataclass.
+        name: as it is typed.
+        type: of the field; with None where nothing need be said.
+    """
+
+    field: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+    @property
+    def value_type(self) -> Any:
+        """The type of what is said."""
+        return next((each for each in get_args(self.type) if each is not type(None)), self.type)
+
+
+def flags_of(kind: type) -> tuple[Flag, ...]:
+    """The flags of a dataclass whose fields are options, in the order of its help."""
+    hints = get_type_hints(kind)
+    return tuple(
+        Flag(
+            field=each.name,
+            name=each.metadata["flag"] or f"--{each.name.replace('_', '-')}",
+            type=hints[each.name],
+            default=each.default,
+            help=each.metadata["help"],
+        )
+        for each in sorted(fields(kind), key=lambda each: each.metadata["stands"])
+    )
+
+
+def add_arguments(
+    parser: ArgumentParser, kind: type, helps: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Give an argument parser the flags of a dataclass; `helps` are texts of its own, by field."""
+    for flag in flags_of(kind):
+        text = helps.get(flag.field, flag.help)
+        if flag.type is bool:
+            parser.add_argument(flag.name, dest=flag.field, action="store_true", help=text)
+            continue
+        choices = list(flag.value_type) if issubclass(flag.value_type, StrEnum) else None
+        parser.add_argument(
+            flag.name,
+            dest=flag.field,
+            type=flag.value_type,
+            default=flag.default,
+            choices=choices,
+            metavar=None if choices else flag.name.removeprefix("--").replace("-", "_").upper(),
+            help=text,
+        )

@@ -1,0 +1,89 @@
+"""What the accounts of ranks share: bytes of stages, places of actions, rows between two ranks."""
+
+from collections.abc import Collection
+from functools import cached_property
+from itertools import accumulate
+
+from workbench.memory.stage import Sizes, StateKind, state_of
+from workbench.plan.lowered import Lowered, Route, Transfer
+from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.plan import Stage
+from workbench.plan.routing import Routing
+from workbench.plan.tied import tied_on
+from workbench.schedule.action import Action, Pass
+
+BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
+
+
+class Accounts:
+    """What the accounts of several ranks of a lowered plan look up.
+
+    Args:
+        lowered: the plan.
+        ranks: whose accounts are wanted; None: any rank's.
+    """
+
+    def __init__(self, lowered: Lowered, ranks: Collection[int] | None = None) -> None:
+        self.lowered, self.plan = lowered, lowered.plan
+        self._ranks = frozenset(lowered.plan.ranks if ranks is None else ranks)
+        self.units = sharded_stages(self.plan)
+        self.sizes = Sizes(self.plan, Routing(self.plan))
+        self._state: dict[tuple[object, ...], tuple[tuple[Stage, StateKind, int], ...]] = {}
+
+    def state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
+        """(stage, part, bytes) of every parameter on a rank."""
+        stages = tuple(stage.id for stage in self.plan.stages_on.get(rank, ()))
+        key = (stages, tied_on(self.plan, rank))  # ranks with the same stages hold the same
+        if key not in self._state:
+            self._state[key] = tuple(state_of(self.plan, rank))
+        return self._state[key]
+
+    @cached_property
+    def place(self) -> dict[int, dict[Action, int]]:
+        """Rank -> position of every action in its program."""
+        found: dict[int, dict[Action, int]] = {}
+        for program in self.plan.programs:
+            place = {action: position for position, action in enumerate(program.actions)}
+            found.update((rank, place) for rank in program.ranks)
+        return found
+
+    @cached_property
+    def _rows(self) -> list[Transfer]:
+        """Those that begin or end on a rank whose account is wanted."""
+        rows, ranks = self.lowered.transfers, self._ranks
+        return [r for r in rows if r.source_rank in ranks or not ranks.isdisjoint(r.destination_ranks)]
+
+    @cached_property
+    def backwards(self) -> dict[tuple[int | None, int | None], Action]:
+        """(stage, microbatch) -> its backward, the first pass of a split one."""
+        actions = self.plan.program_actions
+        return {(a.stage, a.microbatch): a for a in actions if a.kind in BACKWARDS}
+
+    @cached_property
+    def answers(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+        """(producer's rank, consumer's rank) -> places of the producers of rows between them,
+        ascending, and for each the earliest place of a consumer of its row or of a later one."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for row in self._rows:
+            # A leader broadcasts what it has received when it comes to the consumer itself.
+            received = row.after is not None and self.lowered.transfers[row.after].route is not Route.LOCAL
+            sent_at = row.consumer if received else row.producer
+            for rank in row.destination_ranks:
+                if rank != row.source_rank:
+                    pair = self.place[row.source_rank][sent_at], self.place[rank][row.consumer]
+                    found.setdefault((row.source_rank, rank), []).append(pair)
+        return {pair: _earliest_after(sorted(rows)) for pair, rows in found.items()}
+
+    @cached_property
+    def arriving(self) -> dict[int, list[Transfer]]:
+        """Rank -> rows that one sender sends it alone, in their order."""
+        found: dict[int, list[Transfer]] = {}
+        for row in self._rows:
+            if row.route is Route.P2P:
+                found.setdefault(row.destination_rank, []).append(row)
+        return found
+
+
+def _earliest_after(rows: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    earliest = list(accumulate((consumer for _, consumer in reversed(rows)), min))
+    return [producer for producer, _ in rows], earliest[::-1]

@@ -1,0 +1,245 @@
+"""What the planner knows of a family of models: how it is listed and how a configuration becomes layers."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from workbench.data.corpus import ItemTokens
+from workbench.model.config_fields import Config
+from workbench.model.layer import Layer, TokenCount
+from workbench.model.model_graph import GENERATED, TEXT
+from workbench.model.module_layers import Projection, Projector, projector_layer
+from workbench.model.shape import Shape
+from workbench.model.transformer import Norm
+
+Layers = tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family as it is listed.
+
+    Args:
+        name: as its papers call it.
+        role: "llm", "vision", "audio" or "generator".
+        model_type: of the transformers configuration that it is planned from; None: none.
+        zoo: a name of the zoo, where there is no configuration.
+        reason: why it cannot be planned, or cannot run; empty where it can do both.
+    """
+
+    name: str
+    role: str
+    model_type: str | None = None
+    zoo: str | None = None
+    reason: str = ""
+
+    @property
+    def plans(self) -> bool:
+        """Whether its layers are known, so that it can be planned and simulated."""
+        return self.model_type is not None or self.zoo is not None
+
+    def runs(self, adapters: Collection[str]) -> bool:
+        """Whether one of these adapters (by model_type) builds it."""
+        return self.model_type in adapters
+
+
+# Sizes of examples: of all, of those built like Llama, of those built like a ViT.
+EXAMPLE_WIDTH, EXAMPLE_TOKENS = 128, 128
+EXAMPLE_LLM: dict[str, Any] = {
+    "hidden_size": EXAMPLE_WIDTH,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "tie_word_embeddings": False,
+}
+EXAMPLE_VIT: dict[str, Any] = {
+    "hidden_size": EXAMPLE_WIDTH,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 4,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A small configuration, with which the family runs on any machine in seconds.
+
+    Args:
+        config: without its `model_type`.
+        tokens: (inside, behind) of an item.
+        read_by: the example of the language model behind it, where only some can read it.
+        is_cut: whether tensor parallelism has a rule for all its weights.
+    """
+
+    config: Config
+    tokens: tuple[int, int] = (EXAMPLE_TOKENS, EXAMPLE_TOKENS)
+    read_by: str = "llama"
+    is_cut: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture(Family):
+    """A family that is planned from a configuration.
+
+    Args:
+        aliases: other names of `model_type`.
+        shapes: beginning of a name of the zoo -> its row as a configuration.
+        native_tokens: (tokens inside, tokens in the LLM) of an item of the size a configuration is
+            for; None: its layers tell.
+        examples: small configurations, by a short name.
+    """
+
+    model_type: str
+    aliases: tuple[str, ...] = ()
+    shapes: Mapping[str, Callable[[Shape], dict[str, Any]]] = field(default_factory=dict)
+    native_tokens: Callable[[Config], tuple[int, int]] | None = None
+    examples: Mapping[str, Example] = field(default_factory=dict)
+
+    what: ClassVar[str]  # with its article
+
+    @property
+    def modality(self) -> str:
+        """Of its modules, when nobody says."""
+        return self.role
+
+    def check_modality(self, modality: str) -> None:
+        """ValueError for the LLM's."""
+        if modality == TEXT:
+            raise ValueError(f"{self.model_type} is {self.what}: modality must not be 'text'")
+
+    @abstractmethod
+    def layers(
+        self, config: Config, projector: Projector | None, llm_width: int | None
+    ) -> tuple[Layers, Projector | None]:
+        """All layers of the module, and the projector that it has.
+
+        Raises:
+            ValueError: a missing or impossible dimension, a projector that it cannot have, or no
+                `llm_width` where it has one.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel(Architecture):
+    """Embed, block x N, head.
+
+    Args:
+        make: its layers.
+        part_of: a composite configuration whose `text_config` it is.
+    """
+
+    role: str = "llm"
+    make: Callable[[Config], Layers]
+    part_of: str | None = None
+
+    @property
+    def modality(self) -> str:
+        return TEXT
+
+    def check_modality(self, modality: str) -> None:
+        if modality != TEXT:
+            raise ValueError(
+                f"{self.model_type} is a language model: modality must be 'text', got {modality!r}"
+            )
+
+    def layers(
+        self, config: Config, projector: Projector | None, llm_width: int | None
+    ) -> tuple[Layers, None]:
+        del llm_width
+        if projector is not None:
+            raise ValueError(
+                f"{self.model_type} is a language model: it has no projector, got {projector.value!r}"
+            )
+        return self.make(config), None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """An encoder before its projector: its layers and how it ends.
+
+    Args:
+        layers: up to the last block.
+        width: of its output.
+        norm: its final norm, None where it has none.
+        merge: tokens that become one behind it.
+        projectors: those it can end with; the first is its own.
+        is_read: whether its tokens are read by cross-attention, all of them, instead of standing in
+            the LLM's sequence.
+    """
+
+    layers: Layers
+    width: int
+    norm: Norm | None
+    merge: int = 1
+    projectors: tuple[Projector, ...] = (Projector.MLP, Projector.LINEAR)
+    is_read: bool = False
+
+    def projector(self, kind: Projector, llm_width: int) -> Layer:
+        """Its last layer; ValueError for a projector that it cannot end with."""
+        if kind not in self.projectors:
+            allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
+            raise ValueError(f"its projector must be {allowed}, got {kind.value!r}")
+        layer = projector_layer(
+            Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
+        )
+        if not self.is_read:
+            return layer
+        operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in layer.operators)
+        return replace(layer, operators=operators, emits=TokenCount.IN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder(Architecture):
+    """Embed, block x N, projector (final norm where it has one, projector).
+
+    Args:
+        make: its tower.
+        image_tokens: of an image of (height, width) pixels, where it takes any size.
+        clip_tokens: of a clip of so many seconds, one item for each of its windows.
+        has_longest_item: whether no item may have more tokens than one of the native size.
+    """
+
+    make: Callable[[Config], Tower]
+    image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
+    clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
+    has_longest_item: bool = False
+
+    what: ClassVar[str] = "an encoder"
+
+    def layers(
+        self, config: Config, projector: Projector | None, llm_width: int | None
+    ) -> tuple[Layers, Projector]:
+        tower = self.make(config)
+        if llm_width is None:
+            raise ValueError("an encoder needs llm_width, the width its projector ends with")
+        used = tower.projectors[0] if projector is None else projector
+        return (*tower.layers, tower.projector(used, llm_width)), used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generator(Architecture):
+    """Projector of the LLM's states, embed, block x N, head (final norm, loss).
+
+    Args:
+        make: its layers behind a projector of that kind out of an LLM of that width.
+    """
+
+    role: str = GENERATED
+    make: Callable[[Config, Projector, int], Layers]
+
+    what: ClassVar[str] = "a generator"
+
+    def layers(
+        self, config: Config, projector: Projector | None, llm_width: int | None
+    ) -> tuple[Layers, Projector]:
+        if llm_width is None:
+            raise ValueError("a generator needs llm_width, the width its projector begins with")
+        used = projector or Projector.MLP
+        if used is Projector.MERGER:
+            raise ValueError("its projector must be 'linear' or 'mlp', got 'merger'")
+        return self.make(config, used, llm_width), used

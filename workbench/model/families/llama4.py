@@ -1,0 +1,85 @@
+"""Llama 4's language model: experts beside one for all, and norms of queries and keys without weights."""
+
+from dataclasses import replace
+
+from workbench.model.config_fields import Config, text, whole
+from workbench.model.experts import Experts, with_experts
+from workbench.model.families.decoder import absent, llama_like
+from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
+from workbench.model.layer import Attention, Layer, LayerKind, Pointwise, Shard
+from workbench.model.transformer import Mlp
+
+_NO_ROTATION_EVERY = 4  # blocks
+
+
+def _llama4(config: Config) -> Layers:
+    """Every block's MLP, or every n-th one's, is an expert for all tokens beside chosen ones.
+
+    Work beyond an attention chunk is counted.
+    """
+    defaults = absent(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
+    heads = {"bias": "qkvo" if config.get("attention_bias") else ""}
+    dense = whole(config, "intermediate_size_mlp", 16384)
+    plain = llama_like({**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={})
+    embed, *blocks, head = _normed(config, plain)
+    activation = text(config, "hidden_act", "silu")
+    width = whole(config, "intermediate_size", 8192)
+    experts = Experts(
+        num=whole(config, "num_local_experts", 16),
+        num_chosen=whole(config, "num_experts_per_tok", 1),
+        mlp=Mlp(width=width, gated=True, activation=activation, fused=True),
+        shared=Mlp(width=width, gated=True, activation=activation),
+    )
+    step = whole(config, "interleave_moe_layer_step", 1)
+    mixed = config.get("moe_layers")
+    places = range(step - 1, len(blocks), step) if mixed is None else mixed
+    return (
+        embed,
+        *(with_experts(block, experts) if i in places else block for i, block in enumerate(blocks)),
+        head,
+    )
+
+
+def _normed(config: Config, layers: Layers) -> Layers:
+    """The blocks with a norm of queries and keys that has no weights, where these are rotated."""
+    if not config.get("use_qk_norm", True):
+        return layers
+    rotates = config.get("no_rope_layers") or ()
+    found, block = [], 0
+    for layer in layers:
+        if layer.kind is not LayerKind.BLOCK:
+            found.append(layer)
+            continue
+        is_rotated = rotates[block] if block < len(rotates) else (block + 1) % _NO_ROTATION_EVERY
+        found.append(_with_norm(layer) if is_rotated else layer)
+        block += 1
+    return tuple(found)
+
+
+def _with_norm(layer: Layer) -> Layer:
+    place = next(i for i, each in enumerate(layer.operators) if isinstance(each, Attention))
+    attention = layer.operators[place]
+    assert isinstance(attention, Attention)
+    width = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+    norm = Pointwise(name="qk_norm", width=width, num_passes=2, shard=Shard.COLUMN)
+    return replace(layer, operators=(*layer.operators[:place], norm, *layer.operators[place:]))
+
+
+LLAMA4 = LanguageModel(
+    name="Llama 4",
+    model_type="llama4_text",
+    examples={
+        "llama4": Example(
+            config=EXAMPLE_LLM
+            | {
+                "head_dim": 32,
+                "intermediate_size_mlp": 352,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "interleave_moe_layer_step": 2,
+            }
+        )
+    },
+    make=_llama4,
+    part_of="llama4",
+)

@@ -1,0 +1,94 @@
+"""All model families: those that the papers train, in the order in which they are listed."""
+
+import difflib
+from collections.abc import Mapping
+
+from workbench.model.config_fields import Config
+from workbench.model.families.aimv2 import AIMV2
+from workbench.model.families.clip import CLIP, SIGLIP
+from workbench.model.families.dit import DIT
+from workbench.model.families.family import Architecture, Family
+from workbench.model.families.gemma import GEMMA, GEMMA2, GEMMA3
+from workbench.model.families.gpt2 import GPT2
+from workbench.model.families.llama import LLAMA
+from workbench.model.families.llama4 import LLAMA4
+from workbench.model.families.mistral import MISTRAL, MIXTRAL
+from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
+from workbench.model.families.opt import OPT
+from workbench.model.families.phi import PHI, PHI3
+from workbench.model.families.phi4_audio import PHI4_AUDIO
+from workbench.model.families.pixtral import PIXTRAL
+from workbench.model.families.qwen import QWEN2, QWEN3
+from workbench.model.families.qwen_vision import QWEN2_5_VL, QWEN2_VL
+from workbench.model.families.scaled_vit import DINOV2, INTERNVIT
+from workbench.model.families.whisper import QWEN2_AUDIO, WHISPER
+from workbench.model.model_graph import GENERATED
+from workbench.model.shape import UNET
+
+_NOT_IN_TRANSFORMERS = "not in transformers"
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    LLAMA4,
+    MISTRAL,
+    MIXTRAL,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    QWEN2,
+    QWEN3,
+    PHI,
+    PHI3,
+    Family(
+        name="InternLM2",
+        role="llm",
+        reason=f"{_NOT_IN_TRANSFORMERS}; its arithmetic is Llama's: give its sizes as llama",
+    ),
+    GPT2,
+    OPT,
+    Family(
+        name="BERT",
+        role="llm",
+        zoo="bert-large",
+        reason="predicts masked tokens; the runtime's loss is the next token's",
+    ),
+    MLLAMA_TEXT,
+    CLIP,
+    DINOV2,
+    SIGLIP,
+    AIMV2,
+    Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),
+    PIXTRAL,
+    QWEN2_VL,
+    QWEN2_5_VL,
+    INTERNVIT,
+    MLLAMA_VISION,
+    WHISPER,
+    QWEN2_AUDIO,
+    PHI4_AUDIO,
+    DIT,
+    Family(
+        name="Stable Diffusion 2.1 UNet",
+        role=GENERATED,
+        zoo=UNET,
+        reason=f"{_NOT_IN_TRANSFORMERS}; its skips and its prompt would cross every stage boundary",
+    ),
+)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    family.model_type: family for family in FAMILIES if isinstance(family, Architecture)
+}
+
+
+def architecture_of(config: Config) -> Architecture:
+    """The family of a configuration.
+
+    Raises:
+        ValueError: there is none of its `model_type`; the nearest is named.
+    """
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        near = difflib.get_close_matches(str(kind), ARCHITECTURES, n=1)
+        hint = f" (nearest: {near[0]})" if near else ""
+        raise ValueError(f"unknown model_type {kind!r}{hint}; known are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[str(kind)]

@@ -1,0 +1,89 @@
+"""Whisper's encoder and Qwen2-Audio's, which is built like it."""
+
+from dataclasses import replace
+from typing import Any
+
+from workbench.data.corpus import ItemTokens, whisper_tokens
+from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
+from workbench.model.module_layers import Projector, block_layers, whisper_stem
+from workbench.model.shape import Shape
+from workbench.model.transformer import Norm, vit_block
+
+
+def _whisper(config: Config) -> Tower:
+    """The encoder half; the decoder's dimensions are ignored. Keys have no bias."""
+    width = whole(config, "d_model", 384)
+    num_heads = whole(config, "encoder_attention_heads", 6)
+    heads_of(config, width=width, num=num_heads)
+    block = vit_block(
+        width=width,
+        num_heads=num_heads,
+        ffn=whole(config, "encoder_ffn_dim", 1536),
+        activation=text(config, "activation_function", "gelu"),
+        bias="qvo",
+    )
+    stem = whisper_stem(
+        mel_bins=whole(config, "num_mel_bins", 80),
+        width=width,
+        num_positions=whole(config, "max_source_positions", 1500),
+    )
+    layers = (stem, *block_layers(block, whole(config, "encoder_layers", 4)))
+    return Tower(layers=layers, width=width, norm=Norm.LAYER)
+
+
+def _qwen2_audio(config: Config) -> Tower:
+    """Whisper's encoder; two of its tokens become one before the final norm."""
+    sizes = {
+        "d_model": 1280,
+        "encoder_layers": 32,
+        "encoder_attention_heads": 20,
+        "encoder_ffn_dim": 5120,
+        "num_mel_bins": 128,
+    }
+    given = {key: value for key, value in config.items() if value is not None}
+    projectors = (Projector.LINEAR, Projector.MLP)
+    return replace(_whisper({**sizes, **given}), merge=2, projectors=projectors)
+
+
+def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    return whisper_tokens(duration_s, window_tokens=whole(config, "max_source_positions", 1500))
+
+
+def _shaped(shape: Shape) -> dict[str, Any]:
+    return {
+        "model_type": "whisper",
+        "d_model": shape.hidden,
+        "encoder_layers": shape.layers,
+        "encoder_attention_heads": shape.heads,
+        "encoder_ffn_dim": shape.ffn,
+        "num_mel_bins": 128 if "large-v3" in shape.name else 80,
+        "max_source_positions": shape.max_seq,
+    }
+
+
+_EXAMPLE = {
+    "d_model": EXAMPLE_WIDTH,
+    "encoder_layers": 4,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 352,
+    "num_mel_bins": 80,
+    "max_source_positions": EXAMPLE_TOKENS,
+}
+WHISPER = Encoder(
+    name="Whisper",
+    role="audio",
+    model_type="whisper",
+    examples={"whisper": Example(config=_EXAMPLE)},
+    make=_whisper,
+    clip_tokens=_clip_tokens,
+    has_longest_item=True,
+    shapes={"whisper": _shaped},
+)
+QWEN2_AUDIO = Encoder(
+    name="Qwen2-Audio",
+    role="audio",
+    model_type="qwen2_audio_encoder",
+    examples={"qwen2-audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
+    make=_qwen2_audio,
+)

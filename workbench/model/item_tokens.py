@@ -1,0 +1,92 @@
+"""How many tokens a module makes of an item: of its native size, of an image, of a clip."""
+
+import json
+from typing import Any
+
+from workbench.data.corpus import ItemTokens
+from workbench.model.families.family import Architecture, Encoder
+from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.layer import Attention, Layer, Lookup, Pointwise
+from workbench.model.model_graph import Module
+
+
+def native_tokens(module: Module) -> tuple[int, int] | None:
+    """(tokens inside the module, tokens in the LLM) of one item of the size it was built for.
+
+    The table of positions says how many tokens enter; a class token stays inside; the projector
+    says how many become one. A generator's attention says how many positions its latent and its
+    prompt have. None for an encoder without such a table: it takes any size. A family whose layers do
+    not tell has a rule of its own.
+    """
+    family = family_of(module)
+    if family is not None and family.native_tokens is not None:
+        return family.native_tokens(source_config(module))
+    if module.has_loss:
+        return _latent_tokens(module)
+    first, last = module.layers[0], module.layers[-1]
+    tables = [op for op in first.operators if isinstance(op, Lookup) and op.name == "position_embedding"]
+    if not tables:
+        return None
+    tokens_in = tables[0].num_rows
+    return tokens_in, (tokens_in - _class_tokens(first)) // merged_tokens(last)
+
+
+def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
+    """Of an image in an encoder of any size; ValueError where the encoder takes one size."""
+    family = family_of(module)
+    if not isinstance(family, Encoder) or family.image_tokens is None:
+        raise ValueError(f"module {module.name!r} takes one image size; leave out 'images'")
+    return family.image_tokens(source_config(module), height_px, width_px)
+
+
+def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
+    """Of a clip, one item a window where the encoder has windows; ValueError for no audio encoder."""
+    family = family_of(module)
+    if not isinstance(family, Encoder) or family.clip_tokens is None:
+        raise ValueError(f"module {module.name!r} is no audio encoder; leave out 'seconds'")
+    return family.clip_tokens(source_config(module), duration_s)
+
+
+def check_item(module: Module, tokens: ItemTokens) -> None:
+    """ValueError for an item of more tokens than the module has positions."""
+    family, native = family_of(module), native_tokens(module)
+    if not isinstance(family, Encoder) or not family.has_longest_item or native is None:
+        return
+    if tokens.tokens_in > native[0]:
+        raise ValueError(
+            f"module {module.name!r} has {native[0]} positions, got items of {tokens.tokens_in} tokens"
+        )
+
+
+def family_of(module: Module) -> Architecture | None:
+    """The family whose configuration it was made from; None where it was made from none."""
+    return None if module.source is None else ARCHITECTURES.get(module.source.architecture)
+
+
+def source_config(module: Module) -> dict[str, Any]:
+    """The config.json that the module was made from; empty where it was made from none."""
+    if module.source is None:
+        return {}
+    return {"model_type": module.source.architecture, **json.loads(module.source.config)}
+
+
+def _latent_tokens(module: Module) -> tuple[int, int] | None:
+    """Keys of a UNet's first attention to itself, and of its first to the prompt."""
+    keys: dict[str, int] = {}
+    for operator in (operator for layer in module.layers for operator in layer.operators):
+        if isinstance(operator, Attention) and operator.num_keys is not None:
+            keys.setdefault(operator.name, operator.num_keys)
+    found = keys.get("self.attention"), keys.get("cross.attention")
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
+def merged_tokens(projector: Layer) -> int:
+    """Neighbouring tokens that become one in a projector layer."""
+    for operator in projector.operators:
+        if isinstance(operator, Pointwise) and operator.name == "pool":
+            return int(operator.tokens_scale)
+    return 1
+
+
+def _class_tokens(embed: Layer) -> int:
+    return sum(operator.name == "class_token" for operator in embed.operators)
