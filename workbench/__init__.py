@@ -1,1 +1,85 @@
-"""Turns a multimodal training job into one plan; knows neither torch nor a clock."""
+"""Plans of multimodal training, simulated, executed and compared.
+
+    import workbench
+
+    job = workbench.load_job("examples/tiny.yaml")
+    plan = workbench.plan(job, profile="A40")
+    predicted = workbench.simulate(plan, profile="A40")
+    ran = workbench.run(plan)
+    print(workbench.compare(predicted, ran.traces).as_json())
+
+Each name is imported when it is first used. `workbench.plan` and `workbench.search` are packages too:
+they can be called, and what is in them is imported from them as from any other.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.face import plan, run, search, simulate
+    from workbench.job.job import Job, load_job
+    from workbench.job.run_options import RunOptions
+    from workbench.plan.lower import lower
+    from workbench.plan.plan import Plan
+    from workbench.report.compare import compare
+    from workbench.trace import Trace
+
+__all__ = [
+    "Job",
+    "Plan",
+    "RunOptions",
+    "Trace",
+    "compare",
+    "load_job",
+    "lower",
+    "plan",
+    "run",
+    "search",
+    "simulate",
+]
+
+_HOMES = {
+    "Job": "workbench.job.job",
+    "Plan": "workbench.plan.plan",
+    "RunOptions": "workbench.job.run_options",
+    "Trace": "workbench.trace",
+    "compare": "workbench.report.compare",
+    "load_job": "workbench.job.job",
+    "lower": "workbench.plan.lower",
+    "run": "workbench.face",
+    "simulate": "workbench.face",
+}
+_CALLED = ("plan", "search")  # packages that are functions of the face, too
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CALLED:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _CalledPackage(ModuleType):
+    """A package that is called as the function of its name in `workbench.face`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module("workbench.face"), self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Face(ModuleType):
+    """This module; whoever imports one of its packages binds it here, which must not hide the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _CALLED and isinstance(value, ModuleType):
+            value.__class__ = _CalledPackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face

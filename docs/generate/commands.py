@@ -6,11 +6,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-import typer
 from typer.testing import CliRunner
 
 from docs.generate.markdown import code, one_line, page, table
-from workbench.cli.app import app
+from workbench.cli.app import COMMANDS, app
 
 INTRO = """Every command prints one line and exits with 2 where its input is wrong. Those with `--json`
 print one JSON object as their last line. Besides the program there are modules to run: `python -m
@@ -27,7 +26,8 @@ def commands_page() -> str:
 
 def commands() -> Iterator[tuple[str, Any]]:
     """(name, command) of every command; those of a group by both words."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, listed in COMMANDS.items():
+        command = listed.load(name)
         inner = getattr(command, "commands", None)
         if inner is None:
             yield name, command

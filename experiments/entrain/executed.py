@@ -31,7 +31,6 @@ from experiments.harness.command import command_line
 from experiments.harness.record import RESULTS, commit
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Pool
-from workbench.cli.console import ticking
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
@@ -46,6 +45,7 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
+from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, entrain, entrain_graded
 from workbench.whole_file import write_text
 

@@ -18,9 +18,9 @@ from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.planned import simulated
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from experiments.harness.command import command_line
-from workbench.cli.console import ticking
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
+from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, entrain, entrain_graded, reordered
 
 SYSTEMS: dict[str, Planner] = {

@@ -23,8 +23,8 @@ from experiments.entrain.replica import BLOCKS, Replica, Taken
 from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_of, work_pool
 from experiments.harness.record import RESULTS
 from workbench.balance.orchestration.allocation import proportional_allocation
-from workbench.cli.console import ticking
 from workbench.data.sample import Sample
+from workbench.report.progress import ticking
 from workbench.whole_file import write_text
 
 BATCH_SAMPLES, NUM_REPLICAS, BATCHES = 512, 4, 100

@@ -41,8 +41,8 @@ from experiments.harness.record import commit
 from runtime.measure.microbench import header_here
 from runtime.world.device import CPU, NAMES, device_of
 from runtime.world.pool import Pool
-from workbench.cli.console import ticking
 from workbench.cost.profile import Profile, write_profile
+from workbench.report.progress import ticking
 from workbench.whole_file import write_text
 
 OUT = Path("out/fidelity")

@@ -89,7 +89,7 @@ class Sweep:
         steps_s = {rank: prices[STEP] if step_s is None else float(step_s(rank)) for rank in graph.steps}
         start_s, end_s, ready_s = run(
             np.array(task_durations_s(self._lowered, prices, steps_s)),
-            tuple(self._wires),
+            (self._wires.transmit_s, self._wires.latency_s, self._wires.port),
             graph.num_missing.copy(),
             *graph.adjacency,
         )

@@ -15,7 +15,7 @@ from runtime.elastic.outcome import Sizes, forecast_record, layout_times, ran_re
 from runtime.elastic.progress import Progress
 from runtime.elastic.run import Ran, Saving, run_elastic
 from runtime.elastic.training import ElasticTraining
-from workbench.cli.console import emit_json, show, ticking, warn
+from workbench.cli.console import emit_json, show, warn
 from workbench.cli.elastic_tables import (
     changes_table,
     cores_text,
@@ -26,6 +26,7 @@ from workbench.cli.elastic_tables import (
 from workbench.cli.resilience import template_table
 from workbench.elastic.step_events import StepEvents
 from workbench.report.elastic_plot import draw_elastic
+from workbench.report.progress import ticking
 from workbench.report.tables import unmeasured_text
 from workbench.strategies.elastic_templates import ElasticTemplates
 from workbench.whole_file import write_text

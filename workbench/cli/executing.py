@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from workbench.cli.console import Ticker, emit_json, show, ticking
+from workbench.cli.console import emit_json, show
 from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cost.profile import load_profile
 from workbench.job.machines import under
@@ -19,6 +19,7 @@ from workbench.plan.lowered import Lowered
 from workbench.report.compare import compare
 from workbench.report.devices import check_devices
 from workbench.report.folder import repetition_paths
+from workbench.report.progress import Ticker, ticking
 from workbench.report.records import executed_record, simulated_record
 from workbench.report.tables import (
     comparison_table,

@@ -10,7 +10,7 @@ import typer
 
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Mixing, read_measurement
-from workbench.cli.console import emit_json, show, ticking
+from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -19,6 +19,7 @@ from workbench.job.job import Job, load_job
 from workbench.job.run_options import Device
 from workbench.plan.plan import Plan
 from workbench.report.folder import read_folder
+from workbench.report.progress import ticking
 from workbench.report.tables import (
     demo_table,
     fits_table,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.console import emit_json, show, ticking, warn
+from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
@@ -15,6 +15,7 @@ from workbench.job.matching import check_job
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.planner.stable_batch import too_small
+from workbench.report.progress import ticking
 from workbench.report.records import candidate_record
 from workbench.report.tables import (
     milliseconds,

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.console import emit_json, print_error, show, ticking
+from workbench.cli.console import emit_json, print_error, show
 from workbench.cli.options import Json
 from workbench.cost.execution import load_execution
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import describe_columns
 from workbench.llm_table.csv_file import read_table
 from workbench.llm_table.predict import Prediction, RowPredictor
+from workbench.report.progress import ticking
 from workbench.report.tables import titled
 from workbench.units import GB
 from workbench.whole_file import check_writable, write_text

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.table import Table
 
-from workbench.cli.console import emit_json, show, ticking
+from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json
 from workbench.job.job import load_job
+from workbench.report.progress import ticking
 from workbench.units import ms
 
 if TYPE_CHECKING:
