@@ -7,7 +7,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
-from sim.step.sweep import Sweep
 from tests.job_files import write
 from tests.strategies import plans
 from workbench.cost.model import CostModel
@@ -17,7 +16,6 @@ from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
-from workbench.plan.lowered import Route
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind, rank_block, usual
 from workbench.search.drive import search, with_schedules
@@ -72,36 +70,6 @@ def job_with(tmp_path, kind, **batch):
         data["schedule"] = {"kind": kind.value}
 
     return load_job(write(tmp_path, change))
-
-
-@pytest.mark.parametrize("strategy", PLANNERS)
-@pytest.mark.parametrize("kind", ScheduleKind)
-def test_every_strategy_follows_the_jobs_schedule(tmp_path, cost, strategy, kind):
-    if strategy in ("dip", "megatron-colocated") and kind not in (
-        ScheduleKind.ONE_F_ONE_B,
-        ScheduleKind.THREE_PHASE,
-    ):
-        with pytest.raises(ValueError, match="nearest: three-phase"):
-            PLANNERS[strategy](job_with(tmp_path, kind, replicas=2), cost, lambda *_: None)
-        return
-    if strategy in ("fsdp", "hsdp"):
-        with pytest.raises(ValueError, match=r"nearest: (pp 1|1f1b)$"):
-            PLANNERS[strategy](job_with(tmp_path, kind, replicas=2), cost, lambda *_: None)
-        return
-    plan = PLANNERS[strategy](job_with(tmp_path, kind, replicas=2), cost, lambda *_: None)
-    lowered, _ = accept(plan)
-    for replica in plan.replicas("llm"):
-        homes = [stage.ranks for stage in plan.chain["llm", replica]]
-        if strategy == "disttrain":  # chooses its own pp
-            assert len(homes) % kind.usual_virtual_stages == 0
-        else:
-            assert len(homes) == 2 * kind.usual_virtual_stages
-        assert homes == [homes[rank_block(usual(kind), n, len(homes))] for n in range(len(homes))]
-    kinds = {action.kind for action in plan.program_actions}
-    assert (Pass.W in kinds) == kind.splits_backward
-    assert Sweep(lowered).times(lambda action: 1.0).iteration_s > 0
-    if kind is ScheduleKind.ZB_V:  # the turn of the V stays on its rank
-        assert any(row.route is Route.LOCAL and row.edge == "llm" for row in lowered.transfers)
 
 
 def test_open_stage_counts_leave_out_what_a_schedule_cannot_do(tmp_path, cost):

@@ -79,7 +79,7 @@ def strategies() -> Iterator[Case]:
     for name, planner in {**PLANNERS, **PRICED}.items():
         found: dict[int, Plan] = {}
         for job in jobs():
-            plan = _planned(planner, _priced(job) if name in PRICED else job, cost)
+            plan = _planned(planner, priced(job) if name in PRICED else job, cost)
             if plan is not None and len(plan.ranks) not in {1, *found}:
                 found[len(plan.ranks)] = plan
             if len(found) == RANK_COUNTS:
@@ -116,7 +116,7 @@ def _planned(planner: Callable[..., Plan], job: Job, cost: CostModel) -> Plan | 
     return plan
 
 
-def _priced(job: Job) -> Job:
+def priced(job: Job) -> Job:
     """The job on one pool of all its ranks, with a price."""
     pool = Pool(
         name="all",

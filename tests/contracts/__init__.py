@@ -1,0 +1,1 @@
+"""What every entry of a registry must keep, whoever adds one."""
