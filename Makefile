@@ -19,7 +19,7 @@ demo: venv
 	$(BIN)/workbench demo --out $(OUT)
 
 test: venv
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=15
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 docs: venv
 	test -x $(BIN)/zensical || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'

@@ -14,10 +14,36 @@ from runtime.world.pool import Pool
 
 MAX_RANKS = 8
 
+# Files that take longest, first: two workers that take files in turn then end together.
+DEAREST = (
+    "test_nccl_manners.py",
+    "test_elastic_command.py",
+    "test_fidelity.py",
+    "test_gpu_day_small.py",
+    "test_cli.py",
+    "test_kernels_tasks.py",
+    "test_checkpoint.py",
+    "test_kernels_compile.py",
+    "test_elastic.py",
+    "test_launch.py",
+    "test_kernels.py",
+    "test_torchrun.py",
+    "test_kernels_plan.py",
+    "test_kernels_bench.py",
+    "test_kernels_plan_compile.py",
+    "test_few_packages.py",
+)
+
 # A run of the tests says the same twice; HYPOTHESIS_PROFILE=explore looks for new cases, and for longer.
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole files, the dearest first, others as they were."""
+    place = {name: index for index, name in enumerate(DEAREST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(scope="session")

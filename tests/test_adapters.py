@@ -18,7 +18,7 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionConfig, Sigli
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoder
 
 from runtime.data.batches import SyntheticSource, microbatch_data
-from runtime.models.choose import adapter_of
+from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.decoder import DecoderAdapter, NextTokenHead
 from runtime.models.norm import widen_norms
 from runtime.models.vision import grid_of
@@ -187,7 +187,7 @@ def with_config(module: Module, **changes: object) -> Module:
         pytest.param(replace(tiny_models.llm(), source=None), "has no source", id="no-source"),
         pytest.param(
             replace(tiny_models.llm(), source=Source(architecture="llana", config="{}")),
-            "no adapter for 'llana'; there are clip_vision_model, ",
+            f"no adapter for 'llana'; there are {', '.join(sorted(ADAPTERS))}",
             id="unknown",
         ),
         pytest.param(

@@ -23,6 +23,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
 from runtime.models import vision_scaled
 from runtime.models.choose import adapter_of
+from runtime.models.encoder import EncoderAdapter
 from runtime.models.norm import widen_norms
 from runtime.models.vision_rotary import rotated, window_order
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
@@ -217,6 +218,9 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
     ours, _, data = build(module, F64, *samples_of(case, module.modality))
     theirs = original(case, ours)
     expected = torch.cat([case.features(theirs, raw) for raw in data.raw])
+    assert isinstance(ours.adapter, EncoderAdapter)
+    users = torch.cat([ours.adapter.features(theirs, raw) for raw in data.raw])
+    assert torch.equal(users, expected), "an item of a user's model is encoded otherwise"
     if case.projected:
         expected = ours.layers[-1].projector(expected)
     torch.manual_seed(0)
@@ -279,6 +283,16 @@ def test_encoders_that_cannot_run_are_refused() -> None:
     chunked = conformer._replace(config=conformer.config | {"chunk_size": 4})
     with pytest.raises(ValueError, match="chunk_size must be -1, got 4"):
         adapter_of(module_of(chunked))
+    table = adapter_of(module_of(CASES["aimv2"]))
+    with pytest.raises(
+        ValueError, match=r"vision\[0\]: module 'vision' has positions of 8 x 8 patches, got 6 x 8"
+    ):
+        table.raw_shape(Segment("vision", 0, 48, 48))
+    assert adapter_of(module_of(CASES["aimv2, native"])).raw_shape(Segment("vision", 0, 48, 48)) == (
+        3,
+        24,
+        32,
+    )
     audio = CASES["qwen2-audio"]
     ours, _, data = build(module_of(audio), F64, Sample(1, (Segment("audio", 0, 10, 10),)))
     with pytest.raises(ValueError, match=r"item \(1, 0\): two tokens become one, want 5 behind the encoder"):

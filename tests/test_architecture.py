@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import DEAREST
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("workbench", "sim", "runtime", "experiments")
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "base", "core", "misc"}
@@ -115,3 +117,4 @@ def test_every_test_file_tests():
         )
     ]
     assert without == []
+    assert set(DEAREST) <= {path.name for path in files}

@@ -4,7 +4,7 @@ from math import ceil
 
 import pytest
 
-from experiments.disttrain.gains import Experiment, claimed
+from experiments.disttrain.gains import Experiment
 from experiments.disttrain.systems import (
     FABRIC_BYTES_PER_S,
     MODELS,
@@ -15,6 +15,7 @@ from experiments.disttrain.systems import (
     Workload,
     plausible_images,
 )
+from experiments.harness.printed import claim_value
 
 SMALL = Workload(model="MLLM-9B", images=Images(read=4, drawn=2))
 
@@ -79,5 +80,5 @@ def test_images_fit_into_a_sample(model: str):
 def test_what_is_not_printed_is_named():
     with pytest.raises(ValueError, match="nothing is printed of megatron and MLLM-9B"):
         Experiment(name="overall", budget=8).printed("megatron", "MLLM-9B")
-    with pytest.raises(ValueError, match="no claim 'x' of DistTrain"):
-        claimed("x")
+    with pytest.raises(ValueError, match="no claim 'dt_x' in disttrain_claims"):
+        claim_value("dt_x")

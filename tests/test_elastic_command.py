@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -286,15 +287,28 @@ def test_what_elastic_training_does_not_do_is_refused(job: Path, change: tuple[s
     refuse("elastic", job, "--nodes", 3, words=words, folder=job.parent)
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of microbatches of two samples."""
+    path = tmp_path_factory.mktemp("pairs") / "job.yaml"
+    path.write_text(JOB.replace("  samples: 4\n", "  samples: 8\n  microbatch_samples: 2\n"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def narrow(pairs: Path) -> dict[str, Any]:
+    """What stages of one rank come to."""
+    told = accept("elastic", pairs, "--nodes", 2, "--steps", 3, "--json")
+    return json.loads(told.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize("sharding", ["none", "parameters"])
-def test_ranks_of_a_stage_share_out_samples_and_weights(job: Path, sharding: str):
-    job.write_text(job.read_text().replace("  samples: 8\n", "  samples: 8\n  microbatch_samples: 2\n"))
-    one = accept("elastic", job, "--nodes", 2, "--steps", 3, "--json")
-    two = accept(
-        "elastic", job, "--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2, "--steps", 3,
+def test_ranks_of_a_stage_share_out_samples_and_weights(pairs: Path, narrow: dict[str, Any], sharding: str):
+    told = accept(
+        "elastic", pairs, "--nodes", 3, "--ranks-per-node", 2, "--ranks-per-stage", 2, "--steps", 3,
         "--sharding", sharding, "--event", "1:kill:node0", "--json",
     )  # fmt: skip
-    narrow, wide = (json.loads(told.stdout.splitlines()[-1]) for told in (one, two))
+    wide = json.loads(told.stdout.splitlines()[-1])
     assert [step["loss"] for step in wide["steps"]] == pytest.approx(
         [step["loss"] for step in narrow["steps"]], rel=REL_TOL
     )

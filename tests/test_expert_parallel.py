@@ -17,7 +17,6 @@ from runtime.launch import run_local, run_lowered
 from runtime.models.choose import adapter_of
 from runtime.parallel.expert.cuts import parts_of, place_of
 from runtime.parallel.expert.group import ExpertGroup, exchange_counts
-from runtime.parallel.expert.mixture import mixtures_of
 from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageModule, build_stage_module
@@ -89,7 +88,7 @@ def build_biased(plan: Plan, stage: Stage, **how: Any) -> StageModule:
     """Routers that send every token to the last experts: the first ones' ranks get nothing."""
     built = build_stage_module(plan, stage, **how)
     for layer in built.layers:
-        for mixture in mixtures_of(layer).values():
+        for mixture in layer.mixtures().values():
             mixture.module.gate = _Last(mixture.module.gate)
     return built
 
@@ -158,7 +157,7 @@ def _with_last_router(hook: Callable[..., None], built: StageModule) -> StageMod
     assert built.experts is not None
     if built.experts.member == built.experts.size - 1:
         for layer in built.layers:
-            for mixture in mixtures_of(layer).values():
+            for mixture in layer.mixtures().values():
                 mixture.module.gate.register_forward_pre_hook(hook)
     return built
 

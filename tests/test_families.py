@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
@@ -16,18 +16,29 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from typer.testing import CliRunner
 
 from experiments.fidelity.family_memory import EXAMPLES, module_of
+from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.frontend.items import reader_of
 from runtime.models.adapter import Adapter
 from runtime.models.choose import ADAPTERS, adapter_of
+from runtime.models.encoder import EncoderAdapter
+from runtime.reference import whole_stage
 from tests import cross_models, tiny_models
 from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_encoders import CASES as ENCODERS
 from tests.test_adapters_encoders import module_of as encoder_of
 from tests.test_adapters_llama4 import LLAMA4
+from tests.test_memory_eager import materialised
 from workbench.cli.app import app
+from workbench.cost.roofline import Grid
+from workbench.data.sample import Sample, Segment
+from workbench.memory.eager import eager_kept, shared_bytes
+from workbench.memory.setting import Setting
 from workbench.model.families.family import Architecture, Encoder, Generator, LanguageModel
 from workbench.model.families.registry import ARCHITECTURES, FAMILIES
+from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
-from workbench.model.model_graph import Module
+from workbench.model.model_graph import ModelGraph, Module
+from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
@@ -38,6 +49,7 @@ PARTS = {
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "whisper": WhisperEncoder,
 }
+ONE_MASK = ("mllama tower",)  # its blocks keep the one mask that the whole stage has; held by its runs
 FROM_TRANSFORMERS = [name for name, (family, _) in EXAMPLES.items() if not isinstance(family, Generator)]
 MODULES: dict[str, Module] = {
     **{f"{name}, example": module_of(name) for name in EXAMPLES},
@@ -117,6 +129,54 @@ def test_layers_hold_what_the_plan_says(name: str) -> None:
         assert sum(each.numel() for each in built.parameters()) == layer.num_parameters, layer.name
         assert all(each.is_meta for each in built.parameters())
         assert not any(each.is_meta for each in built.buffers())
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if isinstance(EXAMPLES[name][0], Encoder)])
+def test_items_of_users_are_as_large_as_those_of_plans(name: str) -> None:
+    module, (_, example) = module_of(name), EXAMPLES[name]
+    adapter = adapter_of(module)
+    shape = adapter.raw_shape(Segment(module.modality, 0, *example.tokens))
+    if isinstance(adapter, EncoderAdapter):
+        assert len(shape) == adapter.item_dims
+        assert adapter.item_size(shape)[:2] == example.tokens
+    else:
+        with pytest.raises(
+            ValueError, match="no rule says what items MllamaVisionModel reads; a job file can"
+        ):
+            reader_of(MllamaVisionModel(adapter.config), adapter)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ONE_MASK])
+def test_a_blocks_account_is_what_autograd_saves(name: str) -> None:
+    """Within 2 % of one item's."""
+    torch.manual_seed(0)
+    module = module_of(name)
+    batch = (Sample(0, (Segment(module.modality, 0, *EXAMPLES[name][1].tokens),)),)
+    plan = tiny_models.plan_of(ModelGraph(name="alone", modules=(module,)), batch)
+    data = microbatch_data(
+        plan, whole_stage(module), plan.microbatches[0], SyntheticSource(1), dtype=torch.float32
+    )
+    adapter = adapter_of(module)
+    index = adapter.raw_layer + 1
+    block = materialised(adapter.build(index), torch.float32, trained=True)
+    weights = {weight.untyped_storage().data_ptr() for weight in block.parameters()}
+    hidden_TD = torch.randn(sum(data.tokens_in), module.layers[index - 1].out_width, requires_grad=True)
+    held: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    context = adapter.context(data, torch.device("cpu"), torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        y_TD = block(hidden_TD, {}, context)
+    saved = sum(size for place, size in held.items() if place not in weights)
+    work, needs = work_of(plan, plan.microbatches[0]), Needs(input_grad=True, weight_grad=True)
+    setting = Setting(work, Grid(), 4, is_gathered=False, lengths=data.tokens_in)
+    layer = module.layers[index]
+    accounted = eager_kept(layer, needs, setting).num_bytes + shared_bytes(layer, needs, setting)
+    assert y_TD.requires_grad
+    assert accounted == pytest.approx(saved, rel=0.02)
 
 
 @pytest.mark.parametrize(

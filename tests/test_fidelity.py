@@ -48,6 +48,7 @@ from workbench.timing.price import Price
 from workbench.trace import Executor, Trace
 from workbench.trace_json import read_trace
 
+MESSAGE_BYTES = tuple(2**i for i in (10, 14, 18))
 HEADLINE = {
     "mean_abs_error",
     "worst_abs_error",
@@ -249,6 +250,7 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return (Case(name="tiny rehearsal", job="tiny", part=Part.REHEARSAL, plan=plan),)
 
     monkeypatch.setattr("runtime.measure.microbench.cell_sizes", lambda device: CELLS)
+    monkeypatch.setattr("runtime.measure.wires.BYTES", MESSAGE_BYTES)
     monkeypatch.setattr(suite, "cases", few)
     monkeypatch.setattr(suite, "rehearsals", rehearsed)
     extent = suite.Extent(rounds=2, steps=1, budget_s=0.01)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.job_files import JOB, put, write
 from workbench.job.job import load_job
-from workbench.job.schema import JobSpec, parse_spec
+from workbench.job.job_file import parse_spec
+from workbench.job.schema import JobSpec
 
 
 @pytest.mark.parametrize(

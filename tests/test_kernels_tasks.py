@@ -66,22 +66,29 @@ def span(tasks: Table, full: list[int], partial: list[int], heads: int) -> float
 
 @settings(max_examples=25)
 @given(lists, st.integers(1, 4), policies)
-def test_every_tile_is_in_one_task(tiles, heads, split):
+def test_tasks_cover_every_tile_once_longest_first_and_own_the_slots_of_split_blocks(tiles, heads, split):
     full, partial = ([pair[i] for pair in tiles] for i in (0, 1))
     tasks = table(full, partial, heads, split)
-    for block in range(len(tiles)):
+    assert_every_tile_is_in_one_task(tasks, [sum(pair) for pair in tiles])
+    assert_slots_belong_to_split_blocks(tasks, len(tiles))
+    costs = [
+        cost_of(full[b], partial[b], lo, hi)
+        for b, lo, hi in zip(tasks.block, tasks.begin, tasks.end, strict=True)
+    ]
+    assert all(one >= two - 1e-9 for one, two in itertools.pairwise(costs))
+
+
+def assert_every_tile_is_in_one_task(tasks: Table, tiles: list[int]) -> None:
+    for block, count in enumerate(tiles):
         mine = np.flatnonzero(tasks.block == block)
         ranges = sorted(zip(tasks.begin[mine].tolist(), tasks.end[mine].tolist(), strict=True))
         assert ranges[0][0] == 0
-        assert ranges[-1][1] == full[block] + partial[block]
+        assert ranges[-1][1] == count
         assert all(one[1] == two[0] for one, two in itertools.pairwise(ranges))
 
 
-@settings(max_examples=25)
-@given(lists, st.integers(1, 4), policies)
-def test_slots_belong_to_split_blocks(tiles, heads, split):
-    tasks = table([t[0] for t in tiles], [t[1] for t in tiles], heads, split)
-    counts = np.bincount(tasks.block, minlength=len(tiles))
+def assert_slots_belong_to_split_blocks(tasks: Table, num_blocks: int) -> None:
+    counts = np.bincount(tasks.block, minlength=num_blocks)
     assert tasks.split_block.tolist() == np.flatnonzero(counts > 1).tolist()
     assert sorted(tasks.slot[tasks.slot >= 0].tolist()) == list(range(tasks.split_start[-1]))
     assert tasks.split_start[-1] <= tasks.room
@@ -92,18 +99,6 @@ def test_slots_belong_to_split_blocks(tiles, heads, split):
         assert tasks.slot[in_order].tolist() == list(want)
         assert (np.diff(tasks.begin[in_order]) >= 0).all()
     assert (tasks.slot[np.isin(tasks.block, tasks.split_block, invert=True)] == -1).all()
-
-
-@settings(max_examples=25)
-@given(lists, policies)
-def test_longest_first(tiles, split):
-    full, partial = ([pair[i] for pair in tiles] for i in (0, 1))
-    tasks = table(full, partial, 1, split)
-    costs = [
-        cost_of(full[b], partial[b], lo, hi)
-        for b, lo, hi in zip(tasks.block, tasks.begin, tasks.end, strict=True)
-    ]
-    assert all(one >= two - 1e-9 for one, two in itertools.pairwise(costs))
 
 
 def test_a_whole_model_layer_is_not_split():

@@ -1,6 +1,7 @@
 """Runs as users start them: traces, spreads, order, torchrun, and what bad input gets."""
 
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -211,11 +212,28 @@ def test_torchrun_runs_the_same_plan(tmp_path: Path, pool: Pool) -> None:
     assert [trace.order(rank) for rank in plan.ranks] == [here.trace.order(rank) for rank in plan.ranks]
 
 
-def test_torchrun_with_the_wrong_number_of_ranks(tmp_path: Path) -> None:
+def launched_alone(folder: Path) -> None:
+    """A process that torchrun would have started as the only one."""
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "TORCHELASTIC_ERROR_FILE": str(folder / "0" / "error.json"),
+    }
+    with (folder / "stderr").open("w") as sys.stderr:
+        exit_code = main([str(folder / "plan.json"), "--trace", str(folder / "run.json")])
+    sys.exit(exit_code)
+
+
+def test_the_wrong_number_of_ranks_is_named(tmp_path: Path) -> None:
     write_plan(llm_on_two_ranks(), tmp_path / "plan.json")
-    done = torchrun(1, str(tmp_path / "plan.json"), "--trace", str(tmp_path / "run.json"))
-    assert done.returncode != 0
-    assert "error: the plan runs on 2 ranks, got 1 processes" in done.stderr
+    process = multiprocessing.get_context("fork").Process(target=launched_alone, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 2
+    assert "error: the plan runs on 2 ranks, got 1 processes" in (tmp_path / "stderr").read_text()
     assert not (tmp_path / "run.json").exists()
 
 

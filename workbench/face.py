@@ -65,7 +65,7 @@ def search(
     job: Job,
     *,
     objective: Objective | str = Objective.ITERATION,
-    schedules: Sequence[ScheduleKind | str] = (),
+    schedules: Sequence[ScheduleKind] = (),
     profile: str | Path | None = None,
     execution: Path | None = None,
 ) -> tuple[Candidate, ...]:
@@ -84,7 +84,7 @@ def search(
 
     cost, wanted = cost_of(job, _name(profile), execution), Objective(objective)
     planners = PLANNERS | (PRICED if wanted is Objective.DOLLARS else {})
-    tried = with_schedules(planners, [usual(ScheduleKind(kind)) for kind in schedules])
+    tried = with_schedules(planners, [usual(kind) for kind in schedules])
     return search_plans(job, cost, tried, lambda made: predict(*accept(made), cost), objective=wanted)
 
 

@@ -47,7 +47,7 @@ class FrozenJson:
         if shorthand is not None:
             return shorthand.write(value)
         if isinstance(value, tuple):
-            return [self.encode(member) for member in value]
+            return [m if type(m) in _SCALARS else self.encode(m) for m in value]
         if isinstance(value, Enum):
             return value.value
         if not is_dataclass(kind):
@@ -56,7 +56,7 @@ class FrozenJson:
         for name, default in _written(kind):
             member = getattr(value, name)
             if default is MISSING or member != default:
-                data[name] = self.encode(member)
+                data[name] = member if type(member) in _SCALARS else self.encode(member)
         return data
 
     def decode(self, kind: Any, data: Any, where: str) -> object:

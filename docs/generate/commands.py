@@ -40,12 +40,6 @@ def flags(command: Any) -> set[str]:
     return {flag for p in command.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("-")}
 
 
-def choices(command: str, parameter: str) -> tuple[str, ...]:
-    """Words that a flag of a command takes."""
-    one = dict(commands())[command]
-    return tuple(member.value for member in _kind(next(p for p in one.params if p.name == parameter)))
-
-
 def printed(*words: str) -> str:
     """What a command prints where it is run in this process; RuntimeError where it fails."""
     done = CliRunner().invoke(app, words)

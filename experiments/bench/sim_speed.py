@@ -6,6 +6,8 @@ Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeat
          one thread: wall time where it has a core to itself. An action counts once, on however
          many ranks it runs. The same plan of 24 stages on one GPU each
          also goes through SimPy's textbook way (`rivals.textbook`), in the same run, alternating.
+         Beside it, in the same run and in turns, SimPy alone: a process a GPU that waits one timeout after
+         another. Actions a second over those timeouts a second says what the engine adds to the clock.
          The sweep (`sim.step.sweep`) times every plan too, compiled once; its times must be equal.
          Plans a second, all different, from model to time: see `plan_speed`.
 Run:     python -m experiments.bench.sim_speed [--json]
@@ -15,10 +17,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from experiments.bench.plan_speed import plan_rates
+from experiments.bench.rivals.bare_simpy import timeouts_per_s
 from experiments.bench.rivals.textbook import simulate_textbook
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
 from experiments.harness.command import command_line
@@ -37,6 +40,7 @@ from workbench.timing.price import price
 T = TypeVar("T")
 
 REPEATS = 5
+BARE_TIMEOUTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,8 @@ class Row:
 
     Args:
         planning_s: building, hashing, lowering and pricing it, once.
-        engine_s: one simulation, with trace.
+        engine_s: one simulation, from a lowered plan that nobody has looked at, with trace.
+        bare_timeouts_per_s: of SimPy alone, with a process a GPU.
         compile_s: making a sweep of it, once.
         sweep_s: one timing by the sweep, prices asked anew.
         sweep_is_equal: whether both found the same iteration time, to the last bit.
@@ -58,6 +63,7 @@ class Row:
     num_messages: int
     planning_s: float
     engine_s: float
+    bare_timeouts_per_s: float
     compile_s: float
     sweep_s: float
     sweep_is_equal: bool
@@ -66,6 +72,10 @@ class Row:
     @property
     def actions_per_s(self) -> float:
         return self.num_actions / self.engine_s
+
+    @property
+    def engine_over_bare_simpy(self) -> float:
+        return self.actions_per_s / self.bare_timeouts_per_s
 
     @property
     def sweep_actions_per_s(self) -> float:
@@ -81,10 +91,15 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     check_memory(lowered, memory)
     plan_hash(lowered.plan)
     planning_s = time.process_time() - started
-    timed = [_timed(lambda: simulate(lowered, duration_s, memory=memory)) for _ in range(REPEATS)]
+    timed, bare = [], []
+    for _ in range(REPEATS):
+        unseen = replace(lowered)  # without the task graph that it keeps
+        timed.append(_timed(lambda unseen=unseen: simulate(unseen, duration_s, memory=memory)))
+        bare.append(timeouts_per_s(len(lowered.plan.ranks), BARE_TIMEOUTS))
     trace = timed[0][1]
+    unseen = replace(lowered)
     started = time.process_time()
-    sweep = Sweep(lowered)
+    sweep = Sweep(unseen)
     compile_s = time.process_time() - started
     sweep.iteration_s(duration_s)  # compiles the loop where no cache has it
     swept = [_timed(lambda: sweep.iteration_s(duration_s)) for _ in range(REPEATS)]
@@ -96,6 +111,7 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
         num_messages=len(trace.messages),
         planning_s=planning_s,
         engine_s=min(seconds for seconds, _ in timed),
+        bare_timeouts_per_s=max(bare),
         compile_s=compile_s,
         sweep_s=min(seconds for seconds, _ in swept),
         sweep_is_equal=swept[0][1] == trace.iteration_s,
@@ -140,7 +156,7 @@ def main() -> int:
     arguments = command_line(__doc__).parse_args()
     print(
         "plan         GPUs  actions    spans messages  planning  simulating  actions/s"
-        "     sweep  actions/s  iteration"
+        " over SimPy     sweep  actions/s  iteration"
     )
     rows = []
     for case in CASES:
@@ -149,6 +165,7 @@ def main() -> int:
         print(
             f"{row.name:10} {row.num_gpus:6} {row.num_actions:8} {row.num_spans:8} {row.num_messages:8} "
             f"{row.planning_s:7.2f} s {row.engine_s * 1e3:8.1f} ms {row.actions_per_s:10.0f} "
+            f"{row.engine_over_bare_simpy:10.3f} "
             f"{row.sweep_s * 1e3:6.1f} ms {row.sweep_actions_per_s:10.0f} "
             f"{row.simulated_s:8.3f} s"
         )
@@ -175,7 +192,8 @@ def main() -> int:
             "plans_per_s_1296_gpu": of_gpus["1296 GPUs"],
             "plans": [asdict(rate) for rate in rates],
             "textbook": textbook,
-            "rows": [asdict(row) for row in rows],
+            "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
+            "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],
         }
         print(json.dumps(result))
     return 0

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments.harness.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched
+from experiments.cornstarch.modelled import total
+from experiments.harness.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched, passes_s
 from sim.step.engine import simulate
 from workbench.balance.stages.partition import partition
 from workbench.model.model_graph import ModelGraph
@@ -10,7 +11,6 @@ from workbench.plan.build import with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
-from workbench.schedule.action import Action, Pass
 
 LayerTimes = Mapping[str, Sequence[StageTimes]]
 
@@ -48,12 +48,9 @@ def layer_plan(
 def run_layers(plan: Plan, times: LayerTimes) -> PrintedRun:
     """Simulate one step whose stages take the sum of their layers' times."""
 
-    def duration_s(action: Action) -> float:
-        if action.stage is None or action.kind not in (Pass.F, Pass.B):
-            return 0.0
-        stage = plan.stage[action.stage]
-        layers = times[stage.module][slice(*stage.layers)]
-        return sum(time.forward_s if action.kind is Pass.F else time.backward_s for time in layers)
+    def stage_times(stage: int) -> StageTimes:
+        held = plan.stage[stage]
+        return total(times[held.module][slice(*held.layers)])
 
-    trace = simulate(lower(plan), duration_s)
+    trace = simulate(lower(plan), passes_s(stage_times))
     return PrintedRun(trace.iteration_s, plan_hash(plan))

@@ -12,12 +12,12 @@ Run:     python -m experiments.disttrain.figure4 [--json]
 from experiments.disttrain.figure3 import MODULES
 from experiments.disttrain.systems import PROFILE, Images, Systems, Workload
 from experiments.harness.outcome import Evidence
-from experiments.harness.printed_pipeline import StageTimes, pipeline_plan
+from experiments.harness.printed_pipeline import StageTimes, passes_s, pipeline_plan
 from experiments.harness.script import Parts, main, script
 from sim.step.engine import simulate
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.lower import lower
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import Pass
 
 MODEL, LLM_PP, MICROBATCHES = "MLLM-15B", 2, 12
 CASES = {
@@ -30,14 +30,7 @@ def idle_fractions(model: ModelGraph, stages: tuple[StageTimes, StageTimes, Stag
     """Module -> idle share of its stages while the pipeline is full."""
     plan = pipeline_plan(model, {"encoder": 1, "llm": LLM_PP, "generator": 1}, MICROBATCHES)
     of_module = dict(zip(("encoder", "llm", "generator"), stages, strict=True))
-
-    def duration_s(action: Action) -> float:
-        if action.stage is None or action.kind not in (Pass.F, Pass.B):
-            return 0.0
-        times = of_module[plan.stage[action.stage].module]
-        return times.forward_s if action.kind is Pass.F else times.backward_s
-
-    trace = simulate(lower(plan), duration_s)
+    trace = simulate(lower(plan), passes_s(lambda stage: of_module[plan.stage[stage].module]))
     passes = [span for span in trace.spans if span.action.kind in (Pass.F, Pass.B)]
     last_rank = max(span.rank for span in passes)
     start_s = min(span.start_s for span in passes if span.rank == last_rank)

@@ -15,7 +15,7 @@ from experiments.disttrain.systems import (
     plausible_images,
 )
 from experiments.harness.outcome import Evidence, PaperNumber, Unstated
-from experiments.harness.printed import PrintedRow, printed_rows
+from experiments.harness.printed import PrintedRow, claim_value, printed_rows
 
 IMAGES = "images read and drawn in a sample of 8,192 tokens"
 REL_TOL = 0.05  # of a gain printed with two digits
@@ -88,32 +88,24 @@ def throughput(result: Result) -> float:
     return result.samples_per_s
 
 
-def claimed(claim_id: str) -> float:
-    """A number of the prose; ValueError when there is no such claim."""
-    for row in printed_rows("disttrain_claims"):
-        if row["claim_id"] == claim_id:
-            return float(row["value"])
-    raise ValueError(f"no claim {claim_id!r} of DistTrain")
-
-
 def add_range(evidence: Evidence, claim: str, where: str, gains: Gains) -> None:
     """Two rows: least and largest gain of several cases against the ends of a printed range."""
     for end, pick in (("low", min), ("high", max)):
         nominal = pick(values[0] for values in gains.values())
         every = [pick(one) for one in _together(gains)]
-        number = PaperNumber(f"modelled/{claim} {end}", claimed(f"{claim}_{end}"), "x", where, REL_TOL)
+        number = PaperNumber(f"modelled/{claim} {end}", claim_value(f"{claim}_{end}"), "x", where, REL_TOL)
         evidence.add(number, nominal, Unstated(IMAGES, min(every), max(every)))
 
 
 def add_exact(evidence: Evidence, claim: str, where: str, gains: Sequence[float], unit: str = "x") -> None:
     """One row of one printed number."""
-    number = PaperNumber(f"modelled/{claim}", claimed(claim), unit, where, REL_TOL)
+    number = PaperNumber(f"modelled/{claim}", claim_value(claim), unit, where, REL_TOL)
     evidence.add_range(number, gains, IMAGES)
 
 
 def add_inside(evidence: Evidence, what: str, claim: str, gains: Gains) -> None:
     """Per case: whether the nominal gain lies in the printed range."""
-    low, high = claimed(f"{claim}_low"), claimed(f"{claim}_high")
+    low, high = claim_value(f"{claim}_low"), claim_value(f"{claim}_high")
     for key, values in gains.items():
         evidence.ours[f"modelled/{claim} of {key}"] = values[0]
         evidence.claim(

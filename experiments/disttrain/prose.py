@@ -9,9 +9,9 @@ Run:     python -m experiments.disttrain.prose [--json]
 """
 
 from experiments.disttrain.figures13_14 import OVERALL
-from experiments.disttrain.gains import claimed
 from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
 from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.printed import claim_value
 from experiments.harness.script import Parts, main, script
 from workbench.balance.microbatches.reorder import reorder_samples
 from workbench.balance.orchestration.task import Degrees
@@ -53,20 +53,21 @@ def run() -> Parts:
     for unit, degrees in FIGURE_9.items():
         claim = f"dt_fig9_{unit}_gpus"
         evidence.add(
-            PaperNumber(f"itself/{claim}", claimed(claim), "GPUs", "section 4.1", 0.0), degrees.num_gpus
+            PaperNumber(f"itself/{claim}", claim_value(claim), "GPUs", "section 4.1", 0.0), degrees.num_gpus
         )
     for place, sample in enumerate(figure_11(), start=1):
         claim = f"dt_fig11_pos{place}"
-        evidence.add(PaperNumber(f"modelled/{claim}", claimed(claim), "index", "Figure 11", 0.0), sample)
+        evidence.add(PaperNumber(f"modelled/{claim}", claim_value(claim), "index", "Figure 11", 0.0), sample)
     _sizes(evidence)
     _extremes(evidence)
+    bound = claim_value("dt_greedy_num") / claim_value("dt_greedy_den")
     evidence.claim(
         "greedy reordering stays below the printed 4/3 of the optimum for two groups of Figure 11",
-        _slowest(figure_11()) <= claimed("dt_greedy_num") / claimed("dt_greedy_den") * sum(FIGURE_11) / 2,
+        _slowest(figure_11()) <= bound * sum(FIGURE_11) / 2,
     )
     evidence.claim(
         "the last p - 1 of Figure 12's intervals begin at interval 4",
-        claimed("dt_fig12_l") - (claimed("dt_fig12_p") - 1) + 1 == 4,
+        claim_value("dt_fig12_l") - (claim_value("dt_fig12_p") - 1) + 1 == 4,
     )
     return [evidence]
 
@@ -86,7 +87,7 @@ def _sizes(evidence: Evidence) -> None:
     """Ten images by bytes of a value: 120 MB are about four bytes a value, or decoded floats."""
     values = IMAGES * SIDE_PX**2 * CHANNELS
     sizes_mb = {size: values * size / MB for size in (1, 2, 4)}
-    number = PaperNumber("itself/dt_sample_mb", claimed("dt_sample_mb"), "MB", "section 2.3", 0.05)
+    number = PaperNumber("itself/dt_sample_mb", claim_value("dt_sample_mb"), "MB", "section 2.3", 0.05)
     unstated = Unstated("bytes of a colour value", min(sizes_mb.values()), max(sizes_mb.values()))
     evidence.add(number, sizes_mb[4], unstated)
 
@@ -97,17 +98,17 @@ def _extremes(evidence: Evidence) -> None:
     lowest = min(100 * found["megatron"].mfu for found in results.values())
     largest = max(f["disttrain"].samples_per_s / f["megatron"].samples_per_s for f in results.values())
     evidence.ours |= {"modelled/dt_monolithic_mfu": lowest, "modelled/dt_tput_max": largest}
-    seen = claimed("dt_monolithic_mfu")
+    seen = claim_value("dt_monolithic_mfu")
     evidence.claim(
         f"Megatron-LM's lowest MFU, {lowest:.1f} %, is near the {seen:g} % seen in production",
         abs(lowest / seen - 1) <= 0.25,
     )
     evidence.claim(
-        f"no gain in throughput is above the printed {claimed('dt_tput_max'):g}: {largest:.2f}",
-        largest <= claimed("dt_tput_max") * 1.05,
+        f"no gain in throughput is above the printed {claim_value('dt_tput_max'):g}: {largest:.2f}",
+        largest <= claim_value("dt_tput_max") * 1.05,
     )
     printed = float(OVERALL.printed("disttrain", "MLLM-72B")["n_gpus"])
-    number = PaperNumber("itself/dt_gpus_72b", claimed("dt_gpus_72b"), "GPUs", "abstract", 0.0)
+    number = PaperNumber("itself/dt_gpus_72b", claim_value("dt_gpus_72b"), "GPUs", "abstract", 0.0)
     evidence.add(number, printed)
 
 

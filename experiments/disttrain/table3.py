@@ -11,9 +11,8 @@ import statistics
 import time
 
 from experiments.bench.orchestration import GPU_BYTES, units
-from experiments.disttrain.gains import claimed
 from experiments.harness.outcome import Evidence
-from experiments.harness.printed import printed_rows
+from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import Parts, main, script
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Task, Unit
@@ -52,7 +51,7 @@ def run() -> Parts:
         evidence.ours[f"executed/{num_gpus} GPUs/search_ms"] = found
         evidence.claim(f"{num_gpus} GPUs: no slower than the printed {printed_ms:g} ms", found <= printed_ms)
         evidence.notes.append(f"{num_gpus} GPUs: {found:.0f} ms (printed {printed_ms:g} ms)")
-    limit_ms = ms(claimed("dt_orch_time"))
+    limit_ms = ms(claim_value("dt_orch_time"))
     evidence.claim(f"every search is below the printed {limit_ms:g} ms", longest < limit_ms)
     return [evidence]
 

@@ -15,14 +15,13 @@ import sys
 from collections.abc import Sequence
 
 from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch.planned import simulated
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from experiments.harness.command import command_line
-from sim.step.engine import simulate
-from workbench.plan.lower import lower
+from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, entrain, entrain_graded, reordered
-from workbench.timing.price import price
 
 SYSTEMS: dict[str, Planner] = {
     "as drawn": cornstarch.plan,
@@ -37,9 +36,7 @@ LLM, NUM_SAMPLES, STAGES = "Llama3-3b", 128, (4, 4)
 def iteration_s(dataset: str, system: str, seed: int) -> float:
     """Simulated seconds of one batch."""
     job = job_of(dataset, LLM, batch_of(dataset, NUM_SAMPLES, seed), pp=STAGES)
-    lowered = lower(SYSTEMS[system](job, a40_cost(), lambda done, total, best_s: None))
-    prices = price(lowered, a40_cost())
-    return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
+    return simulated(lambda given, cost: SYSTEMS[system](given, cost, silent), job, a40_cost()).iteration_s
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
@@ -91,6 +92,7 @@ def cases() -> Iterator[tuple[str, Plan]]:
         yield f"tiny {name}", strategy(job, cost)
 
 
+@cache
 def tiny_job(mix: str) -> Job:
     """The tour's job, trained another way."""
     job = load_job(TINY)

@@ -11,6 +11,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.harness.figure import GREY, Bars, Frame, Grid, Line, Lines, Panel, Spreads, Timeline
 from experiments.harness.record import RESULTS
@@ -143,6 +144,8 @@ def _lines(axes: Axes, panel: Lines) -> None:
         _line(axes, line)
     if panel.names:
         _names(axes, panel.names, panel.slant)
+    elif "x" not in panel.log and all(isinstance(x, int) for line in panel.lines for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # counts have no fractions
 
 
 def _line(axes: Axes, line: Line) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 
+CLAIMS = {"cs_": "cornstarch_claims", "dt_": "disttrain_claims"}  # how ids begin -> table
+
 PrintedRow = Mapping[str, str]
 
 
@@ -28,10 +30,11 @@ def printed_rows(name: str) -> tuple[PrintedRow, ...]:
 
 
 def claim_value(claim_id: str) -> float:
-    """The number of a claim made in prose."""
-    found = [row for row in printed_rows("cornstarch_claims") if row["claim_id"] == claim_id]
+    """The number of a claim made in prose; ValueError where there is none of that name."""
+    tables = [table for start, table in CLAIMS.items() if claim_id.startswith(start)]
+    found = [row for table in tables for row in printed_rows(table) if row["claim_id"] == claim_id]
     if len(found) != 1:
-        raise ValueError(f"want one claim {claim_id!r}, got {len(found)}")
+        raise ValueError(f"no claim {claim_id!r} in {', '.join(tables) or ' or '.join(CLAIMS.values())}")
     return float(found[0]["value"])
 
 

@@ -5,7 +5,7 @@ durations are the paper's. Links cost nothing, because the papers print no trans
 their stage times are all there is; `bytes_per_s` of the cluster below is merely large.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from sim.step.engine import simulate
@@ -46,6 +46,18 @@ class PrintedRun:
     plan_hash: str
 
 
+def passes_s(times: Callable[[int], StageTimes]) -> Callable[[Action], float]:
+    """Seconds of actions where only passes take time: those of their stage, whatever the microbatch."""
+
+    def duration_s(action: Action) -> float:
+        if action.stage is None or action.kind not in (Pass.F, Pass.B):
+            return 0.0
+        stage = times(action.stage)
+        return stage.forward_s if action.kind is Pass.F else stage.backward_s
+
+    return duration_s
+
+
 def pipeline_plan(model: ModelGraph, counts: Mapping[str, int], num_microbatches: int) -> Plan:
     """Modules cut evenly into `counts` stages on ranks of their own; one sample per microbatch.
 
@@ -84,14 +96,7 @@ def run_printed(
         num_microbatches: of the step.
     """
     plan = pipeline_plan(model, counts, num_microbatches)
-
-    def duration_s(action: Action) -> float:
-        if action.stage is None or action.kind not in (Pass.F, Pass.B):
-            return 0.0
-        stage = times[plan.stage[action.stage].module]
-        return stage.forward_s if action.kind is Pass.F else stage.backward_s
-
-    trace = simulate(lower(plan), duration_s)
+    trace = simulate(lower(plan), passes_s(lambda stage: times[plan.stage[stage].module]))
     return PrintedRun(trace.iteration_s, plan_hash(plan))
 
 

@@ -6,29 +6,31 @@ from collections.abc import Mapping, Sequence
 from experiments.harness.figure import GREY, LIGHT, Band, Grid, Line, Lines
 from experiments.mimo.figure11_runs import Arithmetic, Mix, Played
 from experiments.mimo.loss_curves import BASELINE
-from workbench.report.palette import module_hues
+from workbench.report.palette import PAPER, mixed, module_hues
 
 FEW = 4  # layouts up to which each has a name and a hue of its own
+MIDDLE = mixed(GREY, PAPER, 0.5)
 Curves = Mapping[Played, Sequence[float]]
+Hues = Mapping[str, str]  # by layout, the same in all panels
 
 
 def drawing(curves: Curves) -> Grid:
     """Two columns (LLM frozen, trained): losses in bfloat16, then deviations of either arithmetic."""
+    hues = module_hues(tuple(dict.fromkeys(played.run.config for played in curves)))
     columns = []
     for trains_llm in (False, True):
         same = {p: losses for p, losses in curves.items() if p.run.trains_llm is trains_llm}
         by_kind = {kind: {p: x for p, x in same.items() if p.arithmetic is kind} for kind in Arithmetic}
         title = "LLM trained" if trains_llm else "LLM frozen"
         columns.append(
-            [_losses(title, by_kind[Arithmetic.BFLOAT16])]
-            + [_deviations(f"{title}, {kind.value}", of) for kind, of in by_kind.items()]
+            [_losses(title, by_kind[Arithmetic.BFLOAT16], hues)]
+            + [_deviations(f"{title}, {kind.value}", of, hues) for kind, of in by_kind.items()]
         )
     return Grid(rows=list(zip(*columns, strict=True)), panel_inches=(6.5, 3.6))
 
 
-def _losses(title: str, curves: Curves) -> Lines:
+def _losses(title: str, curves: Curves, hues: Hues) -> Lines:
     first = {played.run.config: losses for played, losses in curves.items() if played.order == 0}
-    hues = module_hues(tuple(first))
     lines = [
         Line(x=range(len(losses)), y=losses, colour=hues[name], label=name) for name, losses in first.items()
     ]
@@ -41,7 +43,7 @@ def _band(curves: Sequence[Sequence[float]], mean: Sequence[float], *, colour: s
     return Band(x=range(len(mean)), low=low, high=high, colour=colour, label=label)
 
 
-def _deviations(title: str, curves: Curves) -> Lines:
+def _deviations(title: str, curves: Curves, hues: Hues) -> Lines:
     baseline = {played: losses for played, losses in curves.items() if played.run.config == BASELINE}
     orders = [losses for played, losses in baseline.items() if played.mix is Mix.MICROBATCHES]
     grouped = [losses for played, losses in baseline.items() if played.mix is Mix.SAMPLES]
@@ -49,12 +51,11 @@ def _deviations(title: str, curves: Curves) -> Lines:
     if len(orders) < 2:
         return Lines(title=title, x="step", y=y, lines=())
     mean = [statistics.fmean(at) for at in zip(*orders, strict=True)]
-    bands = [_band(orders, mean, colour=GREY, label="baseline, orders of its sums")]
+    bands = [_band(orders, mean, colour=MIDDLE, label="baseline, orders of its sums")]
     if grouped:
         every = [*orders, *grouped]
         bands.insert(0, _band(every, mean, colour=LIGHT, label="baseline, other groupings too"))
     layouts = [played for played in curves if played.run.config != BASELINE]
-    hues = module_hues(tuple(dict.fromkeys(played.run.config for played in layouts)))
     lines = [
         Line(
             x=range(len(mean)),

@@ -5,22 +5,26 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from experiments.fidelity.mutant_runs import compared
-from experiments.nccl.cases import Case
+from experiments.fidelity.work import this_machine
+from experiments.nccl.cases import LINK, Case
 from experiments.nccl.manners import ALL, Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant, run_with_manners
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, result_of
 from runtime.rank_job import Collect, RunSettings
-from runtime.reference import reference_step
+from runtime.reference import ReferenceResult, reference_step
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
+from workbench.data.sample import Sample
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Precision
+from workbench.plan.plan import Plan, Precision, Settings
 
 TIMEOUT_S = 15.0  # of a wait that should end
 SHORT_S = 2.0  # of one that should not
@@ -75,8 +79,23 @@ def outcome(plan: Plan, pool: Pool, conduct: Conduct, **bounds: float) -> Outcom
     seconds = time.perf_counter() - start_s
     if not math.isfinite(result.losses[0]):
         return Outcome(f"loss {result.losses[0]}", seconds)
-    reference = reference_step(plan, seed=0, dtype=torch.float64, source=SyntheticSource(0))
-    return Outcome(compared(plan, result, reference), seconds)
+    return Outcome(compared(plan, result, _reference(plan.model, plan.batch, plan.settings)), seconds)
+
+
+@cache
+def _reference(model: ModelGraph, batch: tuple[Sample, ...], settings: Settings) -> ReferenceResult:
+    """One process looks at nothing else of a plan, so many plans have the same."""
+    plan = Plan(
+        strategy="one process",
+        model=model,
+        cluster=this_machine(LINK, 1),
+        batch=batch,
+        stages=(),
+        microbatches=(),
+        programs=(),
+        settings=settings,
+    )
+    return reference_step(plan, seed=0, dtype=torch.float64, source=SyntheticSource(0))
 
 
 def run_all(cases: Iterable[Case], pool: Pool) -> Iterator[tuple[Case, Outcome]]:

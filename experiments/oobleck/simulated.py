@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.harness.printed_pipeline import free_cluster, microbatched
+from experiments.harness.printed_pipeline import StageTimes, free_cluster, microbatched, passes_s
 from sim.step.sweep import Sweep
 from workbench.elastic.instantiate import Instantiation
 from workbench.elastic.model_chain import ModelChain
@@ -12,7 +12,6 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import Stage
-from workbench.schedule.action import Action, Pass
 
 FORWARD_SHARE = 1 / 3
 
@@ -40,13 +39,10 @@ def pipeline_s(
     cluster = free_cluster(len(template.stages))
     plan = with_programs(microbatched("template", model, cluster, tuple(stages), num_microbatches))
 
-    def duration_s(action: Action) -> float:
-        if action.stage is None or action.kind not in (Pass.F, Pass.B):
-            return 0.0
-        share = forward_share if action.kind is Pass.F else 1 - forward_share
-        return share * seconds[action.stage]
+    def stage_times(stage: int) -> StageTimes:
+        return StageTimes(forward_share * seconds[stage], (1 - forward_share) * seconds[stage])
 
-    return Sweep(lower(plan)).iteration_s(duration_s)
+    return Sweep(lower(plan)).iteration_s(passes_s(stage_times))
 
 
 def simulated_s(

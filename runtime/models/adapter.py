@@ -15,6 +15,7 @@ from transformers.configuration_utils import PretrainedConfig
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
 from runtime.models.cut_kind import CutRules
 from runtime.models.initialise import Fill, constant, normal
+from runtime.models.mixture import Mixture, MixtureKinds
 from workbench.data.sample import Item, Segment
 from workbench.model.model_graph import Module
 
@@ -155,11 +156,13 @@ class StageLayer(nn.Module, ABC):
             tell.
         regions: parts of a block whose insides tensor-parallel ranks hold apart, up to the sum.
         calls: those of them whose products the layer calls itself.
+        mixture_kinds: modules with experts that may be in it.
     """
 
     cuts: CutRules = ()
     regions: tuple[str, ...] = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")
     calls: tuple[str, ...] = ()
+    mixture_kinds: MixtureKinds = ()
 
     def __init__(self, prefixes: Mapping[str, str], std: float) -> None:
         super().__init__()
@@ -175,6 +178,11 @@ class StageLayer(nn.Module, ABC):
         attribute, _, rest = name.partition(".")
         prefix = self.prefixes[attribute]
         return f"{prefix}.{rest}" if rest else prefix
+
+    def mixtures(self) -> dict[str, Mixture]:
+        """Local name -> mixture of experts, for every module that is one."""
+        kinds = dict(self.mixture_kinds)
+        return {name: kinds[type(m)](m) for name, m in self.named_modules() if type(m) in kinds}
 
     def fill(self, name: str) -> Fill:
         """How the parameter of that (local) name starts: norms at identity, biases at 0, the rest normal."""

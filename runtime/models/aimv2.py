@@ -10,15 +10,16 @@ from transformers.models.aimv2.modeling_aimv2 import (
 )
 
 from runtime.models.adapter import StageLayer
+from runtime.models.encoder import EmbedItems, EncoderBlock
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.projector import ProjectorLayer
-from runtime.models.vision import EmbedImages, VisionAdapter, VisionBlock, square_px
+from runtime.models.vision import VisionAdapter, square_px
 from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
 
-class EmbedAimv2(EmbedImages):
+class EmbedAimv2(EmbedItems):
     """Patches, a norm and positions: learned ones of one size of image, or waves."""
 
     def __init__(self, config: Aimv2VisionConfig) -> None:
@@ -34,7 +35,7 @@ class EmbedAimv2(EmbedImages):
         return x_NTD
 
 
-class Aimv2Block(VisionBlock):
+class Aimv2Block(EncoderBlock):
     """One encoder layer."""
 
     regions = ("attention", "ffn")
@@ -72,4 +73,4 @@ class Aimv2Adapter(VisionAdapter):
 
     def last(self) -> StageLayer:
         norm = WideRMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
-        return ProjectorLayer(self.projector, self._widths, self.config.initializer_range, norm, "rms_norm")
+        return ProjectorLayer(self.projector, self.widths, self.config.initializer_range, norm, "rms_norm")

@@ -1,14 +1,12 @@
 """Audio encoders: Whisper's and Qwen2-Audio's."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
-from runtime.models.adapter import Context, StageLayer
-from runtime.models.encoder import EncoderAdapter, ItemSize
+from runtime.models.adapter import StageLayer
+from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize
 from runtime.models.initialise import Fill
 from runtime.models.projector import PooledProjectorLayer, ProjectorLayer
 from workbench.data.sample import Segment
@@ -18,7 +16,7 @@ from workbench.data.sample import Segment
 FRAMES_PER_TOKEN = 2  # the second convolution has stride 2
 
 
-class ConvStem(StageLayer):
+class ConvStem(EmbedItems):
     """Layer 0: two convolutions over mel frames, and positions.
 
     Differs: transformers wants every clip padded to 30 s; here a clip of fewer frames takes the
@@ -33,20 +31,10 @@ class ConvStem(StageLayer):
         self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
         self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del hidden_TD, features
-        clips = context.data.raw
-        lengths: dict[int, list[int]] = {}
-        for index, clip in enumerate(clips):
-            lengths.setdefault(clip.shape[-1], []).append(index)
-        embedded: dict[int, Tensor] = {}
-        for members in lengths.values():
-            mel_NMS = torch.stack([clips[index] for index in members])
-            x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
-            x_NTD = x_NDT.transpose(1, 2)
-            x_NTD = x_NTD + self.embed_positions.weight[: x_NTD.shape[1]]
-            embedded.update(zip(members, x_NTD, strict=True))
-        return torch.cat([embedded[index] for index in range(len(clips))])
+    def embed(self, mel_NMS: Tensor) -> Tensor:
+        x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
+        x_NTD = x_NDT.transpose(1, 2)
+        return x_NTD + self.embed_positions.weight[: x_NTD.shape[1]]
 
     def fill(self, name: str) -> Fill:
         if name == "embed_positions.weight":
@@ -54,18 +42,10 @@ class ConvStem(StageLayer):
         return super().fill(name)
 
 
-class AudioBlock(StageLayer):
-    """Layers 1..N: one encoder layer on packed clips."""
+class AudioBlock(EncoderBlock):
+    """One encoder layer on packed clips."""
 
-    def __init__(self, config: WhisperConfig, index: int) -> None:
-        super().__init__({"block": f"layers.{index}"}, config.init_std)
-        self.block = WhisperEncoderLayer(config)
-
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
-        y_1TD: Tensor = self.block(hidden_TD[None], attention_mask=context.packing)
-        return y_1TD[0]
+    blocks = "layers"
 
 
 class WhisperAdapter(EncoderAdapter):
@@ -113,12 +93,12 @@ class WhisperAdapter(EncoderAdapter):
         return ConvStem(self.config)
 
     def block(self, index: int) -> StageLayer:
-        return AudioBlock(self.config, index)
+        return AudioBlock(WhisperEncoderLayer(self.config), index, self.config.init_std)
 
     def last(self) -> StageLayer:
         config = self.config
-        widths, norm = (config.d_model, self.module.layers[-1].out_width), nn.LayerNorm(config.d_model)
-        return self._projector(self.projector, widths, config.init_std, norm, "layer_norm")
+        norm = nn.LayerNorm(config.d_model)
+        return self._projector(self.projector, self.widths, config.init_std, norm, "layer_norm")
 
 
 class Qwen2AudioAdapter(WhisperAdapter):

@@ -163,5 +163,4 @@ class ConformerAdapter(EncoderAdapter):
         return ConformerBlock(self.config, index)
 
     def last(self) -> StageLayer:
-        widths = (self.config.hidden_size, self.module.layers[-1].out_width)
-        return ProjectorLayer(self.projector, widths, self.config.initializer_range)
+        return ProjectorLayer(self.projector, self.widths, self.config.initializer_range)

@@ -21,6 +21,7 @@ from runtime.models.adapter import (
 )
 from runtime.models.attention import pack, positions
 from runtime.models.cut_kind import CutKind, CutRules
+from runtime.models.mixture import MixtureKinds
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.router import widen_routers
 from workbench.model.model_graph import Module
@@ -58,7 +59,7 @@ class DecoderFamily:
         head_bias: whether the head has a bias.
         adapt: puts parts of our own into a layer, under the same names of weights.
         longest_item: tokens of the longest item, where the architecture changes behind them.
-        cuts: as `StageLayer.cuts`, of its blocks.
+        cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
     """
 
     config: type[PretrainedConfig]
@@ -78,6 +79,7 @@ class DecoderFamily:
     adapt: Callable[[nn.Module], None] | None = None
     longest_item: Callable[[PretrainedConfig], int] | None = None
     cuts: CutRules = ()
+    mixture_kinds: MixtureKinds = ()
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -140,7 +142,7 @@ class DecoderBlock(StageLayer):
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
-        self.cuts = family.cuts
+        self.cuts, self.mixture_kinds = family.cuts, family.mixture_kinds
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:

@@ -18,7 +18,8 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from runtime.models.cut_kind import CutKind
 from runtime.models.decoder import DecoderFamily, PositionTable
-from runtime.models.llama4 import RoutedExperts, adapt, longest_item
+from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt, longest_item
+from runtime.models.mixture import MixtralMixture
 from runtime.models.router import WideRouter
 
 DECODERS: Mapping[str, DecoderFamily] = {
@@ -36,6 +37,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         adapt=adapt,
         longest_item=longest_item,
         cuts=((RoutedExperts, CutKind.EXPERTS), (llama4.Llama4Router, CutKind.PARTIAL)),
+        mixture_kinds=((ChosenExperts, Llama4Mixture),),
     ),
     "qwen2": DecoderFamily(
         config=qwen2.Qwen2Config,
@@ -62,6 +64,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         norm=mixtral.MixtralRMSNorm,
         router=mixtral.MixtralTopKRouter,
         cuts=((mixtral.MixtralExperts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
+        mixture_kinds=((mixtral.MixtralSparseMoeBlock, MixtralMixture),),
     ),
     "gemma": DecoderFamily(
         config=gemma.GemmaConfig,

@@ -23,10 +23,11 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionConfig
 
 from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.encoder import EncoderBlock
 from runtime.models.initialise import generator_of
 from runtime.models.patch_grid import blockwise
 from runtime.models.projector import PROJECTORS
-from runtime.models.vision import VisionBlock, grid_of
+from runtime.models.vision import grid_of
 from workbench.data.sample import Item, Segment
 from workbench.model.families.dit import TIME_TOKENS
 
@@ -246,7 +247,7 @@ class DitAdapter(Adapter):
         return EmbedLatents(self.config.hidden_size, self._elements)
 
     def block(self, index: int) -> StageLayer:
-        return VisionBlock(SiglipEncoderLayer(self.config), index, STD)
+        return EncoderBlock(SiglipEncoderLayer(self.config), index, STD)
 
     def last(self) -> StageLayer:
         return NoiseHead(self.config.hidden_size, self._elements)

@@ -1,15 +1,16 @@
-"""Encoders of users' items: under which keys a batch has them, and how many tokens each becomes."""
+"""What encoders share: layers that embed items and run packed, widths, and how users give items."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runtime.models.adapter import Adapter
+from runtime.models.adapter import Adapter, Context, StageLayer
 
-# Shape suffixes: T = tokens, D = hidden width.
+# Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
 
 PIXELS = "pixel_values"
 SIZES = "image_sizes"  # (height, width) of images that lie padded in one tensor
@@ -24,12 +25,53 @@ class ItemSize(NamedTuple):
     grid: tuple[int, int] | None = None
 
 
+class EmbedItems(StageLayer):
+    """Layer 0: items of one size run together, and come out in the order they came in."""
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del hidden_TD, features
+        items = context.data.raw
+        sizes: dict[tuple[int, ...], list[int]] = {}
+        for index, item in enumerate(items):
+            sizes.setdefault(tuple(item.shape), []).append(index)
+        embedded: dict[int, Tensor] = {}
+        for members in sizes.values():
+            alike = torch.stack([items[index] for index in members])
+            embedded.update(zip(members, self.embed(alike), strict=True))
+        return torch.cat([embedded[index] for index in range(len(items))])
+
+    @abstractmethod
+    def embed(self, items: Tensor) -> Tensor:
+        """[N, T, D] of N items of one size."""
+
+
+class EncoderBlock(StageLayer):
+    """Layers 1..N: one encoder layer on packed items."""
+
+    blocks = "encoder.layers"
+
+    def __init__(self, block: nn.Module, index: int, std: float) -> None:
+        super().__init__({"block": f"{self.blocks}.{index}"}, std)
+        self.block = block
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a block is given its input"
+        y_1TD: Tensor = self.block(hidden_TD[None], attention_mask=context.packing)
+        return y_1TD[0]
+
+
 class EncoderAdapter(Adapter):
     """An encoder of images [C, Y, X] or frames [bins, frames]."""
 
     item_dims: ClassVar[int]
     items_key: ClassVar[str | None] = None  # None: the one that the model names
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, which say how the items lie
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """What its projector reads and gives."""
+        return self.config.hidden_size, self.module.layers[-1].out_width
 
     def input_keys(self, model: PreTrainedModel) -> tuple[str, ...]:
         """The names under which a batch has the inputs of this model; the first holds the items."""

@@ -12,11 +12,10 @@ from transformers.models.llama4.modeling_llama4 import (
 )
 
 from runtime.models.attention import packed_sdpa
+from runtime.models.mixture import SHARED_EXPERT, Choice, Mixture
 
 # Shape suffixes: T = packed tokens, N = those of one expert, H = heads, D = width, X = experts, K = experts
 # per token.
-
-SHARED_EXPERT = "shared_expert"  # the attribute of `ChosenExperts` that all tokens go through
 
 
 def longest_item(config: PretrainedConfig) -> int:
@@ -132,6 +131,27 @@ class ChosenExperts(nn.Module):
         x_TD = hidden_states.flatten(0, 1)
         y_TD: Tensor = self.shared_expert(x_TD)
         return self.total(y_TD + self.experts(x_TD, *self.route(x_TD))), None
+
+
+class Llama4Mixture(Mixture):
+    """Experts read tokens times their scores; one reads all of them."""
+
+    def choose(self, x_SD: Tensor) -> Choice:
+        expert_SK, score_SK = self.module.route(x_SD)
+        return Choice(expert_SK, before=score_SK)
+
+    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        y_ND: Tensor = self.module.experts.run(x_ND, gate_up, down)
+        return y_ND
+
+    @property
+    def for_all(self) -> nn.Module | None:
+        expert: nn.Module = self.module.get_submodule(SHARED_EXPERT)
+        return expert
+
+    def returned(self, y_TD: Tensor, like: Tensor) -> Any:
+        del like
+        return y_TD, None
 
 
 def adapt(layer: nn.Module) -> None:

@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from transformers.models.siglip.modeling_siglip import (
     SiglipVisionEmbeddings,
 )
 
-from runtime.models.adapter import Context, StageLayer
-from runtime.models.encoder import EncoderAdapter, ItemSize, grid_or_none
+from runtime.models.adapter import StageLayer
+from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize, grid_or_none
 from runtime.models.initialise import Fill, normal
 from runtime.models.projector import ProjectorLayer
 from workbench.data.sample import Segment
@@ -31,27 +30,7 @@ def grid_of(num_patches: int) -> tuple[int, int]:
     return rows, num_patches // rows
 
 
-class EmbedImages(StageLayer):
-    """Layer 0: images of one size run together, and come out in the order they came in."""
-
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del hidden_TD, features
-        images = context.data.raw
-        sizes: dict[tuple[int, ...], list[int]] = {}
-        for index, image in enumerate(images):
-            sizes.setdefault(tuple(image.shape), []).append(index)
-        embedded: dict[int, Tensor] = {}
-        for members in sizes.values():
-            pixels_NCHW = torch.stack([images[index] for index in members])
-            embedded.update(zip(members, self.embed(pixels_NCHW), strict=True))
-        return torch.cat([embedded[index] for index in range(len(images))])
-
-    @abstractmethod
-    def embed(self, pixels_NCHW: Tensor) -> Tensor:
-        """[N, T, D] of N images of one size."""
-
-
-class EmbedPatches(EmbedImages):
+class EmbedPatches(EmbedItems):
     """Patches, positions and, for CLIP, the class token and its first norm.
 
     A size other than the configured one gets interpolated positions, as transformers' own
@@ -72,23 +51,7 @@ class EmbedPatches(EmbedImages):
         return x_NTD if self.pre_norm is None else self.pre_norm(x_NTD)
 
 
-class VisionBlock(StageLayer):
-    """Layers 1..N: one encoder layer on packed images."""
-
-    blocks = "encoder.layers"
-
-    def __init__(self, block: nn.Module, index: int, std: float) -> None:
-        super().__init__({"block": f"{self.blocks}.{index}"}, std)
-        self.block = block
-
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
-        y_1TD: Tensor = self.block(hidden_TD[None], attention_mask=context.packing)
-        return y_1TD[0]
-
-
-class XavierBlock(VisionBlock):
+class XavierBlock(EncoderBlock):
     """A SigLIP layer: its matrices start with Xavier's scale, as transformers starts them."""
 
     def fill(self, name: str) -> Fill:
@@ -134,10 +97,6 @@ class VisionAdapter(EncoderAdapter):
         patches = (square_px(self.config.image_size) // square_px(self.config.patch_size)) ** 2
         return patches + (1 if self.has_class_token else 0), patches
 
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.config.hidden_size, self.module.layers[-1].out_width
-
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         patch = square_px(self.config.patch_size)
         rows, columns = shape[1] // patch, shape[2] // patch
@@ -176,7 +135,7 @@ class SiglipAdapter(VisionAdapter):
 
     def last(self) -> StageLayer:
         norm = nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
-        return ProjectorLayer(self.projector, self._widths, self.std, norm, "post_layernorm")
+        return ProjectorLayer(self.projector, self.widths, self.std, norm, "post_layernorm")
 
 
 class ClipAdapter(VisionAdapter):
@@ -205,7 +164,7 @@ class ClipAdapter(VisionAdapter):
 
     def block(self, index: int) -> StageLayer:
         std = self.std * (2 * len(self.module.layers)) ** -0.5
-        return VisionBlock(CLIPEncoderLayer(self.config), index, std)
+        return EncoderBlock(CLIPEncoderLayer(self.config), index, std)
 
     def last(self) -> StageLayer:
-        return ProjectorLayer(self.projector, self._widths, self.std, has_class_token=True)
+        return ProjectorLayer(self.projector, self.widths, self.std, has_class_token=True)

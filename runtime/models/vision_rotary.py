@@ -16,11 +16,20 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from runtime.models.adapter import ONE_ROTATION, Context, MicrobatchData, StageLayer
 from runtime.models.attention import Packing, pack, packed_sdpa
 from runtime.models.cut_kind import CutKind
-from runtime.models.encoder import GRIDS, PIXELS, SIZES, EncoderAdapter, ItemSize, grid_or_none
+from runtime.models.encoder import (
+    GRIDS,
+    PIXELS,
+    SIZES,
+    EmbedItems,
+    EncoderAdapter,
+    EncoderBlock,
+    ItemSize,
+    grid_or_none,
+)
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.patch_grid import blockwise, patches_of
 from runtime.models.projector import ProjectorLayer
-from runtime.models.vision import EmbedImages, VisionBlock, grid_of
+from runtime.models.vision import grid_of
 from workbench.data.sample import Segment
 from workbench.model.model_graph import Module
 
@@ -60,7 +69,7 @@ def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return (wide * cos_TD[:, None] + turned * sin_TD[:, None]).to(x_THD.dtype)
 
 
-class EmbedPixtral(EmbedImages):
+class EmbedPixtral(EmbedItems):
     """Patches and a norm."""
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -74,7 +83,7 @@ class EmbedPixtral(EmbedImages):
         return x_NTD
 
 
-class PixtralBlock(VisionBlock):
+class PixtralBlock(EncoderBlock):
     """One encoder layer under rotary positions."""
 
     blocks = "transformer.layers"
@@ -115,7 +124,7 @@ def _in_groups(x_TD: Tensor, order_G: Tensor | None, size: int) -> Tensor:
     return x_TD.unflatten(0, (-1, size)).index_select(0, order_G).flatten(0, 1)
 
 
-class QwenBlock(VisionBlock):
+class QwenBlock(EncoderBlock):
     """Its attention out of transformers' own matmuls, because theirs rotates in float32 alone."""
 
     blocks = "blocks"
@@ -266,8 +275,7 @@ class PixtralAdapter(GridAdapter):
         return block
 
     def last(self) -> StageLayer:
-        widths = (self.config.hidden_size, self.module.layers[-1].out_width)
-        return ProjectorLayer(self.projector, widths, self.config.initializer_range)
+        return ProjectorLayer(self.projector, self.widths, self.config.initializer_range)
 
 
 class QwenVisionAdapter(GridAdapter):

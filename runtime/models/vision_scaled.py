@@ -20,16 +20,17 @@ from transformers.models.internvl.modeling_internvl import (
 
 from runtime.models.adapter import Context, StageLayer
 from runtime.models.cut_kind import CutKind
+from runtime.models.encoder import EmbedItems, EncoderBlock
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
 from runtime.models.projector import ProjectorLayer
-from runtime.models.vision import EmbedImages, VisionAdapter, VisionBlock
+from runtime.models.vision import VisionAdapter
 from workbench.model.model_graph import Module
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
 
-class EmbedWithClass(EmbedImages):
+class EmbedWithClass(EmbedItems):
     """Class token, patches and positions, interpolated where the size is not the configured one."""
 
     def __init__(self, embeddings: nn.Module, std: float) -> None:
@@ -42,7 +43,7 @@ class EmbedWithClass(EmbedImages):
         return x_NTD
 
 
-class ScaledBlock(VisionBlock):
+class ScaledBlock(EncoderBlock):
     """One encoder layer; its factors start at the configured value."""
 
     blocks = "encoder.layer"
@@ -86,7 +87,7 @@ class ScaledVitAdapter(VisionAdapter):
 
     def _projector(self, norm: nn.Module | None) -> StageLayer:
         std = self.config.initializer_range
-        return ProjectorLayer(self.projector, self._widths, std, norm, "layernorm", has_class_token=True)
+        return ProjectorLayer(self.projector, self.widths, std, norm, "layernorm", has_class_token=True)
 
     def _final_norm(self) -> nn.Module:
         return nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)

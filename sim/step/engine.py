@@ -93,13 +93,20 @@ def _run(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A simulation makes many objects that last; walking them again and again takes a third of its time."""
+    """A simulation makes many objects that last; walking them again and again takes a third of its time.
+
+    What it leaves counts as old at once: turning collections on again would walk all of it. Where someone
+    keeps objects frozen, those stay so, and it is walked.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -115,9 +122,10 @@ def _check_programs(plan: Plan) -> None:
         for action in program.actions:
             holders[action] = holders.get(action, 0) + len(program.ranks)
         _check_held(plan, program)
+    ranks_of = {stage.id: stage.flat_ranks for stage in plan.stages}
     for action, num_holders in holders.items():
-        if action.stage is not None and num_holders != len(plan.stage[action.stage].flat_ranks):
-            ranks = plan.stage[action.stage].flat_ranks
+        if action.stage is not None and num_holders != len(ranks_of[action.stage]):
+            ranks = ranks_of[action.stage]
             missing = next(rank for rank in ranks if action not in plan.program.get(rank, ()))
             raise ValueError(f"action {action} is missing from the program of rank {missing}")
 
@@ -160,45 +168,46 @@ def _spans(
     """Of all ranks, by (rank, lane, start), with the memory curve that follows from them."""
     spans: list[Span] = []
     samples: list[MemorySample] = []
-    graph, start_s, end_s = lowered.tasks, lanes.start_s, lanes.end_s
-    number_of = {
-        rank: number for number, program in enumerate(lowered.plan.programs) for rank in program.ranks
-    }
-    for rank, actions in sorted(lowered.plan.program.items()):
-        aside = {
-            joined.action: Span(
-                rank, Lane.REDUCE, joined.action, start_s[joined.tasks[0]], end_s[joined.tasks[-1]]
-            )
-            for joined in (*graph.reductions[rank], *graph.fsdp[number_of[rank]])
-        }
-        passes = {}
-        for action in actions:
-            if action not in aside:
-                task = graph.steps[rank] if action == STEP else graph.passes[action]
-                passes[action] = Span(rank, Lane.COMPUTE, action, start_s[task], end_s[task])
-        spans.extend(passes.values())
-        spans.extend(sorted(aside.values(), key=lambda span: span.start_s))
+    for rank, (done, sharded) in sorted(_done(lowered, lanes).items()):
+        spans += [span for span in done if span.lane is Lane.COMPUTE]
+        aside = [span for span in done if span.lane is not Lane.COMPUTE]
+        spans += sorted(aside, key=lambda span: (span.start_s, span.action in sharded))
         if memory is not None:
-            both = passes | aside
-            samples.extend(memory_over_time(memory, rank, (both[action] for action in actions)))
+            samples += memory_over_time(memory, rank, done)
     return tuple(spans), tuple(samples)
+
+
+def _done(lowered: Lowered, lanes: Lanes) -> dict[int, tuple[list[Span], frozenset[Action]]]:
+    """Rank -> what it did, in program order, and which of that were rounds of sharded parameters."""
+    graph, start_s, end_s = lowered.tasks, lanes.start_s, lanes.end_s
+    found: dict[int, tuple[list[Span], frozenset[Action]]] = {}
+
+    def times(lane: Lane, action: Action, *tasks: int) -> tuple[Lane, Action, float, float]:
+        return lane, action, start_s[tasks[0]], end_s[tasks[-1]]
+
+    for program, collectives in zip(lowered.plan.programs, graph.fsdp, strict=True):
+        together = {each.action: times(Lane.REDUCE, each.action, *each.tasks) for each in collectives}
+        sharded = frozenset(together)
+        for action in program.actions:
+            if action in graph.passes:
+                together[action] = times(Lane.COMPUTE, action, graph.passes[action])
+        for rank in program.ranks:
+            own = {
+                each.action: times(Lane.REDUCE, each.action, *each.tasks) for each in graph.reductions[rank]
+            }
+            if rank in graph.steps:
+                own[STEP] = times(Lane.COMPUTE, STEP, graph.steps[rank])
+            done = [Span(rank, *(together.get(action) or own[action])) for action in program.actions]
+            found[rank] = done, sharded
+    return found
 
 
 def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
     """One per row and destination; local rows never started on a link."""
-    ready_s, start_s, end_s = network.ready_s, network.start_s, network.end_s
+    columns = zip(lowered.transfers, network.ready_s, network.start_s, network.end_s, strict=True)
     return tuple(
-        Message(
-            number,
-            row.edge,
-            row.source_rank,
-            destination,
-            row.num_bytes,
-            ready_s[number],
-            start_s[number],
-            end_s[number],
-        )
-        for number, row in enumerate(lowered.transfers)
-        if not isnan(start_s[number])
+        Message(row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
+        for row, ready_s, start_s, end_s in columns
+        if not isnan(start_s)
         for destination in row.destination_ranks
     )

@@ -1,10 +1,10 @@
 """Does the tasks of a step: each starts when all that it waits for has ended, and holds its ranks' lanes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import nan
 
 import numpy as np
@@ -62,26 +62,23 @@ class Lanes:
     def run(self) -> None:
         """Until nothing can begin any more."""
         for node in [node for node, missing in enumerate(self._missing) if missing == 0]:
-            self._begin(node)
+            self._begin(node)  # no row: each has a producer
         self._env.run()
 
-    def _begin(self, node: int) -> None:
-        if node >= self._num_tasks:
-            self.network.send(node - self._num_tasks)
+    def _begin(self, task: int) -> None:
+        self.start_s[task] = self._env.now
+        duration_s = self._duration_s[task]
+        for share, follower in self._marks.get(task, ()):
+            after(self._env, share * duration_s, self._less_to_wait, (follower,))
+        if task not in self._cores:
+            after(self._env, duration_s, self._end, task)
             return
-        self.start_s[node] = self._env.now
-        duration_s = self._duration_s[node]
-        for share, follower in self._marks.get(node, ()):
-            after(self._env, share * duration_s, self._less_to_wait, follower)
-        if node not in self._cores:
-            after(self._env, duration_s, self._end, node)
-            return
-        self._working[node] = len(self._cores[node])
-        for cores in self._cores[node]:
+        self._working[task] = len(self._cores[task])
+        for cores in self._cores[task]:
             if cores is None:
-                after(self._env, duration_s, self._end_part, node)
+                after(self._env, duration_s, self._end_part, task)
             else:
-                cores.work(duration_s, node)
+                cores.work(duration_s, task)
 
     def _end_part(self, task: int) -> None:
         self._working[task] -= 1
@@ -90,19 +87,26 @@ class Lanes:
 
     def _end(self, task: int) -> None:
         self.end_s[task] = self._env.now
-        self._release(task)
+        self._less_to_wait(self._followers_of(task))
 
-    def _arrived(self, row: int) -> None:
-        self._release(self._num_tasks + row)
+    def _arrived(self, rows: Iterable[int]) -> None:
+        self._less_to_wait(chain.from_iterable(self._followers_of(self._num_tasks + row) for row in rows))
 
-    def _release(self, node: int) -> None:
-        for place in range(self._offsets[node], self._offsets[node + 1]):
-            self._less_to_wait(self._followers[place])
+    def _followers_of(self, node: int) -> list[int]:
+        return self._followers[self._offsets[node] : self._offsets[node + 1]]
 
-    def _less_to_wait(self, node: int) -> None:
-        self._missing[node] -= 1
-        if self._missing[node] == 0:
-            self._begin(node)
+    def _less_to_wait(self, nodes: Iterable[int]) -> None:
+        missing, num_tasks = self._missing, self._num_tasks
+        rows: list[int] = []
+        for node in nodes:
+            missing[node] -= 1
+            if missing[node] == 0:
+                if node < num_tasks:
+                    self._begin(node)
+                else:
+                    rows.append(node - num_tasks)
+        if rows:
+            self.network.send(rows)
 
 
 def _shared_cores(

@@ -55,6 +55,7 @@ class Sweep:
                 )
         self._lowered = lowered
         self._wires = wires(lowered)
+        self._missing, self._adjacency = lowered.tasks.num_missing, lowered.tasks.adjacency
 
     def times(
         self, duration_s: Callable[[Action], float], step_s: Callable[[int], float] | None = None
@@ -90,8 +91,8 @@ class Sweep:
         start_s, end_s, ready_s = run(
             np.array(task_durations_s(self._lowered, prices, steps_s)),
             (self._wires.transmit_s, self._wires.latency_s, self._wires.port),
-            graph.num_missing.copy(),
-            *graph.adjacency,
+            self._missing.copy(),
+            *self._adjacency,
         )
         stuck = int(np.isnan(end_s).sum())
         if stuck:

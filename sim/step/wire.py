@@ -1,6 +1,6 @@
 """Links: a message occupies exactly one, its route's slowest; who goes first is decided once per instant."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import nan
 from typing import NamedTuple
@@ -35,21 +35,24 @@ def wires(lowered: Lowered) -> Wires:
     """
     cluster, rows = lowered.plan.cluster, lowered.transfers
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
-    transmit_s, latency_s = np.zeros(len(rows)), np.zeros(len(rows))
-    port = np.full(len(rows), -1, dtype=np.int64)
+    found: list[tuple[float, float, int]] = []
     numbers: dict[tuple[str, int], int] = {}
     known: dict[tuple[int, tuple[int, ...]], tuple[int, Link] | None] = {}
-    for place, row in enumerate(rows):
+    for row in rows:
         ends = row.source_rank, row.destination_ranks
         if ends not in known:
             key_link = _port_of(cluster, node_of, *ends)
             known[ends] = key_link and (numbers.setdefault(key_link[0], len(numbers)), key_link[1])
-        found = known[ends]
-        if found is not None:
-            port[place], link = found
-            transmit_s[place] = row.num_bytes / link.bytes_per_s
-            latency_s[place] = link.latency_s
-    return Wires(transmit_s, latency_s, port)
+        number_link = known[ends]
+        if number_link is None:
+            found.append((0.0, 0.0, -1))
+        else:
+            number, link = number_link
+            found.append((row.num_bytes / link.bytes_per_s, link.latency_s, number))
+    transmit_s, latency_s, port = zip(*found, strict=True) if found else ((), (), ())
+    return Wires(
+        np.array(transmit_s, dtype=float), np.array(latency_s, dtype=float), np.array(port, dtype=np.int64)
+    )
 
 
 def _port_of(
@@ -74,10 +77,10 @@ class Network:
     Args:
         env: the clock.
         wires: what every row occupies.
-        arrived: called with a row when it is there.
+        arrived: called with rows when they are there.
     """
 
-    def __init__(self, env: Environment, wires: Wires, arrived: Callable[[int], None]) -> None:
+    def __init__(self, env: Environment, wires: Wires, arrived: Callable[[Iterable[int]], None]) -> None:
         self._env, self._arrived = env, arrived
         self._transmit_s: list[float] = wires.transmit_s.tolist()
         self._latency_s: list[float] = wires.latency_s.tolist()
@@ -90,31 +93,38 @@ class Network:
         self.start_s = [nan] * len(self._port)
         self.end_s = [nan] * len(self._port)
 
-    def send(self, row: int) -> None:
-        """The row is ready: a local one is there at once, any other waits for its port."""
-        self.ready_s[row] = now = self._env.now
-        port = self._port[row]
-        if port < 0:
-            self._deliver([row])
-            return
-        heappush(self._waiting[port], (now, row))
-        if self._is_free[port]:
-            self._decide_later(port)
+    def send(self, rows: Iterable[int]) -> None:
+        """These are ready: local rows are there at once, any other waits for its port."""
+        now, is_free = self._env.now, self._is_free
+        local: list[int] = []
+        undecided: list[int] = []
+        for row in rows:
+            self.ready_s[row] = now
+            port = self._port[row]
+            if port < 0:
+                local.append(row)
+                continue
+            heappush(self._waiting[port], (now, row))
+            if is_free[port]:
+                undecided.append(port)
+        self._decide_later(undecided)
+        if local:
+            self._deliver(local)
 
-    def _decide_later(self, port: int) -> None:
-        if not self._undecided:
+    def _decide_later(self, ports: list[int]) -> None:
+        if ports and not self._undecided:
             at_last(self._env, self._decide)
-        self._undecided.append(port)
+        self._undecided += ports
 
     def _decide(self) -> None:
         """Every free port takes its lowest (ready time, row)."""
         ports, self._undecided = self._undecided, []
-        now = self._env.now
+        now, is_free = self._env.now, self._is_free
         started: dict[float, list[int]] = {}
         for port in ports:
             waiting = self._waiting[port]
-            if waiting and self._is_free[port]:
-                self._is_free[port] = False
+            if waiting and is_free[port]:
+                is_free[port] = False
                 row = heappop(waiting)[1]
                 self.start_s[row] = now
                 started.setdefault(self._transmit_s[row], []).append(row)
@@ -123,12 +133,11 @@ class Network:
 
     def _transmitted(self, rows: list[int]) -> None:
         travelling: dict[float, list[int]] = {}
-        for row in rows:
-            port = self._port[row]
+        ports = [self._port[row] for row in rows]
+        for port, row in zip(ports, rows, strict=True):
             self._is_free[port] = True
-            if self._waiting[port]:
-                self._decide_later(port)
             travelling.setdefault(self._latency_s[row], []).append(row)
+        self._decide_later([port for port in ports if self._waiting[port]])
         for latency_s, together in travelling.items():
             after(self._env, latency_s, self._deliver, together)
 
@@ -136,4 +145,4 @@ class Network:
         now = self._env.now
         for row in rows:
             self.end_s[row] = now
-            self._arrived(row)
+        self._arrived(rows)

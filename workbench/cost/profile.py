@@ -55,9 +55,7 @@ class LayerPoint:
         split_input_s: input gradients of a backward that leaves weight gradients for later; None: as
             `input_grad_s`.
         split_weight_s: weight gradients that were left for later; None: as `weight_grad_s`.
-        context_tokens: of other modules, that a row's cross-attention reads.
-        reader_tokens: of the row's items that have any.
-        context_area: query-key pairs between the two, item by item.
+        context_tokens, reader_tokens, context_area: of cross-attention, as those of `RowWork`.
     """
 
     rows: int
@@ -93,8 +91,7 @@ class LayerTable:
     Args:
         signature: what it shares with layers that take the same time.
         precision: it was measured in.
-        tp: tensor-parallel ranks it was cut for.
-        cp: context-parallel ranks it was cut for.
+        tp, cp: ranks it was cut for, by tensor and by context parallelism.
         points: measured sizes.
     """
 
@@ -162,8 +159,7 @@ class MachineLink:
         name: of the link.
         bytes_per_s: bandwidth.
         latency_s: from the end of sending to arrival.
-        measured: False when from a data sheet.
-        source: where the numbers come from.
+        measured, source: whether it was measured, not taken from a data sheet, and where.
     """
 
     scope: str
@@ -200,8 +196,7 @@ class Fit:
     Args:
         table: which.
         num_points: in it.
-        median: of the absolute relative errors.
-        p90: their 90th percentile.
+        median, p90: of the absolute relative errors.
     """
 
     table: str

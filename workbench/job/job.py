@@ -8,8 +8,9 @@ from pathlib import Path
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Sample
 from workbench.job.device_pools import Aim, Pool, check_pools, pools_of
+from workbench.job.job_file import read_spec
 from workbench.job.parts import batch_of, cluster_of, model_of
-from workbench.job.schema import JobSpec, LayoutSpec, read_spec
+from workbench.job.schema import JobSpec, LayoutSpec
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree

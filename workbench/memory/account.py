@@ -160,11 +160,13 @@ def _during(action: Action | None) -> str:
 def _peak(plan: Plan, table: MemoryTable, rank: int) -> tuple[int, Action | None]:
     held = most = table.static_bytes[rank]
     moment: Action | None = None
+    acquired, released = table.acquired_bytes.get, table.released_bytes.get
     for action in plan.program.get(rank, ()):
-        held += table.acquired_bytes.get((rank, action), 0)
+        key = rank, action
+        held += acquired(key, 0)
         if held > most:
             most, moment = held, action
-        held -= table.released_bytes.get((rank, action), 0)
+        held -= released(key, 0)
     return most, moment
 
 

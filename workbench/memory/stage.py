@@ -171,6 +171,8 @@ class Sizes:
         self._known: dict[tuple[object, ...], StageBytes] = {}
         self._named: dict[tuple[int, int, bool], StageBytes] = {}  # every rank of a stage asks
         self._known_split: dict[tuple[object, ...], StageSplitBytes] = {}
+        self._settings: dict[tuple[object, ...], tuple[int, Setting]] = {}
+        self._numbers: dict[Setting, int] = {}
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
@@ -180,25 +182,33 @@ class Sizes:
         return self._named[name]
 
     def _of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
-        needs = self._needs(stage, microbatch)
-        if not keeps:
-            needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
-        setting = self._setting(stage, microbatch)
-        key = (stage.module, stage.layers, needs, setting)
+        number, setting = self._numbered_setting(stage, microbatch)
+        key = stage.module, stage.layers, number, self._routing.present(microbatch) if keeps else None
         if key not in self._known:
+            needs = self._needs(stage, microbatch)
+            if not keeps:
+                needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
             self._known[key] = self._sum(stage, needs, setting)
         return self._known[key]
 
     def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
         """Of that stage, whose backward of the microbatch is split."""
-        needs, setting = self._needs(stage, microbatch), self._setting(stage, microbatch)
-        key = (stage.module, stage.layers, needs, setting)
+        number, setting = self._numbered_setting(stage, microbatch)
+        key = stage.module, stage.layers, number, self._routing.present(microbatch)
         if key not in self._known_split:
-            self._known_split[key] = self._sum_split(stage, needs, setting)
+            self._known_split[key] = self._sum_split(stage, self._needs(stage, microbatch), setting)
         return self._known_split[key]
 
     def _needs(self, stage: Stage, microbatch: Microbatch) -> tuple[Needs, ...]:
         return self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+
+    def _numbered_setting(self, stage: Stage, microbatch: Microbatch) -> tuple[int, Setting]:
+        """Equal settings have one number: hashing the whole for every pass is slow."""
+        name = microbatch.module, microbatch.replica, microbatch.index, stage.tp, stage.cp, stage.ep
+        if name not in self._settings:
+            setting = self._setting(stage, microbatch)
+            self._settings[name] = self._numbers.setdefault(setting, len(self._numbers)), setting
+        return self._settings[name]
 
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         module = self._plan.model.module(stage.module)

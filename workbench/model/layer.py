@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from math import prod
+from operator import attrgetter
 from typing import get_args
 
 from workbench.data.sample import WHERE_SET
@@ -165,7 +166,11 @@ class Lookup:
 
 
 Operator = Matmul | Attention | Pointwise | Lookup
-_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in get_args(Operator)}
+_SIZES = {  # of an operator: every number that it has
+    kind: tuple(f.name for f in fields(kind) if f.type in (int, float, int | None))
+    for kind in get_args(Operator)
+}
+_SIZES_OF = {kind: attrgetter(*names) for kind, names in _SIZES.items()}
 
 
 class LayerKind(StrEnum):
@@ -181,7 +186,7 @@ class LayerKind(StrEnum):
 class Layer:
     """One layer of a module.
 
-    No `slots`: its weights are cached on the instance.
+    No `slots`: what is asked of it most is cached on the instance.
 
     Args:
         name: unique inside its module, e.g. "block.3".
@@ -206,9 +211,9 @@ class Layer:
         if self.out_width < 1:
             raise ValueError(f"layer {self.name!r}: out_width must be >= 1, got {self.out_width}")
         for operator in self.operators:
-            for name in _FIELDS[type(operator)]:
-                value = getattr(operator, name)
-                if isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
+            for place, value in enumerate(_SIZES_OF[type(operator)](operator)):
+                if value is not None and not 0 <= value <= LARGEST_SIZE:
+                    name = _SIZES[type(operator)][place]
                     raise ValueError(
                         f"layer {self.name!r}, operator {operator.name!r}: {name} must be "
                         f"0 to {LARGEST_SIZE:,}, got {value}"
@@ -231,7 +236,7 @@ class Layer:
     def num_parameters(self) -> int:
         return sum(parameter.num_elements for parameter in self.parameters())
 
-    @property
+    @cached_property
     def reads_context(self) -> bool:
         """Whether it looks at another module's tokens, which stand in no sequence of its own."""
         return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)

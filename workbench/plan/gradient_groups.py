@@ -21,8 +21,17 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
 
     Order: modules last to first, layers descending, tied weights where their first layer
     stands; every rank issues its groups in this order. Of weights that are sharded, there is a
-    group per part: the ranks that hold it in any instance.
+    group per part: the ranks that hold it in any instance. Kept with the plan object, like its look-up
+    tables.
     """
+    kept = vars(plan)
+    if "gradient_groups" not in kept:
+        kept["gradient_groups"] = _groups(plan)
+    found: tuple[GradientGroup, ...] = kept["gradient_groups"]
+    return found
+
+
+def _groups(plan: Plan) -> tuple[GradientGroup, ...]:
     groups: list[GradientGroup] = []
     units = sharded_stages(plan)
     for module in reversed(plan.model.modules):

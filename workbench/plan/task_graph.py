@@ -181,22 +181,23 @@ class _Builder:
         self.fsdp: list[tuple[Joined, ...]] = []
         self.reductions: dict[int, tuple[Joined, ...]] = {}
         self._members = members
-        self._groups_on = _groups_on(members, reductions)
+        self._ranks_of = {stage.id: stage.flat_ranks for stage in plan.stages}
+        self._groups_on = _groups_on(self._ranks_of, members, reductions)
         self._units = sharded_stages(plan)
         self._collectives: dict[Action, int] = {}  # by their common names
         for action in plan.program_actions:
-            self._add_action(plan, action)
+            self._add_action(action)
         for program in plan.programs:
             self._add_program(program)
 
-    def _add_action(self, plan: Plan, action: Action) -> None:
+    def _add_action(self, action: Action) -> None:
         if is_exchange(action, self._units):
             name = self._name(action)
             if name not in self._collectives:
                 ranks = self._units[action.stage or 0].ranks
                 self._collectives[name] = self._new(Task(Kind.FSDP, name, ranks))
         elif action.stage is not None and action.kind is not Pass.REDUCE_GRAD:
-            self.passes[action] = self._new(Task(Kind.PASS, action, plan.stage[action.stage].flat_ranks))
+            self.passes[action] = self._new(Task(Kind.PASS, action, self._ranks_of[action.stage]))
 
     def _name(self, action: Action) -> Action:
         """What all replicas call an fsdp collective."""
@@ -273,12 +274,15 @@ class _Builder:
 
 
 def _groups_on(
-    members: Mapping[int, tuple[int, ...]], reductions: Mapping[Action, tuple[int, ...]]
+    ranks_of: Mapping[int, tuple[int, ...]],
+    members: Mapping[int, tuple[int, ...]],
+    reductions: Mapping[Action, tuple[int, ...]],
 ) -> dict[tuple[int, Action], list[int]]:
-    """(rank, REDUCE_GRAD) -> its groups, in issue order; absent where there are none."""
+    """(rank, REDUCE_GRAD of a stage of its own) -> its groups, in issue order; absent where it has none."""
     found: dict[tuple[int, Action], list[int]] = {}
     for action, indices in reductions.items():
+        holders = frozenset(ranks_of[action.stage or 0])
         for index in indices:
-            for rank in members[index]:
+            for rank in holders.intersection(members[index]):
                 found.setdefault((rank, action), []).append(index)
     return found

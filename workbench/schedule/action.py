@@ -17,6 +17,9 @@ class Pass(StrEnum):
     REDUCE_GRAD = "REDUCE_GRAD"
     STEP = "STEP"
 
+    # That of the letter; an Enum's own is a call in Python, and actions are keys everywhere.
+    __hash__ = str.__hash__
+
 
 COMPUTE = (Pass.F, Pass.B, Pass.I, Pass.W)
 MOVES = (Pass.UNSHARD, Pass.RESHARD)

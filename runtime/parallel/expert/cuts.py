@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from runtime.models.adapter import StageLayer
-from runtime.parallel.expert.mixture import EXPERTS, mixtures_of
+from runtime.models.mixture import EXPERTS
 from runtime.parallel.tensor.cuts import Cut, Cuts, cuts_of
 from runtime.parallel.tensor.group import TensorGroup
 from workbench.plan.plan import Stage
@@ -74,7 +74,7 @@ def parts_of(layer: StageLayer, *, tp: int, ep: int) -> WeightParts:
     cuts = Cuts() if tp == 1 else cuts_of(layer, tp)
     if ep == 1:
         return WeightParts(cuts)
-    names = tuple(mixtures_of(layer))
+    names = tuple(layer.mixtures())
     experts = {name: cut for mixture in names for name, cut in _expert_cuts(layer, mixture)}
     kept = {name: cut for name, cut in cuts.cut.items() if name not in experts}
     skipped = (*names, *(f"{name}.{EXPERTS}" for name in names))

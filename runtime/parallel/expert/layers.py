@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from runtime.models.adapter import StageLayer
+from runtime.models.mixture import Choice, Mixture
 from runtime.parallel.expert.group import ExpertGroup, RowCounts, exchange_counts, exchange_rows
-from runtime.parallel.expert.mixture import Choice, Mixture, mixtures_of
 from runtime.parallel.tensor.group import Talk, TensorGroup
 from runtime.parallel.tensor.sequence import TokenParts
 
@@ -38,7 +38,7 @@ def parallelize_experts(
         talk: how they share tokens around the layer's regions: the group, or parts of them. None where
             `tensor` is.
     """
-    for mixture in mixtures_of(layer).values():
+    for mixture in layer.mixtures().values():
         mixture.module.forward = _ParallelMixture(mixture, group, tensor, talk)
 
 

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.models.adapter import NO_TARGET, Context, StageLayer
 from runtime.models.cut_kind import CutKind
 from runtime.models.decoder import EmbedTokens, NextTokenHead
-from runtime.models.llama4 import SHARED_EXPERT
+from runtime.models.mixture import SHARED_EXPERT
 from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
 from runtime.parallel.tensor.group import Talk, TensorGroup
 

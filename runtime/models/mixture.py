@@ -6,14 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
-
-from runtime.models.adapter import StageLayer
-from runtime.models.llama4 import SHARED_EXPERT, ChosenExperts
 
 # Shape suffixes: S = tokens, K = experts of a token, N = rows of one expert, D = hidden width.
 
 EXPERTS = "experts"  # the module inside a mixture that holds all experts' weights, expert by expert
+SHARED_EXPERT = "shared_expert"  # the module inside one that all tokens go through
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,9 @@ class Mixture(ABC):
         return y_TD.view_as(like)
 
 
-class _Mixtral(Mixture):
+class MixtralMixture(Mixture):
+    """Results are multiplied by shares that sum to 1."""
+
     def choose(self, x_SD: Tensor) -> Choice:
         _, share_SK, expert_SK = self.module.gate(x_SD)
         return Choice(expert_SK, after=share_SK)
@@ -75,28 +74,5 @@ class _Mixtral(Mixture):
         return functional.linear(self.module.experts.act_fn(gate) * up, down)
 
 
-class _Llama4(Mixture):
-    def choose(self, x_SD: Tensor) -> Choice:
-        expert_SK, score_SK = self.module.route(x_SD)
-        return Choice(expert_SK, before=score_SK)
-
-    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        y_ND: Tensor = self.module.experts.run(x_ND, gate_up, down)
-        return y_ND
-
-    @property
-    def for_all(self) -> nn.Module | None:
-        expert: nn.Module = self.module.get_submodule(SHARED_EXPERT)
-        return expert
-
-    def returned(self, y_TD: Tensor, like: Tensor) -> Any:
-        del like
-        return y_TD, None
-
-
-_KINDS: dict[type[nn.Module], type[Mixture]] = {MixtralSparseMoeBlock: _Mixtral, ChosenExperts: _Llama4}
-
-
-def mixtures_of(layer: StageLayer) -> dict[str, Mixture]:
-    """Local name of the module -> its mixture, for every one in the layer."""
-    return {name: _KINDS[type(m)](m) for name, m in layer.named_modules() if type(m) in _KINDS}
+# Classes of modules that hold a router and experts, and what these are made of.
+MixtureKinds = tuple[tuple[type[nn.Module], type[Mixture]], ...]

@@ -1,0 +1,94 @@
+"""How long the program takes to start, over what the interpreter alone takes.
+
+Setup:   `workbench --help`, `workbench plan examples/tiny.yaml` and `python -c pass`, one after the other and
+         over again, each a process of its own on the same machine; medians.
+Ours:    seconds from start to end and seconds of a core, and how many times those of `python -c pass`
+         in the same run.
+Run:     python -m experiments.bench.startup [--json] [--repeats N]
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.harness.command import command_line
+
+ROOT = Path(__file__).parents[2]
+REPEATS = 7
+GOALS_S = {"help": 0.4, "plan": 1.5}  # on a quiet machine
+BARE = "bare"  # the interpreter alone
+
+
+def commands(folder: Path) -> Mapping[str, tuple[str, ...]]:
+    """What is started, by name."""
+    program = "from workbench.cli.app import main; main()"
+    plan = ("plan", "examples/tiny.yaml", "--profile", "A40", "-o", str(folder / "plan.json"))
+    return {
+        BARE: ("pass",),
+        "import": ("import workbench",),
+        "help": (program, "--help"),
+        "plan": (program, *plan),
+    }
+
+
+def seconds_of(script: Sequence[str]) -> tuple[float, float]:
+    """(From start to end, on a core) of one process; CalledProcessError where it fails."""
+    start_s, used_s = time.perf_counter(), _used_s()
+    subprocess.run([sys.executable, "-c", *script], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start_s, _used_s() - used_s
+
+
+def _used_s() -> float:
+    """Core seconds of all processes that were waited for."""
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
+
+def measure(repeats: int) -> dict[str, float]:
+    """Medians by name, and their ratios to the interpreter's: of the clock, and of core seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = commands(Path(folder))
+        times_s: dict[str, list[tuple[float, float]]] = {name: [] for name in wanted}
+        for script in wanted.values():
+            seconds_of(script)  # files are read into memory, bytecode is written
+        for _ in range(repeats):
+            for name, script in wanted.items():
+                times_s[name].append(seconds_of(script))
+    found: dict[str, float] = {}
+    for kind, column in (("", 0), ("_core", 1)):
+        medians = {name: statistics.median(each[column] for each in times_s[name]) for name in wanted}
+        for name, median_s in medians.items():
+            found[f"{name}{kind}_s"] = median_s
+            found[f"{name}{kind}_over_bare"] = median_s / medians[BARE]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print a table or one JSON object."""
+    parser = command_line(__doc__)
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="of every command")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        parser.error(f"--repeats must be 1 or more, got {options.repeats}")
+    found = measure(options.repeats)
+    load = os.getloadavg()[0]
+    if options.json:
+        sys.stdout.write(json.dumps(found | {"load": load, "repeats": options.repeats}) + "\n")
+        return 0
+    for name in commands(Path()):
+        clock = f"{found[f'{name}_s']:7.3f} s {found[f'{name}_over_bare']:6.1f} x"
+        core = f"{found[f'{name}_core_s']:7.3f} s {found[f'{name}_core_over_bare']:6.1f} x of a core"
+        goal = f"; goal on a quiet machine: {GOALS_S[name]} s" if name in GOALS_S else ""
+        sys.stdout.write(f"{name:7}{clock}, {core}{goal}\n")
+    sys.stdout.write(f"load of the machine: {load:.1f}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Reads a job.yaml: strict, and every mistake is one line that names the nearest known key."""
+
+import difflib
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from workbench.job.schema import JobSpec
+
+
+def read_spec(path: Path) -> JobSpec:
+    """The file, checked.
+
+    Raises:
+        ValueError: one line with the file, the place, the rule and the value.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return parse_spec(text, where=str(path))
+
+
+def parse_spec(text: str, *, where: str = "job") -> JobSpec:
+    """The text of a job.yaml, checked; see `read_spec`."""
+    try:
+        data = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"{where}: not YAML: {line}{getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: want keys and values, got {type(data).__name__}")
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_one_line(error)}") from None
+
+
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML as usual, but a key that stands twice is an error instead of winning silently."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  (yaml's)
+        seen = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", key_node.start_mark
+                )
+            seen.append(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _one_line(error: ValidationError) -> str:
+    """An unknown key first (it explains a missing one), else the first complaint."""
+    errors = error.errors()
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    place = [str(part) if str(part).isprintable() else repr(part) for part in first["loc"]]
+    where = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(place[:-1])
+        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
+        return f"unknown key {where!r}; {hint}"
+    if first["type"] == "missing":
+        return f"missing key {where!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    value = "" if isinstance(first["input"], dict) else f", got {first['input']!r:.60}"
+    return f"{where or 'file'}: {message}{value}"
+
+
+def _known_keys(place: list[str]) -> list[str]:
+    """Keys allowed at a place in the file."""
+    model: Any = JobSpec
+    for part in place:
+        field = model.model_fields.get(part) if model is not None else None
+        if field is not None:
+            model = _model_in(field.annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _model_in(annotation: Any) -> Any:
+    """The schema class inside an annotation, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
