@@ -269,12 +269,10 @@ class ScheduleSpec(Strict):
     Args:
         kind: which schedule.
         virtual_stages: stages of the LLM on each of its ranks; left out: the kind's usual number.
-        memory_limit: most microbatches whose activations a rank of the LLM may hold, for schedules that split
-            the backward; left out: the kind's own.
+        memory_limit: most microbatches that a rank of the LLM may hold, of `zb-` kinds; left out: their own.
         window: of schedules in phases: microbatches of the LLM between two changes of module; left out: all.
-        run_ahead: of the same: windows by which encoder forwards come early; of `1f1b`: microbatches by
-            which forwards of frozen encoders may.
-        offload: of the same, in one window: encoder state is on the host while the LLM runs.
+        run_ahead: windows by which encoder forwards come early; under `1f1b` microbatches of frozen encoders.
+        offload: of schedules in phases without a window: encoder state is on the host while the LLM runs.
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B

@@ -16,7 +16,8 @@ class ScheduleKind(StrEnum):
 
     spec: ScheduleSpec
 
-    def __new__(cls, spec: ScheduleSpec) -> Self:
+    def __new__(cls, spec: ScheduleSpec | str) -> Self:
+        assert isinstance(spec, ScheduleSpec)  # a name finds its member before it comes here
         kind = str.__new__(cls, spec.name)
         kind._value_ = spec.name
         kind.spec = spec
