@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="JSON file that plots read")
     arguments = parser.parse_args(argv)
     cells = simulated()
-    record = {
+    record: dict[str, Any] = {
         "script": "bench/attention",
         "simulated": [asdict(cell) for cell in cells],
         "published": published(),

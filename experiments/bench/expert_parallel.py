@@ -25,7 +25,7 @@ from experiments.harness.command import command_line
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
-from runtime.parallel.expert.mixture import mixtures_of
+from runtime.models.adapter import StageLayer
 from runtime.rank_job import RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
@@ -108,7 +108,8 @@ def fresh_choices() -> list[Tensor]:
     module = build_stage_module(plan, plan.stages[0], seed=0, dtype=torch.float32)
     found: list[Tensor] = []
     for layer in module.layers:
-        for mixture in mixtures_of(layer).values():  # type: ignore[arg-type]
+        assert isinstance(layer, StageLayer)
+        for mixture in layer.mixtures().values():
             mixture.module.gate.register_forward_hook(lambda _, __, output: found.append(output[2]))
     for microbatch in plan.microbatches:
         data = microbatch_data(

@@ -15,7 +15,9 @@ Run:     python -m experiments.bench.layerwise [--rounds 5] [--steps 12] [--json
 import json
 import statistics
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from experiments.harness.command import command_line
@@ -26,7 +28,7 @@ from runtime.elastic.training import ElasticTraining
 from sim.step.engine import simulate
 from workbench.elastic.layerwise import layerwise
 from workbench.plan.lower import lower
-from workbench.schedule.action import Pass
+from workbench.schedule.action import Action, Pass
 
 ROUNDS, STEPS, WARM_UP = 5, 12, 2
 WEIGHTS = (0.25, 0.5, 1.0, 2.0)
@@ -70,13 +72,16 @@ def simulated_gains() -> dict[str, float]:
     for weight in WEIGHTS:
         units = {Pass.F: 0.5, Pass.B: 1.0, Pass.REDUCE_GRAD: weight, Pass.STEP: 0.0}
         plain, fast = (
-            simulate(lowered, lambda action, units=units: units[action.kind], overlapped=each)
-            for each in ({}, overlapped)
+            simulate(lowered, partial(_units, units), overlapped=each) for each in ({}, overlapped)
         )
         gains[f"simulated_gain_at_{weight:g}"] = (
             max(s.end_s for s in plain.spans) / max(s.end_s for s in fast.spans) - 1
         )
     return gains
+
+
+def _units(units: Mapping[Pass, float], action: Action) -> float:
+    return units[action.kind]
 
 
 def main() -> int:

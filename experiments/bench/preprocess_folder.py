@@ -52,14 +52,15 @@ def start_server(
     folder: Path, batch_size: int, window: int, *, producers: int = 1, port: int = 0, cores: set[int]
 ) -> ServerProcess:
     """The command `workbench preprocess serve`, it and its producers on those cores alone."""
-    options = ("--max-pixels", 2**22, "--batch-size", batch_size, "--window", window)
-    options += ("--producers", producers, "--port", port)
+    sizes = {"max-pixels": 2**22, "batch-size": batch_size, "window": window}
+    numbers = sizes | {"producers": producers, "port": port}
+    options = [f"--{name}={value}" for name, value in numbers.items()]
     script = "from workbench.cli.app import main; main()"
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", script, "preprocess", "serve", str(folder), *map(str, options)],
+            [sys.executable, "-c", script, "preprocess", "serve", str(folder), *options],
             stdout=subprocess.PIPE,
             text=True,
         )

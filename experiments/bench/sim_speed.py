@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from experiments.bench.plan_speed import plan_rates
@@ -94,7 +95,7 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     timed, bare = [], []
     for _ in range(REPEATS):
         unseen = replace(lowered)  # without the task graph that it keeps
-        timed.append(_timed(lambda unseen=unseen: simulate(unseen, duration_s, memory=memory)))
+        timed.append(_timed(partial(simulate, unseen, duration_s, memory=memory)))
         bare.append(timeouts_per_s(len(lowered.plan.ranks), BARE_TIMEOUTS))
     trace = timed[0][1]
     unseen = replace(lowered)
@@ -138,10 +139,12 @@ def against_textbook(
     lowered: Lowered, duration_s: Callable[[Action], float], memory: MemoryTable
 ) -> dict[str, float | bool]:
     """Both simulators on one plan, alternating; the fastest of each."""
-    ours, theirs, iterations = [], [], []
+    ours: list[float] = []
+    theirs: list[float] = []
+    iterations: list[float] = []
     for _ in range(REPEATS):
         for times, run in ((ours, simulate), (theirs, simulate_textbook)):
-            seconds, trace = _timed(lambda run=run: run(lowered, duration_s, memory=memory))
+            seconds, trace = _timed(partial(run, lowered, duration_s, memory=memory))
             times.append(seconds)
             iterations.append(trace.iteration_s)
     return {

@@ -24,7 +24,7 @@ def llm_family() -> Mapping[str, Make]:
 
 def encoder_family(arch: str) -> Mapping[str, Make]:
     """Encoders by size of a family as Table 1 calls it; ValueError for another name."""
-    families = {
+    families: dict[str, Mapping[str, Make]] = {
         "Qwen2 Vision": _QWEN2_VISION,
         "Phi4 Audio": _PHI4_AUDIO,
         "EVA-CLIP": _EVA_CLIP,
@@ -37,7 +37,7 @@ def encoder_family(arch: str) -> Mapping[str, Make]:
 
 def icml_model(name: str) -> ModelGraph:
     """MLLM-<vision><audio><LLM> of the ICML version, e.g. "SML"."""
-    vision, audio, llm = name
+    vision, audio, llm = tuple(name)
     text = _LLM[llm](trainable=Trainable.NONE)
     width = _width(text)
     encoders = (

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from experiments.fidelity.memory import tiny_job
 from workbench.cost.hardware import Cluster
@@ -35,7 +36,7 @@ def roomy(job: Job) -> Job:
     return replace(job, batch=job.batch[:NUM_SAMPLES], cluster=cluster, layouts=(), max_ranks=None)
 
 
-def with_layouts(job: Job, *, encoders: int, llm: int, **degrees: int) -> Job:
+def with_layouts(job: Job, *, encoders: int, llm: int, **degrees: Any) -> Job:
     """Stages of every encoder and of the LLM, and the latter's other degrees."""
     layouts = [
         ModuleLayout(module=module.name, pp=llm, **degrees)

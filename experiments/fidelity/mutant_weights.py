@@ -94,8 +94,8 @@ class HeldWeights:
         if stuck := self._lanes.stuck():
             raise Stalled(stuck)
         if self._away:
-            rank, stage = min(self._away)
-            raise Wrong(f"rank {rank} steps without stage {stage}")
+            rank, missing = min(self._away)
+            raise Wrong(f"rank {rank} steps without stage {missing}")
         found: dict[Key, float] = {}
         for stage in self._plan.stages:
             for rank in stage.flat_ranks:

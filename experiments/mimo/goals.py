@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 from scipy.stats import kendalltau
 
@@ -121,7 +122,7 @@ def modes_gains(rows: Sequence[PrintedRow], modes: Sequence[tablea5.Modes]) -> G
 def with_launches() -> CostModel:
     """The machine with the gaps and launches between kernels that fit a public table of A100 runs."""
     fitted: Mapping[str, float] = json.loads((RESULTS / "public_vtrain.json").read_text())["ours"]
-    changes = {name: fitted[f"execution/{name}"] for name in LAUNCHES}
+    changes: dict[str, Any] = {name: fitted[f"execution/{name}"] for name in LAUNCHES}
     return CostModel(machine().profile, replace(machine().execution, **changes))
 
 

@@ -48,13 +48,14 @@ def formula_evidence() -> Evidence:
     total, fewest = GLOBAL_BATCH[MODEL] // MICROBATCH[MODEL], templates.specification.num_faults + 1
     ways = multisets(templates.specification.sizes, NUM_NODES, fewest)
     best = sorted((instantiate(templates, sizes, total) for sizes in ways), key=lambda each: each.iteration_s)
-    simulated = {
+    by_simulator = {
         each.sizes: simulated_s(model, found, templates, each, share) for each in best[:NUM_COMPARED]
     }
     for each in best[:NUM_COMPARED]:
         key = f"modelled/split/{'+'.join(map(str, each.sizes))}"
-        evidence.ours |= {f"{key}/formula_s": each.iteration_s, f"{key}/simulated_s": simulated[each.sizes]}
-    regret = simulated[best[0].sizes] / min(simulated.values()) - 1
+        evidence.ours[f"{key}/formula_s"] = each.iteration_s
+        evidence.ours[f"{key}/simulated_s"] = by_simulator[each.sizes]
+    regret = by_simulator[best[0].sizes] / min(by_simulator.values()) - 1
     evidence.claim(
         f"of {len(best)} ways to split {NUM_NODES} nodes, the formula's best is within 1 % of the "
         f"simulator's best among its first {NUM_COMPARED} (ours {regret:.2%});",

@@ -81,8 +81,8 @@ class _Played:
             kind = _Kind.ARRIVE if event.change is Change.JOIN else _Kind.LEAVE
             self._push(round(event.time_s * 1000), kind, event.node)
         last_ms = round(trace.end_s * 1000)
-        while self._events and (event := heapq.heappop(self._events)).time_ms < last_ms:
-            self._happen(event)
+        while self._events and (first := heapq.heappop(self._events)).time_ms < last_ms:
+            self._happen(first)
         counted = sum(iteration.counts for iteration in self._iterations)
         return counted * self._samples / (self._end_ms - self._start_ms) * 1000
 

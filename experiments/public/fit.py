@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,5 +94,7 @@ def fitted(
 
 def execution_of(free: Sequence[Free], logs: Floats) -> Execution:
     """The execution with these logarithms of its free numbers."""
-    numbers = {number.name: float(np.exp(log)) for number, log in zip(free, logs, strict=True)}
+    numbers: dict[str, Any] = {
+        number.name: float(np.exp(log)) for number, log in zip(free, logs, strict=True)
+    }
     return replace(Execution(), **numbers)

@@ -196,7 +196,7 @@ def main() -> int:
     """As of all scripts, and the fitted numbers are kept for `workbench predict`."""
     arguments = command_line(__doc__).parse_args()
     outcome = run()
-    numbers = {free.name: outcome.ours[f"execution/{free.name}"] for free in FREE}
+    numbers: dict[str, Any] = {free.name: outcome.ours[f"execution/{free.name}"] for free in FREE}
     write_execution(Execution(**numbers), EXECUTION)
     return finished(outcome, as_json=arguments.json, more={"free": [asdict(free) for free in FREE]})
 

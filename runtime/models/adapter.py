@@ -186,7 +186,7 @@ class StageLayer(nn.Module, ABC):
 
     def fill(self, name: str) -> Fill:
         """How the parameter of that (local) name starts: norms at identity, biases at 0, the rest normal."""
-        owner = self.get_submodule(name.rpartition(".")[0])
+        owner: Any = self.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, nn.LayerNorm) and name.endswith("weight"):
             return constant(1.0)
         if hasattr(owner, "offset"):

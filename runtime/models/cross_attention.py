@@ -96,7 +96,7 @@ def cross_context(plain: Context, device: torch.device, dtype: torch.dtype) -> C
             reads.append(Read(len(rows_Q), keys, None if bool(mask.all()) else additive(mask, dtype)))
             own.append(rows_Q)
             blind.append(blind_Q1)
-    held = {"data": data, "packing": plain.packing, "rotary": plain.rotary}
+    held: dict[str, Any] = {"data": data, "packing": plain.packing, "rotary": plain.rotary}
     if not reads:
         return CrossContext(**held)
     rows, is_blind = torch.cat(own), torch.cat(blind)

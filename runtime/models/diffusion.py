@@ -30,6 +30,7 @@ from runtime.models.projector import PROJECTORS
 from runtime.models.vision import grid_of
 from workbench.data.sample import Item, Segment
 from workbench.model.families.dit import TIME_TOKENS
+from workbench.model.layer import Matmul
 
 # Shape suffixes: E = packed condition tokens, P = patches of one item, T = packed tokens, D = width,
 # F = elements of a patch, C = channels, Y and X = rows and columns of a latent.
@@ -240,8 +241,9 @@ class DitAdapter(Adapter):
         if index > 0:
             return super()._layer(index)
         assert self.projector is not None, "the plan names one"
-        operators = self.module.layers[0].operators
-        return OutputProjector(self.projector, (operators[0].in_features, self.config.hidden_size))
+        projection = self.module.layers[0].operators[0]
+        assert isinstance(projection, Matmul), "a generator's first layer projects states"
+        return OutputProjector(self.projector, (projection.in_features, self.config.hidden_size))
 
     def first(self) -> StageLayer:
         return EmbedLatents(self.config.hidden_size, self._elements)

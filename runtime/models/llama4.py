@@ -73,8 +73,8 @@ class PackedAttention(nn.Module):
             q_1THD, k_1THD = (turned(x, position_embeddings) for x in (q_1THD, k_1THD))
         if self.eps is not None:
             q_1THD, k_1THD = (scaled_to_one(x, self.eps) for x in (q_1THD, k_1THD))
-        heads = (x.transpose(1, 2) for x in (q_1THD, k_1THD, v_1THD))
-        y_1THD, _ = packed_sdpa(self, *heads, attention_mask)
+        q_1HTD, k_1HTD, v_1HTD = (x.transpose(1, 2) for x in (q_1THD, k_1THD, v_1THD))
+        y_1THD = packed_sdpa(self, q_1HTD, k_1HTD, v_1HTD, attention_mask)[0]
         return self.o_proj(y_1THD.flatten(2)), None
 
 

@@ -116,8 +116,8 @@ class EmbedTiles(StageLayer):
     """Layer 0: patches with the places of tile and patch, behind a class token; padding ends each tile."""
 
     def __init__(self, config: MllamaVisionConfig, tower: Tiling) -> None:
-        names = ("patch_embedding", "pre_tile_positional_embedding", "gated_positional_embedding")
-        names = (*names, "class_embedding", "layernorm_pre")
+        places = ("pre_tile_positional_embedding", "gated_positional_embedding")
+        names = ("patch_embedding", *places, "class_embedding", "layernorm_pre")
         super().__init__({name: name for name in names}, config.initializer_range)
         self.tower = tower
         patch = config.patch_size

@@ -38,5 +38,6 @@ def widen_norms(layer: nn.Module, norm_class: type[nn.Module], offset: float = 0
         for name, child in list(parent.named_children()):
             if isinstance(child, norm_class):
                 eps = getattr(child, "variance_epsilon", None) or getattr(child, "eps")  # noqa: B009
-                with child.weight.device:
-                    setattr(parent, name, WideRMSNorm(child.weight.shape[0], eps, offset))
+                weight = child.get_parameter("weight")
+                with weight.device:
+                    setattr(parent, name, WideRMSNorm(weight.shape[0], eps, offset))

@@ -66,7 +66,7 @@ class ProjectorLayer(StageLayer):
         has_class_token: bool = False,
     ) -> None:
         super().__init__({"norm": norm_name, "projector": "projector"}, std)
-        if kind not in PROJECTORS:
+        if kind is None or kind not in PROJECTORS:
             raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {kind!r}")
         self.norm = norm
         self.projector = PROJECTORS[kind](*widths)

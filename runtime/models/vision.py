@@ -37,13 +37,13 @@ class EmbedPatches(EmbedItems):
     embeddings do it.
     """
 
-    def __init__(self, embeddings: nn.Module, pre_norm: nn.Module | None, std: float) -> None:
+    def __init__(self, embeddings: Any, pre_norm: nn.Module | None, std: float) -> None:
         super().__init__({"embeddings": "embeddings", "pre_norm": "pre_layrnorm"}, std)
         self.embeddings = embeddings
         self.pre_norm = pre_norm
-        num_positions = self.embeddings.num_positions
+        num_positions = embeddings.num_positions
         with torch.device("cpu"):  # the only buffer; made on the meta device it would hold nothing
-            self.embeddings.position_ids = torch.arange(num_positions).expand((1, -1))
+            embeddings.position_ids = torch.arange(num_positions).expand((1, -1))
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
         resized = pixels_NCHW.shape[2:] != (self.embeddings.image_size,) * 2

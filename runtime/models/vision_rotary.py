@@ -138,13 +138,13 @@ class QwenBlock(EncoderBlock):
         del features
         assert hidden_TD is not None, "a block is given its input"
         assert isinstance(context, GridContext), "made by a grid's adapter"
-        block = self.block
+        block: Any = self.block
         hidden_TD = hidden_TD + self._attended(block.norm1(hidden_TD), context)
         y_TD: Tensor = hidden_TD + block.mlp(block.norm2(hidden_TD))
         return y_TD
 
     def _attended(self, x_TD: Tensor, context: GridContext) -> Tensor:
-        attention = self.block.attn
+        attention: Any = self.block.attn
         packing = context.windows if self.windowed else context.packing
         assert packing is not None, "windows are known where a block has some"
         q_THD, k_THD, v_THD = attention.qkv(x_TD).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 import transformers
 from torch import Tensor, nn
@@ -33,10 +34,10 @@ from workbench.model.model_graph import Module
 class EmbedWithClass(EmbedItems):
     """Class token, patches and positions, interpolated where the size is not the configured one."""
 
-    def __init__(self, embeddings: nn.Module, std: float) -> None:
+    def __init__(self, embeddings: Any, std: float) -> None:
         super().__init__({"embeddings": "embeddings"}, std)
         self.embeddings = embeddings
-        self.embeddings.mask_token = None  # stands for hidden patches in pre-training alone
+        embeddings.mask_token = None  # stands for hidden patches in pre-training alone
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
         x_NTD: Tensor = self.embeddings(pixels_NCHW)
@@ -65,7 +66,8 @@ class InternVitBlock(ScaledBlock):
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del features
         assert hidden_TD is not None, "a block is given its input"
-        block, x_1TD = self.block, hidden_TD[None]
+        block: Any = self.block
+        x_1TD = hidden_TD[None]
         attended_1TD, _ = block.attention(block.layernorm_before(x_1TD), attention_mask=context.packing)
         x_1TD = x_1TD + block.lambda_1 * attended_1TD
         y_1TD: Tensor = x_1TD + block.lambda_2 * block.mlp(block.layernorm_after(x_1TD))
