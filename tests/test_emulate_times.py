@@ -9,7 +9,6 @@ import torch
 
 from runtime.emulation.compose import compose
 from runtime.emulation.emulate import clock_of, emulate, no_exchange_s
-from runtime.emulation.order import ranks_of
 from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, sum_in_place
 from runtime.emulation.times import Absences, OwnWork, composed_s, median_work, own_work
 from runtime.emulation.turn import Runner, Turns
@@ -199,4 +198,4 @@ def test_the_timeline_is_that_of_the_measured_actions(name: str):
         again = simulate(lowered, lambda a: priced.get(a, 0.0), step_s=result.timings.steps_s.__getitem__)
         assert again.spans == trace.spans
     assert {rank for span in trace.spans for rank in [span.rank]} == set(lowered.plan.ranks)
-    assert all(ranks_of(lowered, span.action) for span in trace.spans)
+    assert all(lowered.plan.ranks_of(span.action) for span in trace.spans)

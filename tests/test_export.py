@@ -17,7 +17,7 @@ from tests.test_schedule_runs import planned
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.model.trainable import Trainable
 from workbench.plan.plan import Precision
-from workbench.schedule.choice import ScheduleKind
+from workbench.schedule.choice import ScheduleKind, usual
 
 CUTS = {"vision": (5,), "audio": (4,), "llm": (3, 3)}
 
@@ -63,7 +63,7 @@ def test_several_stages_of_a_module_on_a_rank_write_and_read_their_own_layers(
 ) -> None:
     """A V with tied embedding and head, split backward: what one plan wrote another goes on from."""
     model = mixed("everything", tied=True)
-    folded = planned(model, ScheduleKind.ZB_V, (2, 3))
+    folded = planned(model, usual(ScheduleKind.ZB_V), (2, 3))
     first = run_local(folded, RunSettings(steps=2, export=tmp_path / "out", collect=Collect.STATE), pool=pool)
     held = {key: weight for state in reversed(first.states) for key, weight in state.weights.items()}
     written = tensors_of(tmp_path / "out")

@@ -13,7 +13,8 @@ from runtime import launch
 from runtime.rank_job import RunSettings
 from workbench.cli.app import COMMANDS
 from workbench.cli.options import takes
-from workbench.job.run_options import Device, RunOptions, StepOptions, add_arguments, flags_of
+from workbench.job.device import Device
+from workbench.job.run_options import RunOptions, StepOptions, add_arguments, flags_of
 from workbench.plan.plan import Precision
 
 GOLDEN = Path(__file__).parent / "golden"

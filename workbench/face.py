@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cost.profile import load_profile
+from workbench.job.device import Device
 from workbench.job.job import Job
 from workbench.job.machines import cost_of, under
 from workbench.job.matching import cost_for
-from workbench.job.run_options import Device, RunOptions
+from workbench.job.run_options import RunOptions
 from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import StrategySpec

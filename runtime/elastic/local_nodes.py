@@ -50,7 +50,7 @@ class Shape:
             raise ValueError(f"elastic: want --ranks-per-node 1 or more, got {width}")
         if self.ranks_per_stage < 1 or width % self.ranks_per_stage:
             raise ValueError(
-                f"elastic: a stage lies in one node, whose {width} ranks cannot be dealt to stages of "
+                f"elastic: a stage lies in one node, whose {width} ranks cannot be assigned to stages of "
                 f"{self.ranks_per_stage}; want --ranks-per-node a multiple of --ranks-per-stage"
             )
         if self.num_nodes < 1:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from workbench.job.run_options import Device
+from workbench.job.device import Device
 
 CPU = torch.device("cpu")
 NAMES = tuple(Device)

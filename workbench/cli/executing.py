@@ -11,9 +11,10 @@ import typer
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cost.profile import load_profile
+from workbench.job.device import Device
 from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_for
-from workbench.job.run_options import Device, RunOptions
+from workbench.job.run_options import RunOptions
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
 from workbench.report.compare import compare

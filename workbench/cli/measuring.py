@@ -15,8 +15,8 @@ from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, write_profile
+from workbench.job.device import Device
 from workbench.job.job import Job, load_job
-from workbench.job.run_options import Device
 from workbench.plan.plan import Plan
 from workbench.report.folder import read_folder
 from workbench.report.progress import ticking

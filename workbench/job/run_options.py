@@ -8,17 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
+from workbench.job.device import Device
 from workbench.plan.plan import Precision
 from workbench.units import S_PER_DAY
 
 MOST_STEPS = 1_000_000
-
-
-class Device(StrEnum):
-    """What a rank works on."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 class Stands(IntEnum):

@@ -84,16 +84,12 @@ def canonical_json(config: Config) -> str:
 
 
 def _part_for(config: Config, modality: str) -> dict[str, Any]:
-    part = dict(config)
+    part, kind = dict(config), str(config.get("model_type"))
     if modality != TEXT and isinstance(part.get("vision_config"), dict):
         composite, part = part.get("model_type"), dict(part["vision_config"])
         part.setdefault("model_type", f"{composite}_vision_model")
-    elif (
-        modality == TEXT
-        and part.get("model_type") in _TEXT_PARTS
-        and isinstance(part.get("text_config"), dict)
-    ):
-        part = {"model_type": _TEXT_PARTS[part["model_type"]], **part["text_config"]}
+    elif modality == TEXT and kind in _TEXT_PARTS and isinstance(part.get("text_config"), dict):
+        part = {"model_type": _TEXT_PARTS[kind], **part["text_config"]}
     elif modality != TEXT and isinstance(part.get("audio_config"), dict):
         part = dict(part["audio_config"])
     part["model_type"] = _ALIASES.get(str(part.get("model_type")), part.get("model_type"))

@@ -87,7 +87,7 @@ def architecture_of(config: Config) -> Architecture:
         ValueError: there is none of its `model_type`; the nearest is named.
     """
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         near = difflib.get_close_matches(str(kind), ARCHITECTURES, n=1)
         hint = f" (nearest: {near[0]})" if near else ""
         raise ValueError(f"unknown model_type {kind!r}{hint}; known are {', '.join(ARCHITECTURES)}")
