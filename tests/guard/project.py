@@ -131,7 +131,7 @@ def table_facts(script: str) -> tuple[list[str], Facts]:
     """The plan hashes of a table or figure of a paper, made again, and what it says of the paper."""
     outcome = import_module(f"experiments.{script.replace('/', '.')}").run()
     said = {"verdict": str(outcome.verdict), "ours": digest(as_record(outcome)["ours"])}
-    return list(outcome.provenance.plan_hashes), said
+    return list(outcome.plan_hashes), said
 
 
 def grid_hashes() -> list[str]:
