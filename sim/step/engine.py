@@ -1,8 +1,6 @@
 """Simulates one step of a lowered plan: what happens when, on every rank and link."""
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from math import isfinite, isnan
 from types import MappingProxyType
 
@@ -13,6 +11,7 @@ from sim.step.durations import task_durations_s
 from sim.step.lanes import Lanes
 from sim.step.memory import memory_over_time
 from sim.step.wire import Network
+from workbench.collector import collector_paused
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
 from workbench.plan.codec import plan_hash
@@ -65,7 +64,7 @@ def simulate(
     _check_programs(lowered.plan)
     prices = _prices(lowered.plan, duration_s)
     steps_s = _steps(lowered.plan, prices, step_s)
-    with _no_garbage_collection():
+    with collector_paused():
         return _run(lowered, prices, steps_s, memory, overlapped)
 
 
@@ -89,25 +88,6 @@ def _run(
         messages=_messages(lowered, lanes.network),
         memory=samples,
     )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A simulation makes many objects that last; walking them again and again takes a third of its time.
-
-    What it leaves counts as old at once: turning collections on again would walk all of it. Where someone
-    keeps objects frozen, those stay so, and it is walked.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def _check_programs(plan: Plan) -> None:

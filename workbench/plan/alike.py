@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from workbench.plan.kept import kept
 from workbench.plan.plan import Plan, Program, Sharding, Stage
 from workbench.schedule.action import Action
 
@@ -31,6 +32,7 @@ class Replica(NamedTuple):
         return {a: b for mine, theirs in pairs for a, b in zip(mine.actions, theirs.actions, strict=True)}
 
 
+@kept
 def alike_replicas(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
     """Sets of equal replicas, each in ascending order, the sets in that of their first ones.
 
@@ -40,15 +42,19 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
     memory follow from these alone. Empty where replicas are not by themselves in that way, or there
     are no two of them. Links and devices are not compared.
 
-    Kept with the plan object, like its look-up tables.
-
     Complexity: O(items + actions + ranks).
     """
-    kept = vars(plan)
-    if "alike_replicas" not in kept:
-        kept["alike_replicas"] = _alike(plan)
-    found: tuple[tuple[Replica, ...], ...] = kept["alike_replicas"]
-    return found
+    numbers = {plan.replicas(module.name) for module in plan.model.modules}
+    in_parts = any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
+    if len(numbers) > 1 or len(next(iter(numbers))) < 2 or plan.token_shards or in_parts:
+        return ()
+    replicas = _replicas(plan, next(iter(numbers)))
+    if replicas is None:
+        return ()
+    found: dict[object, list[Replica]] = {}
+    for replica in replicas:
+        found.setdefault(_shape(plan, replica), []).append(replica)
+    return tuple(map(tuple, found.values()))
 
 
 def part_of(plan: Plan, replicas: Collection[int]) -> Plan:
@@ -61,20 +67,6 @@ def part_of(plan: Plan, replicas: Collection[int]) -> Plan:
         microbatches=tuple(m for m in plan.microbatches if m.replica in replicas),
         programs=tuple(program for program in plan.programs if ranks.issuperset(program.ranks)),
     )
-
-
-def _alike(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
-    numbers = {plan.replicas(module.name) for module in plan.model.modules}
-    in_parts = any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
-    if len(numbers) > 1 or len(next(iter(numbers))) < 2 or plan.token_shards or in_parts:
-        return ()
-    replicas = _replicas(plan, next(iter(numbers)))
-    if replicas is None:
-        return ()
-    found: dict[object, list[Replica]] = {}
-    for replica in replicas:
-        found.setdefault(_shape(plan, replica), []).append(replica)
-    return tuple(map(tuple, found.values()))
 
 
 def _replicas(plan: Plan, numbers: tuple[int, ...]) -> list[Replica] | None:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from workbench.data.sample import Item
 from workbench.frozen_json import FrozenJson, Shorthand, check_keys, parse_json
 from workbench.model.layer import Operator
+from workbench.plan.kept import kept
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action, parse_action
 from workbench.whole_file import write_text
@@ -16,15 +17,13 @@ FORMAT = "multimodal-workbench plan"
 SCHEMA_VERSION = 1
 
 
+@kept
 def plan_hash(plan: Plan) -> str:
     """SHA-256 of the canonical JSON. Costs and predictions are not part of a plan, nor of its hash.
 
-    Kept with the plan object, like its look-up tables: encoding a model takes longer than simulating it.
+    Kept, as encoding a model takes longer than simulating it.
     """
-    kept = vars(plan)
-    if "plan_hash" not in kept:
-        kept["plan_hash"] = _digest(_JSON.encode(plan))
-    return str(kept["plan_hash"])
+    return _digest(_JSON.encode(plan))
 
 
 def dumps(plan: Plan) -> str:

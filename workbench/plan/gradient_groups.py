@@ -10,28 +10,21 @@ from workbench.plan.expert_groups import (
     expert_holders,
     has_expert_parallelism,
 )
+from workbench.plan.kept import kept
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import Action, Pass
 
 
+@kept
 def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     """One group per layer and grid place: the ranks that hold it in any replica.
 
     Order: modules last to first, layers descending, tied weights where their first layer
     stands; every rank issues its groups in this order. Of weights that are sharded, there is a
-    group per part: the ranks that hold it in any instance. Kept with the plan object, like its look-up
-    tables.
+    group per part: the ranks that hold it in any instance.
     """
-    kept = vars(plan)
-    if "gradient_groups" not in kept:
-        kept["gradient_groups"] = _groups(plan)
-    found: tuple[GradientGroup, ...] = kept["gradient_groups"]
-    return found
-
-
-def _groups(plan: Plan) -> tuple[GradientGroup, ...]:
     groups: list[GradientGroup] = []
     units = sharded_stages(plan)
     for module in reversed(plan.model.modules):

@@ -12,6 +12,7 @@ from workbench.masks.builders import SAMPLE_MASKS, full, sample_bitfield
 from workbench.masks.tiles import area
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Module
+from workbench.plan.kept import kept
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 
 
@@ -33,6 +34,7 @@ def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
     return area(field, field)
 
 
+@kept
 def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     """Tokens and query-key pairs of every row; items of a row do not see each other.
 
@@ -42,16 +44,8 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     rank's work. Without them pairs are split evenly, as zigzag does for causal rows.
 
     Complexity: O(items) for causal and full masks; others, and token shards, go through the
-    tiles of the mask. Kept with the plan object, like its look-up tables: every rank of a stage asks.
+    tiles of the mask. Kept, as every rank of a stage asks.
     """
-    kept = vars(plan).setdefault("work_of", {})
-    if microbatch not in kept:
-        kept[microbatch] = _work_of(plan, microbatch)
-    found: Work = kept[microbatch]
-    return found
-
-
-def _work_of(plan: Plan, microbatch: Microbatch) -> Work:
     module = plan.model.module(microbatch.module)
     rows = [_row(plan, module, row) for row in microbatch.rows]
     shards = {shard.row: shard for shard in plan.token_shards if _is_of(shard, microbatch)}
