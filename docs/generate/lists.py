@@ -5,7 +5,7 @@ from typing import Any
 
 from docs.generate.markdown import code, page, table
 from workbench.job.parts import zoo_names
-from workbench.job.schema import ScheduleSpec
+from workbench.job.schema import ScheduleChoiceSpec
 from workbench.model.families.registry import FAMILIES
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.registry import STRATEGIES
@@ -21,7 +21,7 @@ adapter that builds its layers from `transformers`, and `run --weights` reads it
 
 
 SCHEDULES_INTRO = """`schedule.kind` in a job file, or `--schedule`. The runtime executes them all, on DAGs
-of modules with frozen weights and missing modalities too. [The job file](job.md#schedulespec) says what
+of modules with frozen weights and missing modalities too. [The job file](job.md#schedulechoicespec) says what
 their parameters mean, and [Write a schedule](../guides/write-a-schedule.md) adds one."""
 
 
@@ -51,7 +51,7 @@ def models_page() -> str:
 def _schedule_row(kind: ScheduleKind) -> tuple[str, ...]:
     spec = kind.spec
     stages = f"{spec.usual_virtual_stages}{' or more' if spec.takes_more_stages else ''}"
-    takes = [parameter for parameter in ScheduleSpec.model_fields if spec.takes(parameter)]
+    takes = [parameter for parameter in ScheduleChoiceSpec.model_fields if spec.takes(parameter)]
     return code(kind.value), spec.summary, _yes(spec.splits_backward), stages, ", ".join(map(code, takes))
 
 

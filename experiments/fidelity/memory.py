@@ -19,6 +19,7 @@ from pathlib import Path
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
 from experiments.harness.command import command_line
+from runtime.emulation.peak_memory import WARMUP, PeakMemory
 from runtime.launch import run_local
 from runtime.rank_job import Collect, RunSettings
 from runtime.world.pool import Pool
@@ -49,21 +50,13 @@ TINY_MIXES = {  # what of the encoders is trained, and what of the LLM
     "all": (Trainable.ALL, Trainable.ALL),
 }
 GOAL_MEAN = 0.03
-STEP_OF_INTEREST = 1  # the optimizer's state exists from the second step on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One rank of one plan; `error` is predicted / measured - 1."""
+class Row(PeakMemory):
+    """One rank of one plan."""
 
     plan: str
-    rank: int
-    predicted_bytes: int
-    measured_bytes: int
-
-    @property
-    def error(self) -> float:
-        return self.predicted_bytes / self.measured_bytes - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +127,7 @@ def _under_every_strategy(name: str, job: Job, cost: CostModel) -> Iterator[tupl
 def measure(name: str, plan: Plan, pool: Pool) -> tuple[Row, ...]:
     """Predict, then run two steps and take the second's peaks."""
     predicted = planned_peak_bytes(*accept(plan))
-    result = run_local(plan, RunSettings(steps=1, warmup=STEP_OF_INTEREST, collect=Collect.MEMORY), pool=pool)
+    result = run_local(plan, RunSettings(steps=1, warmup=WARMUP, collect=Collect.MEMORY), pool=pool)
     measured = peak_bytes(result.trace)
     return tuple(
         Row(plan=name, rank=rank, predicted_bytes=predicted[rank], measured_bytes=measured[rank])

@@ -73,7 +73,7 @@ def elastic_job(
     """What the runtime trains.
 
     Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own,
-    or where weights are shared out: then in rounds, which the plan itself tells.
+    or where weights are sharded: then in rounds, which the plan itself tells.
 
     Raises:
         ValueError: what ElasticJob refuses.

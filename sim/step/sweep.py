@@ -41,7 +41,7 @@ class Sweep:
     and the same floating-point operations in the same association, so times agree to the last bit.
 
     Raises:
-        ValueError: ranks that share cores; only the engine shares out time.
+        ValueError: ranks that share cores; only the engine time-shares them.
 
     Complexity: a timing is O(n log n) in compiled code.
     """

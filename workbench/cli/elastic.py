@@ -26,11 +26,11 @@ def elastic_command(
     ] = None,
     ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", help="processes of a node")] = 1,
     ranks_per_stage: Annotated[
-        int, typer.Option("--ranks-per-stage", help="that share out the samples of every microbatch")
+        int, typer.Option("--ranks-per-stage", help="that split the samples of every microbatch")
     ] = 1,
     sharding: Annotated[
         Sharding,
-        typer.Option(help="what else these share out: none, or parameters and their optimizer state"),
+        typer.Option(help="what else these shard: none, or parameters and their optimizer state"),
     ] = Sharding.NONE,
     faults: Faults = 1,
     event: Annotated[

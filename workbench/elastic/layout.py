@@ -35,7 +35,7 @@ class Layout:
 
 
 def first_layout(nodes: Sequence[str], sizes: Sequence[int]) -> Layout:
-    """The nodes dealt out in their order to pipelines of those sizes.
+    """The nodes assigned in their order to pipelines of those sizes.
 
     Raises:
         ValueError: the sizes are not those of all nodes.

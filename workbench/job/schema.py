@@ -263,7 +263,7 @@ class LayoutSpec(Strict):
     instances: Count = 1
 
 
-class ScheduleSpec(Strict):
+class ScheduleChoiceSpec(Strict):
     """The order of passes.
 
     Args:
@@ -306,7 +306,7 @@ class JobSpec(Strict):
     cluster: ClusterSpec
     batch: BatchSpec
     layouts: dict[str, LayoutSpec] = {}
-    schedule: ScheduleSpec = ScheduleSpec()
+    schedule: ScheduleChoiceSpec = ScheduleChoiceSpec()
     max_ranks: Count | None = None
     precision: Literal["float64", "float32", "bfloat16"] = "bfloat16"
     optimizer_precision: Precision | None = None

@@ -104,7 +104,7 @@ def _height(layer: Layer, needs: Needs, setting: Setting, gradients: Sequence[fl
 
 def _order(layer: Layer) -> list[int]:
     """Places of operators in the order in which they run: an expert for all tokens, where it is not
-    dealt out beside the others, before the router."""
+    distributed beside the others, before the router."""
     places = range(len(layer.operators))
     shared = [place for place in places if layer.operators[place].name.startswith(SHARED)]
     if not shared:

@@ -17,7 +17,7 @@ class Setting(NamedTuple):
             and puts the results back, which copies its output.
         looked_up: tokens on one rank that a layer of embeddings reads from its table, the others
             being features of another module; None: all.
-        divides_tokens: tensor-parallel ranks deal out tokens where the layer is not cut.
+        divides_tokens: tensor-parallel ranks split tokens where the layer is not cut.
         lengths: tokens inside the blocks of every item, ascending.
     """
 

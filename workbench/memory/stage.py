@@ -49,25 +49,25 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
     held_by = {(stage, one.name): one.stages[0] for one in tied_on(plan, rank) for stage in one.stages}
     for stage in plan.stages_on.get(rank, ()):
         seen = {name for (user, name), first in held_by.items() if user == stage.id != first}
-        kinds = {dealt: _state_kinds(plan, stage, dealt=dealt) for dealt in (False, True)}
+        kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             for parameter in layer.parameters():
                 if parameter.name not in seen:
                     seen.add(parameter.name)
-                    dealt = stage.ep > 1 and is_of_expert(parameter)
+                    of_experts = stage.ep > 1 and is_of_expert(parameter)
                     elements = elements_of(parameter, stage)
-                    for kind, num_bytes, parts in kinds[dealt][: 3 if layer.trainable else 1]:
+                    for kind, num_bytes, parts in kinds[of_experts][: 3 if layer.trainable else 1]:
                         yield stage, kind, ceil(elements * num_bytes / parts)
 
 
-def _state_kinds(plan: Plan, stage: Stage, *, dealt: bool) -> tuple[tuple[StateKind, int, int], ...]:
+def _state_kinds(plan: Plan, stage: Stage, *, of_experts: bool) -> tuple[tuple[StateKind, int, int], ...]:
     """What is held of a weight, frozen ones the first of it: bytes of an element, ranks that share it."""
     sharding = plan.settings.of(stage.module).sharding
     wide = plan.settings.optimizer_precision
     size = state_bytes(
         plan.settings.precision.num_bytes, plan.settings.kernels, None if wide is None else wide.num_bytes
     )
-    parts = _num_parts(plan, stage, dealt=dealt)
+    parts = _num_parts(plan, stage, of_experts=of_experts)
     each = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
     return tuple(
         (StateKind(part, stage.module), num_bytes, parts if sharding in _SHARDED[part] else 1)
@@ -75,30 +75,30 @@ def _state_kinds(plan: Plan, stage: Stage, *, dealt: bool) -> tuple[tuple[StateK
     )
 
 
-def _num_parts(plan: Plan, stage: Stage, *, dealt: bool) -> int:
+def _num_parts(plan: Plan, stage: Stage, *, of_experts: bool) -> int:
     """Of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
 
     A distributed expert has as many holders in a stage as its ranks hold copies of all experts.
     """
-    holders = len(stage.expert_ranks) if dealt else stage.cp
+    holders = len(stage.expert_ranks) if of_experts else stage.cp
     return max(1, len(plan.replicas(stage.module)) * holders // plan.settings.of(stage.module).instances)
 
 
 def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...]:
     """Elements of each tensor of a trained layer that the optimizer of one rank updates.
 
-    They are the parameters, or one part of the whole layer where it is dealt out or has a wide copy.
+    They are the parameters, or one part of the whole layer where it is sharded or has a wide copy.
     """
-    dealt = [p for p in layer.parameters() if has_expert_parallelism(stage, layer) and is_of_expert(p)]
-    own = [p for p in layer.parameters() if p not in dealt]
-    elements = tuple(elements_of(parameter, stage) for parameter in (*own, *dealt))
+    of_experts = [p for p in layer.parameters() if has_expert_parallelism(stage, layer) and is_of_expert(p)]
+    own = [p for p in layer.parameters() if p not in of_experts]
+    elements = tuple(elements_of(parameter, stage) for parameter in (*own, *of_experts))
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
     if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
         return elements
     return tuple(
         sum(elements_of(p, stage) for p in held)
-        / (_num_parts(plan, stage, dealt=place > 0) if is_sharded else 1)
-        for place, held in enumerate((own, dealt))
+        / (_num_parts(plan, stage, of_experts=place > 0) if is_sharded else 1)
+        for place, held in enumerate((own, of_experts))
         if held
     )
 

@@ -35,7 +35,7 @@ def expert_index(operator_name: str) -> int:
 
 
 def is_of_expert(parameter: Parameter) -> bool:
-    """Whether it is a weight of one of several experts: those that expert parallelism deals out."""
+    """Whether it is a weight of one of several experts: those that expert parallelism distributes."""
     return f".{EXPERT}" in f".{parameter.name}"
 
 

@@ -1,4 +1,4 @@
-"""From stage boundaries to a plan: numbers the stages, deals out ranks, batches the samples."""
+"""From stage boundaries to a plan: numbers the stages, assigns ranks, batches the samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

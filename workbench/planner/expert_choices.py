@@ -46,7 +46,7 @@ def fastest_degree(prices: ModulePrices, choice: ModuleChoice) -> int:
 
 
 def with_fastest_degrees(job: Job, cost: CostModel) -> Job:
-    """The job with experts cut or dealt out in every layout, whichever is faster at its tp."""
+    """The job with experts cut or distributed in every layout, whichever is faster at its tp."""
     prices = ModulePrices(job, cost)
     layouts = []
     for layout in job.layouts:

@@ -68,7 +68,7 @@ class ModuleChoice:
 
     @property
     def num_holders(self) -> int:
-        """Ranks that hold the same weights, and share out their optimizer state."""
+        """Ranks that hold the same weights, and shard their optimizer state."""
         return self.dp * self.cp
 
     @property
@@ -79,8 +79,8 @@ class ModuleChoice:
     def __str__(self) -> str:
         extra = " recomputed" if self.recompute is Recompute.FULL else ""
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
-        dealt = f" ep {self.ep}" if self.ep > 1 else ""
-        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.dp}{dealt}{extra}{copies}"
+        experts = f" ep {self.ep}" if self.ep > 1 else ""
+        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.dp}{experts}{extra}{copies}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,7 @@ class LayoutSteps:
     def state_bytes(self, choice: ModuleChoice) -> float:
         """Weights, gradients and optimizer state of the module's mean stage."""
         layers = self.prices.total(choice, 1)
-        mean = (each / choice.pp for each in (layers.weights, layers.trained, layers.dealt))
+        mean = (each / choice.pp for each in (layers.weights, layers.trained, layers.of_experts))
         return self.prices.state_bytes(choice, *mean)
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
@@ -292,7 +292,7 @@ class LayoutSteps:
         key = part.choice, part.layers
         if key not in self._accounts:
             choice, layers = key
-            exchange = self.prices.exchange(choice, layers.trained, layers.dealt)
+            exchange = self.prices.exchange(choice, layers.trained, layers.of_experts)
             share = 1 / layers.num_layers
             backward_s, forward_s = layers.backward_s * (1 - share), layers.forward_s * (1 - share)
             reduced_s = max(exchange.reduce_s - backward_s, share * exchange.reduce_s)
@@ -300,8 +300,10 @@ class LayoutSteps:
             self._accounts[key] = Account(
                 exposed_s=reduced_s + gathered_s,
                 exchange_s=exchange.reduce_s + exchange.gather_s,
-                update_s=self.prices.update_s(choice, layers.trained, layers.dealt),
-                state_bytes=self.prices.state_bytes(choice, layers.weights, layers.trained, layers.dealt),
+                update_s=self.prices.update_s(choice, layers.trained, layers.of_experts),
+                state_bytes=self.prices.state_bytes(
+                    choice, layers.weights, layers.trained, layers.of_experts
+                ),
             )
         return self._accounts[key]
 

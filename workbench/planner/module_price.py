@@ -33,7 +33,7 @@ class LayerPrice:
         kept_bytes: from its forward to its backward.
         working_bytes: on top of that inside a pass, what is computed again included.
         weights, trained: elements it holds, and of these the ones an optimizer updates.
-        dealt: of those updated, distributed experts' with fewer or more holders than other weights.
+        of_experts: of those updated, distributed experts' with fewer or more holders than other weights.
     """
 
     forward_s: float
@@ -42,7 +42,7 @@ class LayerPrice:
     working_bytes: int
     weights: float
     trained: float
-    dealt: float
+    of_experts: float
 
 
 class Totals(NamedTuple):
@@ -55,11 +55,11 @@ class Totals(NamedTuple):
     working_bytes: float
     weights: float
     trained: float
-    dealt: float
+    of_experts: float
 
 
 def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
-    """Among how many ranks a weight is cut, or the experts dealt out that it is one of."""
+    """Among how many ranks a weight is cut, or the experts distributed that it is one of."""
     if choice.ep > 1 and is_of_expert(parameter):
         return choice.ep
     return 1 if parameter.shard is Shard.REPLICATED else choice.tp
@@ -75,7 +75,7 @@ def total_of(layers: Sequence[LayerPrice]) -> Totals:
         working_bytes=float(max((layer.working_bytes for layer in layers), default=0)),
         weights=float(sum(layer.weights for layer in layers)),
         trained=float(sum(layer.trained for layer in layers)),
-        dealt=float(sum(layer.dealt for layer in layers)),
+        of_experts=float(sum(layer.of_experts for layer in layers)),
     )
 
 
@@ -141,17 +141,17 @@ class ModulePrices:
         total = self.total(choice, num_samples)
         return total.forward_s + total.backward_s
 
-    def exchange(self, choice: ModuleChoice, trained: float, dealt: float = 0.0) -> Exchange:
-        """Gradients and weights of `trained` elements among those who hold them, `dealt` of them experts'.
+    def exchange(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> Exchange:
+        """Gradients and weights of `trained` elements among their holders, `of_experts` of them experts'.
 
         The state is sharded inside an instance: gradients are reduced and scattered there, the
         shards summed across instances, and updated weights gathered inside the instance again
         (Rajbhandari et al. 2020, "ZeRO", section 5, stage 1).
         """
-        key = (choice, trained, dealt)
+        key = (choice, trained, of_experts)
         if key not in self._exchanges:
-            own = self._exchange(choice, trained - dealt, choice.num_holders, choice.tp)
-            experts = self._exchange(choice, dealt, choice.num_expert_holders, choice.ep)
+            own = self._exchange(choice, trained - of_experts, choice.num_holders, choice.tp)
+            experts = self._exchange(choice, of_experts, choice.num_expert_holders, choice.ep)
             self._exchanges[key] = Exchange(
                 reduce_s=own.reduce_s + experts.reduce_s, gather_s=own.gather_s + experts.gather_s
             )
@@ -171,28 +171,30 @@ class ModulePrices:
         gather_s = self._collective_s(Collective.ALL_GATHER, elements * size, inner, near)
         return Exchange(reduce_s=reduce_s, gather_s=gather_s)
 
-    def update_s(self, choice: ModuleChoice, trained: float, dealt: float = 0.0) -> float:
+    def update_s(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> float:
         """The update of a rank's part of the optimizer state."""
-        mine = self._shard(choice, trained, dealt)
+        mine = self._shard(choice, trained, of_experts)
         return self.cost.update_s(mine * step_bytes(self.job.settings.precision))
 
-    def state_bytes(self, choice: ModuleChoice, weights: float, trained: float, dealt: float = 0.0) -> float:
+    def state_bytes(
+        self, choice: ModuleChoice, weights: float, trained: float, of_experts: float = 0.0
+    ) -> float:
         """Weights, gradients and the rank's part of the optimizer state."""
         size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
-        mine = self._shard(choice, trained, dealt)
+        mine = self._shard(choice, trained, of_experts)
         return weights * size.weight + trained * size.gradient + mine * size.optimizer
 
-    def _shard(self, choice: ModuleChoice, trained: float, dealt: float) -> float:
+    def _shard(self, choice: ModuleChoice, trained: float, of_experts: float) -> float:
         """Elements that one rank updates."""
-        own = (trained - dealt) / (choice.num_holders // choice.instances)
-        return own + dealt / (choice.num_expert_holders // choice.instances)
+        own = (trained - of_experts) / (choice.num_holders // choice.instances)
+        return own + of_experts / (choice.num_expert_holders // choice.instances)
 
     def moved_bytes(self, choice: ModuleChoice) -> float:
         """What offloading takes off a rank that holds the whole module: its state but for gradients."""
         size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
         layers = self.total(choice, 1)
         return (
-            self.state_bytes(choice, layers.weights, layers.trained, layers.dealt)
+            self.state_bytes(choice, layers.weights, layers.trained, layers.of_experts)
             - layers.trained * size.gradient
         )
 
@@ -256,9 +258,9 @@ class ModulePrices:
         weights = sum(
             parameter.num_elements / _num_cuts(parameter, choice) for parameter in layer.parameters()
         )
-        dealt = 0.0
+        of_experts = 0.0
         if layer.trainable and choice.num_expert_holders != choice.num_holders:
-            dealt = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
+            of_experts = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
         return LayerPrice(
             forward_s=forward_s,
             backward_s=backward_s,
@@ -266,5 +268,5 @@ class ModulePrices:
             working_bytes=round(working),
             weights=weights,
             trained=weights if layer.trainable else 0.0,
-            dealt=dealt,
+            of_experts=of_experts,
         )

@@ -128,7 +128,7 @@ def _lanes_s(rounds: Sequence[_Round]) -> float:
 
 
 def layer_exchange(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> LayerExchange:
-    """Of a layer whose parameters the holders of each instance share out."""
+    """Of a layer whose parameters the holders of each instance shard."""
     job, num_ranks = prices.job, part.num_holders // part.instances
     size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
     near = group_link(job.cluster, num_ranks=num_ranks, stride=1)

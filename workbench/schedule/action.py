@@ -31,7 +31,7 @@ _TEXT = re.compile(r"(\d+)(?:(F|B|I|W)(\d+)|(UNSHARD|RESHARD|REDUCE_GRAD)(\d+)?)
 class Action(NamedTuple):
     """Printed `2F0`, `2REDUCE_GRAD` or `STEP` (which belongs to the rank: stage -1 is not used).
 
-    Of a stage whose weights are shared out, `2UNSHARD0` begins round 0: there the number is the round's.
+    Of a stage whose weights are sharded, `2UNSHARD0` begins round 0: there the number is the round's.
     """
 
     stage: int | None

@@ -12,7 +12,7 @@ from workbench.schedule.parts import Programs
 def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
     """The programs with a REDUCE_GRAD per stage: after its last action, and after all that come before it.
 
-    Where that deals out gradients of shared-out weights, it is after the next that does: the passes
+    Where that reduce-scatters gradients of sharded weights, it is after the next that does: the passes
     behind that wait for the first in any case, so nothing stands still for this sum.
 
     Where stages share all their ranks or none, what comes before it are the reductions of the same ranks.
@@ -55,13 +55,13 @@ def _due(place: Mapping[Action, int], reduced: Sequence[int]) -> dict[int, int]:
     last: dict[int | None, int] = {}
     for action, index in place.items():
         last[action.stage] = max(index, last.get(action.stage, -1))
-    dealing = sorted(index for action, index in place.items() if action.kind is Pass.REDUCE_GRAD)
-    next_dealing = dict(pairwise(dealing))
+    scatters = sorted(index for action, index in place.items() if action.kind is Pass.REDUCE_GRAD)
+    next_scatter = dict(pairwise(scatters))
     due: dict[int, int] = {}
     latest = -1
     for stage in reduced:
         own = last.get(stage, -1)
-        latest = due[stage] = max(latest, next_dealing.get(own, own))
+        latest = due[stage] = max(latest, next_scatter.get(own, own))
     return due
 
 

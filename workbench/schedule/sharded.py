@@ -1,4 +1,4 @@
-"""When ranks that share out a stage's weights bring them together: rounds of UNSHARD, passes and RESHARD."""
+"""When ranks that shard a stage's weights all-gather them: rounds of UNSHARD, passes and RESHARD."""
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -29,7 +29,7 @@ class _Round(NamedTuple):
 
 
 def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Collection[int]) -> Programs:
-    """The programs with weights brought together just ahead of use, let go behind it, gradients dealt out.
+    """The programs with weights all-gathered ahead of use, freed behind it, and gradients reduce-scattered.
 
     A round of a unit is UNSHARD, its passes, RESHARD and, behind a backward that trains it, REDUCE_GRAD.
     Its UNSHARD stands in front of the passes of the round before: weights travel while those compute,
@@ -76,7 +76,7 @@ def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action
     """
     found: dict[Action, tuple[Action, ...]] = {}
     gathered: dict[int | None, Action] = {}
-    dealt: dict[int | None, Action] = {}
+    scattered: dict[int | None, Action] = {}
     exchanges: list[Action] = []
     latest: Action | None = None
     pending: Action | None = None
@@ -87,14 +87,14 @@ def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action
                 gathered[action.stage] = action
             else:
                 latest, pending = action, latest
-                dealt[action.stage] = action
+                scattered[action.stage] = action
             continue
         waits = (gathered.get(action.stage), pending)
         if action.kind is Pass.STEP:
             found[action] = tuple(exchanges)
         elif action.kind is Pass.REDUCE_GRAD:
-            if action.stage in dealt:
-                found[action] = (dealt[action.stage],)
+            if action.stage in scattered:
+                found[action] = (scattered[action.stage],)
         elif any(waits):
             found[action] = tuple(wait for wait in waits if wait is not None)
             pending = None
@@ -102,7 +102,7 @@ def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action
 
 
 def is_exchange(action: Action, sharded: Collection[int]) -> bool:
-    """Whether an action brings a sharded stage's weights together, or deals out their gradients."""
+    """Whether an action all-gathers a sharded stage's weights, or reduce-scatters their gradients."""
     return action.microbatch is not None and action.kind in EXCHANGES and action.stage in sharded
 
 
@@ -119,7 +119,7 @@ def _together(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group
             if owner.setdefault(unit, units) != units:
                 stages = [stage for stage, other in unit_of.items() if other == unit]
                 raise ValueError(
-                    f"stages {stages} share out their weights, but their ranks hold different other sharded "
+                    f"stages {stages} shard their weights, but their ranks hold different other sharded "
                     "stages; want replicas that lie on their ranks alike"
                 )
     return list(held.values())
@@ -143,7 +143,7 @@ def _unit_of(action: Action, unit_of: Mapping[int, int]) -> int | None:
         return None
     if action.kind in (Pass.I, Pass.W):
         raise ValueError(
-            f"action {action}: a stage whose weights are shared out has whole backwards; "
+            f"action {action}: a stage whose weights are sharded has whole backwards; "
             "want a schedule without I and W"
         )
     return unit_of[action.stage]

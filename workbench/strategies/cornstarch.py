@@ -49,7 +49,7 @@ def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progre
 
 
 def with_balanced_tokens(plan: Plan) -> Plan:
-    """Tokens of context-parallel modules dealt out by attention work, longest block first.
+    """Tokens of context-parallel modules distributed by attention work, longest block first.
 
     Source: Cornstarch v1 section 4.3.2, ICML section 3.2.1. The baselines keep zigzag.
     Differs: exchanges after the longest-first pass make the ranks even, see `tokens_exchange`.

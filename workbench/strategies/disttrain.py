@@ -45,7 +45,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Differs: the integers are the formula's exact optimum, where the source rounds a convex program's;
     stages are whole layers; microbatches on their way to later units count, see `orchestrate_in_flight`;
     wider groups stand in front, so that none leaves its node; layouts that the job gives are not kept;
-    experts are cut or dealt out, whichever is faster at a tp.
+    experts are cut or distributed, whichever is faster at a tp.
 
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot split.

@@ -29,7 +29,7 @@ class ElasticTemplates:
         prices: of its modules.
         layers: [L] price of each layer of the chain.
         sharing: GPUs of a stage that hold all its layers and split the samples of a microbatch.
-        sharding: what else these share out: nothing, or parameters, which they bring together for use.
+        sharding: what else these shard: nothing, or parameters, which they all-gather for use.
     """
 
     job: Job
@@ -144,7 +144,7 @@ def elastic_templates(
     adds its weights, gradients and optimizer state to a GPU. Of activations, (layers of a stage) x
     (microbatches in flight) is about the layers of the model in every stage of 1F1B: those of one
     microbatch in all layers, and the largest working memory, are set aside on every GPU. Where GPUs of a
-    stage share out parameters, two layers are whole at a time, and a layer takes as long as its passes or
+    stage shard parameters, two layers are whole at a time, and a layer takes as long as its passes or
     its exchanges, which run beside those of its neighbours.
 
     Source: Oobleck chapter, section 2.4.
@@ -152,12 +152,12 @@ def elastic_templates(
     Args:
         cost: the machine.
         num_faults: f, nodes that may fail at the same moment.
-        sharing: GPUs of a stage that share out samples.
+        sharing: GPUs of a stage that split samples.
         sharding: NONE, or PARAMETERS: they shard weights and optimizer state too.
 
     Raises:
         ValueError: nodes of several kinds, a batch that does not fill its microbatches, samples that cannot
-            be shared out, context or expert parallelism, what templates refuse.
+            be split, context or expert parallelism, what templates refuse.
 
     Complexity: that of `exact_templates`.
     """
@@ -218,7 +218,7 @@ def elastic_templates(
 
 def _check_sharing(job: Job, sharing: int, tp: int) -> None:
     if sharing < 1:
-        raise ValueError(f"{job.name}: want 1 or more ranks that share out samples, got {sharing}")
+        raise ValueError(f"{job.name}: want 1 or more ranks that split samples, got {sharing}")
     size = job.microbatch_samples
     if size % sharing:
         raise ValueError(
@@ -227,7 +227,7 @@ def _check_sharing(job: Job, sharing: int, tp: int) -> None:
         )
     if sharing > 1 and tp > 1:
         raise ValueError(
-            f"{job.name}: ranks of a stage cut layers or share out samples, not both; got tp {tp} and "
+            f"{job.name}: ranks of a stage cut layers or split samples, not both; got tp {tp} and "
             f"{sharing} that share"
         )
 

@@ -72,7 +72,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
     """All configurations that use the job's ranks, fastest by the formula first.
 
-    GPUs of a replica are dealt out by the batch's work with tp = cp = 1, each module's share is
+    GPUs of a replica are assigned by the batch's work with tp = cp = 1, each module's share is
     factorised into tp x cp x pp, and layers are cut by dynamic programming.
     Differs: cp stays 1, since Entrain's own microbatches have no shards of tokens; allocations that move
     a GPU from one module to another count too, since a prime share has next to no factors; a share that

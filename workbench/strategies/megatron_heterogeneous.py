@@ -37,7 +37,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     share ranks in part want a schedule that takes them.
 
     Raises:
-        ValueError: more stages than layers, a batch that cannot be shared out, too few ranks, rank sets
+        ValueError: more stages than layers, a batch that cannot be split, too few ranks, rank sets
             that overlap without being equal or leave a gap, modules on the same ranks without pp.
     """
     if _shares_ranks(job):

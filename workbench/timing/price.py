@@ -120,8 +120,8 @@ def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None)
     columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    dealt = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
-    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), dealt)
+    experts = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
+    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), experts)
 
 
 class _Pricing:
@@ -171,7 +171,7 @@ class _Pricing:
         return overhead_s + factor * times.of(action.kind)
 
     def _round_s(self, action: Action) -> float:
-        """Shared-out weights gathered, or their gradients dealt out: tensor after tensor of the unit."""
+        """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
         unit, settings = self._units[_stage_of(action)], self._plan.settings
         if action.kind is Pass.UNSHARD:
             kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
@@ -229,7 +229,7 @@ class _Pricing:
         return found
 
     def _dividing(self, cost: CostModel) -> CostModel:
-        """The same machine where tensor-parallel ranks deal out tokens between products."""
+        """The same machine where tensor-parallel ranks split tokens between products."""
         if id(cost) not in self._divided:
             self._divided[id(cost)] = cost.executed(
                 replace(cost.execution, activations=ActivationCut.SEQUENCE)

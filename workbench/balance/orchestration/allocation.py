@@ -1,4 +1,4 @@
-"""GPUs dealt out to modules in proportion to their work, and the batch size at which that is stable."""
+"""GPUs assigned to modules in proportion to their work, and the batch size at which that is stable."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

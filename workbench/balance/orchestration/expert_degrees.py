@@ -6,7 +6,7 @@ from math import gcd
 def expert_degrees(num_ranks: int, num_experts: int) -> tuple[int, ...]:
     """Degrees of expert parallelism inside a stage's ranks, ascending: what divides both counts.
 
-    `num_experts` 0: there are none to deal out, which leaves 1. ValueError for no rank.
+    `num_experts` 0: there are none to distribute, which leaves 1. ValueError for no rank.
 
     Complexity: O(min(num_ranks, num_experts)).
     """

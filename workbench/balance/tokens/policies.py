@@ -75,7 +75,7 @@ def sorted_round_robin(work: ArrayLike, num_ranks: int) -> Owners:
     """Blocks from heaviest to lightest, assigned to the ranks forth and back: equal numbers of blocks.
 
     What PyTorch's context parallelism calls processing-time-based round robin (`_PTRRLoadBalancer`).
-    Differs: PyTorch wants a multiple of G blocks; here the last round may be incomplete and is dealt
+    Differs: PyTorch wants a multiple of G blocks; here the last round may be incomplete and is assigned
     in its direction. Arguments and errors: `longest_first`.
 
     Complexity: O(B) after a radix sort.

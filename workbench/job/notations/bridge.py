@@ -4,7 +4,7 @@ Source: Megatron-Bridge, `ModuleParallelismConfig` and `MegatronMIMOParallelismC
 same ranks are colocated; a `rank_offset` that is absent is 0, as there.
 
 What the notation cannot say: where stages are cut, and a pipeline degree that is left to be searched. What
-it says beyond a layout, experts that are cut and dealt out, is refused. Which rank of a module's range
+it says beyond a layout, experts that are cut and distributed, is refused. Which rank of a module's range
 holds which stage is not part of it: here stages vary slowest, there replicas do.
 """
 
@@ -39,7 +39,7 @@ def read_parallelisms(
 
     Raises:
         ValueError: an unknown key or module, a module twice, a size that is no count, experts both
-            dealt out and cut.
+            distributed and cut.
     """
     check_keys(content, (PARALLELISMS,))
     found: dict[str, ModuleLayout] = {}
