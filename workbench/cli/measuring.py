@@ -15,6 +15,7 @@ from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, write_profile
+from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job, load_job
 from workbench.plan.plan import Plan
@@ -23,6 +24,7 @@ from workbench.report.progress import ticking
 from workbench.report.tables import (
     demo_table,
     fits_table,
+    noise_warning,
     unmeasured_text,
 )
 from workbench.strategies import cornstarch
@@ -76,11 +78,17 @@ def calibrate_command(
                 "profile": profile.name,
                 "rows": len(measurement.rows),
                 "unmeasured": profile.unmeasured,
+                "noise": profile.noise,
                 "fits": [asdict(found) for found in profile.fits],
             }
         )
     else:
-        show(fits_table(profile), unmeasured_text(profile.unmeasured), f"written to {output}")
+        show(
+            *noise_warning(profile.noise),
+            fits_table(profile),
+            unmeasured_text(profile.unmeasured),
+            f"written to {output}",
+        )
 
 
 def report_command(
@@ -132,6 +140,8 @@ def demo_command(
     record = result.as_json()
     if json_file is not None:
         write_text(json.dumps(record, indent=1) + "\n", json_file)
+    warning = drift_warning(result.drift)
+    show(*([] if warning is None else [warning]), *noise_warning(result.noise))
     show(demo_table(record), f"report: {out / 'report.html'}")
 
 

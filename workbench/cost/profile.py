@@ -1,6 +1,5 @@
 """A profile: measured or sourced facts about one machine, in one strict JSON file."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +8,7 @@ from pathlib import Path
 from workbench.cost.hardware import Link
 from workbench.cost.roofline import RowWork
 from workbench.data.sample import WHERE_SET
-from workbench.frozen_json import FrozenJson, parse_json
+from workbench.frozen_json import FrozenJson, json_lines, parse_json
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
@@ -256,6 +255,8 @@ class Profile:
         collectives: measured over those links; any other follows the ring formula.
         unmeasured: costs that no row stands behind, in words.
         fits: leave-one-out quality per table.
+        noise: why the measurement is not to be trusted, in words; empty: no reason was seen, or asked for.
+        yardstick_s: seconds of a turn of the yardstick while it was measured; None: not read.
         format_version: of the file.
         provenance: of it all.
     """
@@ -285,6 +286,8 @@ class Profile:
     collectives: tuple[CollectiveTable, ...] = ()
     unmeasured: tuple[str, ...] = ()
     fits: tuple[Fit, ...] = ()
+    noise: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
+    yardstick_s: float | None = field(default=None, metadata={WHERE_SET: True})
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -380,18 +383,7 @@ def parse_profile(text: str, *, where: str = "profile") -> Profile:
 
 def dump_profile(profile: Profile) -> str:
     """Canonical JSON text, a point a line; `parse_profile` gives an equal profile back."""
-    return _lines(_JSON.encode(profile), "") + "\n"
-
-
-def _lines(value: object, indent: str) -> str:
-    flat = json.dumps(value)
-    if len(indent) + len(flat) < 100 or not isinstance(value, dict | list):
-        return flat
-    inner = indent + " "
-    if isinstance(value, dict):
-        items = [f"{inner}{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + _lines(item, inner) for item in value) + f"\n{indent}]"
+    return json_lines(_JSON.encode(profile)) + "\n"
 
 
 def write_profile(profile: Profile, path: Path) -> None:
