@@ -9,6 +9,7 @@ Run:     workbench demo --out out
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ WARMUP = 1
 ONE_STAGE_EACH = {"vision": 1, "audio": 1, "llm": 1}
 
 Progress = Callable[[int, int, str], None]  # (done, total, what)
+Beside = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +132,15 @@ class DemoResult:
         return asdict(self)
 
 
-def run_demo(out: Path, progress: Progress = lambda done, total, what: None) -> DemoResult:
-    """All of it; plans, traces, profile, predictions and `demo.json` are written to `out`."""
+def run_demo(
+    out: Path,
+    progress: Progress = lambda done, total, what: None,
+    beside: Beside = nullcontext,
+) -> DemoResult:
+    """All of it; plans, traces, profile, predictions and `demo.json` are written to `out`.
+
+    `beside`: what happens on this machine while plans are timed, and not while it is calibrated.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for stale in (*out.glob("*.plan.json"), *out.glob("*.sim.json"), *out.glob("*.run.json")):
         stale.unlink()
@@ -142,7 +151,7 @@ def run_demo(out: Path, progress: Progress = lambda done, total, what: None) -> 
         for item in planned:
             write_plan(item.plan, out / f"{item.name}.plan.json")
             write_trace(item.simulated, out / f"{item.name}.sim.json")
-        ran, recalibrated = execute_all(planned, pool, out, progress)
+        ran, recalibrated = execute_all(planned, pool, out, progress, beside)
         watched = watch_all(planned, pool, progress)
     for item, more in zip(planned, watched, strict=True):
         traces = [trace for one in ran if one.planned.name == item.name for trace in one.traces]
@@ -204,7 +213,7 @@ def write_predictions(planned: tuple[Planned, ...], path: Path) -> None:
 
 
 def execute_all(
-    planned: tuple[Planned, ...], pool: Pool, out: Path, progress: Progress
+    planned: tuple[Planned, ...], pool: Pool, out: Path, progress: Progress, beside: Beside
 ) -> tuple[list[Ran], int]:
     """Round by round, all plans in each, and how often the machine was calibrated again.
 
@@ -219,10 +228,11 @@ def execute_all(
             cost = CostModel(profile)
             planned = tuple(predicted(item.name, item.mix, item.plan, cost) for item in planned)
             write_predictions(planned, out / f"predictions.{recalibrated}.json")
-        for item in planned:
-            progress(len(found), ROUNDS * len(planned), f"running {item.name}")
-            ran = run_local(item.plan, RunSettings(steps=STEPS, warmup=WARMUP), pool=pool)
-            found.append(Ran(planned=item, traces=ran.traces))
+        with beside():
+            for item in planned:
+                progress(len(found), ROUNDS * len(planned), f"running {item.name}")
+                ran = run_local(item.plan, RunSettings(steps=STEPS, warmup=WARMUP), pool=pool)
+                found.append(Ran(planned=item, traces=ran.traces))
     return found, recalibrated
 
 

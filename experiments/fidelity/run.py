@@ -3,7 +3,7 @@
 Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a core of their own,
          three or four ranks on two cores, and up to eight by emulation. Real transformers layers,
          random weights and data.
-Ours:    one calibration, with nine plans that run for it and are not judged; all predictions are
+Ours:    one calibration, with ten plans that run for it and are not judged; all predictions are
          written, with the plans' hashes, before the first judged plan runs; then all run round by
          round, so that drift of the machine meets all alike. A yardstick is read beside every step; where
          the machine has drifted by more than a tenth in a round, rehearsals run again before the next.

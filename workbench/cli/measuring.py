@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -129,13 +130,17 @@ def reproduce_command(
 def demo_command(
     out: Annotated[Path, typer.Option("--out", help="folder to write to")] = Path("out"),
     json_file: Annotated[Path | None, typer.Option("--json", help="file to write the figures to")] = None,
+    burn: Annotated[
+        float | None, typer.Option(help="share of a core that somebody else takes while plans are timed")
+    ] = None,
 ) -> None:
     """Do the main job on this machine: calibrate, plan, predict, run, compare, report."""
     from experiments.demo import run_demo
+    from experiments.fidelity.burner import burning
     from workbench.report.html import report_html
 
     with ticking("demo", None, quiet=False) as ticker:
-        result = run_demo(out, ticker.at)
+        result = run_demo(out, ticker.at, nullcontext if burn is None else partial(burning, burn))
     write_text(report_html(read_folder(out)), out / "report.html")
     record = result.as_json()
     if json_file is not None:
