@@ -36,7 +36,10 @@ def _qwen2_audio(config: Config) -> Parts:
 
 
 def _voxtral(config: Config) -> Parts:
-    """Frames side by side, as many as fill the width of the encoder's MLP, then an MLP without biases."""
+    """Frames side by side, as many as fill the width of the encoder's MLP, then an MLP without biases.
+
+    What the language model's configuration leaves out is Ministral's.
+    """
     heard = part_config(config, "audio_config", "voxtral_encoder")
     width, ffn = whole(heard, "hidden_size", 1280), whole(heard, "intermediate_size", 5120)
     if ffn % width:
@@ -51,7 +54,7 @@ def _voxtral(config: Config) -> Parts:
                 items={"seconds": _CLIP_S},
                 weights={"": "model.audio_tower.", **two_linears(1, 3)},
             ),
-            LLM: Part(config=text_config(config, "llama", absent=_MINISTRAL), weights=DECODER),
+            LLM: Part(config={**_MINISTRAL, **text_config(config, "llama")}, weights=DECODER),
         },
         token_ids=token_ids(audio=token_id(config, "audio_token_id")),
     )
@@ -65,6 +68,8 @@ _MINISTRAL = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e8,
 }
 QWEN2_AUDIO = Composite(name="Qwen2-Audio", model_type="qwen2_audio", take_apart=_qwen2_audio)
 VOXTRAL = Composite(name="Voxtral", model_type="voxtral", take_apart=_voxtral)

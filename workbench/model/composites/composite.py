@@ -1,6 +1,6 @@
 """What a composite configuration is taken apart into, and what composites share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,14 @@ class Part:
         feature_layer: hidden state of an encoder that its projector reads; None: its output.
         weights: how names of its weights begin, in a checkpoint of its own -> in that of the composite; the
             longest beginning counts.
+        transposed: own names of weights that the composite holds as [in, out].
         items: words of a job about one item of the size that the model was trained with: `images`, `seconds`
             or none, where the module itself says it.
     """
 
     config: Mapping[str, Any]
     weights: Mapping[str, str]
+    transposed: tuple[str, ...] = ()
     projector: ProjectorKind | None = None
     feature_layer: int | None = None
     items: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +83,26 @@ def name_in_composite(part: Part, name: str) -> str:
     """What a weight of a part is called in the composite's checkpoint."""
     own = max((start for start in part.weights if name.startswith(start)), key=len)
     return part.weights[own] + name.removeprefix(own)
+
+
+def spellings(name: str) -> Iterator[str]:
+    """A weight's name in a composite, then what older releases of transformers call it in a checkpoint."""
+    yield name
+    for start, others in _OLDER.items():
+        if name.startswith(start):
+            yield from (other + name.removeprefix(start) for other in others)
+
+
+_OLDER = {  # beginning of a name -> how it begins in checkpoints
+    "model.language_model.": ("language_model.model.", "model."),
+    "lm_head.": ("language_model.lm_head.",),
+    "model.vision_tower.": ("vision_tower.", "vision_tower.vision_model."),
+    "model.vision_model.": ("vision_model.",),
+    "model.audio_tower.": ("audio_tower.",),
+    "model.visual.": ("visual.",),
+    "model.multi_modal_projector.": ("multi_modal_projector.",),
+    "model.image_newline": ("image_newline",),
+}
 
 
 def part_config(config: Config, key: str, model_type: str, absent: Config | None = None) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def _gemma3(config: Config) -> Parts:
                     "projector.1.": "model.multi_modal_projector.mm_soft_emb_norm.",
                     "projector.2.weight": "model.multi_modal_projector.mm_input_projection_weight",
                 },
+                transposed=("projector.2.weight",),
             ),
             LLM: Part(config=text_config(config, "gemma3_text", ties=True), weights=DECODER),
         },
