@@ -52,9 +52,9 @@ def test_queues_of_jobs_end_as_in_the_fluid_model(queues, num_cores):
 SECONDS = {
     Pass.F: 2.0,
     Pass.B: 3.5,
-    Pass.UNSHARD: 1.0,
-    Pass.RESHARD: 0.0,
-    Pass.REDUCE_GRAD: 2.5,
+    Pass.ALL_GATHER: 1.0,
+    Pass.FREE: 0.0,
+    Pass.REDUCE_SCATTER: 2.5,
     Pass.STEP: 0.5,
 }
 
