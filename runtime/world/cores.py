@@ -6,11 +6,16 @@ process of idle priority on every core has work whenever nobody else has.
 """
 
 import os
-from collections.abc import Callable
-from typing import Any
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 
-TURNS = 10_000  # of an empty loop, between two looks at the flag
-LEAST_PRIORITY = 19
+from runtime.world import keep_awake
+
+END_S = 2.0
+POLL_S = 0.002
 
 
 def cores_of(size: int) -> list[frozenset[int]]:
@@ -22,24 +27,54 @@ def cores_of(size: int) -> list[frozenset[int]]:
     return [frozenset({available[process]}) for process in range(size)]
 
 
-def can_stay_awake() -> bool:
-    """Whether this system knows processes that run only where nobody else wants to."""
-    return hasattr(os, "SCHED_IDLE") and hasattr(os, "sched_setaffinity")
+class Keepers:
+    """Processes that keep cores awake: stopped until wanted, and again afterwards; none where not known."""
+
+    def __init__(self) -> None:
+        self._by_core: dict[int, int] = {}
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        return tuple(self._by_core.values())
+
+    def wake(self, cores: Iterable[int]) -> None:
+        """Keep these cores awake from now on."""
+        if not sys.platform.startswith("linux"):
+            return
+        for core in cores:
+            if core in self._by_core:
+                _signal(self._by_core[core], signal.SIGCONT)
+            else:
+                self._by_core[core] = _start(core)
+
+    def rest(self) -> None:
+        """Let them sleep."""
+        for process in self._by_core.values():
+            _signal(process, signal.SIGSTOP)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._by_core.values():
+            with suppress(OSError):  # not everybody may; at idle priority it takes a moment to end
+                os.sched_setscheduler(process, os.SCHED_OTHER, os.sched_param(0))
+            _signal(process, signal.SIGKILL)
+        for process in self._by_core.values():
+            _await(process)
+        self._by_core.clear()
 
 
-def stay_awake(core: int, is_wanted: Any, next_order: Callable[[], bytes | None], parent: int) -> None:
-    """Keep one core busy at idle priority after each order, for as long as the shared flag says.
+def _start(core: int) -> int:
+    words = [sys.executable, "-I", "-S", keep_awake.__file__, str(core), str(os.getpid())]
+    return os.posix_spawn(sys.executable, words, os.environ)
 
-    Args:
-        core: to stay on.
-        is_wanted: shared with the parent; 0: wait for the next order.
-        next_order: waits for one; None: the parent is gone, or wants no more.
-        parent: process id; work ends with it.
-    """
-    os.sched_setaffinity(0, {core})
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.nice(LEAST_PRIORITY)  # so that the system counts it apart from others' work
-    while next_order() is not None:
-        while is_wanted.value and os.getppid() == parent:
-            for _ in range(TURNS):
-                pass
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # somebody ended it: messages take longer, and nothing else
+        os.kill(process, number)
+
+
+def _await(process: int) -> None:
+    stop_s = time.monotonic() + END_S
+    with suppress(ChildProcessError):
+        while os.waitpid(process, os.WNOHANG)[0] == 0 and time.monotonic() < stop_s:
+            time.sleep(POLL_S)

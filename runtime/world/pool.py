@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.world.allocator import keep_freed_memory
-from runtime.world.cores import can_stay_awake, cores_of, stay_awake
+from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
 
@@ -29,7 +29,6 @@ GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0
 NOTHING_DONE = -1
 LEAVE = b"leave"
-AWAKE = b"awake"
 LONGEST_WAIT_S = 3600.0  # of one call of the system, which counts in milliseconds of 32 bits
 
 
@@ -94,9 +93,8 @@ class Pool:
 
     num_workers: int
     _workers: dict[int, _Worker] = field(default_factory=dict)
-    _keepers: list[_Worker] = field(default_factory=list)
+    _keepers: Keepers = field(default_factory=Keepers)
     _positions: Any = None
-    _is_awake: Any = None
     _context: ForkContext = field(default_factory=lambda: multiprocessing.get_context("fork"))
     _folder: "tempfile.TemporaryDirectory[str]" = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="ranks-")
@@ -108,7 +106,6 @@ class Pool:
             raise ValueError(f"a pool needs at least one worker, got {self.num_workers}")
         torch.set_num_threads(1)  # a forked child must not inherit a thread pool that it does not have
         self._positions = self._context.RawArray("i", self.num_workers)
-        self._is_awake = self._context.RawValue("b", 0)
 
     def __enter__(self) -> "Pool":
         return self
@@ -173,7 +170,7 @@ class Pool:
                 self._end(process)
             raise
         finally:
-            self._is_awake.value = 0
+            self._keepers.rest()
         self._dismiss(results, [*missing, *(failure.process for failure in failures)])
         store.unlink(missing_ok=True)
         if not failures and not missing:
@@ -197,7 +194,7 @@ class Pool:
 
     def all_process_ids(self) -> tuple[int, ...]:
         """Of the workers and of whatever else lives for them."""
-        return (*self.process_ids(), *(keeper.process.pid or 0 for keeper in self._keepers))
+        return (*self.process_ids(), *self._keepers.process_ids)
 
     def position(self, process: int) -> int:
         """What a process reported last."""
@@ -207,9 +204,7 @@ class Pool:
         """End all workers."""
         for process in list(self._workers):
             self._end(process)
-        for keeper in self._keepers:
-            _kill(keeper)
-        self._keepers.clear()
+        self._keepers.close()
         self._folder.cleanup()
 
     def _fork_missing(self, size: int) -> None:
@@ -221,23 +216,16 @@ class Pool:
                 self._workers[process] = self._fork(process)
 
     def _keep_awake(self, size: int) -> None:
-        """The cores of so many processes, until the flag falls; none where they share theirs."""
+        """The cores of so many processes; none where they share theirs."""
         cores = cores_of(size)
-        if not can_stay_awake() or any(len(own) != 1 for own in cores):
-            return
-        for own in cores[len(self._keepers) :]:
-            self._keepers.append(self._start(_keep_core, (self._is_awake, min(own)), f"awake{min(own)}"))
-        self._is_awake.value = 1
-        for keeper in self._keepers[:size]:
-            with suppress(BrokenPipeError):  # somebody ended it: messages take longer, and nothing else
-                keeper.pipe.send_bytes(AWAKE)
+        if all(len(own) == 1 for own in cores):
+            self._keepers.wake(min(own) for own in cores)
 
     def _fork(self, process: int) -> _Worker:
-        return self._start(_serve, (self._positions, process), f"rank{process}")
-
-    def _start(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> _Worker:
         here, there = self._context.Pipe()
-        child = self._context.Process(target=target, args=(there, *args), name=name, daemon=True)
+        child = self._context.Process(
+            target=_serve, args=(there, self._positions, process), name=f"rank{process}", daemon=True
+        )
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; torch's threads are idle here.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -316,15 +304,12 @@ class Pool:
 
     def _end(self, process: int) -> None:
         worker = self._workers.pop(process, None)
-        if worker is not None:
-            _kill(worker)
-
-
-def _kill(worker: _Worker) -> None:
-    if worker.process.is_alive():
-        worker.process.kill()
-    worker.process.join(JOIN_S)
-    worker.pipe.close()
+        if worker is None:
+            return
+        if worker.process.is_alive():
+            worker.process.kill()
+        worker.process.join(JOIN_S)
+        worker.pipe.close()
 
 
 def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
@@ -350,13 +335,6 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
         pipe.send_bytes(result)
         _receive(pipe, parent)  # LEAVE
         _leave()
-
-
-def _keep_core(pipe: mpc.Connection, is_wanted: Any, core: int) -> None:
-    """The life of a process that keeps a core awake, until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-    stay_awake(core, is_wanted, lambda: _receive(pipe, parent), parent)
 
 
 def _receive(pipe: mpc.Connection, parent: int) -> bytes | None:
