@@ -5,7 +5,7 @@ import time
 import pytest
 
 from experiments.demo import DemoResult, PlanResult
-from experiments.fidelity.burner import burning
+from experiments.fidelity.burner import burner_of
 from experiments.fidelity.drift import goals, lines, main
 from runtime.world.busy_cores import process_seconds
 
@@ -52,7 +52,7 @@ def test_drift_stands_first_and_goals_are_of_the_corrected_error() -> None:
 
 
 def test_a_burner_takes_no_more_than_its_share_and_ends() -> None:
-    with burning(0.5) as burner:
+    with burner_of(0.5)() as burner:
         time.sleep(1.0)
         before_s, start_s = process_seconds([burner])[burner], time.monotonic()
         time.sleep(1.0)
@@ -63,5 +63,5 @@ def test_a_burner_takes_no_more_than_its_share_and_ends() -> None:
 
 def test_a_share_of_more_than_a_core_is_refused() -> None:
     assert main(["--burn", "1.5"]) == 2
-    with pytest.raises(ValueError, match=r"share of a core in \(0, 1\], got 0"), burning(0.0):
-        pass
+    with pytest.raises(ValueError, match=r"share of a core in \(0, 1\], got 0"):
+        burner_of(0.0)

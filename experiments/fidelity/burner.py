@@ -4,24 +4,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 PERIOD_S = 0.02
 STOP_S = 5.0
 
 
-@contextmanager
-def burning(share: float) -> Iterator[int]:
-    """While this holds, a process wants so much of a core; gives its id.
-
-    Nobody counts it as their own until it has ended, which it does with this process.
-
-    Raises:
-        ValueError: a share outside (0, 1].
-    """
+def burner_of(share: float) -> Callable[[], AbstractContextManager[int]]:
+    """Makes a process that wants so much of a core, and ends it; ValueError for a share outside (0, 1]."""
     if not 0 < share <= 1:
         raise ValueError(f"burner: want a share of a core in (0, 1], got {share:g}")
+    return partial(_burning, share)
+
+
+@contextmanager
+def _burning(share: float) -> Iterator[int]:
+    """Gives the process's id. Nobody counts it as their own until it has ended; it ends with this one."""
     burner = subprocess.Popen([sys.executable, "-m", __name__, str(share), str(os.getpid())])
     try:
         yield burner.pid

@@ -10,11 +10,10 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from experiments.demo import DemoResult, run_demo
-from experiments.fidelity.burner import burning
+from experiments.fidelity.burner import burner_of
 from experiments.harness.command import command_line
 from workbench.drift import MOST_DRIFT, drift_warning
 from workbench.report.progress import ticking
@@ -57,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when the goals hold, 1 when not, 2 for bad input."""
     options = _parse(arguments)
     try:
+        burner = burner_of(options.burn)
         with ticking("drift", None, quiet=options.json) as ticker:
-            result = run_demo(options.out, ticker.at, beside=partial(burning, options.burn))
+            result = run_demo(options.out, ticker.at, beside=burner)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2

@@ -3,7 +3,6 @@
 import json
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -136,11 +135,12 @@ def demo_command(
 ) -> None:
     """Do the main job on this machine: calibrate, plan, predict, run, compare, report."""
     from experiments.demo import run_demo
-    from experiments.fidelity.burner import burning
+    from experiments.fidelity.burner import burner_of
     from workbench.report.html import report_html
 
+    beside = nullcontext if burn is None else burner_of(burn)
     with ticking("demo", None, quiet=False) as ticker:
-        result = run_demo(out, ticker.at, nullcontext if burn is None else partial(burning, burn))
+        result = run_demo(out, ticker.at, beside)
     write_text(report_html(read_folder(out)), out / "report.html")
     record = result.as_json()
     if json_file is not None:
