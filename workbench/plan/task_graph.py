@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan, Program
@@ -161,21 +161,26 @@ def task_graph(
     """
     graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
     num_tasks = len(graph.tasks)
-    for place, row in enumerate(rows):
-        graph.before += (graph.passes[row.producer] if row.after is None else num_tasks + row.after,)
-        graph.before += (num_tasks + place,)
-        graph.after += (num_tasks + place, graph.passes[row.consumer])
+    nodes = num_tasks + np.arange(len(rows))
+    ready = [graph.passes[row.producer] if row.after is None else num_tasks + row.after for row in rows]
+    awaited = [graph.passes[row.consumer] for row in rows]
     return TaskGraph(
         tasks=tuple(graph.tasks),
         num_rows=len(rows),
-        before=np.array(graph.before, dtype=np.int64),
-        after=np.array(graph.after, dtype=np.int64),
+        before=_joined(graph.before, ready, nodes),
+        after=_joined(graph.after, nodes, awaited),
         passes=graph.passes,
         steps=graph.steps,
         groups=graph.groups,
         fsdp=tuple(graph.fsdp),
         reductions=graph.reductions,
     )
+
+
+def _joined(of_tasks: Sequence[int], into_rows: ArrayLike, out_of_rows: ArrayLike) -> Ints:
+    """One end of every edge: between tasks, then by row the edge into it and the one out of it."""
+    of_rows = np.stack((into_rows, out_of_rows), axis=1).ravel()
+    return np.concatenate((of_tasks, of_rows)).astype(np.int64)
 
 
 class _Builder:
