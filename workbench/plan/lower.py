@@ -14,7 +14,7 @@ from workbench.plan.kept import kept
 from workbench.plan.lowered import Direction, Lowered, Route, Slice
 from workbench.plan.order import issue_ticks
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.routing import Holding, Routing
+from workbench.plan.routing import Holding, Routing, routing_of
 from workbench.plan.row_drafts import (
     Names,
     Path,
@@ -294,7 +294,7 @@ def _runs(plan: Plan) -> list[ProducerRows]:
 
 
 def _original_runs(plan: Plan) -> list[ProducerRows]:
-    routing = Routing(plan)
+    routing = routing_of(plan)
     drafts = [row for boundary in _boundaries(routing) for row in _drafts(plan, boundary)]
     ticks = issue_ticks(plan, drafts)
     by_producer: dict[Action, list[RowDraft]] = {}
