@@ -1,5 +1,6 @@
 """What the accounts of ranks share: bytes of stages, places of actions, rows between two ranks."""
 
+from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from itertools import accumulate
@@ -54,10 +55,13 @@ class Accounts:
         return tuple(stage.id for stage in self.plan.stages_on.get(rank, ())), tied_on(self.plan, rank)
 
     def state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
-        """(stage, part, bytes) of every parameter on a rank."""
+        """(stage, part, bytes) of all that a rank's parameters hold."""
         key = self._state_key(rank)
         if key not in self._state:
-            self._state[key] = tuple(state_of(self.plan, rank))
+            sizes: Counter[tuple[int, StateKind]] = Counter()
+            for stage, kind, num_bytes in state_of(self.plan, rank):
+                sizes[stage.id, kind] += num_bytes
+            self._state[key] = tuple((self.plan.stage[stage], kind, n) for (stage, kind), n in sizes.items())
         return self._state[key]
 
     @cached_property
