@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
+from workbench.collector import collector_paused
 from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
@@ -54,6 +55,7 @@ class RowPredictor:
         self._cost = cache(self._cost_model)
         self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
+    @collector_paused()
     def predict(self, row: LlmRow) -> Prediction:
         """Time, memory and unmeasured costs of one row.
 

@@ -32,7 +32,7 @@ class Part:
     def original(self, action: Action) -> Action:
         """The action of the whole problem."""
         assert action.stage is not None
-        return action._replace(stage=self.stages[action.stage])
+        return Action(self.stages[action.stage], action.kind, action.microbatch)
 
     def original_programs(self, programs: Programs) -> Programs:
         """Programs by the groups of the whole problem."""
