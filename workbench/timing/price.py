@@ -16,7 +16,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.sequence import token_borders
 from workbench.plan.work import work_of
 from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind
@@ -128,7 +128,7 @@ class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
         self._attention = attention
-        self._routing = Routing(self._plan)
+        self._routing = routing_of(self._plan)
         self._units = sharded_stages(self._plan)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
