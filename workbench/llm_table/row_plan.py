@@ -98,14 +98,20 @@ def _layers(
 
 
 def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
-    """Enough equal nodes for every rank, with the row's links where it gives any."""
+    """Enough equal nodes for every rank, with the row's links where it gives any.
+
+    A row says what a node sends to others; here that is a card for each of its ranks, with that part of it.
+    """
     num_nodes = -(-row.num_gpus // row.gpus_per_node)
     node = Node(device=profile.device, num_ranks=row.gpus_per_node, memory_bytes=profile.memory_bytes)
     intra = _link(profile, "intra", row.intra_gbytes_per_s, row.intra_latency_us)
-    inter = intra
-    if num_nodes > 1:
-        inter = _link(profile, "inter", row.inter_gbytes_per_s, row.inter_latency_us)
-    return uniform("row", node, num_nodes=num_nodes, intra=intra, inter=inter)
+    if num_nodes == 1:
+        return uniform("row", node, num_nodes=1, intra=intra, inter=intra)
+    own, cards = row.inter_gbytes_per_s, profile.machine_link("inter").per_node
+    if own is not None or cards is None:
+        cards = row.gpus_per_node
+    inter = _link(profile, "inter", None if own is None else own / cards, row.inter_latency_us)
+    return uniform("row", replace(node, num_cards=cards), num_nodes=num_nodes, intra=intra, inter=inter)
 
 
 def _link(profile: Profile, scope: str, gbytes_per_s: float | None, latency_us: float | None) -> Link:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from workbench.collector import collector_paused
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut
+from workbench.cost.group_link import slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.memory.stage import GRADIENTS, state_of
@@ -116,12 +117,14 @@ class GridLinks(NamedTuple):
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
-    """The slowest link of each axis: tensor-parallel ranks in a node keep its link when keys leave it."""
+    """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
+    leave it.
+    """
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None)
     columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    experts = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
-    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), experts)
+    experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
+    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, columns), experts)
 
 
 class _Pricing:
