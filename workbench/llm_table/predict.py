@@ -7,6 +7,7 @@ from functools import cache
 from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
+from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_few
 from workbench.llm_table.llm_row import LlmRow, Number, Recomputed, Scores, YesNo
 from workbench.llm_table.replicas import in_one_buffer, standing_for
 from workbench.llm_table.row_bytes import row_bytes
@@ -15,7 +16,8 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.timing.price import Price, price
 
-Timer = Callable[[Lowered, Price], float]  # seconds of an iteration
+Timer = Callable[[Lowered, Price, Orders | None], float]
+"""Seconds of an iteration; with orders, of more microbatches than the plan's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +60,23 @@ class RowPredictor:
         Raises:
             ValueError: what planner, profile or schedule refuse.
 
-        Complexity: O(stages x microbatches x ranks of a stage), whatever the number of replicas.
+        Complexity: O(stages^2 x ranks of a stage + stages x microbatches), whatever the number of replicas;
+        where microbatches are planned one by one, O(stages x microbatches x ranks of a stage).
         """
         cost = self.cost(row)
-        alone = lower(plan_of(row, cost.profile))
+        few = with_few(row)
+        plan = plan_of(few, cost.profile)
+        orders = passes_of_all(plan, row) if few != row else None
+        if orders is None and few != row:
+            plan = plan_of(row, cost.profile)
+        alone = lower(plan)
         whole = with_replicas(alone, row)
         prices = price(whole, cost)
         unmeasured = {*prices.unmeasured, *cost.profile.unmeasured}
         if row.precision is Number.FP16:
             unmeasured.add("fp16: rates of bf16")
         return Prediction(
-            self._timer(whole, prices),
+            self._timer(whole, prices, orders),
             row_bytes(alone, row),
             cost.profile.memory_bytes,
             tuple(sorted(unmeasured)),

@@ -42,9 +42,6 @@ def plan_of(row: LlmRow, profile: Profile) -> Plan:
 
     Complexity: O(stages x microbatches x ranks of a stage).
     """
-    schedule = Schedule()
-    if row.virtual_stages > 1:
-        schedule = Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=row.virtual_stages)
     draft = Plan(
         strategy="row",
         model=model_of(row),
@@ -55,7 +52,14 @@ def plan_of(row: LlmRow, profile: Profile) -> Plan:
         programs=(),
         settings=settings_of(row),
     )
-    return with_programs(draft, schedule)
+    return with_programs(draft, schedule_of(row))
+
+
+def schedule_of(row: LlmRow) -> Schedule:
+    """1F1B, interleaved where ranks have several stages."""
+    if row.virtual_stages == 1:
+        return Schedule()
+    return Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=row.virtual_stages)
 
 
 def model_of(row: LlmRow) -> ModelGraph:
