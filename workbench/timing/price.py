@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from workbench.collector import collector_paused
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut
+from workbench.cost.execution import ActivationCut, SavedInput
 from workbench.cost.group_link import slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
@@ -235,7 +235,7 @@ class _Pricing:
         """The same machine where tensor-parallel ranks split tokens between products."""
         if id(cost) not in self._divided:
             self._divided[id(cost)] = cost.executed(
-                replace(cost.execution, activations=ActivationCut.SEQUENCE)
+                replace(cost.execution, activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
             )
         return self._divided[id(cost)]
 
