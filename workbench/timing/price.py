@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from workbench.collector import collector_paused
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut
+from workbench.cost.execution import ActivationCut, SavedInput
+from workbench.cost.group_link import slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.memory.stage import GRADIENTS, state_of
@@ -117,12 +118,14 @@ class GridLinks(NamedTuple):
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
-    """The slowest link of each axis: tensor-parallel ranks in a node keep its link when keys leave it."""
-    experts = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
+    """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
+    leave it.
+    """
+    experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None, experts)
     columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), experts)
+    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, columns), experts)
 
 
 class _Pricing:
@@ -249,7 +252,7 @@ class _Pricing:
         """The same machine where tensor-parallel ranks split tokens between products."""
         if id(cost) not in self._divided:
             self._divided[id(cost)] = cost.executed(
-                replace(cost.execution, activations=ActivationCut.SEQUENCE)
+                replace(cost.execution, activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
             )
         return self._divided[id(cost)]
 
