@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any
 
+from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
 from workbench.llm_table.llm_row import Architecture, LlmRow, Number, Optimizer, Recomputed, Scores, YesNo
 
@@ -182,12 +183,11 @@ def _read(column: Column, text: str) -> Any:
 
 def _check(row: LlmRow) -> None:
     """Rules between columns."""
-    if row.gpu not in known_profiles() and "." not in row.gpu and "/" not in row.gpu:
-        known = known_profiles()
-        near = get_close_matches(row.gpu, known, n=1, cutoff=0.0)
-        raise ValueError(
-            f"gpu: want one of {', '.join(known)} or a profile's file, got {row.gpu!r}; nearest: {near[0]}"
-        )
+    if "." not in row.gpu and "/" not in row.gpu:
+        try:
+            shipped_device(row.gpu, known_profiles())
+        except ValueError as error:
+            raise ValueError(f"gpu: {error}") from None
     _divides("hidden", row.hidden, "heads", row.heads)
     _divides("heads", row.heads, "kv_heads", row.kv_heads)
     _divides("kv_heads", row.kv_heads, "tp", row.tp)
