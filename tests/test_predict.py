@@ -113,7 +113,7 @@ def test_replicas_cost_what_their_all_reduce_costs():
     predictor = RowPredictor(iteration_s)
     assert predictor.predict(eight).iteration_s > predictor.predict(alone).iteration_s
     assert predictor.predict(eight).peak_bytes == predictor.predict(alone).peak_bytes
-    split = predictor.predict(replace(eight, optimizer=row(optimizer="distributed").optimizer))
+    split = predictor.predict(replace(eight, zero_stage=row(optimizer="distributed").zero_stage))
     assert split.peak_bytes < predictor.predict(eight).peak_bytes
 
 
@@ -252,8 +252,8 @@ def test_the_command_adds_three_columns(tmp_path):
     ("cells", "said"),
     [
         ({"heads": "5"}, "heads: must divide hidden = 64, got 5; nearest: 4"),
-        ({"tp": "3"}, "tp: must divide kv_heads = 4, got 3; nearest: 2"),
-        ({"recompute": "ful"}, "recompute: want one of none, selective, full, got 'ful'; nearest: full"),
+        ({"tp": "3"}, "tp: must divide heads = 4, got 3; nearest: 2"),
+        ({"recompute": "ful"}, "got 'ful'; nearest: full"),
         ({"layers": "0"}, "layers: want a whole number from 1"),
         ({"layers": "nan"}, "layers: want a whole number from 1"),
         ({"layers": "2.5"}, "got 2.5; nearest: 2"),
@@ -265,7 +265,7 @@ def test_the_command_adds_three_columns(tmp_path):
             "dp x micro_batch: must divide global_batch = 7, got 2; nearest: 1",
         ),
         ({"virtual_stages": "2"}, "virtual_stages: want 1 where pp is 1, got 2; nearest: 1"),
-        ({"recompute": "selective"}, "attention is flash; nearest: none"),
+        ({"gpus": "3", "dp": "2"}, "gpus: want tp 1 x cp 1 x pp 1 x dp 2 = 2, got 3; nearest: 2"),
     ],
 )
 def test_a_bad_row_is_one_line_and_nothing_is_written(tmp_path, cells, said):
