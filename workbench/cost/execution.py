@@ -28,6 +28,18 @@ class ActivationCut(StrEnum):
     SEQUENCE = "sequence"
 
 
+class SavedInput(StrEnum):
+    """Of products whose tokens are gathered: kept WHOLE, or as a rank's SHARE and gathered again backward.
+
+    SHARE, with what runs beside what: Korthikanti et al. 2022, section 4.2.2, and Megatron-LM's
+    `LinearWithGradAccumulationAndAsyncCommunication`. The gather runs beside the product for the input's
+    gradient, the scatter of that gradient beside the product for the weights'.
+    """
+
+    WHOLE = "whole"
+    SHARE = "share"
+
+
 class KeyTravel(StrEnum):
     """Keys of context parallelism: gathered AHEAD of an attention, or passed on BEHIND it, block by block."""
 
@@ -45,6 +57,7 @@ class Execution:
     Args:
         attention: how attention is computed.
         activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
+        saved_input: what products keep of gathered tokens, where activations are cut by sequence.
         keys: when keys of other context-parallel ranks travel, where a plan does not say.
         matmul_rate: of matrix products.
         unaligned_rate: factor on a product's rate for each halving of the alignment of its sizes
@@ -67,6 +80,7 @@ class Execution:
 
     attention: AttentionKernel = AttentionKernel.FUSED
     activations: ActivationCut = ActivationCut.WHOLE
+    saved_input: SavedInput = SavedInput.SHARE
     keys: KeyTravel = KeyTravel.AHEAD
     matmul_rate: float = 1.0
     unaligned_rate: float = 1.0
