@@ -211,6 +211,13 @@ COLUMNS = (
         DataOverlap,
         shown="no",
     ),
+    Column(
+        "updated_weights",
+        "of ZeRO-1 and -2: gathered as equal parts, or sent tensor by tensor by the ranks that own them",
+        _always(UpdatedWeights.GATHERED),
+        UpdatedWeights,
+        shown="gathered",
+    ),
     _flag("moe_overlap", "tokens travel to experts beside another microbatch's passes"),
     Column("gpu", "profile: a shipped name or a file", _always("A100-80GB"), shown="A100-80GB"),
     _count("gpus_per_node", "GPUs of a node", 8),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
+from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, InstanceSums
 from workbench.llm_table.llm_row import LlmRow, Number, Scores, YesNo
 from workbench.model.block_modules import BlockModule
 
@@ -16,6 +16,8 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         base,
         attention=_attention(row),
         activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
+        instance_sums=InstanceSums.BEHIND_EACH,
+        updated_weights=row.updated_weights,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         matmul_rate=base.matmul_rate * PEAK_RATIO.get(row.precision, 1.0),
     )
