@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, InstanceSums
 from workbench.llm_table.llm_row import LlmRow, Number, Scores, YesNo
-from workbench.model.block_modules import BlockModule
 
 TENSOR_PIECES = 4  # of a product beside its collective: Transformer Engine's default number of splits
 PEAK_RATIO = {Number.FP8: 2.0, Number.MXFP8: 2.0, Number.NVFP4: 4.0}  # of tensor cores, on data sheets
@@ -14,20 +13,13 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
     """The base with what the row says."""
     return replace(
         base,
-        attention=_attention(row),
+        attention=AttentionKernel.STORED if row.attention is Scores.STORED else AttentionKernel.FUSED,
         activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
         instance_sums=InstanceSums.BEHIND_EACH,
         updated_weights=row.updated_weights,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         matmul_rate=base.matmul_rate * PEAK_RATIO.get(row.precision, 1.0),
     )
-
-
-def _attention(row: LlmRow) -> AttentionKernel:
-    if row.attention is Scores.FLASH:
-        return AttentionKernel.FUSED
-    is_again = BlockModule.CORE_ATTN in row.computed_again
-    return AttentionKernel.RECOMPUTED if is_again else AttentionKernel.STORED
 
 
 def doubts(row: LlmRow) -> frozenset[str]:
