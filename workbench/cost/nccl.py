@@ -103,7 +103,7 @@ def all_gather_s(num_bytes: float, group: Group) -> float:
 def broadcast_s(num_bytes: float, group: Group) -> float:
     """A pipelined ring: bandwidth once, latency a hop.
 
-    The library counts one hop for all when it chooses the protocol, where rings cross nodes by equal channels.
+    Where channels cross nodes alike, the library counts one hop for all when it chooses the protocol.
     """
     far = group.link.num_nodes - 1
     near = group.num_ranks - 1 - far

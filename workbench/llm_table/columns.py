@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any
 
+from workbench.cost.execution import UpdatedWeights
 from workbench.llm_table.llm_row import (
     Architecture,
     DataOverlap,
