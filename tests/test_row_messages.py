@@ -111,14 +111,16 @@ def test_sums_over_copies_move_from_the_step_into_the_lane():
     llm = row(dp=32, zero_stage=1, shard_group=8)
     found = {when: weight_prices(llm, instance_sums=when) for when in InstanceSums}
     (at_step, whole), (behind, _) = found[InstanceSums.AT_STEP], found[InstanceSums.BEHIND_EACH]
-    group = whole.groups[0]
-    shards = optimizer_shards(whole.plan, group)
-    part_bytes = group.num_elements * whole.plan.settings.gradient_bytes / 8
-    sums_s = at_step.collective_s(Collective.ALL_REDUCE, part_bytes, shards.peers(0))
-    assert sums_s > 0
-    assert at_step.step_s(group) - behind.step_s(group) == pytest.approx(sums_s)
-    action = next(iter(whole.reductions))
-    assert behind.reduce_s(action, (0,)) - at_step.reduce_s(action, (0,)) == pytest.approx(sums_s)
+    moved_s = 0.0
+    for group in whole.groups:
+        part_bytes = group.num_elements * whole.plan.settings.gradient_bytes / 8
+        peers = optimizer_shards(whole.plan, group).peers(0)
+        sums_s = at_step.collective_s(Collective.ALL_REDUCE, part_bytes, peers)
+        assert sums_s > 0
+        assert at_step.step_s(group) - behind.step_s(group) == pytest.approx(sums_s)
+        moved_s += sums_s
+    (action,) = whole.reductions
+    assert behind.reduce_s(action, (0,)) - at_step.reduce_s(action, (0,)) == pytest.approx(moved_s)
 
 
 def test_owners_send_their_tensors_one_after_another():
