@@ -8,6 +8,7 @@ from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
 from workbench.llm_table.boundaries import scattered, with_boundary_gathers
+from workbench.llm_table.cost_parts import CostParts, parts_of
 from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_few
 from workbench.llm_table.gathers import with_gathers_beside
 from workbench.llm_table.llm_row import DataOverlap, LlmRow, YesNo
@@ -16,6 +17,7 @@ from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_execution import doubts, execution_of
 from workbench.llm_table.row_plan import is_cut_further, plan_of
 from workbench.llm_table.sharded_replicas import sharding_for
+from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
@@ -36,12 +38,18 @@ class Prediction:
         peak_bytes: most bytes that a rank holds at once.
         memory_bytes: of a GPU.
         unmeasured: what the prediction rests on and nobody measured, sorted.
+        parts: where the seconds go.
+        tokens_per_s_per_gpu: of an iteration.
+        mfu: useful FLOP/s over the GPU's dense peak in two-byte numbers.
     """
 
     iteration_s: float
     peak_bytes: int
     memory_bytes: int
     unmeasured: tuple[str, ...]
+    parts: CostParts
+    tokens_per_s_per_gpu: float
+    mfu: float
 
     @property
     def spare_bytes(self) -> int:
@@ -87,11 +95,24 @@ class RowPredictor:
         whole = with_replicas(alone, row)
         prices = prices_of(whole, row, cost)
         unmeasured = {*prices.unmeasured, *cost.profile.unmeasured, *doubts(row)}
+        seconds = self._timer(whole, prices, orders)
+        num_repeats = row.num_microbatches / len(alone.plan.microbatches)
+        flop = model_flop(alone.plan) * num_repeats * row.dp
         return Prediction(
-            self._timer(whole, prices, orders),
-            row_bytes(alone, row),
-            cost.profile.memory_bytes,
-            tuple(sorted(unmeasured)),
+            iteration_s=seconds,
+            peak_bytes=row_bytes(alone, row),
+            memory_bytes=cost.profile.memory_bytes,
+            unmeasured=tuple(sorted(unmeasured)),
+            parts=parts_of(
+                whole,
+                prices,
+                cost,
+                seconds,
+                num_repeats=num_repeats,
+                retimed=lambda other: self._timer(whole, other, orders),
+            ),
+            tokens_per_s_per_gpu=row.tokens / seconds / row.num_gpus,
+            mfu=flop / seconds / row.num_gpus / cost.profile.peak(cost.profile.table_precision),
         )
 
     def _continued(self, row: LlmRow, cost: CostModel) -> Prediction:
@@ -100,8 +121,18 @@ class RowPredictor:
             self._predicted(lower(plan_of(shorter, cost.profile)), shorter, cost)
             for shorter in (_of(row, FEW), _of(row, FEW + 1))
         )
-        added_s = more.iteration_s - few.iteration_s
-        return replace(more, iteration_s=few.iteration_s + (row.num_microbatches - FEW) * added_s)
+        times = row.num_microbatches - FEW
+        seconds = few.iteration_s + times * (more.iteration_s - few.iteration_s)
+        slower = (
+            seconds / more.iteration_s * (FEW + 1) / row.num_microbatches
+        )  # an iteration's share of tokens
+        return replace(
+            more,
+            iteration_s=seconds,
+            parts=few.parts.continued(more.parts, times),
+            tokens_per_s_per_gpu=more.tokens_per_s_per_gpu / slower,
+            mfu=more.mfu / slower,
+        )
 
     def cost(self, row: LlmRow) -> CostModel:
         """The cost model of the row's machine, run as the row says."""
