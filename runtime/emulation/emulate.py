@@ -124,7 +124,7 @@ def emulate(
         check_fits(lowered, order, device)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
     try:
-        with exporting(settings.export, lowered.plan.model):
+        with exporting(settings.export, lowered.plan.model, settings.weights):
             reports = ranks.run(order, progress)
     except torch.OutOfMemoryError as error:  # while stages are built; in an action it names the rank
         raise ValueError(f"emulation of {len(lowered.plan.ranks)} ranks: {error}") from error
