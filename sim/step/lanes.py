@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import nan
 
 import numpy as np
@@ -87,13 +87,13 @@ class Lanes:
 
     def _end(self, task: int) -> None:
         self.end_s[task] = self._env.now
-        self._less_to_wait(self._followers_of(task))
+        self._less_to_wait(self._followers[self._offsets[task] : self._offsets[task + 1]])
 
     def _arrived(self, rows: Iterable[int]) -> None:
-        self._less_to_wait(chain.from_iterable(self._followers_of(self._num_tasks + row) for row in rows))
-
-    def _followers_of(self, node: int) -> list[int]:
-        return self._followers[self._offsets[node] : self._offsets[node + 1]]
+        followers, offsets, first = self._followers, self._offsets, self._num_tasks
+        self._less_to_wait(
+            [node for row in rows for node in followers[offsets[first + row] : offsets[first + row + 1]]]
+        )
 
     def _less_to_wait(self, nodes: Iterable[int]) -> None:
         missing, num_tasks = self._missing, self._num_tasks

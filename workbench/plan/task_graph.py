@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Plan, Program
@@ -114,14 +114,24 @@ class TaskGraph:
     @cached_property
     def num_missing(self) -> Ints:
         """[N] how many edges end in each node."""
-        return np.bincount(self.after, minlength=self.num_nodes).astype(np.int64)
+        return num_missing(self.after, self.num_nodes)
 
     @cached_property
     def adjacency(self) -> tuple[Ints, Ints]:
         """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]]."""
-        counts = np.bincount(self.before, minlength=self.num_nodes)
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        return offsets, self.after[np.argsort(self.before, kind="stable")]
+        return adjacency(self.before, self.after, self.num_nodes)
+
+
+def num_missing(after: Ints, num_nodes: int) -> Ints:
+    """[N] how many edges end in each node."""
+    return np.bincount(after, minlength=num_nodes).astype(np.int64)
+
+
+def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
+    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], as edges stand."""
+    counts = np.bincount(before, minlength=num_nodes)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return offsets, after[np.argsort(before, kind="stable")]
 
 
 def task_graph(
@@ -139,21 +149,26 @@ def task_graph(
     """
     graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
     num_tasks = len(graph.tasks)
-    for place, row in enumerate(rows):
-        graph.before += (graph.passes[row.producer] if row.after is None else num_tasks + row.after,)
-        graph.before += (num_tasks + place,)
-        graph.after += (num_tasks + place, graph.passes[row.consumer])
+    nodes = num_tasks + np.arange(len(rows))
+    ready = [graph.passes[row.producer] if row.after is None else num_tasks + row.after for row in rows]
+    awaited = [graph.passes[row.consumer] for row in rows]
     return TaskGraph(
         tasks=tuple(graph.tasks),
         num_rows=len(rows),
-        before=np.array(graph.before, dtype=np.int64),
-        after=np.array(graph.after, dtype=np.int64),
+        before=_joined(graph.before, ready, nodes),
+        after=_joined(graph.after, nodes, awaited),
         passes=graph.passes,
         steps=graph.steps,
         groups=graph.groups,
         fsdp=tuple(graph.fsdp),
         reductions=graph.reductions,
     )
+
+
+def _joined(of_tasks: Sequence[int], into_rows: ArrayLike, out_of_rows: ArrayLike) -> Ints:
+    """One end of every edge: between tasks, then by row the edge into it and the one out of it."""
+    of_rows = np.stack((into_rows, out_of_rows), axis=1).ravel()
+    return np.concatenate((of_tasks, of_rows)).astype(np.int64)
 
 
 class _Builder:

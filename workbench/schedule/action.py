@@ -151,7 +151,7 @@ class Action(NamedTuple):
     def continues(self) -> "Action | None":
         """The pass of the same stage and microbatch that this one needs; None for a forward."""
         before = _CONTINUES.get(self.kind)
-        return None if before is None else self._replace(kind=before)
+        return None if before is None else Action(self.stage, before, self.microbatch)
 
 
 STEP = Action(None, Pass.STEP)
