@@ -16,12 +16,12 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import token_borders
 from workbench.plan.work import work_of
-from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind
+from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.timing.key_exchange import with_key_exchange
 from workbench.timing.weights import WeightPrices
@@ -159,8 +159,8 @@ class _Pricing:
         if meaning.activity is Activity.RELEASE:
             return 0.0
         stage = self._plan.stage[_stage_of(action)]
-        profile, measured_as = self._cost_on[stage.id].profile, meaning.measured_as or action.kind
-        overhead_s, factor = profile.overhead_s(measured_as), profile.pipeline_factor(measured_as)
+        profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
+        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
         if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
         if meaning.activity is Activity.COMPUTE:
@@ -180,7 +180,7 @@ class _Pricing:
 
     def _round_s(self, action: Action) -> float:
         """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
-        unit, settings = self._units[_stage_of(action)], self._plan.settings
+        unit, settings = unit_of(self._units, action), self._plan.settings
         if action.kind is Pass.ALL_GATHER:
             kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
         else:
