@@ -229,10 +229,10 @@ def executor_of(lowered: Lowered, rank: int) -> Executor:
 def test_what_no_rank_can_execute_is_refused() -> None:
     plan = a_plan()
     program = next(program for program in plan.programs if 3 in program.ranks)
-    gathered = replace(program, actions=(Action(3, Pass.UNSHARD), *program.actions))
+    gathered = replace(program, actions=(Action(3, Pass.ONLOAD), *program.actions))
     programs = tuple(gathered if p is program else p for p in plan.programs)
     lowered = replace(lower(plan), plan=replace(plan, programs=programs))
-    message = "rank 3: 3UNSHARD brings back a stage that has not left"
+    message = "rank 3: 3ONLOAD brings back a stage that has not left"
     with pytest.raises(ValueError, match=message):
         executor_of(lowered, 3)
 

@@ -14,7 +14,8 @@ from workbench.memory.account import check_memory, memory_table, moved_bytes, pe
 from workbench.memory.layer import saved_bytes, state_bytes, working_bytes
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import ModelGraph, Module
-from workbench.model.module_layers import Projection, Projector, lm_head, projector_layer, token_embedding
+from workbench.model.module_layers import lm_head, token_embedding
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.transformer import Norm
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route

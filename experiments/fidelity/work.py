@@ -12,7 +12,7 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels

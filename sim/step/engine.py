@@ -37,9 +37,9 @@ def simulate(
     An action starts when it is next on every rank of its stage and its input rows are
     there, and holds all of them for its duration. Its end makes its output rows ready; a row
     waits for its link, occupies it for bytes / bandwidth and arrives latency later.
-    UNSHARD and RESHARD take their stage's turn like a pass. REDUCE_GRAD runs beside later
+    OFFLOAD, ONLOAD and FREE take their stage's turn like a pass. Sums of gradients run beside later
     passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
-    reductions. Where weights are sharded, UNSHARD and REDUCE_GRAD of a round run beside the
+    reductions. Where weights are sharded, all-gathers and reduce-scatters run beside the
     passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
     them. Ranks that share fewer cores than they are share their speed. At one instant
     everything that ends comes first, to a fixpoint; then every free link takes its lowest
@@ -50,7 +50,7 @@ def simulate(
         duration_s: seconds of an action; asked once per action.
         step_s: seconds of a rank's STEP, where ranks differ; None: `duration_s(STEP)` on all.
         memory: what actions acquire and release; None leaves the memory curve out.
-        overlapped: REDUCE_GRADs whose groups start layer by layer within a backward, see
+        overlapped: sums whose groups start layer by layer within a backward, see
             `workbench.elastic.layerwise`; of ranks with cores of their own.
 
     Returns:

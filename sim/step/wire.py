@@ -29,7 +29,7 @@ class Wires(NamedTuple):
 
 
 def wires(lowered: Lowered) -> Wires:
-    """What every row occupies: inside a node the sending rank's port, between nodes the sending node's card.
+    """What every row occupies: inside a node the sending rank's port, between nodes its card of the node's.
 
     Complexity: O(rows).
     """
@@ -37,7 +37,7 @@ def wires(lowered: Lowered) -> Wires:
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
     place: dict[tuple[int, tuple[int, ...]], int] = {}  # of every pair of ends
     places = [place.setdefault((row.source_rank, row.destination_ranks), len(place)) for row in rows]
-    numbers: dict[tuple[str, int], int] = {}
+    numbers: dict[tuple[str, int, int], int] = {}
     found: list[tuple[float, float, int]] = []  # bytes a second, latency, port
     for source, destinations in place:
         port = _port_of(cluster, node_of, source, destinations)
@@ -56,13 +56,15 @@ def wires(lowered: Lowered) -> Wires:
 
 def _port_of(
     cluster: Cluster, node_of: Sequence[int], source: int, destinations: tuple[int, ...]
-) -> tuple[tuple[str, int], Link] | None:
+) -> tuple[tuple[str, int, int], Link] | None:
     """Name and link of the port between these ranks; None where nothing travels."""
     if destinations == (source,):
         return None
     nodes = {node_of[rank] for rank in (source, *destinations)}
-    port = ("rank", source) if len(nodes) == 1 else ("node", node_of[source])
-    return port, cluster.link_of(nodes)
+    if len(nodes) == 1:
+        return ("rank", source, 0), cluster.link_of(nodes)
+    node = node_of[source]
+    return ("node", node, cluster.nodes[node].card_of(cluster.place_of(source))), cluster.link_of(nodes)
 
 
 class Network:

@@ -13,7 +13,7 @@ from workbench.plan.alike import alike_replicas
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit
 from workbench.plan.plan import Plan
-from workbench.schedule.action import MOVES, Action, Pass
+from workbench.schedule.action import MEANING, MOVES, Action
 from workbench.units import gib
 
 NUM_HOLDERS_NAMED = 3
@@ -47,9 +47,9 @@ def memory_table(lowered: Lowered) -> MemoryTable:
         the gradient it hands on until that is received; at a stage's first, its weights'
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
-      RESHARD gives the weights and optimizer state of its stage back, UNSHARD takes them again.
-        Of sharded weights UNSHARD takes the whole ones, and its own part as it is sent.
-      REDUCE_GRAD: a copy of the gradients it reduces, until STEP; STEP: the optimizer's temporaries.
+      OFFLOAD gives the weights and optimizer state of its stage back, ONLOAD takes them again.
+        Of sharded weights ALL_GATHER takes the whole ones, and its own part as it is sent, until FREE.
+      sum of gradients: a copy of those it reduces, until STEP; STEP: the optimizer's temporaries.
     A tensor handed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
 
@@ -86,7 +86,7 @@ def _twins(plan: Plan) -> dict[int, int]:
 
 
 def _with_moves(accounts: Accounts, rank: int) -> Lines:
-    """A rank's lines, and what its UNSHARDs and RESHARDs move."""
+    """A rank's lines, and the weights that come and go."""
     plan, lines = accounts.plan, rank_lines(accounts, rank)
     moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
     held: Counter[int] = Counter()
@@ -95,7 +95,7 @@ def _with_moves(accounts: Accounts, rank: int) -> Lines:
     for place, action in moves:
         assert action.stage is not None
         unit = accounts.units.get(action.stage)
-        changed = lines.released if action.kind is Pass.RESHARD else lines.acquired
+        changed = lines.acquired if MEANING[action.kind].weights > 0 else lines.released
         changed[place] += held[action.stage] if unit is None else whole_bytes(plan, unit)
     return lines
 
@@ -222,7 +222,7 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
 
 
 def _move_holders(accounts: Accounts, rank: int, action: Action, holders: Counter[str]) -> None:
-    plan, sign = accounts.plan, -1 if action.kind is Pass.RESHARD else 1
+    plan, sign = accounts.plan, MEANING[action.kind].weights
     assert action.stage is not None
     if action.stage in accounts.units:
         name = f"gathered weights of {plan.stage[action.stage].module}"

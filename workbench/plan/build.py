@@ -32,8 +32,8 @@ def with_programs(
     """The plan with programs for its stages and microbatches, checked.
 
     Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
-    order. REDUCE_GRAD follows the stage's last pass, STEP ends every program. The LLM and what reads it are
-    the inner stages of schedules that want to know them.
+    order. Gradients are summed behind the stage's last pass, STEP ends every program. The LLM and what
+    reads it are the inner stages of schedules that want to know them.
 
     Args:
         schedule: see `programs_of`.

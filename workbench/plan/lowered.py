@@ -105,7 +105,7 @@ class Lowered:
         inputs: rows an action waits for. Absent: it waits for nothing.
         outputs: rows that an action's end makes ready (broadcasts follow their `after` row).
         groups: gradient groups, in the order in which every rank issues them.
-        reductions: REDUCE_GRAD action -> groups (indices) it all-reduces, in issue order.
+        reductions: sum of gradients -> groups (indices) it all-reduces, in issue order.
     """
 
     plan: Plan
