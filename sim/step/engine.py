@@ -232,10 +232,13 @@ def _lane(action: Action, together: Container[Action], sharded: Container[Action
 def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
     """One per row and destination; local rows never started on a link."""
     columns = zip(lowered.transfers, network.ready_s, network.start_s, network.end_s, strict=True)
-    messages = [
-        (row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
-        for row, ready_s, start_s, end_s in columns
-        if not isnan(start_s)
-        for destination in row.destination_ranks
-    ]
-    return tuple(map(_as_message, messages))
+    return tuple(
+        [
+            _as_message(
+                (row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
+            )
+            for row, ready_s, start_s, end_s in columns
+            if not isnan(start_s)
+            for destination in row.destination_ranks
+        ]
+    )
