@@ -6,6 +6,7 @@ import pytest
 
 from sim.predict import iteration_s
 from sim.step.wire import wires
+from workbench.cost import beside
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import Execution, InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
@@ -144,3 +145,17 @@ def test_more_replicas_never_shorten_an_iteration(updated: UpdatedWeights):
         for dp in (8, 16, 64, 256)
     ]
     assert taken == sorted(taken)
+
+
+def test_passes_between_sharded_weights_lose_what_gathers_beside_them_take(monkeypatch: pytest.MonkeyPatch):
+    llm = row(dp=32, zero_stage=3)
+    _, whole, cost = lowered_of(llm)
+    slowed = price(whole, cost).durations_s
+    monkeypatch.setattr(beside, "SLOWED", 0.0)
+    alone = price(whole, cost).durations_s
+    gathers = {a.stage: s for a, s in alone.items() if str(a.kind) == "UNSHARD"}
+    scatters = {a.stage: s for a, s in alone.items() if str(a.kind) == "REDUCE_GRAD"}
+    for action, pass_s in alone.items():
+        if str(action.kind) in ("F", "B"):
+            travels_s = gathers[action.stage] + (scatters[action.stage] if str(action.kind) == "B" else 0.0)
+            assert slowed[action] - pass_s == pytest.approx(0.189 * min(travels_s, pass_s))

@@ -1,10 +1,11 @@
 """Seconds and bytes of a step where every rank holds a part of every layer's parameters (FSDP, HSDP)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.group_link import group_link
 from workbench.cost.hardware import Link
@@ -55,7 +56,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     for part in (*choice.encoders, choice.llm):
         layers += [(part, layer) for layer in prices.layers(part, job.microbatch_samples)]
     moved = [layer_exchange(prices, part, layer) for part, layer in layers]
-    one = list(_rounds([layer for _, layer in layers], moved))
+    one = list(_rounds([layer for _, layer in layers], moved, loss_on(job.cluster)))
     once_s = _lanes_s(one)
     more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
     last_s = max(once_s, _summed_s(one))
@@ -81,13 +82,20 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     )
 
 
-def _rounds(layers: Sequence[LayerPrice], moved: Sequence[LayerExchange]) -> Iterator[_Round]:
-    """Forwards, then the backwards that there are; the last layer does both at once."""
+def _rounds(
+    layers: Sequence[LayerPrice], moved: Sequence[LayerExchange], lost_s: Callable[[float, float], float]
+) -> Iterator[_Round]:
+    """Forwards, then the backwards that there are; the last layer does both at once.
+
+    Each loses some seconds to what travels beside it.
+    """
     for place, layer in enumerate(layers):
-        yield _Round(place, layer.forward_s, moved[place].gather_s, 0.0, 0.0)
+        gather_s = moved[place].gather_s
+        yield _Round(place, layer.forward_s + lost_s(gather_s, layer.forward_s), gather_s, 0.0, 0.0)
     for place in reversed(range(len(layers))):
-        if layers[place].backward_s > 0:
-            yield _Round(place, layers[place].backward_s, *moved[place])
+        if (backward_s := layers[place].backward_s) > 0:
+            beside_s = moved[place].gather_s + moved[place].scatter_s
+            yield _Round(place, backward_s + lost_s(beside_s, backward_s), *moved[place])
 
 
 def _joined(rounds: Sequence[_Round]) -> list[_Round]:
