@@ -7,7 +7,8 @@ from workbench.cost.hardware import Cluster
 SLOWED = 0.189
 """Seconds that kernels lose for each second in which a collective of the device's own processors runs beside
 them. Lee et al. 2025, "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
-Learning" (arXiv 2507.03114), abstract: the mean over A100, H100, MI210 and MI250; at most 0.40."""
+Learning" (arXiv 2507.03114), abstract: the mean over A100, H100, MI210 and MI250; at most 0.40. Measured
+inside one node: a slower network asks less of the device, see `group_link.busy_share`."""
 
 
 def left_s(collective_s: float, kernels_s: float) -> float:

@@ -8,7 +8,7 @@ from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, SavedInput
-from workbench.cost.group_link import slowest_ring
+from workbench.cost.group_link import busy_share, slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.memory.stage import GRADIENTS, state_of
@@ -183,7 +183,8 @@ class _Pricing:
         beside_s = self._round_s(Action(stage.id, Pass.UNSHARD, 0))
         if kind is Pass.B and self._units[stage.id].trained:
             beside_s += self._round_s(Action(stage.id, Pass.REDUCE_GRAD, 0))
-        return self._slowed_s(beside_s, times.of(kind))
+        busy_s = beside_s * busy_share(self._weights.link(self._units[stage.id].ranks))
+        return self._slowed_s(busy_s, times.of(kind))
 
     def _round_s(self, action: Action) -> float:
         """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
