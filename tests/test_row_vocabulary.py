@@ -10,8 +10,10 @@ from sim.step.sweep import Sweep
 from tests.test_predict import of_all_replicas, row
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.llm_table.columns import SHARES
 from workbench.llm_table.predict import RowPredictor, with_replicas
 from workbench.llm_table.row_bytes import activation_bytes, held_bytes
+from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_model import MODULE, mean_keys, model_of
 from workbench.llm_table.row_plan import plan_of, stages_of
 from workbench.model.block_modules import BlockModule, kept_beside, part_of
@@ -230,3 +232,17 @@ def test_contradictions_name_the_nearest_choice(cells, said):
         row(**cells)
     assert said in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_only_what_matters_is_doubted():
+    shares = dict.fromkeys(SHARES, 0.0) | {"products": 0.9, "attention": 0.04}
+    doubts = (
+        "matmul",
+        "matmul: scaled",
+        "attention: scaled",
+        "inter link: line rate",
+        "executor overhead: 0",
+    )
+    assert told(doubts, shares, row()) == ("matmul: scaled",)
+    far = shares | {"data": 0.06}
+    assert told(doubts, far, row(dp=16, global_batch=16)) == ("inter link: line rate", "matmul: scaled")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
+from workbench.collector import collector_paused
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
@@ -14,6 +15,7 @@ from workbench.llm_table.gathers import with_gathers_beside
 from workbench.llm_table.llm_row import DataOverlap, LlmRow, YesNo
 from workbench.llm_table.replicas import Sums, in_one_buffer, standing_for
 from workbench.llm_table.row_bytes import row_bytes
+from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import doubts, execution_of
 from workbench.llm_table.row_plan import is_cut_further, plan_of
 from workbench.llm_table.sharded_replicas import sharding_for
@@ -37,7 +39,7 @@ class Prediction:
         iteration_s: seconds of an iteration.
         peak_bytes: most bytes that a rank holds at once.
         memory_bytes: of a GPU.
-        unmeasured: what the prediction rests on and nobody measured, sorted.
+        unmeasured: what notable parts of it rest on and nobody measured, sorted.
         parts: where the seconds go.
         tokens_per_s_per_gpu: of an iteration.
         mfu: useful FLOP/s over the GPU's dense peak in two-byte numbers.
@@ -74,6 +76,7 @@ class RowPredictor:
         self._cost = cache(self._cost_model)
         self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
+    @collector_paused()
     def predict(self, row: LlmRow) -> Prediction:
         """Time, memory and unmeasured costs of one row.
 
@@ -98,19 +101,20 @@ class RowPredictor:
         seconds = self._timer(whole, prices, orders)
         num_repeats = row.num_microbatches / len(alone.plan.microbatches)
         flop = model_flop(alone.plan) * num_repeats * row.dp
+        parts = parts_of(
+            whole,
+            prices,
+            cost,
+            seconds,
+            num_repeats=num_repeats,
+            retimed=lambda other: self._timer(whole, other, orders),
+        )
         return Prediction(
             iteration_s=seconds,
             peak_bytes=row_bytes(alone, row),
             memory_bytes=cost.profile.memory_bytes,
-            unmeasured=tuple(sorted(unmeasured)),
-            parts=parts_of(
-                whole,
-                prices,
-                cost,
-                seconds,
-                num_repeats=num_repeats,
-                retimed=lambda other: self._timer(whole, other, orders),
-            ),
+            unmeasured=told(unmeasured, parts.shares(), row),
+            parts=parts,
             tokens_per_s_per_gpu=row.tokens / seconds / row.num_gpus,
             mfu=flop / seconds / row.num_gpus / cost.profile.peak(cost.profile.table_precision),
         )

@@ -18,7 +18,7 @@ from workbench.schedule.action import Action
 class WeightPrices:
     """Prices of gradient groups, each over the link of its own ranks.
 
-    What runs in a lane of its own, beside passes, is REDUCE_GRAD's; what the runtime does when it
+    What runs in a lane of its own, beside passes, is the sum's; what the runtime does when it
     waits for that, or after the update, is the STEP's.
 
     Args:
@@ -33,7 +33,7 @@ class WeightPrices:
         self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
-        """Of a REDUCE_GRAD: its groups one after the other, on the rank that has most of them."""
+        """Of a sum of gradients: its groups one after the other, on the rank that has most of them."""
         by_rank = dict.fromkeys(ranks, 0.0)
         for index in self._lowered.reductions.get(action, ()):
             if index not in self._reductions:
