@@ -19,6 +19,7 @@ from workbench.llm_table.row_plan import plan_of
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.schedule.action import Pass
 from workbench.timing.price import price
 from workbench.timing.weights import WeightPrices
 
@@ -153,10 +154,10 @@ def test_passes_between_sharded_weights_lose_what_gathers_beside_them_take(monke
     slowed = price(whole, cost).durations_s
     monkeypatch.setattr(beside, "SLOWED", 0.0)
     alone = price(whole, cost).durations_s
-    gathers = {a.stage: s for a, s in alone.items() if str(a.kind) == "UNSHARD"}
-    scatters = {a.stage: s for a, s in alone.items() if str(a.kind) == "REDUCE_GRAD"}
+    gathers = {a.stage: s for a, s in alone.items() if a.kind is Pass.ALL_GATHER}
+    scatters = {a.stage: s for a, s in alone.items() if a.kind is Pass.REDUCE_SCATTER}
     for action, pass_s in alone.items():
-        if str(action.kind) in ("F", "B"):
-            travels_s = gathers[action.stage] + (scatters[action.stage] if str(action.kind) == "B" else 0.0)
+        if action.kind in (Pass.F, Pass.B):
+            travels_s = gathers[action.stage] + (scatters[action.stage] if action.kind is Pass.B else 0.0)
             busy_s = travels_s * 50 * GB / load_profile("A100-80GB").machine_link("intra").bytes_per_s
             assert slowed[action] - pass_s == pytest.approx(0.189 * min(busy_s, pass_s))

@@ -184,9 +184,9 @@ class _Pricing:
         """What a pass between sharded weights loses to the rounds beside it, its own for its neighbours'."""
         if stage.id not in self._units:
             return 0.0
-        beside_s = self._round_s(Action(stage.id, Pass.UNSHARD, 0))
+        beside_s = self._round_s(Action(stage.id, Pass.ALL_GATHER, 0))
         if kind is Pass.B and self._units[stage.id].trained:
-            beside_s += self._round_s(Action(stage.id, Pass.REDUCE_GRAD, 0))
+            beside_s += self._round_s(Action(stage.id, Pass.REDUCE_SCATTER, 0))
         busy_s = beside_s * busy_share(self._weights.link(self._units[stage.id].ranks))
         return self._slowed_s(busy_s, times.of(kind))
 
