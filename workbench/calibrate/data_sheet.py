@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 
+# Products at 70 % of the peak in the mean over training's shapes (MooreThreads/SimuMax, configs/system/
+# h100_nvlink.json @160921c), where the table's, short loops, have 781 TFLOP/s of 989 in the median.
+SUSTAINED_HOPPER = 0.886
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
     """What the maker says about one machine, and under which names the tables know it.
 
     `memory_gb` is decimal and a little less than the device offers: what is left holds the
-    context and communication buffers, which no memory table counts.
+    context and communication buffers, which no memory table counts. `best_*` are the best products of any
+    shape on random numbers, means of 100 after 50, as stas00/ml-engineering found them
+    (compute/accelerator, "Maximum Achievable Matmul FLOPS"); None: not tried.
     """
 
     name: str
@@ -21,6 +27,22 @@ class DataSheet:
     aiconfigurator: str | None
     vidur: str | None
     inter_gb_per_s: float
+    power_w: float
+    sustained_products: float = 1.0
+    fp8_tflop_per_s: float | None = None
+    best_product_tflop_per_s: float | None = None
+    best_fp8_tflop_per_s: float | None = None
+
+    @property
+    def peaks(self) -> tuple[tuple[str, float], ...]:
+        """(precision, dense TFLOP/s) of what the sheet lists."""
+        narrow = () if self.fp8_tflop_per_s is None else (("fp8", self.fp8_tflop_per_s),)
+        return (
+            ("bfloat16", self.bfloat16_tflop_per_s),
+            ("float32", self.float32_tflop_per_s),
+            ("float64", self.float64_tflop_per_s),
+            *narrow,
+        )
 
 
 A40 = DataSheet(
@@ -34,6 +56,7 @@ A40 = DataSheet(
     aiconfigurator=None,
     vidur="a40",
     inter_gb_per_s=25,
+    power_w=300,
 )
 A100 = DataSheet(
     name="A100-80GB",
@@ -46,6 +69,8 @@ A100 = DataSheet(
     aiconfigurator="A100-SXM-80GB",
     vidur="a100",
     inter_gb_per_s=25,
+    power_w=400,
+    best_product_tflop_per_s=271.2,
 )
 H100 = DataSheet(
     name="H100",
@@ -58,6 +83,11 @@ H100 = DataSheet(
     aiconfigurator="H100-SXM",
     vidur="h100",
     inter_gb_per_s=50,
+    power_w=700,
+    sustained_products=SUSTAINED_HOPPER,
+    fp8_tflop_per_s=1979,
+    best_product_tflop_per_s=794.5,
+    best_fp8_tflop_per_s=1402.6,
 )
 H200 = DataSheet(
     name="H200",
@@ -70,6 +100,11 @@ H200 = DataSheet(
     aiconfigurator="H200-SXM",
     vidur=None,
     inter_gb_per_s=50,
+    power_w=700,
+    sustained_products=SUSTAINED_HOPPER,
+    fp8_tflop_per_s=1979,
+    best_product_tflop_per_s=794.5,
+    best_fp8_tflop_per_s=1453.4,
 )
 L20 = DataSheet(
     name="L20",
@@ -82,5 +117,8 @@ L20 = DataSheet(
     aiconfigurator=None,
     vidur=None,
     inter_gb_per_s=25,
+    power_w=275,
+    fp8_tflop_per_s=239,
 )
 SHEETS = (A40, A100, H100, H200, L20)
+HOPPER = (H100, H200)
