@@ -49,8 +49,8 @@ FAULTS = 1
 BAMBOO_DEPTH = 6  # its published throughput changes at 30, 24 and 18 nodes only
 
 # Times the scores are read or written between the products of a forward by transformers, on which the
-# chapter builds (section 2.6), as it was in 2023 (v4.2x, `GPT2Attention._attn`, `BertSelfAttention.forward`): divided,
-# masked (GPT-2: causally, and for padding), soft-maxed and dropped in kernels of their own.
+# chapter builds (section 2.6), as it was in 2023 (v4.2x, `GPT2Attention._attn`, `BertSelfAttention.forward`):
+# divided, masked (GPT-2: causally, and for padding), soft-maxed and dropped in kernels of their own.
 SCORES_PASSES = {"BERT-Large": 8.0} | dict.fromkeys(
     ("GPT-2", "GPT-3 Medium", "GPT-3 2.7b", "GPT-3 6.7b"), 10.0
 )

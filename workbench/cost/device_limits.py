@@ -37,16 +37,19 @@ class LaunchTimes:
         kernel_gap_s: from a kernel's end to the next one's start, where the host is ahead.
         graph_gap_s: the same inside a recorded graph.
         host_kernel_s: of the host, for each operator it launches, forward or backward.
+        host_collective_s: of the host, for each collective inside a layer.
         source: of these.
     """
 
     kernel_gap_s: float = 0.0
     graph_gap_s: float = 0.0
     host_kernel_s: float = 0.0
+    host_collective_s: float = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:
-        if not all(0 <= s < math.inf for s in (self.kernel_gap_s, self.graph_gap_s, self.host_kernel_s)):
+        gaps, hosts = (self.kernel_gap_s, self.graph_gap_s), (self.host_kernel_s, self.host_collective_s)
+        if not all(0 <= seconds < math.inf for seconds in (*gaps, *hosts)):
             raise ValueError(f"launch times: want seconds >= 0, got {self}")
 
 

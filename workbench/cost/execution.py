@@ -16,9 +16,10 @@ from workbench.whole_file import write_text
 
 ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores read in smaller pieces
 # Fused kernels over stored scores, over those that stream: Korthikanti et al. 2022, Table 4, compute the
-# attention of a layer of the 22B model again in 1.3 ms on A100 (8 heads a rank, 4 x 2,048 tokens); its six passes
-# of 268 MB would stream in 0.93 ms. Masks are drawn meanwhile; products of narrow heads wait for memory.
+# attention of a layer of the 22B model again in 1.3 ms on A100 (8 heads a rank, 4 x 2,048 tokens); its six
+# passes of 268 MB would stream in 0.93 ms. Masks are drawn meanwhile; products of narrow heads wait for memory.
 SCORES_RATE = 0.71
+FROM_PROFILE = ("kernel_gap_s", "host_kernel_s", "host_collective_s")  # where an execution says nothing
 STORED_KERNELS = 4  # of an attention with stored scores: product, softmax, dropout, product
 STORED_BACKWARD_KERNELS = 6  # two products for each of these, softmax and dropout
 
@@ -98,7 +99,7 @@ class Execution:
         overlap_pieces: into which a collective inside a layer and its products are cut, so that one runs
             beside the other; 1: products wait for their collectives. See `overlap`.
         host_kernel_s: host seconds to launch a kernel; None: the profile's.
-        host_collective_s: host seconds to launch a collective inside a layer.
+        host_collective_s: host seconds to launch a collective inside a layer; None: the profile's.
         host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
         step_rate: of the optimizer's memory traffic.
         step_start_s: seconds every optimizer step takes besides its bytes.
@@ -127,7 +128,7 @@ class Execution:
     reduction_rate: float = 1.0
     kernel_gap_s: float | None = None
     host_kernel_s: float | None = None
-    host_collective_s: float = 0.0
+    host_collective_s: float | None = None
     host_rank_s: float = 0.0
     step_rate: float = 1.0
     step_start_s: float = 0.0
@@ -164,7 +165,7 @@ class Execution:
         `num_ranks` compute the pass together.
         """
         per_kernel_s = (self.host_kernel_s or 0.0) + (num_ranks - 1) * self.host_rank_s
-        host_s = num_kernels * per_kernel_s + num_collectives * self.host_collective_s
+        host_s = num_kernels * per_kernel_s + num_collectives * (self.host_collective_s or 0.0)
         return max(device_s + num_kernels * (self.kernel_gap_s or 0.0), host_s)
 
     @property
@@ -175,14 +176,10 @@ class Execution:
     def on(self, profile: Profile) -> "Execution":
         """With the profile's gaps and host times where it says none of its own."""
         times = profile.launch or LaunchTimes()
-        gap_s, host_s = times.kernel_gap_s, times.host_kernel_s
         if self.launch is Launch.GRAPH:
-            gap_s, host_s = times.graph_gap_s, 0.0
-        return replace(
-            self,
-            kernel_gap_s=gap_s if self.kernel_gap_s is None else self.kernel_gap_s,
-            host_kernel_s=host_s if self.host_kernel_s is None else self.host_kernel_s,
-        )
+            times = LaunchTimes(kernel_gap_s=times.graph_gap_s)
+        own = {name: getattr(times, name) for name in FROM_PROFILE if getattr(self, name) is None}
+        return replace(self, **own)
 
     def num_kernels(self, operator: Operator) -> int:
         """Kernels of an operator's forward; a biased matmul adds its bias in a second one."""
