@@ -1,10 +1,11 @@
 """A plan's simulated trace, with what the prediction rests on; and its iteration time alone, fast."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from sim.attention.price import attention_of
 from sim.step.engine import simulate
+from sim.step.more_microbatches import iteration_of_more_s
 from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
@@ -39,8 +40,14 @@ def predict(
     return with_provenance(trace, lowered.plan, cost.profile, prices, beside=cost.beside)
 
 
-def iteration_s(lowered: Lowered, prices: Price) -> float:
-    """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`."""
+def iteration_s(lowered: Lowered, prices: Price, orders: Sequence[Sequence[Action]] | None = None) -> float:
+    """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`.
+
+    Args:
+        orders: the passes of more microbatches than the plan's, see `iteration_of_more_s`.
+    """
+    if orders is not None:
+        return iteration_of_more_s(lowered, prices, orders)
     return Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
 
 

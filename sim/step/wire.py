@@ -29,14 +29,14 @@ class Wires(NamedTuple):
 
 
 def wires(lowered: Lowered) -> Wires:
-    """What every row occupies: inside a node the sending rank's port, between nodes the sending node's card.
+    """What every row occupies: inside a node the sending rank's port, between nodes its card of the node's.
 
     Complexity: O(rows).
     """
     cluster, rows = lowered.plan.cluster, lowered.transfers
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
     found: list[tuple[float, float, int]] = []
-    numbers: dict[tuple[str, int], int] = {}
+    numbers: dict[tuple[str, int, int], int] = {}
     known: dict[tuple[int, tuple[int, ...]], tuple[int, Link] | None] = {}
     for row in rows:
         ends = row.source_rank, row.destination_ranks
@@ -57,13 +57,15 @@ def wires(lowered: Lowered) -> Wires:
 
 def _port_of(
     cluster: Cluster, node_of: Sequence[int], source: int, destinations: tuple[int, ...]
-) -> tuple[tuple[str, int], Link] | None:
+) -> tuple[tuple[str, int, int], Link] | None:
     """Name and link of the port between these ranks; None where nothing travels."""
     if destinations == (source,):
         return None
     nodes = {node_of[rank] for rank in (source, *destinations)}
-    port = ("rank", source) if len(nodes) == 1 else ("node", node_of[source])
-    return port, cluster.link_of(nodes)
+    if len(nodes) == 1:
+        return ("rank", source, 0), cluster.link_of(nodes)
+    node = node_of[source]
+    return ("node", node, cluster.nodes[node].card_of(cluster.place_of(source))), cluster.link_of(nodes)
 
 
 class Network:

@@ -237,15 +237,18 @@ def kernel_floor_s(sheet: DataSheet) -> float:
 
 def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit, ...]]:
     """NVLink from measured all-reduces, where there are any; everything else by data sheet."""
+    server = sheet.aiconfigurator is not None  # those with NVLink have a card for each GPU
     inter = MachineLink(
         scope="inter",
         name="infiniband",
         bytes_per_s=float(sheet.inter_gb_per_s * GB),
         latency_s=5e-6,
         measured=False,
-        source="line rate, HDR 200 Gb/s or NDR 400 Gb/s; latency typical",
+        source="line rate, HDR 200 Gb/s or NDR 400 Gb/s; latency typical"
+        + ("" if server else "; one card a node presumed"),
+        per_node=None if server else 1,
     )
-    if sheet.aiconfigurator is None:
+    if not server:
         intra = MachineLink(
             scope="intra",
             name="pcie4 x16",

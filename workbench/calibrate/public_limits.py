@@ -8,8 +8,8 @@ from workbench.cost.profile import SustainedHeads, Table
 
 BEST = "stas00/ml-engineering, compute/accelerator"
 _SUSTAINED = "MooreThreads/SimuMax, configs/system/h100_nvlink.json @160921c, over this table"
-# Fitted to rows of tp 1 and 2 in every ninth of vTrain's 1,440 (A100, Megatron-LM): an operator is about three
-# launches and the Python around them.
+# Fitted to rows of tp 1 and 2 in every ninth of vTrain's 1,440 (A100, Megatron-LM): an operator is about
+# three launches and the Python around them.
 HOST_KERNEL_S, HOST_COLLECTIVE_S = 5.5e-5, 3e-5
 # GPUs of one node differ by 5 % and more (stas00/ml-engineering, compute/accelerator): of eight normal draws
 # the first and the last are 2.85 standard deviations apart in the mean.

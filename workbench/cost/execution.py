@@ -17,7 +17,8 @@ from workbench.whole_file import write_text
 ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores read in smaller pieces
 # Fused kernels over stored scores, over those that stream: Korthikanti et al. 2022, Table 4, compute the
 # attention of a layer of the 22B model again in 1.3 ms on A100 (8 heads a rank, 4 x 2,048 tokens); its six
-# passes of 268 MB would stream in 0.93 ms. Masks are drawn meanwhile; products of narrow heads wait for memory.
+# passes of 268 MB would stream in 0.93 ms. Masks are drawn meanwhile; products of narrow heads wait for
+# memory.
 SCORES_RATE = 0.71
 FROM_PROFILE = ("kernel_gap_s", "host_kernel_s", "host_collective_s")  # where an execution says nothing
 STORED_KERNELS = 4  # of an attention with stored scores: product, softmax, dropout, product
@@ -37,6 +38,18 @@ class ActivationCut(StrEnum):
 
     WHOLE = "whole"
     SEQUENCE = "sequence"
+
+
+class SavedInput(StrEnum):
+    """Of products whose tokens are gathered: kept WHOLE, or as a rank's SHARE and gathered again backward.
+
+    SHARE, with what runs beside what: Korthikanti et al. 2022, section 4.2.2, and Megatron-LM's
+    `LinearWithGradAccumulationAndAsyncCommunication`. The gather runs beside the product for the input's
+    gradient, the scatter of that gradient beside the product for the weights'.
+    """
+
+    WHOLE = "whole"
+    SHARE = "share"
 
 
 class KeyTravel(StrEnum):
@@ -73,6 +86,7 @@ class Execution:
         attention: how attention is computed.
         flash: generation of the fused kernel.
         activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
+        saved_input: what products keep of gathered tokens, where activations are cut by sequence.
         keys: when keys of other context-parallel ranks travel, where a plan does not say.
         products: format of the operands of products in blocks' linear layers; attention, router, embedding
             and head stay.
@@ -108,6 +122,7 @@ class Execution:
     attention: AttentionKernel = AttentionKernel.FUSED
     flash: FlashKernel = FlashKernel.NEWEST
     activations: ActivationCut = ActivationCut.WHOLE
+    saved_input: SavedInput = SavedInput.SHARE
     keys: KeyTravel = KeyTravel.AHEAD
     products: ProductFormat = ProductFormat.SAME
     gradient_sum: GradientSum = GradientSum.MAIN

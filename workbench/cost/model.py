@@ -250,15 +250,15 @@ class _OperatorSums:
         return self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
 
     def _pairs(self, layer: Layer) -> Pairs:
-        """Tensor-parallel collectives; halves of all-reduces only where these run beside products."""
+        """Tensor-parallel collectives; halves of all-reduces where ranks share tokens out."""
         run = self._cost.execution
-        cut = run.activations if run.overlap_pieces > 1 else ActivationCut.WHOLE
-        return pairs_of(layer, self._work, self._grid, self._bytes, cut)
+        return pairs_of(layer, self._work, self._grid, self._bytes, run.activations, run.saved_input)
 
     def _exposed_s(self, pair: Pair, link: Link, direction: Direction) -> float:
         cost, precision = self._cost, self._precision
         machine = Machine(  # twice in a direction is back where it was: products of pairs are turned already
             product_s=lambda gemm: cost.product_s(in_direction(gemm, direction), direction, precision)[0],
+            weights_s=lambda gemm: cost.product_s(gemm, Direction.WEIGHT_GRAD, precision)[0],
             collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
             copied_s=lambda elements: self._cost.moved_s(2 * elements * self._bytes),
         )

@@ -93,11 +93,11 @@ class MachineLink:
     """A link of this machine.
 
     Args:
-        scope: "intra" or "inter".
-        name: of the link.
-        bytes_per_s: bandwidth.
+        scope, name: "intra" or "inter", and how it is called.
+        bytes_per_s: of one rank's port, or of one network card, in one direction.
         latency_s: from the end of sending to arrival.
         measured, source: whether it was measured, not taken from a data sheet, and where.
+        per_node: of an "inter" link, network cards of a node; None: one for each of its ranks.
     """
 
     scope: str
@@ -106,6 +106,7 @@ class MachineLink:
     latency_s: float
     measured: bool
     source: str
+    per_node: int | None = field(default=None, metadata={WHERE_SET: True})
 
     @property
     def link(self) -> Link:
@@ -117,8 +118,7 @@ class CollectiveTable:
     """A collective measured over a link of this machine.
 
     Args:
-        collective: which.
-        scope: of the link.
+        collective, scope: which, and of which link.
         table: bytes/s by (ranks, bytes of the whole tensor).
     """
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from workbench.plan.kept import kept
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import Action, Pass
 
@@ -43,6 +44,7 @@ def is_sharded(plan: Plan, stage: Stage) -> bool:
     return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
 
 
+@kept
 def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     """Units of a plan, in the order of its stages. Programs are not looked at.
 

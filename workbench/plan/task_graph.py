@@ -126,14 +126,24 @@ class TaskGraph:
     @cached_property
     def num_missing(self) -> Ints:
         """[N] how many edges end in each node."""
-        return np.bincount(self.after, minlength=self.num_nodes).astype(np.int64)
+        return num_missing(self.after, self.num_nodes)
 
     @cached_property
     def adjacency(self) -> tuple[Ints, Ints]:
         """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]]."""
-        counts = np.bincount(self.before, minlength=self.num_nodes)
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        return offsets, self.after[np.argsort(self.before, kind="stable")]
+        return adjacency(self.before, self.after, self.num_nodes)
+
+
+def num_missing(after: Ints, num_nodes: int) -> Ints:
+    """[N] how many edges end in each node."""
+    return np.bincount(after, minlength=num_nodes).astype(np.int64)
+
+
+def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
+    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], as edges stand."""
+    counts = np.bincount(before, minlength=num_nodes)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return offsets, after[np.argsort(before, kind="stable")]
 
 
 def task_graph(

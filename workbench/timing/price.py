@@ -1,15 +1,17 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from workbench.collector import collector_paused
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut
+from workbench.cost.execution import ActivationCut, SavedInput
+from workbench.cost.group_link import slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.memory.stage import GRADIENTS, state_of
+from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
@@ -116,12 +118,14 @@ class GridLinks(NamedTuple):
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
-    """The slowest link of each axis: tensor-parallel ranks in a node keep its link when keys leave it."""
+    """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
+    leave it.
+    """
+    experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
     if stage.tp * stage.cp == 1:
-        return GridLinks(None, None)
+        return GridLinks(None, None, experts)
     columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    experts = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
-    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), experts)
+    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, columns), experts)
 
 
 class _Pricing:
@@ -199,9 +203,25 @@ class _Pricing:
             needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
             times = self._layer_times(stage, microbatch, self._links[stage.id])
             settings = self._plan.settings.of(stage.module)
-            self._known[key] = pass_times(times, needs, settings.recompute)
+            again = self._again(stage, microbatch, self._links[stage.id], settings.computed_again)
+            self._known[key] = pass_times(times, needs, settings.recompute, again)
             self.unmeasured |= self._known[key].unmeasured
         return self._known[key]
+
+    def _again(
+        self, stage: Stage, microbatch: Microbatch, links: GridLinks, modules: Collection[BlockModule]
+    ) -> tuple[float, ...]:
+        """[layers] seconds of what a backward computes again of each; none: of none."""
+        if not modules:
+            return ()
+        layers, cost = self._plan.model.module(stage.module).layers, self._cost_on[stage.id]
+        borders, found = token_borders(self._plan, stage), []
+        for index in range(*stage.layers):
+            part = part_of(layers[index], modules)
+            machine = self._dividing(cost) if index in borders.divided else cost
+            time = None if part is None else self._layer_time(part, stage, microbatch, links, machine)
+            found.append(0.0 if time is None else time.forward_s)
+        return tuple(found)
 
     def _shape(self, stage: Stage) -> tuple[object, ...]:
         """What stages share whose passes take equal times."""
@@ -232,7 +252,7 @@ class _Pricing:
         """The same machine where tensor-parallel ranks split tokens between products."""
         if id(cost) not in self._divided:
             self._divided[id(cost)] = cost.executed(
-                replace(cost.execution, activations=ActivationCut.SEQUENCE)
+                replace(cost.execution, activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
             )
         return self._divided[id(cost)]
 
@@ -308,8 +328,12 @@ def with_gathers(time: LayerTime, behind_s: float, back_s: float) -> LayerTime:
     )
 
 
-def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:
+def pass_times(
+    times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute, again_s: Sequence[float] = ()
+) -> PassTimes:
     """Sums over the layers of a stage; a layer is computed again where any of its gradients runs.
+
+    `again_s` are seconds of those parts of each that are computed again where not all of it is.
 
     A forward keeps something for the backward only where a gradient runs and nothing is computed again.
 
@@ -324,7 +348,8 @@ def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Re
         ),
         through_s=sum(time.through_s(need) for time, need in pairs),
         weights_s=sum(time.weights_s(need) for time, need in pairs),
-        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any),
+        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any)
+        + sum(seconds for seconds, need in zip(again_s, needs, strict=bool(again_s)) if need.any),
         split_through_s=sum(time.split_through_s(need) for time, need in pairs),
         split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),
         unmeasured=frozenset(unmeasured_of(times)),
