@@ -11,7 +11,7 @@ from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Profile
 from workbench.cost.traffic import Dropout, LossKernel
 from workbench.frozen_json import FrozenJson, parse_json
-from workbench.model.layer import Attention, Matmul, Operator
+from workbench.model.layer import Attention, Matmul, Operator, Pointwise
 from workbench.whole_file import write_text
 
 ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores read in smaller pieces
@@ -21,6 +21,9 @@ ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores re
 # memory.
 SCORES_RATE = 0.71
 FROM_PROFILE = ("kernel_gap_s", "host_kernel_s", "host_collective_s")  # where an execution says nothing
+LAUNCH_S = 4e-6  # of a kernel by the CUDA runtime
+DISPATCHED = ("mlp.router_softmax", "mlp.join", "mlp.combine")  # around a mixture of experts
+DISPATCH_KERNELS = 4  # at each: choices, counts, masks, losses; order, permutation, chunks
 STORED_KERNELS = 4  # of an attention with stored scores: product, softmax, dropout, product
 STORED_BACKWARD_KERNELS = 6  # two products for each of these, softmax and dropout
 
@@ -174,14 +177,19 @@ class Execution:
             missing = max(missing, halvings)
         return self.matmul_rate * self.unaligned_rate**missing
 
-    def pass_s(self, device_s: float, num_kernels: int, num_collectives: int, num_ranks: int) -> float:
+    def pass_s(
+        self, device_s: float, num_kernels: int, num_collectives: int, num_ranks: int, num_pieces: int = 0
+    ) -> float:
         """Seconds of a layer's pass: the device's work and gaps, or the host's launches if they take longer.
 
-        `num_ranks` compute the pass together.
+        `num_ranks` compute the pass together. Each of `num_pieces`, into which kernels are cut besides, has
+        a gap, and takes the host one launch out of compiled code.
         """
         per_kernel_s = (self.host_kernel_s or 0.0) + (num_ranks - 1) * self.host_rank_s
         host_s = num_kernels * per_kernel_s + num_collectives * (self.host_collective_s or 0.0)
-        return max(device_s + num_kernels * (self.kernel_gap_s or 0.0), host_s)
+        if host_s:
+            host_s += num_pieces * LAUNCH_S
+        return max(device_s + (num_kernels + num_pieces) * (self.kernel_gap_s or 0.0), host_s)
 
     @property
     def cuts_sequence(self) -> bool:
@@ -200,6 +208,8 @@ class Execution:
         """Kernels of an operator's forward; a biased matmul adds its bias in a second one."""
         if isinstance(operator, Attention):
             return 1 if self.attention is AttentionKernel.FUSED else STORED_KERNELS
+        if isinstance(operator, Pointwise) and operator.name.startswith(DISPATCHED):
+            return DISPATCH_KERNELS
         return 2 if isinstance(operator, Matmul) and operator.bias else 1
 
     def num_backward_kernels(self, operator: Operator) -> int:

@@ -201,11 +201,10 @@ class _OperatorSums:
         kernels = kernels_of(layer)
         forward = sum(map(run.num_kernels, kernels))
         backward = sum(map(run.num_backward_kernels, kernels))
-        forward += added_kernels(pairs.forward, pieces)
-        backward += added_kernels((pair for _, pair in pairs.backward), pieces)
-        forward_s = run.pass_s(time.forward_s, forward, len(pairs.forward) * pieces, grid.tp)
+        there, back = pairs.forward, [pair for _, pair in pairs.backward]
+        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, pieces))
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(device_s, backward, len(pairs.backward) * pieces, grid.tp)
+        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, pieces))
         if device_s in (0.0, backward_s):
             return replace(time, forward_s=forward_s)
         return replace(

@@ -38,7 +38,7 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
 
 
 def doubts(row: LlmRow) -> frozenset[str]:
-    """What the row asks for that no rate of the machine was measured in; of narrow products the price says."""
+    """What the row asks for that was not measured; of narrow products the price says it."""
     found = set()
     if row.precision is Number.FP16:
         found.add("fp16: rates of bf16")
