@@ -161,6 +161,6 @@ def group_of(operator: Operator) -> str | None:
 
 def kernels_of(layer: Layer) -> tuple[Operator, ...]:
     """Its operators, those in the same place of several experts once."""
-    grouped = {group_of(operator): operator for operator in layer.operators}
+    grouped = {group_of(operator): operator for operator in reversed(layer.operators)}
     alone = (operator for operator in layer.operators if group_of(operator) is None)
     return (*alone, *(operator for group, operator in grouped.items() if group is not None))
