@@ -167,3 +167,15 @@ def _required(field: Field[Any]) -> bool:
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+def json_lines(value: object, indent: str = "") -> str:
+    """JSON text where whatever fits on a line stands on one: long lists of short rows stay readable."""
+    flat = json.dumps(value)
+    if len(indent) + len(flat) < 100 or not isinstance(value, dict | list):
+        return flat
+    inner = indent + " "
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}: {json_lines(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + json_lines(item, inner) for item in value) + f"\n{indent}]"

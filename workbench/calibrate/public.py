@@ -83,7 +83,7 @@ def build_profile(sheet: DataSheet) -> Profile:
         name=sheet.name,
         device=sheet.device,
         memory_bytes=int(sheet.memory_gb * GB),
-        peak_flop_per_s=tuple((precision, tflop * _TFLOP) for precision, tflop in sheet.peaks),
+        peak_flop_per_s=sheet.sheet.peaks,
         peak_bytes_per_s=float(sheet.bandwidth_gb_per_s * GB),
         provenance=_provenance(sheet),
         matmul=matmul,

@@ -43,6 +43,25 @@ class ActivationCut(StrEnum):
     SEQUENCE = "sequence"
 
 
+class InstanceSums(StrEnum):
+    """Parts of gradients of several copies of a sharded optimizer are added up AT_STEP, or in the lane of the
+    gradients' own reduce-scatters, BEHIND_EACH (Megatron-Core, `num_distributed_optimizer_instances`)."""
+
+    AT_STEP = "at_step"
+    BEHIND_EACH = "behind_each"
+
+
+class UpdatedWeights(StrEnum):
+    """Of a sharded optimizer: GATHERED as equal parts at once, or SENT by ranks that own whole tensors.
+
+    Owners send one after another, and gradients are summed at one after another (PyTorch's
+    ZeroRedundancyOptimizer, InternEvo's HybridZeroOptimizer).
+    """
+
+    GATHERED = "gathered"
+    SENT = "sent"
+
+
 class SavedInput(StrEnum):
     """Of products whose tokens are gathered: kept WHOLE, or as a rank's SHARE and gathered again backward.
 
@@ -90,6 +109,8 @@ class Execution:
         flash: generation of the fused kernel.
         activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
         saved_input: what products keep of gathered tokens, where activations are cut by sequence.
+        instance_sums: when copies of a sharded optimizer add up their gradients.
+        updated_weights: how they reach the ranks of a copy.
         keys: when keys of other context-parallel ranks travel, where a plan does not say.
         products: format of the operands of products in blocks' linear layers; attention, router, embedding
             and head stay.
@@ -126,6 +147,8 @@ class Execution:
     flash: FlashKernel = FlashKernel.NEWEST
     activations: ActivationCut = ActivationCut.WHOLE
     saved_input: SavedInput = SavedInput.SHARE
+    instance_sums: InstanceSums = InstanceSums.AT_STEP
+    updated_weights: UpdatedWeights = UpdatedWeights.GATHERED
     keys: KeyTravel = KeyTravel.AHEAD
     products: ProductFormat = ProductFormat.SAME
     gradient_sum: GradientSum = GradientSum.MAIN

@@ -1,20 +1,20 @@
 """A profile: measured or sourced facts about one machine, in one strict JSON file."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from workbench.cost.device_limits import LaunchTimes, NarrowRate, PowerLimit
+from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerTable
 from workbench.data.sample import WHERE_SET
-from workbench.frozen_json import FrozenJson, parse_json
+from workbench.frozen_json import FrozenJson, json_lines, parse_json
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
-_FOLDER = Path(__file__).parent / "profiles"
+PROFILES = Path(__file__).parent / "profiles"
 _JSON = FrozenJson()
 
 
@@ -195,8 +195,11 @@ class Profile:
         optimizer_update: how AdamW ran for that, "single" tensor after tensor or "fused"; None: not noted.
         layers: layers measured as a whole; they win over the tables.
         links: of this machine.
+        node_ranks: devices that its "intra" link joins, 72 in a rack of NVLink; None: not said.
         collectives: measured over those links; any other follows the ring formula.
         unmeasured: costs that no row stands behind, in words.
+        like: the profile whose tables were rescaled by data sheets; None: this machine was measured.
+        presumed: cells of its data sheet that nobody published.
         fits: leave-one-out quality per table.
         format_version: of the file.
         provenance: of it all.
@@ -228,8 +231,11 @@ class Profile:
     optimizer_update: str | None = field(default=None, metadata={WHERE_SET: True})
     layers: tuple[LayerTable, ...] = ()
     links: tuple[MachineLink, ...] = ()
+    node_ranks: int | None = field(default=None, metadata={WHERE_SET: True})
     collectives: tuple[CollectiveTable, ...] = ()
     unmeasured: tuple[str, ...] = ()
+    like: str | None = field(default=None, metadata={WHERE_SET: True})
+    presumed: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
     fits: tuple[Fit, ...] = ()
     format_version: int = FORMAT_VERSION
 
@@ -294,22 +300,22 @@ def ideal_profile(
 
 def known_profiles() -> tuple[str, ...]:
     """Names of the profiles that ship, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """A shipped profile by name ("A40"), or a file by path.
+    """A shipped profile by a name of its device ("A40", "A100-SXM4-80GB"), or a file by path.
 
     Raises:
         ValueError: no such name or file (names the known ones), or the first field that is
             missing, unknown or of the wrong kind.
     """
-    shipped = _FOLDER / f"{name_or_path}.json"
-    path = shipped if shipped.name == f"{name_or_path}.json" and shipped.is_file() else Path(name_or_path)
-    if not path.is_file():
-        raise ValueError(
-            f"no profile {str(name_or_path)!r}: want a file or one of {', '.join(known_profiles())}"
-        )
+    name, path = str(name_or_path), Path(name_or_path)
+    if name in known_profiles() or not path.is_file():
+        path = PROFILES / f"{shipped_device(name, known_profiles())}.json"
+        profile = parse_profile(path.read_text(), where=str(path))
+        check_memory(name, profile.device, profile.memory_bytes)
+        return profile
     return parse_profile(path.read_text(), where=str(path))
 
 
@@ -326,18 +332,7 @@ def parse_profile(text: str, *, where: str = "profile") -> Profile:
 
 def dump_profile(profile: Profile) -> str:
     """Canonical JSON text, a point a line; `parse_profile` gives an equal profile back."""
-    return _lines(_JSON.encode(profile), "") + "\n"
-
-
-def _lines(value: object, indent: str) -> str:
-    flat = json.dumps(value)
-    if len(indent) + len(flat) < 100 or not isinstance(value, dict | list):
-        return flat
-    inner = indent + " "
-    if isinstance(value, dict):
-        items = [f"{inner}{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + _lines(item, inner) for item in value) + f"\n{indent}]"
+    return json_lines(_JSON.encode(profile)) + "\n"
 
 
 def write_profile(profile: Profile, path: Path) -> None:

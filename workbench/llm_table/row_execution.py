@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, GradientSum
+from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, GradientSum, InstanceSums
 from workbench.cost.flash import FlashKernel
 from workbench.cost.products import ProductFormat
 from workbench.cost.traffic import Dropout
@@ -31,6 +31,8 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         dropout=Dropout.MASKED if is_stored else base.dropout,
         gradient_sum=GradientSum.MAIN if sums_wide else GradientSum.OWN,
         activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
+        instance_sums=InstanceSums.BEHIND_EACH,
+        updated_weights=row.updated_weights,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         products=FORMATS.get(row.precision, base.products),
         num_devices=row.num_gpus,

@@ -1,7 +1,6 @@
 """Rules between the cells of one row: what must divide what, and what contradicts what."""
 
-from difflib import get_close_matches
-
+from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
 from workbench.llm_table.llm_row import Architecture, LlmRow, Optimizer, YesNo
 
@@ -17,12 +16,11 @@ def check_row(row: LlmRow) -> None:
 
 
 def _check_device(row: LlmRow) -> None:
-    known = known_profiles()
-    if row.gpu not in known and "." not in row.gpu and "/" not in row.gpu:
-        near = get_close_matches(row.gpu, known, n=1, cutoff=0.0)
-        raise ValueError(
-            f"gpu: want one of {', '.join(known)} or a profile's file, got {row.gpu!r}; nearest: {near[0]}"
-        )
+    if "." not in row.gpu and "/" not in row.gpu:
+        try:
+            shipped_device(row.gpu, known_profiles())
+        except ValueError as error:
+            raise ValueError(f"gpu: {error}") from None
     if row.gpus_per_nvlink_domain % row.gpus_per_node:
         nearest = max(1, row.gpus_per_nvlink_domain // row.gpus_per_node) * row.gpus_per_node
         _refuse("gpus_per_nvlink_domain", "want whole nodes", row.gpus_per_nvlink_domain, nearest)
