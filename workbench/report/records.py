@@ -8,7 +8,7 @@ from typing import Any
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
 from workbench.search.drive import Candidate
-from workbench.timing.provenance import unmeasured_costs, utilisation
+from workbench.timing.provenance import noise_of, unmeasured_costs, utilisation
 from workbench.trace import Trace
 
 
@@ -16,7 +16,7 @@ def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
     """Figures of a predicted step (seconds, bytes, fractions) and what was not measured."""
     header = {"plan_hash": trace.plan_hash, "strategy": plan.strategy}
     figures = asdict(step_metrics(trace)) | {"mfu": utilisation(trace)}
-    return header | figures | {"unmeasured": list(unmeasured_costs(trace))}
+    return header | figures | {"unmeasured": list(unmeasured_costs(trace)), "noise": list(noise_of(trace))}
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
