@@ -124,7 +124,7 @@ def run_lowered(
     steps = settings.repetitions * (settings.warmup + settings.steps)
     heard = None if progress is None else StepLosses(len(ranks), steps, progress)
     with (
-        exporting(settings.export, lowered.plan.model),
+        exporting(settings.export, lowered.plan.model, settings.weights),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
     ):
         reports = workers.run(
@@ -272,7 +272,8 @@ def _run_under_torchrun(
         steps = settings.repetitions * (settings.warmup + settings.steps)
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
-    with exporting(settings.export if place.process == 0 else None, lowered.plan.model):
+    target = settings.export if place.process == 0 else None
+    with exporting(target, lowered.plan.model, settings.weights):
         dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()

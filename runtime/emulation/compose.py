@@ -12,7 +12,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
 from workbench.job.matching import profile_for
 from workbench.plan.lowered import Lowered
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import MEANING, Action, Activity
 from workbench.timing.price import price, stage_link
 from workbench.timing.provenance import DEVICE, PROFILE, UNMEASURED
 from workbench.trace import Executor, Trace
@@ -54,7 +54,9 @@ def compose(
     profile = check_collectives(lowered, profile)
     if profile is not None:
         prices = price(lowered, CostModel(profile))
-        sums_s = {a: s for a, s in prices.durations_s.items() if a.kind is Pass.REDUCE_GRAD}
+        sums_s = {
+            a: s for a, s in prices.durations_s.items() if MEANING[a.kind].activity is Activity.COLLECTIVE
+        }
         collectives = Collectives(profile)
         for group in lowered.groups:
             link = stage_link(lowered.plan.cluster, group.ranks)

@@ -43,7 +43,7 @@ from runtime.world.pool import Place
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
-from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
 
 
@@ -124,7 +124,7 @@ def emulate(
         check_fits(lowered, order, device)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
     try:
-        with exporting(settings.export, lowered.plan.model):
+        with exporting(settings.export, lowered.plan.model, settings.weights):
             reports = ranks.run(order, progress)
     except torch.OutOfMemoryError as error:  # while stages are built; in an action it names the rank
         raise ValueError(f"emulation of {len(lowered.plan.ranks)} ranks: {error}") from error
@@ -285,10 +285,10 @@ def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport])
         for step, notes in enumerate(report.notes):
             for span in (span for span in notes.spans if span.lane is Lane.COMPUTE):
                 work = own_work(span.start_s, span.end_s, absences, exchanges, waits_s)
-                if span.action.kind in COMPUTE:
-                    works[step].setdefault(span.action, {})[report.rank] = work
-                else:
+                if span.action == STEP:
                     steps_s[step][report.rank] = work.own_s
+                else:
+                    works[step].setdefault(span.action, {})[report.rank] = work
     timed = tuple(
         Timings(works=of_step, steps_s=seconds) for of_step, seconds in zip(works, steps_s, strict=True)
     )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import nan
 
 import numpy as np
@@ -15,8 +15,8 @@ from sim.cores import SharedCores
 from sim.step.wire import Network, wires
 from workbench.elastic.layerwise import LastBackward
 from workbench.plan.lowered import Lowered
-from workbench.plan.task_graph import Kind, TaskGraph
-from workbench.schedule.action import Action
+from workbench.plan.task_graph import TaskGraph
+from workbench.schedule.action import Action, TaskKind
 
 Marks = Mapping[int, list[tuple[float, int]]]  # backward -> (share of it, all-reduce that may then begin)
 
@@ -28,8 +28,8 @@ class Lanes:
         env: the clock.
         lowered: the tasks, and the rows between them.
         duration_s: [T] of every task.
-        overlapped: REDUCE_GRAD -> the backward in which its groups become whole one by one; each all-reduce
-            then waits for its group, and not for the passes in front of the REDUCE_GRAD.
+        overlapped: sum of gradients -> the backward in which its groups become whole one by one; each
+            all-reduce then waits for its group, and not for the passes in front of the sum.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Lanes:
 
     def _end(self, task: int) -> None:
         self.end_s[task] = self._env.now
-        self._less_to_wait(self._followers_of(task))
+        self._less_to_wait(self._followers[self._offsets[task] : self._offsets[task + 1]])
 
     def _arrived(self, rows: Iterable[int]) -> None:
-        self._less_to_wait(chain.from_iterable(self._followers_of(self._num_tasks + row) for row in rows))
-
-    def _followers_of(self, node: int) -> list[int]:
-        return self._followers[self._offsets[node] : self._offsets[node + 1]]
+        followers, offsets, first = self._followers, self._offsets, self._num_tasks
+        self._less_to_wait(
+            [node for row in rows for node in followers[offsets[first + row] : offsets[first + row + 1]]]
+        )
 
     def _less_to_wait(self, nodes: Iterable[int]) -> None:
         missing, num_tasks = self._missing, self._num_tasks
@@ -124,7 +124,7 @@ def _shared_cores(
     if any(place):
         for number, task in enumerate(lowered.tasks.tasks):
             shared = tuple(cores for rank in task.ranks if (cores := place[rank]) is not None)
-            if shared and task.kind in (Kind.PASS, Kind.STEP):
+            if shared and task.kind in (TaskKind.PASS, TaskKind.STEP):
                 found[number] = shared if len(shared) == len(task.ranks) else (*shared, None)
     return found
 
@@ -132,10 +132,10 @@ def _shared_cores(
 def _with_marks(
     lowered: Lowered, overlapped: Mapping[Action, LastBackward]
 ) -> tuple[TaskGraph, dict[int, list[tuple[float, int]]]]:
-    """The graph with every all-reduce of these REDUCE_GRADs behind a mark within the backward.
+    """The graph with every all-reduce of these sums behind a mark within the backward.
 
     A mark stands, for each rank of the all-reduce, in place of the edge from the passes in front of the
-    REDUCE_GRAD, which end no earlier.
+    sum, which end no earlier.
     """
     graph = lowered.tasks
     marks: dict[int, list[tuple[float, int]]] = {}

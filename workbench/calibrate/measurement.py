@@ -89,7 +89,7 @@ class LayerRow(DeviceNotes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadRow(DeviceNotes):
-    """Seconds the executor adds to one action of that pass ("F", "B", "I", "W", "REDUCE_GRAD", "STEP").
+    """Seconds the executor adds to one action of that kind, see `workbench.schedule.action.Meaning`.
 
     "LAUNCH" is not an action: it is what a kernel costs that does nothing.
     """

@@ -28,6 +28,25 @@ class ActivationCut(StrEnum):
     SEQUENCE = "sequence"
 
 
+class InstanceSums(StrEnum):
+    """Parts of gradients of several copies of a sharded optimizer are added up AT_STEP, or in the lane of the
+    gradients' own reduce-scatters, BEHIND_EACH (Megatron-Core, `num_distributed_optimizer_instances`)."""
+
+    AT_STEP = "at_step"
+    BEHIND_EACH = "behind_each"
+
+
+class UpdatedWeights(StrEnum):
+    """Of a sharded optimizer: GATHERED as equal parts at once, or SENT by ranks that own whole tensors.
+
+    Owners send one after another, and gradients are summed at one after another (PyTorch's
+    ZeroRedundancyOptimizer, InternEvo's HybridZeroOptimizer).
+    """
+
+    GATHERED = "gathered"
+    SENT = "sent"
+
+
 class SavedInput(StrEnum):
     """Of products whose tokens are gathered: kept WHOLE, or as a rank's SHARE and gathered again backward.
 
@@ -58,6 +77,8 @@ class Execution:
         attention: how attention is computed.
         activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
         saved_input: what products keep of gathered tokens, where activations are cut by sequence.
+        instance_sums: when copies of a sharded optimizer add up their gradients.
+        updated_weights: how they reach the ranks of a copy.
         keys: when keys of other context-parallel ranks travel, where a plan does not say.
         matmul_rate: of matrix products.
         unaligned_rate: factor on a product's rate for each halving of the alignment of its sizes
@@ -81,6 +102,8 @@ class Execution:
     attention: AttentionKernel = AttentionKernel.FUSED
     activations: ActivationCut = ActivationCut.WHOLE
     saved_input: SavedInput = SavedInput.SHARE
+    instance_sums: InstanceSums = InstanceSums.AT_STEP
+    updated_weights: UpdatedWeights = UpdatedWeights.GATHERED
     keys: KeyTravel = KeyTravel.AHEAD
     matmul_rate: float = 1.0
     unaligned_rate: float = 1.0

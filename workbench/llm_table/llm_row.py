@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.cost.execution import UpdatedWeights
 from workbench.model.block_modules import BlockModule
 
 
@@ -131,6 +132,7 @@ class LlmRow:
     shard_group: int
     tp_overlap: YesNo
     dp_overlap: DataOverlap
+    updated_weights: UpdatedWeights
     moe_overlap: YesNo
     gpu: str
     gpus_per_node: int

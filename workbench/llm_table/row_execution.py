@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
+from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, InstanceSums
 from workbench.llm_table.llm_row import LlmRow, Number, Scores, YesNo
 
 TENSOR_PIECES = 4  # of a product beside its collective: Transformer Engine's default number of splits
@@ -15,6 +15,8 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         base,
         attention=AttentionKernel.STORED if row.attention is Scores.STORED else AttentionKernel.FUSED,
         activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
+        instance_sums=InstanceSums.BEHIND_EACH,
+        updated_weights=row.updated_weights,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         matmul_rate=base.matmul_rate * PEAK_RATIO.get(row.precision, 1.0),
     )
