@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.calibrate.device_sheet import DeviceSheet
 from workbench.calibrate.physics import compute_rates, memory_seconds, power_share, product_seconds
+from workbench.cost.device_limits import PowerLimit
 from workbench.cost.profile import (
     CollectiveTable,
     MachineLink,
@@ -76,6 +77,8 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
             )
             for each in like.sustained_attention
         ),
+        power=_power(sheet, like),
+        narrow_rates=(),
         in_pipeline=(),
         optimizer_s_per_parameter=(),
         layers=(),
@@ -87,6 +90,11 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
         unmeasured=_unmeasured(sheet, like, collectives),
         fits=(),
     )
+
+
+def _power(sheet: DeviceSheet, like: Profile) -> PowerLimit | None:
+    """The sheet's limit, under which the rescaled rates hold; what is sustained of them as on the other."""
+    return None if like.power is None else replace(like.power, rated_w=sheet.power_w, source="its data sheet")
 
 
 def _products(sheet: DeviceSheet, of_like: DeviceSheet) -> Rescale:
