@@ -1,6 +1,5 @@
 """Rules between the cells of one row: what must divide what, and what contradicts what."""
 
-
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
 from workbench.llm_table.llm_row import Architecture, LlmRow, Optimizer, YesNo
