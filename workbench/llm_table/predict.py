@@ -1,23 +1,28 @@
 """Seconds and bytes of an iteration of a row, through plan, lowering, price and memory table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cache
 
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
+from workbench.llm_table.cost_parts import CostParts, parts_of
 from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_few
 from workbench.llm_table.gathers import with_gathers_beside
 from workbench.llm_table.llm_row import DataOverlap, LlmRow
 from workbench.llm_table.replicas import Sums, in_one_buffer, standing_for
 from workbench.llm_table.row_bytes import row_bytes
+from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import doubts, execution_of
+from workbench.llm_table.row_interval import reasons_of
 from workbench.llm_table.row_plan import is_cut_further, plan_of
 from workbench.llm_table.sharded_replicas import sharding_for
+from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.timing.interval import Interval, interval
 from workbench.timing.price import Price, price
 
 Timer = Callable[[Lowered, Price, Orders | None], float]
@@ -32,15 +37,23 @@ class Prediction:
 
     Args:
         iteration_s: seconds of an iteration.
+        interval: between what they lie with 80 % probability, and why.
         peak_bytes: most bytes that a rank holds at once.
         memory_bytes: of a GPU.
-        unmeasured: what the prediction rests on and nobody measured, sorted.
+        unmeasured: what notable parts of it rest on and nobody measured, sorted.
+        parts: where the seconds go.
+        tokens_per_s_per_gpu: of an iteration.
+        mfu: useful FLOP/s over the GPU's dense peak in two-byte numbers.
     """
 
     iteration_s: float
+    interval: Interval
     peak_bytes: int
     memory_bytes: int
     unmeasured: tuple[str, ...]
+    parts: CostParts
+    tokens_per_s_per_gpu: float
+    mfu: float
 
     @property
     def spare_bytes(self) -> int:
@@ -65,8 +78,12 @@ class RowPredictor:
         self._cost = cache(self._cost_model)
         self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
-    def predict(self, row: LlmRow) -> Prediction:
-        """Time, memory and unmeasured costs of one row.
+    def predict(self, row: LlmRow, unsaid: Collection[str] = ()) -> Prediction:
+        """Time with its 80 % interval, memory and unmeasured costs of one row.
+
+        Args:
+            row: what to price.
+            unsaid: columns that were left to their defaults, see `unsaid_of`.
 
         Raises:
             ValueError: what planner, profile or schedule refuse.
@@ -76,9 +93,12 @@ class RowPredictor:
         """
         cost = self.cost(row)
         if is_cut_further(row) and row.pp == 1 and row.num_microbatches > FEW + 1:
-            return self._continued(row, cost)
-        plan, orders = _plan(row, cost)
-        return self._predicted(lower(plan), row, cost, orders)
+            found = self._continued(row, cost)
+        else:
+            plan, orders = _plan(row, cost)
+            found = self._predicted(lower(plan), row, cost, orders)
+        reasons = reasons_of(row, cost.profile, found.parts, unsaid)
+        return replace(found, interval=interval(found.iteration_s, reasons))
 
     def _predicted(
         self, alone: Lowered, row: LlmRow, cost: CostModel, orders: Orders | None = None
@@ -88,11 +108,26 @@ class RowPredictor:
         if row.dp_overlap is DataOverlap.BOTH and row.zero_stage in (1, 2):
             prices = with_gathers_beside(prices, whole, lambda ranks: cost)
         unmeasured = {*prices.unmeasured, *cost.profile.unmeasured, *doubts(row)}
+        seconds = self._timer(whole, prices, orders)
+        num_repeats = row.num_microbatches / len(alone.plan.microbatches)
+        flop = model_flop(alone.plan) * num_repeats * row.dp
+        parts = parts_of(
+            whole,
+            prices,
+            cost,
+            seconds,
+            num_repeats=num_repeats,
+            retimed=lambda other: self._timer(whole, other, orders),
+        )
         return Prediction(
-            self._timer(whole, prices, orders),
-            row_bytes(alone, row),
-            cost.profile.memory_bytes,
-            tuple(sorted(unmeasured)),
+            iteration_s=seconds,
+            interval=interval(seconds, ()),
+            peak_bytes=row_bytes(alone, row),
+            memory_bytes=cost.profile.memory_bytes,
+            unmeasured=told(unmeasured, parts.shares(), row),
+            parts=parts,
+            tokens_per_s_per_gpu=row.tokens / seconds / row.num_gpus,
+            mfu=flop / seconds / row.num_gpus / cost.profile.peak(cost.profile.table_precision),
         )
 
     def _continued(self, row: LlmRow, cost: CostModel) -> Prediction:
@@ -101,8 +136,18 @@ class RowPredictor:
             self._predicted(lower(plan_of(shorter, cost.profile)), shorter, cost)
             for shorter in (_of(row, FEW), _of(row, FEW + 1))
         )
-        added_s = more.iteration_s - few.iteration_s
-        return replace(more, iteration_s=few.iteration_s + (row.num_microbatches - FEW) * added_s)
+        times = row.num_microbatches - FEW
+        seconds = few.iteration_s + times * (more.iteration_s - few.iteration_s)
+        slower = (
+            seconds / more.iteration_s * (FEW + 1) / row.num_microbatches
+        )  # an iteration's share of tokens
+        return replace(
+            more,
+            iteration_s=seconds,
+            parts=few.parts.continued(more.parts, times),
+            tokens_per_s_per_gpu=more.tokens_per_s_per_gpu / slower,
+            mfu=more.mfu / slower,
+        )
 
     def cost(self, row: LlmRow) -> CostModel:
         """The cost model of the row's machine, run as the row says."""
