@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any
 
+from workbench.cost.execution import UpdatedWeights
 from workbench.llm_table.llm_row import (
     Architecture,
     DataOverlap,
@@ -210,6 +211,13 @@ COLUMNS = (
         _always(DataOverlap.NO),
         DataOverlap,
         shown="no",
+    ),
+    Column(
+        "updated_weights",
+        "of ZeRO-1 and -2: gathered as equal parts, or sent tensor by tensor by the ranks that own them",
+        _always(UpdatedWeights.GATHERED),
+        UpdatedWeights,
+        shown="gathered",
     ),
     _flag("moe_overlap", "tokens travel to experts beside another microbatch's passes"),
     Column("gpu", "profile: a shipped name or a file", _always("A100-80GB"), shown="A100-80GB"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.cost.execution import UpdatedWeights
 from workbench.model.block_modules import BlockModule
 
 
@@ -29,9 +30,14 @@ class Recomputed(StrEnum):
 
 
 class Scores(StrEnum):
-    """FLASH: attention in one kernel. STORED: scores go through memory, product by product."""
+    """FLASH: attention in one kernel, the newest for the device. STORED: scores go through memory.
+
+    FLASH1 and FLASH2 are that kernel's first and second generation.
+    """
 
     FLASH = "flash"
+    FLASH1 = "flash1"
+    FLASH2 = "flash2"
     STORED = "stored"
 
 
@@ -131,6 +137,7 @@ class LlmRow:
     shard_group: int
     tp_overlap: YesNo
     dp_overlap: DataOverlap
+    updated_weights: UpdatedWeights
     moe_overlap: YesNo
     gpu: str
     gpus_per_node: int

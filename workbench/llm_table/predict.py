@@ -7,10 +7,11 @@ from functools import cache
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
+from workbench.llm_table.boundaries import scattered, with_boundary_gathers
 from workbench.llm_table.cost_parts import CostParts, parts_of
 from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_few
 from workbench.llm_table.gathers import with_gathers_beside
-from workbench.llm_table.llm_row import DataOverlap, LlmRow
+from workbench.llm_table.llm_row import DataOverlap, LlmRow, YesNo
 from workbench.llm_table.replicas import Sums, in_one_buffer, standing_for
 from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_doubts import told
@@ -104,9 +105,7 @@ class RowPredictor:
         self, alone: Lowered, row: LlmRow, cost: CostModel, orders: Orders | None = None
     ) -> Prediction:
         whole = with_replicas(alone, row)
-        prices = price(whole, cost)
-        if row.dp_overlap is DataOverlap.BOTH and row.zero_stage in (1, 2):
-            prices = with_gathers_beside(prices, whole, lambda ranks: cost)
+        prices = prices_of(whole, row, cost)
         unmeasured = {*prices.unmeasured, *cost.profile.unmeasured, *doubts(row)}
         seconds = self._timer(whole, prices, orders)
         num_repeats = row.num_microbatches / len(alone.plan.microbatches)
@@ -175,9 +174,19 @@ def _plan(row: LlmRow, cost: CostModel) -> tuple[Plan, Orders | None]:
     return plan, orders
 
 
+def prices_of(whole: Lowered, row: LlmRow, cost: CostModel) -> Price:
+    """Prices of the lowered plan that stands for all replicas."""
+    prices = price(whole, cost)
+    if row.tp > 1 and row.pp > 1 and row.sequence_parallel is YesNo.NO:
+        prices = with_boundary_gathers(prices, whole, lambda ranks: cost)
+    if row.dp_overlap is DataOverlap.BOTH and row.zero_stage in (1, 2):
+        prices = with_gathers_beside(prices, whole, lambda ranks: cost)
+    return prices
+
+
 def with_replicas(alone: Lowered, row: LlmRow) -> Lowered:
     """The row's one replica, standing for all: gathering sharded weights, or reducing in flat buffers."""
-    stride = row.tp * row.cp
+    alone, stride = scattered(alone, row.tp), row.tp * row.cp
     if row.zero_stage == 3 and row.data_ranks > 1:
         return sharding_for(alone, num_ranks=row.data_ranks, stride=row.tp, group=row.sharing_ranks)
     sums = Sums.BEHIND_ALL if row.dp_overlap is DataOverlap.NO else Sums.BEHIND_STAGE

@@ -24,7 +24,8 @@ def standing_for(
     Replicas do the same work at the same moments, so a group's collective starts when this
     replica's ranks are at it. Only for `price` and `sim.step.sweep`, which ask nothing of the ranks that are
     not there; the engine would wait for them.
-    Differs: boundary messages of replicas that share a node's uplink do not wait for one another.
+    Messages of replicas that are not there wait for nobody: a cluster whose ranks have each a card, with
+    its share of what their node sends, says what they leave.
 
     Args:
         lowered: plan of one replica.

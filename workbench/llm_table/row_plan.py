@@ -81,8 +81,8 @@ def schedule_of(row: LlmRow) -> Schedule:
 def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
     """Enough equal nodes for every rank, with the row's links where it gives any.
 
-    An NVLink domain of several servers is one node, with the cards of all of them. A row says what a server
-    sends to others; here that is a card for each of its ranks, with that part of it.
+    An NVLink domain of several servers is one node, with the cards of all of them. A server's
+    bandwidth is cut into a card for each of its ranks, as all replicas send at the same moments.
     """
     size = row.gpus_per_nvlink_domain
     num_nodes = -(-row.num_gpus // size)
@@ -90,14 +90,12 @@ def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
     intra = _link(profile, "intra", row.intra_gbytes_per_s, row.intra_latency_us)
     if num_nodes == 1:
         return uniform("row", node, num_nodes=1, intra=intra, inter=intra)
-    own, per_server = row.inter_gbytes_per_s, profile.machine_link("inter").per_node
-    card_gbytes_per_s, cards = None, size
-    if own is not None:
-        card_gbytes_per_s = own / row.gpus_per_node
-    elif per_server is not None:
-        cards = max(1, per_server * size // row.gpus_per_node)
-    inter = _link(profile, "inter", card_gbytes_per_s, row.inter_latency_us)
-    return uniform("row", replace(node, num_cards=cards), num_nodes=num_nodes, intra=intra, inter=inter)
+    server = row.inter_gbytes_per_s
+    if server is None:
+        link = profile.machine_link("inter")
+        server = link.bytes_per_s / GB * (link.per_node or row.gpus_per_node)
+    inter = _link(profile, "inter", server / row.gpus_per_node, row.inter_latency_us)
+    return uniform("row", replace(node, num_cards=size), num_nodes=num_nodes, intra=intra, inter=inter)
 
 
 def _link(profile: Profile, scope: str, gbytes_per_s: float | None, latency_us: float | None) -> Link:
