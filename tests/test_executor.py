@@ -96,7 +96,7 @@ def test_accumulate_is_the_transpose_of_join(case) -> None:
     total = 0.0
     for row in rows:
         swapped = [Slice(s.item, s.destination_start, s.source_start, s.num_tokens) for s in row.slices]
-        back = replace(row, slices=tuple(swapped), direction=Direction.BACKWARD)
+        back = row._replace(slices=tuple(swapped), direction=Direction.BACKWARD)
         returned = accumulate([(back, pack(gradient, back.slices))], sources[row.row])
         total += float((sources[row.row] * returned).sum())
     assert total == pytest.approx(float((joined * gradient).sum()), rel=1e-12, abs=1e-9)
@@ -239,7 +239,7 @@ def test_what_no_rank_can_execute_is_refused() -> None:
 
 def receive_ahead(place: Place) -> list[int]:
     """Rank 1 asks for row 2 alone; rank 0 sends 0, 1, 2 in order."""
-    rows = [replace(row_of(number, [Slice(Item(0, 0), 0, 0, 2)]), row=number) for number in range(4)]
+    rows = [row_of(number, [Slice(Item(0, 0), 0, 0, 2)])._replace(row=number) for number in range(4)]
     lowered = replace(lower(a_plan()), transfers=tuple(rows))
     mesh = Mesh(rank=place.process, ranks=(0, 1), device=torch.device("cpu"))
     wires = Wires(lowered, mesh, dtype=torch.float32, recorder=Recorder(place.process))

@@ -65,11 +65,9 @@ def test_three_phases_keep_encoders_out_of_the_pipeline():
 
 def held_before(plan, table, rank, action):
     """Bytes between the action before and this one."""
-    before = plan.program[rank][: plan.program[rank].index(action)]
-    taken = sum(table.acquired_bytes.get((rank, each), 0) for each in before)
-    return (
-        table.static_bytes[rank] + taken - sum(table.released_bytes.get((rank, each), 0) for each in before)
-    )
+    place = plan.program[rank].index(action)
+    taken, given = (sum(moved[rank][:place]) for moved in (table.acquired_bytes, table.released_bytes))
+    return table.static_bytes[rank] + taken - given
 
 
 def test_offloaded_encoders_take_less_memory_and_more_time():

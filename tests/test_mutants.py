@@ -114,7 +114,7 @@ def test_tokens_in_another_order_are_another_meaning(lowered, meaning, kind: Pas
         destination_start=piece.destination_start + 2,
         num_tokens=piece.num_tokens - 2,
     )
-    changed = replace(row, slices=(one, other, rest, *row.slices[1:]))
+    changed = row._replace(slices=(one, other, rest, *row.slices[1:]))
     rows = tuple(changed if r.row == row.row else r for r in lowered.transfers)
     assert judge(replace(lowered, transfers=rows), meaning).verdict is Verdict.OTHER
 
@@ -278,7 +278,7 @@ def test_rows_of_what_sends_nothing_are_refused(lowered, kind: Pass):
     """What mutants found: such a row was taken for one that comes."""
     row = first_row(lowered, kind=Pass.B)
     silent = row.producer._replace(kind=kind)
-    rows = tuple(replace(r, producer=silent) if r.row == row.row else r for r in lowered.transfers)
+    rows = tuple(r._replace(producer=silent) if r.row == row.row else r for r in lowered.transfers)
     outputs = lowered.outputs | {row.producer: (), silent: (row.row,)}
     with pytest.raises(ValueError, match=f"{silent} neither sends nor receives"):
         check_deadlock(replace(lowered, transfers=rows, outputs=outputs))

@@ -8,7 +8,7 @@ from workbench.cost.execution import Execution
 from workbench.cost.profile import FORMAT_VERSION, Profile, known_profiles, load_profile
 from workbench.data.corpora import CORPORA
 from workbench.data.size_files import COLUMNS as SIZE_COLUMNS
-from workbench.llm_table.columns import COLUMNS, OUTPUTS
+from workbench.llm_table.columns import ALIASES, COLUMNS, NOTE_PREFIXES, NOTES, OUTPUTS
 from workbench.masks.builders import SAMPLE_MASKS
 from workbench.plan import codec
 from workbench.plan.plan import Plan
@@ -44,6 +44,8 @@ process is a rank and a thread a lane: compute, reduce, and as many tracks of me
 
 _SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
 _OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
+_NOTES = ", ".join(code(name) for name in (*NOTES, *(f"{prefix}..." for prefix in NOTE_PREFIXES)))
+_ALIASES = "; ".join(f"{code(alias)}: {code(column)}" for alias, column in ALIASES.items())
 _MASKS = ", ".join(code(mask) for mask in SAMPLE_MASKS)
 
 FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with `{INDEX}`: one example a line,
@@ -117,6 +119,8 @@ def data_page() -> str:
         "## Table of language models",
         f"`workbench predict` reads a CSV file with these columns and adds {_OUTPUTS}.",
         table(("column", "meaning", "default"), columns),
+        f"Other names of the field mean the same: {_ALIASES}.",
+        f"Carried along and not read are {_NOTES}; any other heading is an error.",
         "## Trace of nodes",
         TRACES_OF_NODES,
     )

@@ -20,16 +20,7 @@ from workbench.trace import Trace
 
 OTHER = "between actions"
 SHARED = "passes and shared cores"
-ORDER = (
-    Pass.F,
-    Pass.B,
-    Pass.I,
-    Pass.W,
-    Pass.ALL_GATHER,
-    Pass.REDUCE_SCATTER,
-    Pass.REDUCE_GRAD,
-    Pass.STEP,
-)
+ORDER = tuple(Pass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ def causes(lowered: Lowered, prices: Price, traces: Sequence[Trace]) -> dict[str
     Where cores are shared, executed durations hold the sharing already: they are replaced all
     at once, in a simulation without it.
 
-    Complexity: that of at most nine simulations.
+    Complexity: that of a simulation for each kind of action, and one more.
     """
     executed = executed_medians(traces)
     executed_s = statistics.median(trace.iteration_s for trace in traces)

@@ -109,7 +109,7 @@ def cluster_of(num_gpus: int) -> Cluster:
     profile = load_profile(PROFILE)
     intra, inter = profile.machine_link("intra").link, profile.machine_link("inter").link
     size = min(NODE_RANKS, num_gpus)
-    node = Node(device=profile.device, num_ranks=size, memory_bytes=profile.memory_bytes)
+    node = Node(device=profile.device, num_ranks=size, memory_bytes=profile.memory_bytes, num_cards=size)
     return uniform(PROFILE, node, num_nodes=-(-num_gpus // size), intra=intra, inter=inter)
 
 

@@ -346,7 +346,13 @@ def build_stage_module(
                 _set_parameter(layer, local, made[name])
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.leaving = edges_before_the_end(plan, stage)
-    built.recompute = plan.settings.of(module.name).recompute
+    settings = plan.settings.of(module.name)
+    if settings.computed_again:
+        raise ValueError(
+            f"module {module.name!r}: the runtime computes whole layers again or nothing, got "
+            f"{', '.join(settings.computed_again)}; nearest: recompute 'full'"
+        )
+    built.recompute = settings.recompute
     built.weights()  # refuses a tie that names no parameter
     built.join_ranks(tensor, experts, parts, token_borders(plan, stage))
     return built

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import nan
 
 import numpy as np
@@ -62,18 +62,26 @@ class Lanes:
 
     def run(self) -> None:
         """Until nothing can begin any more."""
-        for node in [node for node, missing in enumerate(self._missing) if missing == 0]:
-            self._begin(node)  # no row: each has a producer
+        # no row is among them: each has a producer
+        self._begin([node for node, missing in enumerate(self._missing) if missing == 0])
         self._env.run()
 
-    def _begin(self, task: int) -> None:
-        self.start_s[task] = self._env.now
-        duration_s = self._duration_s[task]
-        for share, follower in self._marks.get(task, ()):
-            after(self._env, share * duration_s, self._less_to_wait, (follower,))
-        if task not in self._cores:
-            after(self._env, duration_s, self._end, task)
-            return
+    def _begin(self, tasks: Iterable[int]) -> None:
+        """Those that begin together and take equally long, as in equal replicas, end in one event."""
+        now, ending = self._env.now, dict[float, list[int]]()
+        for task in tasks:
+            self.start_s[task] = now
+            duration_s = self._duration_s[task]
+            for share, follower in self._marks.get(task, ()):
+                after(self._env, share * duration_s, self._less_to_wait, (follower,))
+            if task in self._cores:
+                self._share_cores(task, duration_s)
+            else:
+                ending.setdefault(duration_s, []).append(task)
+        for duration_s, together in ending.items():
+            after(self._env, duration_s, self._end, together)
+
+    def _share_cores(self, task: int, duration_s: float) -> None:
         self._working[task] = len(self._cores[task])
         for cores in self._cores[task]:
             if cores is None:
@@ -84,28 +92,36 @@ class Lanes:
     def _end_part(self, task: int) -> None:
         self._working[task] -= 1
         if not self._working[task]:
-            self._end(task)
+            self._end((task,))
 
-    def _end(self, task: int) -> None:
-        self.end_s[task] = self._env.now
-        self._less_to_wait(self._followers_of(task))
+    def _end(self, tasks: Iterable[int]) -> None:
+        now = self._env.now
+        for task in tasks:
+            self.end_s[task] = now
+        self._has_ended(tasks)
 
     def _arrived(self, rows: Iterable[int]) -> None:
-        self._less_to_wait(chain.from_iterable(self._followers_of(self._num_tasks + row) for row in rows))
+        self._has_ended([self._num_tasks + row for row in rows])
 
-    def _followers_of(self, node: int) -> list[int]:
-        return self._followers[self._offsets[node] : self._offsets[node + 1]]
+    def _has_ended(self, nodes: Iterable[int]) -> None:
+        followers, offsets = self._followers, self._offsets
+        self._less_to_wait(
+            [later for node in nodes for later in followers[offsets[node] : offsets[node + 1]]]
+        )
 
     def _less_to_wait(self, nodes: Iterable[int]) -> None:
         missing, num_tasks = self._missing, self._num_tasks
+        tasks: list[int] = []
         rows: list[int] = []
         for node in nodes:
             missing[node] -= 1
             if missing[node] == 0:
                 if node < num_tasks:
-                    self._begin(node)
+                    tasks.append(node)
                 else:
                     rows.append(node - num_tasks)
+        if tasks:
+            self._begin(tasks)
         if rows:
             self.network.send(rows)
 

@@ -11,6 +11,7 @@ from sim.step.durations import task_durations_s
 from sim.step.lanes import shares_cores
 from sim.step.sweep_loop import run
 from sim.step.wire import wires
+from workbench.collector import collector_paused
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import STEP, Action
 
@@ -47,6 +48,7 @@ class Sweep:
     Complexity: a timing is O(n log n) in compiled code.
     """
 
+    @collector_paused()
     def __init__(self, lowered: Lowered) -> None:
         for node in lowered.plan.cluster.nodes:
             if shares_cores(lowered, node):

@@ -92,7 +92,12 @@ def plan_facts(of: Accepted, version: int = NEWEST) -> Facts:
     trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=of.memory)
     times = Sweep(lowered).times(prices.duration_s, prices.step_s)
     moved = [
-        sorted((rank, spelling.write(action), size) for (rank, action), size in table.items())
+        sorted(
+            (rank, spelling.write(action), size)
+            for rank, sizes in table.items()
+            for action, size in zip(plan.program.get(rank, ()), sizes, strict=True)
+            if size
+        )
         for table in (of.memory.acquired_bytes, of.memory.released_bytes)
     ]
     return {

@@ -42,8 +42,9 @@ from workbench.calibrate.tables import (
     quality,
     table_fits,
 )
+from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.measured import MeasuredLayer
-from workbench.cost.profile import Fit, LayerPoint, LayerTable, MachineLink, Profile, Provenance
+from workbench.cost.profile import Fit, MachineLink, Profile, Provenance
 from workbench.cost.roofline import Work
 
 R = TypeVar("R")

@@ -91,6 +91,7 @@ COMMANDS = {
         "Hold a simulated trace against the executed ones of the same plan.",
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
+    "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),
     "report": Command(
         "measuring",
         "report_command",

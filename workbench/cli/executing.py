@@ -22,9 +22,10 @@ from workbench.report.compare import compare
 from workbench.report.devices import check_devices
 from workbench.report.folder import repetition_paths
 from workbench.report.progress import Ticker, ticking
-from workbench.report.records import executed_record, simulated_record
+from workbench.report.records import executed_record, interval_record, simulated_record
 from workbench.report.tables import (
     comparison_table,
+    held_text,
     losses_text,
     metrics_table,
     rests_on_text,
@@ -54,14 +55,14 @@ def simulate_command(
     as_json: Json = False,
 ) -> None:
     """Predict what one step of a plan takes."""
-    from sim.predict import predict
+    from sim.predict import predict_within
 
     if trace is not None:
         check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
     cost = under(cost_for(found, load_profile(profile) if profile else None), execution)
-    simulated = predict(lowered, memory, cost)
+    simulated = predict_within(lowered, memory, cost)
     if trace is not None:
         write_trace(simulated, trace)
     if as_json:
@@ -242,10 +243,11 @@ def compare_command(
             f"{plan}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
         )
     if as_json:
-        emit_json(comparison.as_json())
+        emit_json(comparison.as_json() | {"interval_80": interval_record(prediction)})
     else:
-        show(*_first(drift_warning(comparison.drift)), comparison_table(comparison, named))
+        held = held_text(prediction, comparison.total.executed_median)
+        show(*_lines(drift_warning(comparison.drift)), comparison_table(comparison, named), *_lines(held))
 
 
-def _first(line: str | None) -> tuple[str, ...]:
+def _lines(line: str | None) -> tuple[str, ...]:
     return () if line is None else (line,)

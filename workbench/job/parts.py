@@ -8,7 +8,7 @@ from typing import Any
 
 import networkx as nx
 
-from workbench.cost.hardware import Cluster, Link, Node, uniform
+from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.profile import Profile, load_profile
 from workbench.data.corpus import (
     ItemTokens,
@@ -17,11 +17,11 @@ from workbench.data.corpus import (
     mixed_samples,
 )
 from workbench.data.sample import Sample
+from workbench.job.links import link_of, num_cards
 from workbench.job.schema import (
     BatchSpec,
     ClusterSpec,
     ItemSpec,
-    LinkSpec,
     MixtureSpec,
     ModelSpec,
     ModuleSpec,
@@ -37,7 +37,7 @@ from workbench.model.projector import Merge, Projector, ProjectorKind, Projector
 from workbench.model.trainable import Trainable
 from workbench.model.transformer import Norm
 from workbench.model.zoo import from_shape, role_of, shape_names
-from workbench.units import GB, GIB, US_PER_S
+from workbench.units import GIB
 
 # The one place where a name becomes a model.
 _CORNSTARCH_LLMS: dict[str, Callable[..., Module]] = {
@@ -208,9 +208,11 @@ def cluster_of(name: str, spec: ClusterSpec, *, profile: str) -> Cluster:
         num_cores=spec.local.cores if spec.local is not None else None,
     )
     num_nodes = spec.nodes or 1
-    intra = _link("intra", spec.intra, known)
-    inter = intra if num_nodes == 1 and spec.inter is None else _link("inter", spec.inter, known)
-    return uniform(name, node, num_nodes=num_nodes, intra=intra, inter=inter)
+    intra = link_of("intra", spec.intra, known)
+    if num_nodes == 1 and spec.inter is None:
+        return uniform(name, node, num_nodes=num_nodes, intra=intra, inter=intra)
+    inter, cards = link_of("inter", spec.inter, known), num_cards(spec.inter, known, node.num_ranks)
+    return uniform(name, replace(node, num_cards=cards), num_nodes=num_nodes, intra=intra, inter=inter)
 
 
 def _profile_if_needed(spec: ClusterSpec, profile: str) -> Profile | None:
@@ -230,13 +232,6 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
         return round(spec.memory_gib * GIB)
     assert profile is not None
     return profile.memory_bytes
-
-
-def _link(scope: str, spec: LinkSpec | None, profile: Profile | None) -> Link:
-    if spec is not None:
-        return Link(name=scope, bytes_per_s=spec.gb_per_s * GB, latency_s=spec.latency_us / US_PER_S)
-    assert profile is not None
-    return profile.machine_link(scope).link
 
 
 def batch_of(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:

@@ -95,12 +95,14 @@ class LinkSpec(Strict):
     """A link.
 
     Args:
-        gb_per_s: bandwidth in 10^9 bytes per second.
+        gb_per_s: bandwidth in 10^9 bytes per second of one rank's port or one network card, in one direction.
         latency_us: microseconds that a message travels after it left.
+        cards: of `inter`, network cards of a node; left out: one.
     """
 
     gb_per_s: Positive
     latency_us: Annotated[float, Field(ge=0, le=1e15)]
+    cards: Count | None = None
 
 
 class LocalSpec(Strict):
@@ -150,7 +152,7 @@ class ClusterSpec(Strict):
         ranks_per_node: devices of a node.
         memory_gib: of a device; of all local processes together.
         intra: link between ranks of a node.
-        inter: link between nodes.
+        inter: a network card between nodes, and how many of them a node has.
     """
 
     local: LocalSpec | None = None

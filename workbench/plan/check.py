@@ -12,7 +12,7 @@ from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.schedule.action import COMPUTE, ROUND, STEP, Action, Pass
 
@@ -30,7 +30,7 @@ def check(plan: Plan) -> None:
     _check_stages(plan)
     _check_replicas(plan)
     _check_microbatches(plan)
-    routing = Routing(plan)
+    routing = routing_of(plan)
     _check_items(routing)
     _check_programs(routing)
     _check_token_shards(routing)

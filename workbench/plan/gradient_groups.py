@@ -142,12 +142,10 @@ def _grid_groups(
             tuple(sorted({row[place] for stage in stages for row in stage.ranks}))
             for place in range(stages[0].tp)
         )
+    num_elements = _elements(plan, weights, stages[0])
     for place, ranks in enumerate(held):
         yield GradientGroup(
-            index=first_index + place,
-            ranks=ranks,
-            weights=(weights,),
-            num_elements=_elements(plan, weights, stages[0]),
+            index=first_index + place, ranks=ranks, weights=(weights,), num_elements=num_elements
         )
 
 

@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Plan, Program
 from workbench.schedule.action import MEANING, Action, TaskKind
 from workbench.schedule.sharded import waits_of
@@ -114,14 +114,24 @@ class TaskGraph:
     @cached_property
     def num_missing(self) -> Ints:
         """[N] how many edges end in each node."""
-        return np.bincount(self.after, minlength=self.num_nodes).astype(np.int64)
+        return num_missing(self.after, self.num_nodes)
 
     @cached_property
     def adjacency(self) -> tuple[Ints, Ints]:
         """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]]."""
-        counts = np.bincount(self.before, minlength=self.num_nodes)
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        return offsets, self.after[np.argsort(self.before, kind="stable")]
+        return adjacency(self.before, self.after, self.num_nodes)
+
+
+def num_missing(after: Ints, num_nodes: int) -> Ints:
+    """[N] how many edges end in each node."""
+    return np.bincount(after, minlength=num_nodes).astype(np.int64)
+
+
+def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
+    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], as edges stand."""
+    counts = np.bincount(before, minlength=num_nodes)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return offsets, after[np.argsort(before, kind="stable")]
 
 
 def task_graph(
@@ -139,21 +149,40 @@ def task_graph(
     """
     graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
     num_tasks = len(graph.tasks)
-    for place, row in enumerate(rows):
-        graph.before += (graph.passes[row.producer] if row.after is None else num_tasks + row.after,)
-        graph.before += (num_tasks + place,)
-        graph.after += (num_tasks + place, graph.passes[row.consumer])
+    nodes = num_tasks + np.arange(len(rows))
+    awaited = _places(graph.passes, (row.consumer for row in rows))
+    made = _places(graph.passes, (row.producer for row in rows))
+    ready = [
+        task if row.after is None else num_tasks + row.after for task, row in zip(made, rows, strict=True)
+    ]
     return TaskGraph(
         tasks=tuple(graph.tasks),
         num_rows=len(rows),
-        before=np.array(graph.before, dtype=np.int64),
-        after=np.array(graph.after, dtype=np.int64),
+        before=_joined(graph.before, ready, nodes),
+        after=_joined(graph.after, nodes, awaited),
         passes=graph.passes,
         steps=graph.steps,
         groups=graph.groups,
         fsdp=tuple(graph.fsdp),
         reductions=graph.reductions,
     )
+
+
+def _places(passes: Mapping[Action, int], actions: Iterable[Action]) -> list[int]:
+    """Their tasks; what names the same object again and again, as rows do, is looked up once."""
+    found: list[int] = []
+    last, place = None, -1
+    for action in actions:
+        if action is not last:
+            last, place = action, passes[action]
+        found.append(place)
+    return found
+
+
+def _joined(of_tasks: Sequence[int], into_rows: ArrayLike, out_of_rows: ArrayLike) -> Ints:
+    """One end of every edge: between tasks, then by row the edge into it and the one out of it."""
+    of_rows = np.stack((into_rows, out_of_rows), axis=1).ravel()
+    return np.concatenate((of_tasks, of_rows)).astype(np.int64)
 
 
 class _Builder:
@@ -183,18 +212,13 @@ class _Builder:
         if kind is TaskKind.FSDP:
             name = self._name(action)
             if name not in self._collectives:
-                self._collectives[name] = self._new(Task(kind, name, self._unit(action).ranks))
+                self._collectives[name] = self._new(Task(kind, name, unit_of(self._units, action).ranks))
         elif kind is TaskKind.PASS and action.stage is not None:
             self.passes[action] = self._new(Task(kind, action, self._ranks_of[action.stage]))
 
     def _name(self, action: Action) -> Action:
         """What all replicas call an fsdp collective."""
-        return action._replace(stage=self._unit(action).stages[0])
-
-    def _unit(self, action: Action) -> ShardUnit:
-        if action.stage not in self._units:
-            raise ValueError(f"action {action}: the weights of stage {action.stage} are not sharded")
-        return self._units[action.stage]
+        return action._replace(stage=unit_of(self._units, action).stages[0])
 
     def _new(self, task: Task) -> int:
         self.tasks.append(task)

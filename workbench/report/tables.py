@@ -13,7 +13,7 @@ from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Comparison, Group, Row
 from workbench.search.drive import Candidate
-from workbench.timing.provenance import utilisation
+from workbench.timing.provenance import interval_of, utilisation
 from workbench.trace import Trace
 from workbench.units import gib, ms
 
@@ -25,6 +25,7 @@ TITLES = {
 }
 
 
+TIED = " ="  # behind a candidate that the best does not beat for sure
 LEFT = ("", "module", "ranks")  # headers of left-aligned columns
 
 STAGE_HEADERS = (
@@ -102,14 +103,15 @@ def drift_text(found: Drifted | None) -> str:
 def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
     """The figures of named traces of one plan, a line each."""
     title = f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks"
-    table = titled(
-        title, ("", "iteration", "idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
-    )
+    figures_of = ("idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
+    has_intervals = any(interval_of(trace) is not None for _, trace in traces)
+    table = titled(title, ("", "iteration", *(("80 % within",) if has_intervals else ()), *figures_of))
     for name, trace in traces:
         figures = step_metrics(trace)
         table.add_row(
             name,
             milliseconds(figures.iteration_s),
+            *((interval_text(trace),) if has_intervals else ()),
             percent(figures.bubble_fraction, signed=False),
             percent(utilisation(trace), signed=False),
             f"{figures.imbalance:.2f}",
@@ -118,6 +120,23 @@ def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
             "-" if trace.loss is None else f"{trace.loss:.6f}",
         )
     return table
+
+
+def interval_text(trace: Trace) -> str:
+    """`12-15 ms`; a dash for what was executed."""
+    found = interval_of(trace)
+    if found is None:
+        return "-"
+    return f"{milliseconds(found.low_s).removesuffix(' ms')}-{milliseconds(found.high_s)}"
+
+
+def held_text(simulated: Trace, executed_s: float) -> str | None:
+    """Whether the predicted interval holds what was executed; None for a trace without one."""
+    found = interval_of(simulated)
+    if found is None:
+        return None
+    verdict = "holds" if found.holds(executed_s) else "misses"
+    return f"80 % interval {interval_text(simulated)} {verdict} the executed {milliseconds(executed_s)}"
 
 
 def step_names(*, steps: int, warmup: int, repetitions: int) -> list[str]:
@@ -139,22 +158,26 @@ def losses_text(losses: Sequence[float], warmup: int) -> str:
 
 def search_table(job: str, candidates: Sequence[Candidate]) -> Table:
     """Strategies of a search, best first; one without a plan says why."""
-    headers = ["", "ranks", "stages", "iteration", "samples/s/rank", "MFU", "idle", "memory"]
+    headers = ["", "ranks", "stages", "iteration", "80 % in", "samples/s\nper rank", "MFU", "idle", "memory"]
     has_price = any(candidate.dollars_per_sample is not None for candidate in candidates)
     headers += ["$/1,000 samples"] if has_price else []
     modules = next((", ".join(m.name for m in c.plan.model.modules) for c in candidates if c.plan), "")
     table = titled(f"job {job}, best first; stages of {modules}", headers)
-    refused = []
+    refused, best = [], candidates[0]
+    if any(candidate.ties(best) for candidate in candidates[1:]):
+        refused.append(f"{TIED.strip()} the interval overlaps the best's: a tie")
     for candidate in candidates:
         if candidate.plan is None or candidate.trace is None:
             refused.append(f"{candidate.strategy}: {candidate.refusal}")
             continue
         figures = candidate.metrics
+        is_tie = candidate is not best and candidate.ties(best)
         table.add_row(
-            candidate.strategy,
+            candidate.strategy + (TIED if is_tie else ""),
             str(len(candidate.plan.ranks)),
             stage_counts(candidate.plan),
             milliseconds(figures.iteration_s),
+            interval_text(candidate.trace).removesuffix(" ms"),
             f"{candidate.samples_per_s_per_rank:.4g}",
             percent(utilisation(candidate.trace), signed=False),
             percent(figures.bubble_fraction, signed=False),
