@@ -41,7 +41,8 @@ def simulate(
     passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
     reductions. Where weights are sharded, all-gathers and reduce-scatters run beside the
     passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
-    them. Ranks that share fewer cores than they are share their speed. At one instant
+    them. Ranks that share fewer cores than they are share their speed, and on a node of cores so
+    do a rank's passes and the exchanges of sharded parameters beside them. At one instant
     everything that ends comes first, to a fixpoint; then every free link takes its lowest
     (ready time, row); and again, until nothing changes.
 
@@ -232,10 +233,13 @@ def _lane(action: Action, together: Container[Action], sharded: Container[Action
 def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
     """One per row and destination; local rows never started on a link."""
     columns = zip(lowered.transfers, network.ready_s, network.start_s, network.end_s, strict=True)
-    messages = [
-        (row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
-        for row, ready_s, start_s, end_s in columns
-        if not isnan(start_s)
-        for destination in row.destination_ranks
-    ]
-    return tuple(map(_as_message, messages))
+    return tuple(
+        [
+            _as_message(
+                (row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
+            )
+            for row, ready_s, start_s, end_s in columns
+            if not isnan(start_s)
+            for destination in row.destination_ranks
+        ]
+    )

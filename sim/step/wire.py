@@ -35,8 +35,8 @@ def wires(lowered: Lowered) -> Wires:
     """
     cluster, rows = lowered.plan.cluster, lowered.transfers
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
-    ends = [(row.source_rank, row.destination_ranks) for row in rows]
-    place = {pair: number for number, pair in enumerate(dict.fromkeys(ends))}
+    place: dict[tuple[int, tuple[int, ...]], int] = {}  # of every pair of ends
+    places = [place.setdefault((row.source_rank, row.destination_ranks), len(place)) for row in rows]
     numbers: dict[tuple[str, int, int], int] = {}
     found: list[tuple[float, float, int]] = []  # bytes a second, latency, port
     for source, destinations in place:
@@ -47,7 +47,7 @@ def wires(lowered: Lowered) -> Wires:
             name, link = port
             found.append((link.bytes_per_s, link.latency_s, numbers.setdefault(name, len(numbers))))
     bytes_per_s, latency_s, number = map(np.array, zip(*found, strict=True) if found else ((), (), ()))
-    of_row = np.array([place[pair] for pair in ends], dtype=np.int64)
+    of_row = np.array(places, dtype=np.int64)
     num_bytes = np.array([row.num_bytes for row in rows], dtype=float)
     return Wires(
         num_bytes / bytes_per_s[of_row], latency_s[of_row].astype(float), number[of_row].astype(np.int64)

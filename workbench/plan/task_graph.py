@@ -150,8 +150,11 @@ def task_graph(
     graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
     num_tasks = len(graph.tasks)
     nodes = num_tasks + np.arange(len(rows))
-    ready = [graph.passes[row.producer] if row.after is None else num_tasks + row.after for row in rows]
-    awaited = [graph.passes[row.consumer] for row in rows]
+    awaited = _places(graph.passes, (row.consumer for row in rows))
+    made = _places(graph.passes, (row.producer for row in rows))
+    ready = [
+        task if row.after is None else num_tasks + row.after for task, row in zip(made, rows, strict=True)
+    ]
     return TaskGraph(
         tasks=tuple(graph.tasks),
         num_rows=len(rows),
@@ -163,6 +166,17 @@ def task_graph(
         fsdp=tuple(graph.fsdp),
         reductions=graph.reductions,
     )
+
+
+def _places(passes: Mapping[Action, int], actions: Iterable[Action]) -> list[int]:
+    """Their tasks; what names the same object again and again, as rows do, is looked up once."""
+    found: list[int] = []
+    last, place = None, -1
+    for action in actions:
+        if action is not last:
+            last, place = action, passes[action]
+        found.append(place)
+    return found
 
 
 def _joined(of_tasks: Sequence[int], into_rows: ArrayLike, out_of_rows: ArrayLike) -> Ints:
