@@ -86,7 +86,7 @@ def test_a_plan_in_another_order_is_planned_whole():
     first, *others = plan.programs
     swapped = replace(first, actions=(*reversed(first.actions[:2]), *first.actions[2:]))
     assert passes_of_all(replace(plan, programs=(swapped, *others)), row) is None
-    sharded = replace(first, actions=(Action(0, Pass.UNSHARD, 0), *first.actions))
+    sharded = replace(first, actions=(Action(0, Pass.ALL_GATHER, 0), *first.actions))
     assert passes_of_all(replace(plan, programs=(sharded, *others)), row) is None
 
 

@@ -36,9 +36,8 @@ def passes_of_all(plan: Plan, row: LlmRow) -> Orders | None:
 
 
 def _passes(plan: Plan) -> Orders | None:
-    tail = Pass.REDUCE_GRAD, Pass.STEP
-    actions = [action for program in plan.programs for action in program.actions]
-    if any(a.kind not in COMPUTE and (a.kind not in tail or a.microbatch is not None) for a in actions):
+    known = (*COMPUTE, Pass.REDUCE_GRAD, Pass.STEP)
+    if any(action.kind not in known for program in plan.programs for action in program.actions):
         return None
     return tuple(tuple(a for a in program.actions if a.kind in COMPUTE) for program in plan.programs)
 
