@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM
 from transformers.models.auto import modeling_auto
 
-from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.data.batches import SyntheticSource, count_targets, microbatch_data
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.weights import finish_export, weights_of, write_part
 from runtime.rank_job import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
+from tests import cross_models
 from tests.plans import disjoint_plan
-from tests.test_adapters import relative
 from tests.test_composites import CONFIGS, modules_of
 from tests.test_composites_run import FEATURES, tokens_of, whole_model
+from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import take_apart
@@ -92,7 +93,7 @@ def test_the_first_loss_is_that_of_the_whole_model(name: str, tmp_path: Path, po
     settings = RunSettings(steps=1, warmup=0, weights=tmp_path / "whole", precision=Precision.FLOAT64)
     result = run_local(plan, settings, pool=pool)
     expected = whole_loss(name, model, plan)
-    assert relative(torch.tensor(result.losses[0]), torch.tensor(expected)) <= 1e-10
+    assert result.losses[0] == pytest.approx(expected, rel=1e-10)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -151,3 +152,28 @@ def test_modules_of_other_names_are_refused(tmp_path: Path) -> None:
     module = replace(plan_of("llava").model.module("vision"), name="eyes")
     with pytest.raises(ValueError, match=r"is a checkpoint of vision, llm; want modules of these names"):
         weights_of(tmp_path, adapter_of(module))
+
+
+def test_the_first_loss_of_cross_attention_is_that_of_the_whole_model(tmp_path: Path, pool: Pool) -> None:
+    """Llama 3.2 Vision's: an image of two tiles and one of four."""
+    config = {
+        "model_type": "mllama",
+        "vision_config": cross_models.VISION,
+        "text_config": cross_models.LANGUAGE,
+        "image_token_index": cross_models.LANGUAGE["vocab_size"],
+    }
+    torch.manual_seed(1)
+    model = whole_model(config)
+    with torch.no_grad():  # gates that let images through
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.05)
+    model.save_pretrained(tmp_path / "whole")
+    modules = modules_of(dict(take_apart(config).modules))
+    graph = cross_models.model(modules["vision"], modules[LLM])
+    words, image = cross_models.words, cross_models.image
+    sample = Sample(0, (words(0, 4), image(0, (1, 2)), words(1, 6), image(1, (2, 2)), words(2, 5)))
+    plan = disjoint_plan(graph, (sample,), {"vision": (len(modules["vision"].layers),), LLM: (3, 5)})
+    settings = RunSettings(seed=5, steps=1, warmup=0, weights=tmp_path / "whole", precision=Precision.FLOAT64)
+    result = run_local(plan, settings, pool=pool)
+    expected = float(loss_of(model, sample).detach()) / count_targets(sample)
+    assert result.losses[0] == pytest.approx(expected, rel=1e-10)

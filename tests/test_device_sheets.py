@@ -22,7 +22,9 @@ from workbench.calibrate.earned import Rule, earned
 from workbench.calibrate.physics import TILE, product_seconds
 from workbench.calibrate.transfer import rescaled
 from workbench.cli.app import main as workbench
+from workbench.cost.device_limits import PowerLimit
 from workbench.cost.device_names import shipped_device
+from workbench.cost.power import clock_share
 from workbench.cost.profile import known_profiles, load_profile
 
 B200 = (SHEETS / "B200.csv").read_text()
@@ -54,7 +56,7 @@ def test_racks_join_72_devices():
     ("change", "message"),
     [
         (("cell,value", "name,value"), "unknown column 'name'"),
-        (("power_watts", "tdp_watts"), "line 14: unknown cell 'tdp_watts'"),
+        (("power_watts", "tdp_watts"), "line 15: unknown cell 'tdp_watts'"),
         (("processors,148", "processors,148.5"), "line 4: processors: want a whole number, got 148.5"),
         (("processors,148", "processors,many"), "line 4: processors: want a number, got 'many'"),
         (("memory_gbytes,180", "memory_gbytes,-1"), "line 5: memory_gbytes: want a number > 0, got -1"),
@@ -140,7 +142,7 @@ def test_a_power_limit_slows_what_computes_and_nothing_else():
     limited, free = load_profile("H100-500W"), load_profile("H100")
     assert limited.pointwise.points == free.pointwise.points
     ratio = max(p[-1] for p in limited.attention.points) / max(p[-1] for p in free.attention.points)
-    assert ratio == pytest.approx((500 / 700) ** 0.5, rel=1e-3)
+    assert ratio == pytest.approx(clock_share(500.0, PowerLimit(rated_w=700.0, source="sheet")), rel=1e-3)
 
 
 def test_what_scaling_earned_is_what_profiles_ship():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.plans import cluster, sample, two_encoders
 from tests.test_fsdp import IN_TWO, shared_out
-from tests.test_fsdp_plan import CUTS, NAMES, actions, batch_of, of_layers
+from tests.test_fsdp_plan import A40, CUTS, NAMES, actions, batch_of, of_layers
 from tests.test_parity import mixed
 from tests.tiny_valm import tiny_batch
 from workbench.plan.check import check
@@ -16,6 +16,7 @@ from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Sharding
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.timing.price import price
 
 
 def overlapping() -> Plan:
@@ -150,3 +151,17 @@ def test_rounds_in_another_order_deadlock() -> None:
     broken = replace(plan, programs=(first, Program(ranks=second.ranks, actions=tuple(swapped))))
     with pytest.raises(ValueError, match=r"deadlock.*\n.*ALL_GATHER0 of all replicas"):
         check_deadlock(lower(broken))
+
+
+def test_rounds_of_whole_weights_are_refused_by_all_who_read_a_plan() -> None:
+    """By the check, and by the task graph and the price of a plan that nobody checked."""
+    plan = of_layers(2, replicas=2, num_samples=2)
+    whole = replace(plan, settings=replace(plan.settings, modules=()))
+    message = "ALL_GATHER0.*weights.* not sharded"
+    with pytest.raises(ValueError, match=message):
+        check(whole)
+    lowered = lower(whole)
+    with pytest.raises(ValueError, match=message):
+        lowered.tasks  # noqa: B018
+    with pytest.raises(ValueError, match=message):
+        price(lowered, A40)

@@ -9,9 +9,8 @@ import pytest
 from workbench.calibrate.data_sheet import A40, SHEETS
 from workbench.calibrate.derived import LIKE
 from workbench.calibrate.public import build_profile, main
+from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.profile import (
-    LayerPoint,
-    LayerTable,
     Table,
     dump_profile,
     ideal_profile,

@@ -1,5 +1,6 @@
 """A plan's emulated trace: measured actions, put together by the plan's dependencies."""
 
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -10,6 +11,7 @@ from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
+from workbench.drift import YARDSTICK
 from workbench.job.matching import profile_for
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import MEANING, Action, Activity
@@ -77,6 +79,8 @@ def compose(
     trace = simulate(lowered, durations_s.__getitem__, step_s=emulation.timings.steps_s.__getitem__)
     details = [(DEVICE, emulation.kind)]
     details += [(EMULATED, f"one action at a time on {emulation.device}, median of {emulation.num_timed}")]
+    if emulation.yardsticks_s:
+        details.append((YARDSTICK, repr(statistics.harmonic_mean(emulation.yardsticks_s))))
     if profile is not None:
         details.append((PROFILE, f"{profile.name}, of collectives alone"))
     details += [(UNMEASURED, name) for name in unmeasured]

@@ -22,7 +22,7 @@ from runtime.world.clock import Stamp
 from runtime.world.failure import RankError
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
 from workbench.plan.plan import Stage
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.schedule.action import COMPUTE, ROUND, Action, Pass
 from workbench.trace import Lane
 
 # Shape suffixes: T = tokens of a packed tensor, D = width.
@@ -128,6 +128,8 @@ class Executor:
     def _check(self) -> None:
         for action in self.program:
             away = action._replace(kind=Pass.OFFLOAD)
+            if action.kind in ROUND and action.stage not in self._sharded:
+                raise ValueError(f"rank {self.rank}: {action} is of a stage whose weights are not sharded")
             if action.kind is Pass.ONLOAD and away not in self.program[: self.program.index(action)]:
                 raise ValueError(f"rank {self.rank}: {action} brings back a stage that has not left")
 

@@ -80,7 +80,10 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
-    """What one rank saw in one step."""
+    """What one rank saw in one step.
+
+    `yardstick_s`: of a turn of the yardstick before and after it; empty where the rank does not read it.
+    """
 
     rank: int
     start_s: float
@@ -90,6 +93,7 @@ class Notes:
     delivered_s: dict[int, float]
     arrived_s: dict[int, float]
     loss_sum: float
+    yardstick_s: tuple[float, ...] = ()
 
 
 def check_order(lowered: Lowered, notes: Notes) -> None:

@@ -41,7 +41,8 @@ def simulate(
     passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
     reductions. Where weights are sharded, all-gathers and reduce-scatters run beside the
     passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
-    them. Ranks that share fewer cores than they are share their speed. At one instant
+    them. Ranks that share fewer cores than they are share their speed, and on a node of cores so
+    do a rank's passes and the exchanges of sharded parameters beside them. At one instant
     everything that ends comes first, to a fixpoint; then every free link takes its lowest
     (ready time, row); and again, until nothing changes.
 

@@ -13,6 +13,7 @@ from simpy.core import Environment
 from sim.clock import after
 from sim.cores import SharedCores
 from sim.step.wire import Network, wires
+from workbench.cost.hardware import Node
 from workbench.elastic.layerwise import LastBackward
 from workbench.plan.lowered import Lowered
 from workbench.plan.task_graph import TaskGraph
@@ -125,22 +126,34 @@ class Lanes:
             self.network.send(rows)
 
 
+def shares_cores(lowered: Lowered, node: Node) -> bool:
+    """Whether anything on the node's cores is time-shared: ranks, or a rank's passes and its exchanges."""
+    if node.num_cores is None:
+        return False
+    return node.num_cores < node.num_ranks or any(lowered.tasks.fsdp)
+
+
 def _shared_cores(
     lowered: Lowered, shared_cores: Callable[[int], SharedCores[int]]
 ) -> dict[int, tuple[SharedCores[int] | None, ...]]:
     """Task -> where its work is done: one part per rank on shared cores, one (None) for all other ranks.
 
-    Passes and STEPs that share no cores are absent; collectives take none.
+    A rank shares its core with the exchanges of sharded parameters beside its passes, which copy and add up
+    there. What shares no cores is absent; sums of whole gradients take none.
     """
     place: list[SharedCores[int] | None] = []
     for node in lowered.plan.cluster.nodes:
-        is_shared = node.num_cores is not None and node.num_cores < node.num_ranks
-        place.extend([shared_cores(node.num_cores or 1) if is_shared else None] * node.num_ranks)
+        if not shares_cores(lowered, node):
+            place.extend([None] * node.num_ranks)
+        elif node.num_cores is not None and node.num_cores < node.num_ranks:
+            place.extend([shared_cores(node.num_cores)] * node.num_ranks)
+        else:
+            place.extend(shared_cores(1) for _ in range(node.num_ranks))
     found: dict[int, tuple[SharedCores[int] | None, ...]] = {}
     if any(place):
         for number, task in enumerate(lowered.tasks.tasks):
             shared = tuple(cores for rank in task.ranks if (cores := place[rank]) is not None)
-            if shared and task.kind in (TaskKind.PASS, TaskKind.STEP):
+            if shared and task.kind is not TaskKind.ALL_REDUCE:
                 found[number] = shared if len(shared) == len(task.ranks) else (*shared, None)
     return found
 

@@ -6,6 +6,9 @@ from workbench.calibrate.device_sheet import DeviceSheet, shipped_sheet
 from workbench.units import GB
 
 _TFLOP = 1e12
+# Products at 70 % of the peak in the mean over training's shapes (MooreThreads/SimuMax, configs/system/
+# h100_nvlink.json @160921c), where the table's, short loops, have 781 TFLOP/s of 989 in the median.
+SUSTAINED_HOPPER = 0.886
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,12 +16,16 @@ class DataSheet:
     """What the maker says about one machine, and under which names the tables know it.
 
     What memory is said to have is decimal and a little less than the device offers: what is left holds the
-    context and communication buffers, which no memory table counts.
+    context and communication buffers, which no memory table counts. `sustained_products` is what training
+    sustains of the table's products, `best_fp8_tflop_per_s` the fastest FP8 product of any shape; None: not
+    tried.
     """
 
     sheet: DeviceSheet
     aiconfigurator: str | None
     vidur: str | None
+    sustained_products: float = 1.0
+    best_fp8_tflop_per_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -41,6 +48,15 @@ class DataSheet:
         return self.sheet.bfloat16_flop_per_s / _TFLOP
 
     @property
+    def best_product_tflop_per_s(self) -> float | None:
+        reached = self.sheet.reached_bfloat16_flop_per_s
+        return None if reached is None else reached / _TFLOP
+
+    @property
+    def power_w(self) -> float:
+        return self.sheet.power_w
+
+    @property
     def float32_tflop_per_s(self) -> float:
         return self.sheet.float32_flop_per_s / _TFLOP
 
@@ -55,7 +71,20 @@ class DataSheet:
 
 A40 = DataSheet(sheet=shipped_sheet("A40"), aiconfigurator=None, vidur="a40")
 A100 = DataSheet(sheet=shipped_sheet("A100-80GB"), aiconfigurator="A100-SXM-80GB", vidur="a100")
-H100 = DataSheet(sheet=shipped_sheet("H100"), aiconfigurator="H100-SXM", vidur="h100")
-H200 = DataSheet(sheet=shipped_sheet("H200"), aiconfigurator="H200-SXM", vidur=None)
+H100 = DataSheet(
+    sheet=shipped_sheet("H100"),
+    aiconfigurator="H100-SXM",
+    vidur="h100",
+    sustained_products=SUSTAINED_HOPPER,
+    best_fp8_tflop_per_s=1402.6,
+)
+H200 = DataSheet(
+    sheet=shipped_sheet("H200"),
+    aiconfigurator="H200-SXM",
+    vidur=None,
+    sustained_products=SUSTAINED_HOPPER,
+    best_fp8_tflop_per_s=1453.4,
+)
 L20 = DataSheet(sheet=shipped_sheet("L20"), aiconfigurator=None, vidur=None)
 SHEETS = (A40, A100, H100, H200, L20)
+HOPPER = (H100, H200)

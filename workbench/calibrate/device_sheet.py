@@ -51,7 +51,7 @@ class DeviceSheet:
         link_ranks: devices that the link joins, or that share a node without one.
         link_bytes_per_s: of one device to the others of its link domain, one way; None: over PCIe.
         float64_flop_per_s, fp8_flop_per_s, mxfp8_flop_per_s, nvfp4_flop_per_s: further peaks; None: has none.
-        reached_bfloat16_flop_per_s: the fastest product that anybody measured.
+        reached_bfloat16_flop_per_s, reached_fp8_flop_per_s: the fastest product that anybody measured.
         full_power_w: what the board draws without a limit; None: as `power_w`.
         presumed: cells that nobody published.
         sources: (cell, source) pairs.
@@ -74,6 +74,7 @@ class DeviceSheet:
     mxfp8_flop_per_s: float | None = None
     nvfp4_flop_per_s: float | None = None
     reached_bfloat16_flop_per_s: float | None = None
+    reached_fp8_flop_per_s: float | None = None
     full_power_w: float | None = None
     presumed: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()

@@ -4,21 +4,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.calibrate.device_sheet import DeviceSheet
+from workbench.cost.device_limits import PowerLimit
+from workbench.cost.power import clock_share
 
 # The fastest kernels of cuBLAS work on tiles of 256 x 128 or 128 x 256 (NVIDIA, "Matrix Multiplication
 # Background User's Guide", section on tile quantization).
 TILE = (128, 256)
 ELEMENT_BYTES = 2
-# A board under a power limit slows its clock. Dynamic power goes with the clock where the voltage is at its
-# floor and with its cube where the voltage follows: in the middle of its range about with the square.
-POWER_EXPONENT = 0.5
 
 
 def power_share(sheet: DeviceSheet) -> float:
     """Of the rate of compute-bound kernels, what the board's power limit leaves."""
-    return (
-        1.0 if sheet.full_power_w is None else float((sheet.power_w / sheet.full_power_w) ** POWER_EXPONENT)
-    )
+    if sheet.full_power_w is None:
+        return 1.0
+    full = PowerLimit(rated_w=sheet.full_power_w, source=f"data sheet of {sheet.device}")
+    return clock_share(sheet.power_w, full)
 
 
 def compute_rates(sheet: DeviceSheet, of_like: DeviceSheet) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workbench.calibrate.device_sheet import DeviceSheet
 from workbench.calibrate.physics import compute_rates, memory_seconds, power_share, product_seconds
+from workbench.cost.device_limits import NarrowRate, PowerLimit
 from workbench.cost.profile import (
     CollectiveTable,
     MachineLink,
@@ -76,6 +77,8 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
             )
             for each in like.sustained_attention
         ),
+        power=_power(sheet, like),
+        narrow_rates=_narrow(sheet),
         in_pipeline=(),
         optimizer_s_per_parameter=(),
         layers=(),
@@ -86,6 +89,23 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
         presumed=sheet.presumed,
         unmeasured=_unmeasured(sheet, like, collectives),
         fits=(),
+    )
+
+
+def _power(sheet: DeviceSheet, like: Profile) -> PowerLimit | None:
+    """The sheet's limit, under which the rescaled rates hold; what is sustained of them as on the other."""
+    return None if like.power is None else replace(like.power, rated_w=sheet.power_w, source="its data sheet")
+
+
+def _narrow(sheet: DeviceSheet) -> tuple[NarrowRate, ...]:
+    """FP8 products over bfloat16 ones, where the sheet has the fastest of both."""
+    wide, narrow = sheet.reached_bfloat16_flop_per_s, sheet.reached_fp8_flop_per_s
+    if wide is None or narrow is None:
+        return ()
+    source = dict(sheet.sources)["reached_fp8_tflop_per_s"]
+    is_measured = "reached_fp8_tflop_per_s" not in sheet.presumed
+    return (
+        NarrowRate(product_format="fp8", rate=_digits(narrow / wide), measured=is_measured, source=source),
     )
 
 

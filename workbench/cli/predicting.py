@@ -14,6 +14,7 @@ from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import describe_columns, read_row
 from workbench.llm_table.csv_file import CsvTable, read_table
 from workbench.llm_table.predict import Prediction, RowPredictor
+from workbench.llm_table.row_interval import unsaid_of
 from workbench.report.progress import ticking
 from workbench.report.tables import titled
 from workbench.units import GB
@@ -65,7 +66,7 @@ def _outcomes(table: CsvTable, predictor: RowPredictor, *, quiet: bool) -> list[
     with ticking("predicting", len(table.cells), quiet=quiet) as ticker:
         for index, cells in enumerate(table.cells):
             try:
-                found.append(predictor.predict(read_row(cells)))
+                found.append(predictor.predict(read_row(cells), unsaid_of(cells)))
             except ValueError as error:
                 print_error(f"{table.where(index)}: {error}")
                 found.append(str(error))

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from workbench.cost.device_limits import LaunchTimes, NarrowRate, PowerLimit
 from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.hardware import Link
-from workbench.cost.roofline import RowWork
+from workbench.cost.layer_table import LayerTable
 from workbench.data.sample import WHERE_SET
 from workbench.frozen_json import FrozenJson, json_lines, parse_json
 from workbench.whole_file import write_text
@@ -37,69 +38,6 @@ class Table:
         for point in self.points:
             if len(point) != len(self.axes) + 1 or not all(0 < value < math.inf for value in point):
                 raise ValueError(f"table over {self.axes}: want points (*axes, rate) > 0, got {point}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPoint:
-    """One measured size of a layer: `rows` packed sequences of equal size.
-
-    Args:
-        rows: packed sequences of the call.
-        tokens_in: of one of them.
-        attention_area: query-key pairs of one of them.
-        forward_s: that keeps what a backward needs.
-        input_grad_s: gradients of inputs.
-        weight_grad_s: gradients of weights.
-        weight_only_s: a backward that weights ask for and the input does not; None: not measured.
-        forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
-        split_input_s: input gradients of a backward that leaves weight gradients for later; None: as
-            `input_grad_s`.
-        split_weight_s: weight gradients that were left for later; None: as `weight_grad_s`.
-        context_tokens, reader_tokens, context_area: of cross-attention, as those of `RowWork`.
-    """
-
-    rows: int
-    tokens_in: int
-    attention_area: int
-    forward_s: float
-    input_grad_s: float
-    weight_grad_s: float
-    weight_only_s: float | None = None
-    forward_only_s: float | None = None
-    split_input_s: float | None = None
-    split_weight_s: float | None = None
-    context_tokens: int = 0
-    reader_tokens: int = 0
-    context_area: int = 0
-
-    def __post_init__(self) -> None:
-        areas = self.attention_area, self.context_tokens, self.reader_tokens, self.context_area
-        if min(self.rows, self.tokens_in) < 1 or min(areas) < 0:
-            raise ValueError(f"measured layer: want >= 1 row and token, area >= 0, got {self}")
-
-    @property
-    def row(self) -> RowWork:
-        """One of its rows; how many tokens leave the module decides nothing."""
-        read = self.context_tokens, self.reader_tokens, self.context_area
-        return RowWork(self.tokens_in, self.tokens_in, self.attention_area, *read)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTable:
-    """A layer measured as a whole.
-
-    Args:
-        signature: what it shares with layers that take the same time.
-        precision: it was measured in.
-        tp, cp: ranks it was cut for, by tensor and by context parallelism.
-        points: measured sizes.
-    """
-
-    signature: str
-    precision: str
-    tp: int = 1
-    cp: int = 1
-    points: tuple[LayerPoint, ...]
 
 
 class Direction(StrEnum):
@@ -244,7 +182,11 @@ class Profile:
         normalization: the same for norms; empty: as pointwise.
         table_precision: precision in which the tables were measured.
         attention_backward_rate: backward FLOP/s over forward FLOP/s of attention.
+        flash_generation: of FlashAttention in the attention table; None: not noted.
         attention_head_dim: head width in the attention table; None: holds for any.
+        power: limit under which the rates hold; None: nobody noted it.
+        launch: times between kernels; None: none.
+        narrow_rates: of products in narrow formats; others follow the peaks.
         kernel_floor_s: no kernel is shorter.
         overheads_s: (action kind, seconds the executor adds to each such action).
         in_pipeline: (action kind, how many times as long it takes in a running pipeline as its parts
@@ -259,6 +201,8 @@ class Profile:
         like: the profile whose tables were rescaled by data sheets; None: this machine was measured.
         presumed: cells of its data sheet that nobody published.
         fits: leave-one-out quality per table.
+        noise: why the measurement is not to be trusted, in words; empty: no reason was seen, or asked for.
+        yardstick_s: seconds of a turn of the yardstick while it was measured; None: not read.
         format_version: of the file.
         provenance: of it all.
     """
@@ -277,7 +221,11 @@ class Profile:
     sustained_products: tuple[SustainedProducts, ...] = field(default=(), metadata={WHERE_SET: True})
     sustained_attention: tuple[SustainedHeads, ...] = field(default=(), metadata={WHERE_SET: True})
     attention_backward_rate: float = 1.0
+    flash_generation: int | None = field(default=None, metadata={WHERE_SET: True})
     attention_head_dim: int | None = None
+    power: PowerLimit | None = field(default=None, metadata={WHERE_SET: True})
+    launch: LaunchTimes | None = field(default=None, metadata={WHERE_SET: True})
+    narrow_rates: tuple[NarrowRate, ...] = field(default=(), metadata={WHERE_SET: True})
     kernel_floor_s: float = 0.0
     overheads_s: tuple[tuple[str, float], ...] = ()
     in_pipeline: tuple[tuple[str, float], ...] = ()
@@ -291,6 +239,8 @@ class Profile:
     like: str | None = field(default=None, metadata={WHERE_SET: True})
     presumed: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
     fits: tuple[Fit, ...] = ()
+    noise: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
+    yardstick_s: float | None = field(default=None, metadata={WHERE_SET: True})
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:

@@ -44,6 +44,8 @@ def cells_of(found: Prediction) -> Mapping[str, str]:
     shares = {f"share_{name}": f"{share:.4f}" for name, share in found.parts.shares().items()}
     return {
         "predicted_s": repr(found.iteration_s),
+        "predicted_low_s": repr(found.interval.low_s),
+        "predicted_high_s": repr(found.interval.high_s),
         "tokens_per_s_per_gpu": f"{found.tokens_per_s_per_gpu:.6g}",
         "mfu": f"{found.mfu:.4f}",
         "predicted_bytes": str(found.peak_bytes),

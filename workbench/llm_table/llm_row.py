@@ -30,9 +30,14 @@ class Recomputed(StrEnum):
 
 
 class Scores(StrEnum):
-    """FLASH: attention in one kernel. STORED: scores go through memory, product by product."""
+    """FLASH: attention in one kernel, the newest for the device. STORED: scores go through memory.
+
+    FLASH1 and FLASH2 are that kernel's first and second generation.
+    """
 
     FLASH = "flash"
+    FLASH1 = "flash1"
+    FLASH2 = "flash2"
     STORED = "stored"
 
 

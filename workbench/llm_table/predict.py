@@ -1,6 +1,6 @@
 """Seconds and bytes of an iteration of a row, through plan, lowering, price and memory table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -17,12 +17,14 @@ from workbench.llm_table.replicas import Sums, in_one_buffer, standing_for
 from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import doubts, execution_of
+from workbench.llm_table.row_interval import reasons_of
 from workbench.llm_table.row_plan import is_cut_further, plan_of
 from workbench.llm_table.sharded_replicas import sharding_for
 from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.timing.interval import Interval, interval
 from workbench.timing.price import Price, price
 
 Timer = Callable[[Lowered, Price, Orders | None], float]
@@ -37,6 +39,7 @@ class Prediction:
 
     Args:
         iteration_s: seconds of an iteration.
+        interval: between what they lie with 80 % probability, and why.
         peak_bytes: most bytes that a rank holds at once.
         memory_bytes: of a GPU.
         unmeasured: what notable parts of it rest on and nobody measured, sorted.
@@ -46,6 +49,7 @@ class Prediction:
     """
 
     iteration_s: float
+    interval: Interval
     peak_bytes: int
     memory_bytes: int
     unmeasured: tuple[str, ...]
@@ -77,8 +81,12 @@ class RowPredictor:
         self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
     @collector_paused()
-    def predict(self, row: LlmRow) -> Prediction:
-        """Time, memory and unmeasured costs of one row.
+    def predict(self, row: LlmRow, unsaid: Collection[str] = ()) -> Prediction:
+        """Time with its 80 % interval, memory and unmeasured costs of one row.
+
+        Args:
+            row: what to price.
+            unsaid: columns that were left to their defaults, see `unsaid_of`.
 
         Raises:
             ValueError: what planner, profile or schedule refuse.
@@ -88,9 +96,12 @@ class RowPredictor:
         """
         cost = self.cost(row)
         if is_cut_further(row) and row.pp == 1 and row.num_microbatches > FEW + 1:
-            return self._continued(row, cost)
-        plan, orders = _plan(row, cost)
-        return self._predicted(lower(plan), row, cost, orders)
+            found = self._continued(row, cost)
+        else:
+            plan, orders = _plan(row, cost)
+            found = self._predicted(lower(plan), row, cost, orders)
+        reasons = reasons_of(row, cost.profile, found.parts, unsaid)
+        return replace(found, interval=interval(found.iteration_s, reasons))
 
     def _predicted(
         self, alone: Lowered, row: LlmRow, cost: CostModel, orders: Orders | None = None
@@ -111,6 +122,7 @@ class RowPredictor:
         )
         return Prediction(
             iteration_s=seconds,
+            interval=interval(seconds, ()),
             peak_bytes=row_bytes(alone, row),
             memory_bytes=cost.profile.memory_bytes,
             unmeasured=told(unmeasured, parts.shares(), row),

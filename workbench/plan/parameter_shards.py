@@ -1,6 +1,6 @@
 """Stages whose weights are sharded among their replicas and brought together for use (FSDP, HSDP)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from workbench.plan.kept import kept
@@ -99,6 +99,13 @@ def _instances(plan: Plan, module: str) -> dict[int, int]:
 def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
     """Stage -> its unit."""
     return {stage: unit for unit in shard_units(plan) for stage in unit.stages}
+
+
+def unit_of(units: Mapping[int, ShardUnit], action: Action) -> ShardUnit:
+    """The unit whose weights a round's action is about; ValueError where its stage has none."""
+    if action.stage is None or action.stage not in units:
+        raise ValueError(f"action {action}: the weights of stage {action.stage} are not sharded")
+    return units[action.stage]
 
 
 def in_units(draft: Plan) -> Plan:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Plan, Program
 from workbench.schedule.action import MEANING, Action, TaskKind
 from workbench.schedule.sharded import waits_of
@@ -212,18 +212,13 @@ class _Builder:
         if kind is TaskKind.FSDP:
             name = self._name(action)
             if name not in self._collectives:
-                self._collectives[name] = self._new(Task(kind, name, self._unit(action).ranks))
+                self._collectives[name] = self._new(Task(kind, name, unit_of(self._units, action).ranks))
         elif kind is TaskKind.PASS and action.stage is not None:
             self.passes[action] = self._new(Task(kind, action, self._ranks_of[action.stage]))
 
     def _name(self, action: Action) -> Action:
         """What all replicas call an fsdp collective."""
-        return action._replace(stage=self._unit(action).stages[0])
-
-    def _unit(self, action: Action) -> ShardUnit:
-        if action.stage not in self._units:
-            raise ValueError(f"action {action}: the weights of stage {action.stage} are not sharded")
-        return self._units[action.stage]
+        return action._replace(stage=unit_of(self._units, action).stages[0])
 
     def _new(self, task: Task) -> int:
         self.tasks.append(task)

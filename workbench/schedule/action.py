@@ -117,6 +117,12 @@ MEANING: Mapping[Pass, Meaning] = {
     Pass.STEP: Meaning("updates a rank's weights", Activity.UPDATE, TaskKind.STEP),
 }
 
+
+def measured_as(kind: Pass) -> Pass:
+    """The kind under which a profile has what the executor adds to such an action."""
+    return MEANING[kind].measured_as or kind
+
+
 COMPUTE = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COMPUTE)
 COLLECTIVES = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COLLECTIVE)
 FSDP = tuple(kind for kind in Pass if MEANING[kind].task is TaskKind.FSDP)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from workbench.collector import collector_paused
+from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, SavedInput
-from workbench.cost.group_link import slowest_ring
+from workbench.cost.group_link import busy_share, slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.memory.stage import GRADIENTS, state_of
@@ -16,12 +17,12 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import token_borders
 from workbench.plan.work import work_of
-from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind
+from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.timing.key_exchange import with_key_exchange
 from workbench.timing.weights import WeightPrices
@@ -134,6 +135,7 @@ class _Pricing:
         self._attention = attention
         self._routing = routing_of(self._plan)
         self._units = sharded_stages(self._plan)
+        self._slowed_s = loss_on(self._plan.cluster)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
@@ -159,8 +161,8 @@ class _Pricing:
         if meaning.activity is Activity.RELEASE:
             return 0.0
         stage = self._plan.stage[_stage_of(action)]
-        profile, measured_as = self._cost_on[stage.id].profile, meaning.measured_as or action.kind
-        overhead_s, factor = profile.overhead_s(measured_as), profile.pipeline_factor(measured_as)
+        profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
+        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
         if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
         if meaning.activity is Activity.COMPUTE:
@@ -176,11 +178,21 @@ class _Pricing:
         times = self._times(stage, microbatch)
         if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
             raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
-        return times.of(action.kind)
+        return times.of(action.kind) + self._lost_s(stage, action.kind, times)
+
+    def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
+        """What a pass between sharded weights loses to the rounds beside it, its own for its neighbours'."""
+        if stage.id not in self._units:
+            return 0.0
+        beside_s = self._round_s(Action(stage.id, Pass.ALL_GATHER, 0))
+        if kind is Pass.B and self._units[stage.id].trained:
+            beside_s += self._round_s(Action(stage.id, Pass.REDUCE_SCATTER, 0))
+        busy_s = beside_s * busy_share(self._weights.link(self._units[stage.id].ranks))
+        return self._slowed_s(busy_s, times.of(kind))
 
     def _round_s(self, action: Action) -> float:
         """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
-        unit, settings = self._units[_stage_of(action)], self._plan.settings
+        unit, settings = unit_of(self._units, action), self._plan.settings
         if action.kind is Pass.ALL_GATHER:
             kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
         else:

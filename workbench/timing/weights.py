@@ -120,10 +120,14 @@ class WeightPrices:
         """Seconds on a ring of these ranks; 0 for one rank."""
         if len(ranks) == 1:
             return 0.0
-        key, cost = tuple(ranks), self._cost_of(ranks[:1])
-        if key not in self._links:
-            self._links[key] = ring_link(self._plan.cluster, key)
-        link = self._links[key]
+        cost, link = self._cost_of(ranks[:1]), self.link(ranks)
         if not cost.collectives.is_measured(kind, len(ranks), link):
             self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
         return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+
+    def link(self, ranks: Sequence[int]) -> Link:
+        """What a ring of these ranks runs over."""
+        key = tuple(ranks)
+        if key not in self._links:
+            self._links[key] = ring_link(self._plan.cluster, key)
+        return self._links[key]
