@@ -1,16 +1,17 @@
 """A plan's simulated trace, with what the prediction rests on; and its iteration time alone, fast."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from sim.attention.price import attention_of
 from sim.step.engine import simulate
-from sim.step.more_microbatches import iteration_of_more_s
+from sim.step.more_microbatches import MoreMicrobatches, Orders
 from sim.step.sweep import Sweep
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
+from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
@@ -70,15 +71,27 @@ def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:
     return doubts_of(cost.profile, shares, across_nodes=len(set(map(cluster.node_of, ranks))) > 1)
 
 
-def iteration_s(lowered: Lowered, prices: Price, orders: Sequence[Sequence[Action]] | None = None) -> float:
+def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -> float:
     """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`.
 
     Args:
-        orders: the passes of more microbatches than the plan's, see `iteration_of_more_s`.
+        orders: the passes of more microbatches than the plan's, see `MoreMicrobatches`.
     """
     if orders is not None:
-        return iteration_of_more_s(lowered, prices, orders)
-    return Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
+        return _of_more(lowered, orders).iteration_s(prices)
+    return _sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
+
+
+@kept
+def _sweep(lowered: Lowered) -> Sweep:
+    """Compiled once: a row is timed at several prices."""
+    return Sweep(lowered)
+
+
+@kept
+def _of_more(lowered: Lowered, orders: Orders) -> MoreMicrobatches:
+    """Likewise."""
+    return MoreMicrobatches(lowered, orders)
 
 
 def _attention(plan: Plan, cost: CostModel) -> AttentionModel | None:

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.predict import iteration_s
-from sim.step.more_microbatches import iteration_of_more_s
+from sim.step.more_microbatches import MoreMicrobatches
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.fewer_microbatches import passes_of_all, with_few
 from workbench.llm_table.llm_row import LlmRow
-from workbench.llm_table.predict import RowPredictor, with_replicas
+from workbench.llm_table.predict import RowPredictor, prices_of, with_replicas
 from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_plan import plan_of
 from workbench.plan.lower import lower
@@ -55,7 +55,7 @@ def by_all(row: LlmRow) -> tuple[float, int]:
     cost = RowPredictor(iteration_s).cost(row)
     alone = lower(plan_of(row, cost.profile))
     whole = with_replicas(alone, row)
-    return iteration_s(whole, price(whole, cost)), row_bytes(alone, row)
+    return iteration_s(whole, prices_of(whole, row, cost)), row_bytes(alone, row)
 
 
 @settings(max_examples=200, deadline=None)
@@ -99,4 +99,4 @@ def test_orders_that_wait_for_each_other_are_refused():
     backwards_first = tuple(sorted(orders[0], key=lambda action: action.kind))
     prices = price(lowered, CostModel(load_profile(row.gpu)))
     with pytest.raises(ValueError, match="wait for each other"):
-        iteration_of_more_s(lowered, prices, (backwards_first, orders[1]))
+        MoreMicrobatches(lowered, (backwards_first, orders[1])).iteration_s(prices)

@@ -1,6 +1,5 @@
 """The sweep of a pipeline with more microbatches than its plan holds, all of them alike."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,51 +15,72 @@ from workbench.plan.task_graph import adjacency, num_missing
 from workbench.schedule.action import Action, Pass, TaskKind
 from workbench.timing.price import Price
 
+Orders = tuple[tuple[Action, ...], ...]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 KINDS = (Pass.B, Pass.F)  # in the order of `issue_key`
 
 
-def iteration_of_more_s(lowered: Lowered, prices: Price, orders: Sequence[Sequence[Action]]) -> float:
-    """Seconds of an iteration of M microbatches, where the plan holds m <= M of them.
+class MoreMicrobatches:
+    """A lowered plan of m microbatches, compiled for repeated timing of M >= m of them.
 
     Every microbatch takes what the plan's first one takes, and so do its messages. What reduces gradients
     and updates weights stands behind the same passes as in the plan, counted from the last microbatch.
     Times are those of `Sweep` on the plan of all M but for the last bits: messages from one pass to another
-    by one port follow each other without a gap, and are one here.
+    by one port follow each other without a gap, and are one here, as are ports that carry the same.
 
     Args:
         lowered: of the plan of m microbatches, whose passes are F and B.
-        prices: of that plan.
         orders: by its programs, the passes of all M microbatches.
 
     Raises:
         ValueError: a plan with gathers of sharded weights, or with messages that a rank passes on.
-        DeadlockError: orders that never end.
 
     Complexity: O(n) to read n passes, and O(n log n) in compiled code.
     """
-    if any(task.kind is TaskKind.FSDP for task in lowered.tasks.tasks):
-        raise ValueError("sharded weights are gathered beside the passes: want the plan of all microbatches")
-    passes = _passes(lowered, orders)
-    tail = _tail(lowered, passes)
-    messages = _messages(lowered, passes)
-    rows = passes.number + len(tail.tasks) + np.arange(len(messages.producer))
-    before = np.concatenate((passes.before, tail.before, messages.producer, rows))
-    after = np.concatenate((passes.after, tail.after, rows, messages.consumer))
-    end_s = _ends_s(_durations_s(lowered, prices, passes, tail), messages.wires, before, after)
-    if np.isnan(end_s).any():
-        raise DeadlockError("the orders of these microbatches never end: passes wait for each other")
-    return float(end_s.max())
+
+    def __init__(self, lowered: Lowered, orders: Orders) -> None:
+        if any(task.kind is TaskKind.FSDP for task in lowered.tasks.tasks):
+            raise ValueError(
+                "sharded weights are gathered beside the passes: want the plan of all microbatches"
+            )
+        passes = _passes(lowered, orders)
+        tail = _tail(lowered, passes)
+        messages = _messages(lowered, passes)
+        rows = passes.number + len(tail.tasks) + np.arange(len(messages.producer))
+        before = np.concatenate((passes.before, tail.before, messages.producer, rows))
+        after = np.concatenate((passes.after, tail.after, rows, messages.consumer))
+        self._lowered, self._passes, self._tail = lowered, passes, tail
+        self._wires = messages.wires
+        self._waits = _waits(before, after, passes.number + len(tail.tasks) + len(rows))
+
+    def iteration_s(self, prices: Price) -> float:
+        """Seconds of an iteration at the prices of the plan; DeadlockError for orders that never end."""
+        durations_s = _durations_s(self._lowered, prices, self._passes, self._tail)
+        end_s = _ends_s(durations_s, self._wires, self._waits)
+        if np.isnan(end_s).any():
+            raise DeadlockError("the orders of these microbatches never end: passes wait for each other")
+        return float(end_s.max())
 
 
-def _ends_s(durations_s: Floats, wires_of_rows: Wires, before: Ints, after: Ints) -> Floats:
+class _Waits(NamedTuple):
+    """Who waits for whom: how many edges end in each node, and who follows it, as in `TaskGraph`."""
+
+    missing: Ints
+    offsets: Ints
+    followers: Ints
+
+
+def _waits(before: Ints, after: Ints, num_nodes: int) -> _Waits:
+    return _Waits(num_missing(after, num_nodes), *adjacency(before, after, num_nodes))
+
+
+def _ends_s(durations_s: Floats, wires_of_rows: Wires, waits: _Waits) -> Floats:
     """[N] when each task and each row behind them ends."""
     transmit_s, latency_s, port = wires_of_rows
-    num_nodes = len(durations_s) + len(port)
-    missing, edges = num_missing(after, num_nodes), adjacency(before, after, num_nodes)
-    return run(durations_s, (transmit_s, latency_s, port), missing, *edges)[1]
+    missing, offsets, later = waits
+    return run(durations_s, (transmit_s, latency_s, port), missing.copy(), offsets, later)[1]
 
 
 class _Passes(NamedTuple):
@@ -101,7 +121,7 @@ class _Messages(NamedTuple):
     wires: Wires
 
 
-def _passes(lowered: Lowered, orders: Sequence[Sequence[Action]]) -> _Passes:
+def _passes(lowered: Lowered, orders: Orders) -> _Passes:
     names = [(stage, kind) for stage in sorted(lowered.plan.stage) for kind in KINDS]
     microbatches = sum(map(len, orders)) // len(names)
     first: dict[tuple[int | None, Pass], int] = {
@@ -150,17 +170,29 @@ def _messages(lowered: Lowered, passes: _Passes) -> _Messages:
 
 
 def _lanes(lowered: Lowered, passes: _Passes) -> _Messages:
-    """Of the first microbatch, what goes from one pass to another by one port added up."""
+    """Of the first microbatch, what goes from one pass to another by one port added up.
+
+    Of ports that carry the same between the same passes, as those of tensor-parallel ranks do, one stands
+    for all: their messages start and arrive together.
+    """
     rows = tuple(row for row in lowered.transfers if row.producer.microbatch == 0)
     if any(row.after is not None for row in rows):
         raise ValueError("messages are passed on inside a stage: want the plan of all microbatches")
     found: dict[tuple[int, int, int, float], float] = {}
     for row, transmit_s, latency_s, port in zip(rows, *wires(replace(lowered, transfers=rows)), strict=True):
-        key = passes.number_of(row.producer), passes.number_of(row.consumer), int(port), float(latency_s)
+        ends = passes.number_of(row.producer), passes.number_of(row.consumer)
+        key = (*ends, int(port), float(latency_s))
         found[key] = found.get(key, 0.0) + float(transmit_s)
-    producer, consumer, port = (np.array([key[place] for key in found], dtype=np.int64) for place in range(3))
-    latency_s = np.array([key[3] for key in found], dtype=float)
-    return _Messages(producer, consumer, Wires(np.array([*found.values()], dtype=float), latency_s, port))
+    carried: dict[int, list[tuple[int, int, float, float]]] = {}
+    for (producer, consumer, port, latency_s), transmit_s in found.items():
+        carried.setdefault(port, []).append((producer, consumer, latency_s, transmit_s))
+    first = {tuple(lanes): port for port, lanes in reversed(carried.items())}
+    lanes = [
+        (*key, transmit_s) for key, transmit_s in found.items() if first[tuple(carried[key[2]])] == key[2]
+    ]
+    table = np.array(lanes, dtype=float).reshape(-1, 5)
+    producers, consumers, ports = table[:, :3].T.astype(np.int64)
+    return _Messages(producers, consumers, Wires(table[:, 4].copy(), table[:, 3].copy(), ports))
 
 
 def _ticks(passes: _Passes, producer: Ints, consumer: Ints) -> Floats:
@@ -168,4 +200,4 @@ def _ticks(passes: _Passes, producer: Ints, consumer: Ints) -> Floats:
     nothing = Wires(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
     before = np.concatenate((passes.before, producer))
     after = np.concatenate((passes.after, consumer))
-    return _ends_s(np.ones(passes.number), nothing, before, after)
+    return _ends_s(np.ones(passes.number), nothing, _waits(before, after, passes.number))

@@ -1,4 +1,4 @@
-"""What is derived of a plan once, and stays with the plan object."""
+"""What is derived of a plan once, and stays with the plan object; likewise of what was lowered from it."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -8,9 +8,12 @@ from workbench.plan.plan import Plan
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Owner = TypeVar("Owner")
 
 
-def kept(derive: Callable[Concatenate[Plan, Given], Result]) -> Callable[Concatenate[Plan, Given], Result]:
+def kept(
+    derive: Callable[Concatenate[Owner, Given], Result],
+) -> Callable[Concatenate[Owner, Given], Result]:
     """A function of a plan, and of what is hashable, that answers again what it has answered before.
 
     The answers live as long as the plan object, like its look-up tables; `replace` makes a plan without them.
@@ -18,7 +21,7 @@ def kept(derive: Callable[Concatenate[Plan, Given], Result]) -> Callable[Concate
     name = _name(derive)
 
     @wraps(derive)
-    def answer(plan: Plan, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def answer(plan: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         answers: dict[Any, Result] = vars(plan).setdefault(name, {})
         key = args if not kwargs else (args, *sorted(kwargs.items()))
         if key not in answers:
