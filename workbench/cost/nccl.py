@@ -21,8 +21,9 @@ nodes: nccl issue 495), 0.86 (4 x 200 Gb/s, 2 nodes: nccl-tests issue 175), 0.95
 issue 1368) and 0.96 (4 x 200 Gb/s, 3 nodes: nccl-tests issue 119)."""
 DOUBLING_LOSS = 0.06
 """Time added for each doubling of the nodes, by collisions of flows in the levels of a fat tree. De Sensi et
-al. 2024, "Exploring GPU-to-GPU Communication", section VI: all-reduces on 256 nodes lose nothing on one
-network and half of their rate on another, which is 0 and 0.125; the middle."""
+al. 2024, "Exploring GPU-to-GPU Communication" (arXiv 2408.14090): beside other jobs, all-reduces on 1,024
+GPUs (256 nodes) lose up to half of their rate on one network and next to nothing on another, which is 0.125
+and 0 a doubling. The middle is a choice, not a measurement."""
 LL_BYTES_PER_S = 20.4 * GB
 PLATEAU = 1.4  # latency of large ring all-reduces, there "plateau effect of ring"
 
