@@ -29,9 +29,10 @@ LIKE = {
 """Devices that ship by data sheet -> the measured one whose kernels they are taken to run."""
 
 
-# Of the table's products, what training sustains on Blackwell below 1,400 W; others as the device they follow.
-# Between 0.62 (products of a B200 in MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json @e691807, 49 %
-# of the peak) and 0.89 (Transformer Engine on B300, 70 %), fitted to eight rows of Megatron-Bridge (Llama 3 8B).
+# Of the table's products, what training sustains on Blackwell below 1,400 W; others as the device they
+# follow. Between 0.62 (products of a B200 in MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json
+# @e691807, 49 % of the peak) and 0.89 (Transformer Engine on B300, 70 %), fitted to eight rows of
+# Megatron-Bridge (Llama 3 8B).
 SUSTAINED_BLACKWELL = {"B200": 0.73, "GB200": 0.73}
 _FITTED = "fitted to NVIDIA-NeMo/Megatron-Bridge, Llama 3 8B, between two published rates of products"
 
