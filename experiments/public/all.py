@@ -25,6 +25,7 @@ from experiments.public.published import Published, published
 from sim.predict import iteration_s
 from workbench.llm_table.columns import check_header, read_row
 from workbench.llm_table.predict import RowPredictor
+from workbench.timing.interval import Interval
 from workbench.whole_file import write_text
 
 GOAL = 0.08
@@ -38,8 +39,17 @@ class Scored:
 
     row: Published
     iteration_s: float | None = None
+    interval: Interval | None = None
     refused: str | None = None
     took_s: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the 80 % interval holds what was printed."""
+        if self.interval is None:
+            return False
+        ends = sorted(self.row.predicted(s) for s in (self.interval.low_s, self.interval.high_s))
+        return ends[0] <= self.row.measured <= ends[1]
 
     @property
     def error(self) -> float | None:
@@ -54,7 +64,7 @@ class Score:
         mape, median, p90, worst: of the absolute relative error.
         signed: mean error; above zero: predicted too slow.
         kendall_tau: between predicted and printed, in one unit; None for fewer than two rows.
-        coverage_80: share of rows inside their 80 % interval; None while predictions have none.
+        coverage_80: share of rows inside their 80 % interval; None without rows.
         rows: scored.
         refused: not priced, for want of words or of a device.
         unscorable: without cells.
@@ -84,10 +94,11 @@ def _scored(row: Published, predictor: RowPredictor) -> Scored:
     began_s = perf_counter()
     try:
         check_header(tuple(row.cells))
-        found_s = predictor.predict(read_row(row.cells)).iteration_s
+        found = predictor.predict(read_row(row.cells), row.unsaid)
     except ValueError as error:
         return Scored(row=row, refused=str(error))
-    return Scored(row=row, iteration_s=found_s, took_s=perf_counter() - began_s)
+    took_s = perf_counter() - began_s
+    return Scored(row=row, iteration_s=found.iteration_s, interval=found.interval, took_s=took_s)
 
 
 def score(found: Sequence[Scored]) -> Score:
@@ -103,7 +114,7 @@ def score(found: Sequence[Scored]) -> Score:
         p90=float(np.quantile(size, 0.9)) if has_rows else None,
         worst=float(size.max()) if has_rows else None,
         kendall_tau=_kendall(priced),
-        coverage_80=None,
+        coverage_80=sum(each.is_held for each, _ in priced) / len(priced) if has_rows else None,
         rows=len(priced),
         refused=sum(each.refused is not None for each in found),
         unscorable=sum(each.row.unscorable is not None for each in found),

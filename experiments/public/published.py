@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workbench.llm_table.row_interval import unsaid_of
+
 FOLDER = Path(__file__).parent / "data"
 FRAMEWORK = "x_framework"
 DIVISION = " / "
@@ -40,6 +42,7 @@ class Published:
         target: what was printed.
         measured: in the target's unit.
         unscorable: why nothing can price it; None: something can.
+        unsaid: columns that the page leaves open, whatever fills them.
     """
 
     data_set: str
@@ -49,6 +52,7 @@ class Published:
     target: Target
     measured: float
     unscorable: str | None
+    unsaid: frozenset[str]
 
     @property
     def model(self) -> str:
@@ -108,6 +112,7 @@ def _row(data_set: str, line: int, printed: Mapping[str, str]) -> Published:
         target=target,
         measured=float(printed[target]),
         unscorable=_unscorable(framework, printed),
+        unsaid=unsaid_of(printed),
     )
 
 
