@@ -201,6 +201,6 @@ def test_offload_costs_its_moves_and_a_job_may_insist_on_it():
     assert apart_s == pytest.approx(steps.moves_s(choice.encoders))
     asked = replace(job, schedule=Schedule(kind=ScheduleKind.THREE_PHASE, offload=True))
     plan = colocated.plan(asked, COST)
-    assert {Pass.RESHARD, Pass.UNSHARD} <= {action.kind for action in plan.program_actions}
+    assert {Pass.OFFLOAD, Pass.ONLOAD} <= {action.kind for action in plan.program_actions}
     with pytest.raises(ValueError, match="apart layout has no offload; nearest: colocated"):
         replace(choice, mode=Mode.APART, offload=True)

@@ -29,11 +29,12 @@ def test_width_is_of_the_whole_interval():
 def test_a_row_at_the_end_of_its_interval_is_one_half_width_off():
     row = next(each for each in published() if each.target == "measured_s")
     found = interval(row.measured, (Doubt("x", 0.1),))
-    scored = Scored(row=row, iteration_s=row.measured * row.measured / found.low_s, interval=found)
+    off_s = row.measured * row.measured / found.low_s
+    scored = Scored(row=row, iteration_s=off_s, low_s=found.low_s, high_s=found.high_s)
     (alone,) = held([scored])
     assert alone.half_widths == pytest.approx(1.0)
     assert alone.log_width == pytest.approx(2 * 0.1 * 1.2816)
-    assert Scored(row=row, iteration_s=row.measured, interval=found).is_held
+    assert scored.is_inside
 
 
 def test_blanks_of_a_page_are_unsaid_whatever_fills_them():

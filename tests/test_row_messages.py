@@ -6,6 +6,7 @@ import pytest
 
 from sim.predict import iteration_s
 from sim.step.wire import wires
+from workbench.cost import beside
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import Execution, InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
@@ -18,6 +19,7 @@ from workbench.llm_table.row_plan import plan_of
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.schedule.action import Pass
 from workbench.timing.price import price
 from workbench.timing.weights import WeightPrices
 
@@ -144,3 +146,18 @@ def test_more_replicas_never_shorten_an_iteration(updated: UpdatedWeights):
         for dp in (8, 16, 64, 256)
     ]
     assert taken == sorted(taken)
+
+
+def test_passes_between_sharded_weights_lose_what_gathers_beside_them_take(monkeypatch: pytest.MonkeyPatch):
+    llm = row(dp=32, zero_stage=3, inter_gbytes_per_s=50)
+    _, whole, cost = lowered_of(llm)
+    slowed = price(whole, cost).durations_s
+    monkeypatch.setattr(beside, "SLOWED", 0.0)
+    alone = price(whole, cost).durations_s
+    gathers = {a.stage: s for a, s in alone.items() if a.kind is Pass.ALL_GATHER}
+    scatters = {a.stage: s for a, s in alone.items() if a.kind is Pass.REDUCE_SCATTER}
+    for action, pass_s in alone.items():
+        if action.kind in (Pass.F, Pass.B):
+            travels_s = gathers[action.stage] + (scatters[action.stage] if action.kind is Pass.B else 0.0)
+            busy_s = travels_s * 50 * GB / load_profile("A100-80GB").machine_link("intra").bytes_per_s
+            assert slowed[action] - pass_s == pytest.approx(0.189 * min(busy_s, pass_s))

@@ -12,15 +12,8 @@ from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
-from workbench.model.module_layers import (
-    Projection,
-    Projector,
-    block_layers,
-    lm_head,
-    patch_embedding,
-    projector_layer,
-    token_embedding,
-)
+from workbench.model.module_layers import block_layers, lm_head, patch_embedding, token_embedding
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.transformer import Block, Heads, Mlp, Norm, vit_block
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Precision, Settings

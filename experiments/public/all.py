@@ -25,7 +25,6 @@ from experiments.public.published import Published, published
 from sim.predict import iteration_s
 from workbench.llm_table.columns import check_header, read_row
 from workbench.llm_table.predict import RowPredictor
-from workbench.timing.interval import Interval
 from workbench.whole_file import write_text
 
 GOAL = 0.08
@@ -39,21 +38,20 @@ class Scored:
 
     row: Published
     iteration_s: float | None = None
-    interval: Interval | None = None
+    low_s: float = 0.0
+    high_s: float = 0.0
     refused: str | None = None
     took_s: float = 0.0
 
     @property
-    def is_held(self) -> bool:
-        """Whether the 80 % interval holds what was printed."""
-        if self.interval is None:
-            return False
-        ends = sorted(self.row.predicted(s) for s in (self.interval.low_s, self.interval.high_s))
-        return ends[0] <= self.row.measured <= ends[1]
-
-    @property
     def error(self) -> float | None:
         return None if self.iteration_s is None else self.row.error(self.iteration_s)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what was printed lies inside the interval."""
+        ends = self.row.predicted(self.low_s), self.row.predicted(self.high_s)
+        return min(ends) <= self.row.measured <= max(ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,8 @@ class Score:
         mape, median, p90, worst: of the absolute relative error.
         signed: mean error; above zero: predicted too slow.
         kendall_tau: between predicted and printed, in one unit; None for fewer than two rows.
-        coverage_80: share of rows inside their 80 % interval; None without rows.
+        coverage_80: share of rows inside their 80 % interval.
+        width_80: median width of these over the prediction.
         rows: scored.
         refused: not priced, for want of words or of a device.
         unscorable: without cells.
@@ -77,6 +76,7 @@ class Score:
     worst: float | None
     kendall_tau: float | None
     coverage_80: float | None
+    width_80: float | None
     rows: int
     refused: int
     unscorable: int
@@ -97,8 +97,13 @@ def _scored(row: Published, predictor: RowPredictor) -> Scored:
         found = predictor.predict(read_row(row.cells), row.unsaid)
     except ValueError as error:
         return Scored(row=row, refused=str(error))
-    took_s = perf_counter() - began_s
-    return Scored(row=row, iteration_s=found.iteration_s, interval=found.interval, took_s=took_s)
+    return Scored(
+        row=row,
+        iteration_s=found.iteration_s,
+        low_s=found.interval.low_s,
+        high_s=found.interval.high_s,
+        took_s=perf_counter() - began_s,
+    )
 
 
 def score(found: Sequence[Scored]) -> Score:
@@ -114,11 +119,17 @@ def score(found: Sequence[Scored]) -> Score:
         p90=float(np.quantile(size, 0.9)) if has_rows else None,
         worst=float(size.max()) if has_rows else None,
         kendall_tau=_kendall(priced),
-        coverage_80=sum(each.is_held for each, _ in priced) / len(priced) if has_rows else None,
+        coverage_80=float(np.mean([each.is_inside for each, _ in priced])) if has_rows else None,
+        width_80=_width(priced),
         rows=len(priced),
         refused=sum(each.refused is not None for each in found),
         unscorable=sum(each.row.unscorable is not None for each in found),
     )
+
+
+def _width(priced: Sequence[tuple[Scored, float]]) -> float | None:
+    widths = [(each.high_s - each.low_s) / seconds for each, seconds in priced]
+    return float(np.median(widths)) if widths else None
 
 
 def _kendall(priced: Sequence[tuple[Scored, float]]) -> float | None:
@@ -170,6 +181,7 @@ def _record(each: Scored) -> dict[str, object]:
         "measured": row.measured,
         "predicted": None if each.iteration_s is None else row.predicted(each.iteration_s),
         "error": each.error,
+        "interval_s": None if each.iteration_s is None else [each.low_s, each.high_s],
         "refused": each.refused,
         "unscorable": row.unscorable,
         "took_s": round(each.took_s, 3),
@@ -183,7 +195,8 @@ def _line(name: str, each: Score) -> str:
     tau = "none" if each.kendall_tau is None else f"{each.kendall_tau:.3f}"
     return (
         f"{said}; mean {each.mape:.1%}, median {each.median:.1%}, signed {each.signed:+.1%}, "
-        f"p90 {each.p90:.1%}, worst {each.worst:.1%}, tau {tau}"
+        f"p90 {each.p90:.1%}, worst {each.worst:.1%}, tau {tau}, {each.coverage_80:.0%} inside their 80 % "
+        f"interval, {each.width_80:.0%} wide in the median"
     )
 
 

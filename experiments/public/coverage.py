@@ -46,9 +46,9 @@ def held(rows: Sequence[Scored]) -> tuple[Held, ...]:
     """Every row that has a price."""
     found = []
     for each in rows:
-        if each.iteration_s is None or each.interval is None:
+        if each.iteration_s is None:
             continue
-        width = math.log(each.interval.high_s / each.interval.low_s)
+        width = math.log(each.high_s / each.low_s)
         off = abs(math.log(each.row.measured / each.row.predicted(each.iteration_s)))
         kind = "measured" if load_profile(each.row.cells["gpu"]).like is None else "derived"
         found.append(Held(each.row.data_set, off / (width / 2), width, kind))

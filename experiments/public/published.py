@@ -42,7 +42,7 @@ class Published:
         target: what was printed.
         measured: in the target's unit.
         unscorable: why nothing can price it; None: something can.
-        unsaid: columns that the page leaves open, whatever fills them.
+        unsaid: columns that matter and that the page leaves blank, whatever a convention fills in.
     """
 
     data_set: str
@@ -52,7 +52,7 @@ class Published:
     target: Target
     measured: float
     unscorable: str | None
-    unsaid: frozenset[str]
+    unsaid: frozenset[str] = frozenset()
 
     @property
     def model(self) -> str:

@@ -12,8 +12,8 @@ from sim.step.durations import task_durations_s
 from sim.step.sweep_loop import run
 from sim.step.wire import Wires, wires
 from workbench.plan.lowered import Lowered
-from workbench.plan.task_graph import Kind, adjacency, num_missing
-from workbench.schedule.action import Action, Pass
+from workbench.plan.task_graph import adjacency, num_missing
+from workbench.schedule.action import Action, Pass, TaskKind
 from workbench.timing.price import Price
 
 Floats = NDArray[np.float64]
@@ -41,7 +41,7 @@ def iteration_of_more_s(lowered: Lowered, prices: Price, orders: Sequence[Sequen
 
     Complexity: O(n) to read n passes, and O(n log n) in compiled code.
     """
-    if any(task.kind is Kind.FSDP for task in lowered.tasks.tasks):
+    if any(task.kind is TaskKind.FSDP for task in lowered.tasks.tasks):
         raise ValueError("sharded weights are gathered beside the passes: want the plan of all microbatches")
     passes = _passes(lowered, orders)
     tail = _tail(lowered, passes)
@@ -118,7 +118,7 @@ def _passes(lowered: Lowered, orders: Sequence[Sequence[Action]]) -> _Passes:
 
 def _tail(lowered: Lowered, passes: _Passes) -> _Tail:
     graph = lowered.tasks
-    tasks = [number for number, task in enumerate(graph.tasks) if task.kind is not Kind.PASS]
+    tasks = [number for number, task in enumerate(graph.tasks) if task.kind is not TaskKind.PASS]
     number_of = np.full(graph.num_nodes, -1)
     number_of[tasks] = passes.number + np.arange(len(tasks))
     edges = number_of[graph.after] >= 0

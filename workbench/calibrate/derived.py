@@ -29,6 +29,14 @@ LIKE = {
 """Devices that ship by data sheet -> the measured one whose kernels they are taken to run."""
 
 
+# Of the table's products, what training sustains on Blackwell below 1,400 W; others as the device they
+# follow. Between 0.62 (products of a B200 in MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json
+# @e691807, 49 % of the peak) and 0.89 (Transformer Engine on B300, 70 %), fitted to eight rows of
+# Megatron-Bridge (Llama 3 8B).
+SUSTAINED_BLACKWELL = {"B200": 0.73, "GB200": 0.73}
+_FITTED = "fitted to NVIDIA-NeMo/Megatron-Bridge, Llama 3 8B, between two published rates of products"
+
+
 def profile_of(sheet: DeviceSheet, like: str, *, name: str | None = None) -> Profile:
     """The profile of a device out of its sheet, with the errors that such rescaling earned as its fits.
 
@@ -45,7 +53,11 @@ def profile_of(sheet: DeviceSheet, like: str, *, name: str | None = None) -> Pro
     of_like = shipped_sheet(measured)
     made = rescaled(sheet, load_profile(measured), of_like)
     rules = [rule for rule in RULES if made.collectives or rule is not Rule.COLLECTIVES]
-    return replace(made, name=name or sheet.device, fits=fits_of(sheet, of_like, rules))
+    power = made.power
+    if power is not None and sheet.device in SUSTAINED_BLACKWELL:
+        share = SUSTAINED_BLACKWELL[sheet.device]
+        power = replace(power, sustained_products=share, sustained_source=_FITTED)
+    return replace(made, name=name or sheet.device, power=power, fits=fits_of(sheet, of_like, rules))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -36,6 +36,11 @@ class Command:
 
 
 COMMANDS = {
+    "init": Command(
+        "starting",
+        "init_command",
+        "Write a job file for a model: a composite one is taken apart into encoders, projectors and LLM.",
+    ),
     "plan": Command("planning", "plan_command", "Turn a job into a plan."),
     "search": Command(
         "planning",

@@ -11,6 +11,7 @@ import typer
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cost.profile import load_profile
+from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_for
@@ -27,11 +28,12 @@ from workbench.report.tables import (
     held_text,
     losses_text,
     metrics_table,
+    rests_on_text,
     step_names,
     unmeasured_text,
 )
 from workbench.timing.accept import accept
-from workbench.timing.provenance import unmeasured_costs
+from workbench.timing.provenance import noise_of, unmeasured_costs
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
 from workbench.units import gib
@@ -66,7 +68,10 @@ def simulate_command(
     if as_json:
         emit_json(simulated_record(found, simulated))
     else:
-        show(metrics_table(found, [("simulated", simulated)]), unmeasured_text(unmeasured_costs(simulated)))
+        show(
+            metrics_table(found, [("simulated", simulated)]),
+            rests_on_text(unmeasured_costs(simulated), noise_of(simulated)),
+        )
 
 
 @takes(RunOptions, warmup=1, repetitions=lambda said: EMULATED_REPETITIONS if said["emulate"] else 1)
@@ -241,4 +246,8 @@ def compare_command(
         emit_json(comparison.as_json() | {"interval_80": interval_record(prediction)})
     else:
         held = held_text(prediction, comparison.total.executed_median)
-        show(comparison_table(comparison, named), *([] if held is None else [held]))
+        show(*_lines(drift_warning(comparison.drift)), comparison_table(comparison, named), *_lines(held))
+
+
+def _lines(line: str | None) -> tuple[str, ...]:
+    return () if line is None else (line,)

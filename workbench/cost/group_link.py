@@ -32,6 +32,13 @@ class GroupLink(Link):
         return self.members * self.rank_bytes_per_s
 
 
+def busy_share(link: Link) -> float:
+    """Of what a collective inside a node asks of its devices, what one over the link does: by its rate."""
+    if not isinstance(link, GroupLink):
+        return 1.0
+    return min(1.0, link.cards_bytes_per_s / link.near.bytes_per_s)
+
+
 def group_link(cluster: Cluster, *, num_ranks: int, stride: int) -> Link:
     """What ranks 0, stride, 2 x stride, ... run over.
 

@@ -201,6 +201,8 @@ class Profile:
         like: the profile whose tables were rescaled by data sheets; None: this machine was measured.
         presumed: cells of its data sheet that nobody published.
         fits: leave-one-out quality per table.
+        noise: why the measurement is not to be trusted, in words; empty: no reason was seen, or asked for.
+        yardstick_s: seconds of a turn of the yardstick while it was measured; None: not read.
         format_version: of the file.
         provenance: of it all.
     """
@@ -237,6 +239,8 @@ class Profile:
     like: str | None = field(default=None, metadata={WHERE_SET: True})
     presumed: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
     fits: tuple[Fit, ...] = ()
+    noise: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
+    yardstick_s: float | None = field(default=None, metadata={WHERE_SET: True})
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from workbench.job.schema import (
     MixtureSpec,
     ModelSpec,
     ModuleSpec,
+    ProjectorStepSpec,
 )
 from workbench.model import zoo_cornstarch
 from workbench.model.families.family import Generator
@@ -32,8 +33,9 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, read_config
 from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
 from workbench.model.trainable import Trainable
+from workbench.model.transformer import Norm
 from workbench.model.zoo import from_shape, role_of, shape_names
 from workbench.units import GIB
 
@@ -143,11 +145,18 @@ def _module(
     name: str, spec: ModuleSpec, config: Mapping[str, Any] | None, *, modality: str, width: int | None
 ) -> Module:
     trainable = Trainable(spec.trainable)
-    projector = None if spec.projector is None else Projector(spec.projector)
+    projector = None if spec.projector is None else _projector(spec.projector)
     if config is not None:
         return module_from_config(
-            config, name=name, modality=modality, trainable=trainable, projector=projector, llm_width=width
+            config,
+            name=name,
+            modality=modality,
+            trainable=trainable,
+            projector=projector,
+            feature_layer=spec.feature_layer,
+            llm_width=width,
         )
+    assert projector is None or isinstance(projector, Projector), "steps belong to a configuration"
     zoo = str(spec.zoo)
     if modality == TEXT and projector is not None:
         raise ValueError(f"module {name!r} is the LLM: it has no projector, got {projector.value!r}")
@@ -161,6 +170,26 @@ def _module(
     else:
         module = from_shape(zoo, module=name, llm_width=width, projector=projector, trainable=trainable)
     return replace(module, modality=modality)
+
+
+def _projector(said: str | Sequence[ProjectorStepSpec]) -> ProjectorKind:
+    if isinstance(said, str):
+        return Projector(said)
+    return tuple(_step(step) for step in said)
+
+
+def _step(spec: ProjectorStepSpec) -> ProjectorStep:
+    return ProjectorStep(
+        norm=None if spec.norm is None else Norm(spec.norm),
+        eps=spec.eps,
+        offset=spec.offset,
+        merge=spec.merge,
+        how=Merge(spec.how),
+        linear=None if spec.linear == "out" else spec.linear,
+        linear_out=spec.linear == "out",
+        bias=spec.bias,
+        act=spec.act,
+    )
 
 
 def cluster_of(name: str, spec: ClusterSpec, *, profile: str) -> Cluster:

@@ -21,7 +21,7 @@ def scattered(lowered: Lowered, tp: int) -> Lowered:
     if tp == 1:
         return lowered
     transfers = tuple(
-        row if row.route is Route.LOCAL else replace(row, num_bytes=-(-row.num_bytes // tp))
+        row if row.route is Route.LOCAL else row._replace(num_bytes=-(-row.num_bytes // tp))
         for row in lowered.transfers
     )
     return replace(lowered, transfers=transfers)

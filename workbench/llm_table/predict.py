@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cache
 
+from workbench.collector import collector_paused
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
@@ -79,6 +80,7 @@ class RowPredictor:
         self._cost = cache(self._cost_model)
         self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
+    @collector_paused()
     def predict(self, row: LlmRow, unsaid: Collection[str] = ()) -> Prediction:
         """Time with its 80 % interval, memory and unmeasured costs of one row.
 

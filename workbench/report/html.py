@@ -130,6 +130,10 @@ def _cards(entry: Entry, comparison: Comparison | None) -> str:
         total = comparison.total
         cards.append((f"executed, median of {len(total.executed)}", milliseconds(total.executed_median)))
         cards.append(("error", percent(total.error_fraction, signed=True)))
+        found = comparison.drifted
+        if found is not None and found.drift is not None:
+            cards.append(("drift of the machine", percent(found.drift, signed=True)))
+            cards.append(("error without drift", percent(found.error_corrected, signed=True)))
         cards.append(("spread of the runs", percent(total.spread_fraction, signed=False)))
     shown = "".join(f'<div class="card"><b>{escape(v)}</b><span>{k}</span></div>' for k, v in cards)
     return f'<div class="cards">{shown}</div>'

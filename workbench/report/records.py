@@ -8,7 +8,7 @@ from typing import Any
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
 from workbench.search.drive import Candidate
-from workbench.timing.provenance import interval_of, unmeasured_costs, utilisation
+from workbench.timing.provenance import interval_of, noise_of, unmeasured_costs, utilisation
 from workbench.trace import Trace
 
 
@@ -16,7 +16,11 @@ def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
     """Figures of a predicted step (seconds, bytes, fractions) and what was not measured."""
     header = {"plan_hash": trace.plan_hash, "strategy": plan.strategy}
     figures = asdict(step_metrics(trace)) | {"mfu": utilisation(trace)}
-    unsure = {"interval_80": interval_record(trace), "unmeasured": list(unmeasured_costs(trace))}
+    unsure = {
+        "interval_80": interval_record(trace),
+        "unmeasured": list(unmeasured_costs(trace)),
+        "noise": list(noise_of(trace)),
+    }
     return header | figures | unsure
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.cost.profile import Profile
+from workbench.drift import Drifted
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Comparison, Group, Row
@@ -84,7 +85,19 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
             table.add_row(Text(TITLES[group], style="bold"))
         for row in rows:
             table.add_row(f"  {row_label(row, plan)}", *row_cells(row))
+    table.caption = drift_text(comparison.drifted)
+    table.caption_justify = "left"
     return table
+
+
+def drift_text(found: Drifted | None) -> str:
+    """Drift, and the error with and without it."""
+    if found is None or found.drift is None or found.error_corrected is None:
+        return "drift of the machine: not read"
+    return (
+        f"the machine ran {found.drift:+.1%} slower than when it was calibrated: error {found.error:+.1%}, "
+        f"corrected {found.error_corrected:+.1%}"
+    )
 
 
 def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
@@ -196,15 +209,19 @@ def titled(title: str, headers: Sequence[str]) -> Table:
 
 def demo_table(record: Mapping[str, Any]) -> Table:
     """The demo's `as_json()`: every plan predicted and executed, and the errors over all of them."""
-    headers = ("", "ranks", "predicted", "executed", "error", "spread of the runs")
+    headers = ("", "ranks", "predicted", "executed", "error", "drift", "corrected", "spread of the runs")
     table = titled(f"{len(record['plans'])} plans, {record['machine']}", headers)
     for row in record["plans"]:
         times = (milliseconds(row["predicted_s"]), milliseconds(row["executed_s"]))
-        errors = (percent(row["error"], signed=True), percent(row["spread"], signed=False))
-        table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors)
+        errors = [percent(row[name], signed=True) for name in ("error", "drift", "error_corrected")]
+        spread = percent(row["spread"], signed=False)
+        table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors, spread)
     table.caption = (
         f"median |error| {record['median_abs_error']:.1%}, worst {record['worst_abs_error']:.1%}, "
-        f"median spread of the runs {record['spread']:.1%}"
+        f"median spread of the runs {record['spread']:.1%}\n"
+        f"drift {percent(record['drift'], signed=True)}, median error {record['error']:+.1%}, "
+        f"corrected {percent(record['error_corrected'], signed=True)}; calibrated again "
+        f"{record['recalibrated']} times"
     )
     table.caption_justify = "left"
     return table
@@ -219,6 +236,11 @@ def fits_table(profile: Profile) -> Table:
         errors = (percent(value, signed=False) for value in (found.median, found.p90))
         table.add_row(found.table, str(found.num_points), *errors)
     return table
+
+
+def noise_warning(noise: Sequence[str]) -> tuple[str, ...]:
+    """What stands first where a profile's measurement is not to be trusted; nothing where it is."""
+    return (f"NOISY: {'; '.join(noise)}: calibrate again on a quiet machine",) if noise else ()
 
 
 def row_label(row: Row, plan: Plan | None) -> str:
@@ -253,6 +275,14 @@ def unmeasured_text(names: Sequence[str]) -> str:
     if not names:
         return "Every cost of this prediction was measured."
     return "\n".join(("Not measured, but scaled or sourced:", *(f"  - {name}" for name in names)))
+
+
+def rests_on_text(unmeasured: Sequence[str], noise: Sequence[str]) -> str:
+    """What the prediction rests on: without a measurement, or on one that is not to be trusted."""
+    if not noise:
+        return unmeasured_text(unmeasured)
+    found = ["Measured, but not to be trusted:", *(f"  - {line}" for line in noise)]
+    return "\n".join(found + ([unmeasured_text(unmeasured)] if unmeasured else []))
 
 
 def milliseconds(duration_s: float) -> str:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from workbench.collector import collector_paused
+from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, SavedInput
-from workbench.cost.group_link import slowest_ring
+from workbench.cost.group_link import busy_share, slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.memory.stage import GRADIENTS, state_of
@@ -16,12 +17,12 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.sequence import token_borders
 from workbench.plan.work import work_of
-from workbench.schedule.action import COMPUTE, MOVES, Action, Pass
+from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.timing.key_exchange import with_key_exchange
 from workbench.timing.weights import WeightPrices
@@ -84,10 +85,10 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     """Price every action that stands in a program.
 
     Passes are sums over the stage's layers by the exact frozen rule for the modules present
-    in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other, of shared-out
-    weights a reduce-scatter of the unit, as UNSHARD is a gather of it; STEP is each rank's own
-    optimizer update, and what is said about weights then. Each is as many times longer as was
-    measured in a pipeline, and each action also takes the executor's measured overhead.
+    in the microbatch; a sum of gradients is its groups' all-reduces one after the other, a collective
+    of sharded weights one of the unit for each of its tensors; STEP is each rank's own optimizer update,
+    and what is said about weights then. Each is as many times longer as was measured in a pipeline, and
+    each action also takes the executor's measured overhead; copies to and from the host only that.
 
     Args:
         attention: times of attentions that follow from masks, token shards and a kernel's
@@ -132,8 +133,9 @@ class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
         self._attention = attention
-        self._routing = Routing(self._plan)
+        self._routing = routing_of(self._plan)
         self._units = sharded_stages(self._plan)
+        self._slowed_s = loss_on(self._plan.cluster)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
@@ -153,31 +155,45 @@ class _Pricing:
         return self.unmeasured | self._weights.unmeasured
 
     def duration_s(self, action: Action) -> float:
-        if action.kind is Pass.STEP:
+        meaning = MEANING[action.kind]
+        if meaning.activity is Activity.UPDATE:
             return max(self.steps_s.values())
+        if meaning.activity is Activity.RELEASE:
+            return 0.0
         stage = self._plan.stage[_stage_of(action)]
-        profile = self._cost_on[stage.id].profile
-        overhead_s, factor = profile.overhead_s(action.kind), profile.pipeline_factor(action.kind)
-        if stage.id in self._units and action.kind not in COMPUTE and action.microbatch is not None:
-            return 0.0 if action.kind is Pass.RESHARD else overhead_s + factor * self._round_s(action)
-        if action.kind is Pass.REDUCE_GRAD:
-            return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
-        if action.kind in MOVES:
+        profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
+        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
+        if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
-        if action.kind not in COMPUTE:
-            raise ValueError(f"action {action}: {action.kind} has no price; want passes, REDUCE_GRAD or STEP")
+        if meaning.activity is Activity.COMPUTE:
+            return overhead_s + factor * self._pass_s(action, stage)
+        if meaning.task is TaskKind.FSDP:
+            return overhead_s + factor * self._round_s(action)
+        return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
+
+    def _pass_s(self, action: Action, stage: Stage) -> float:
         microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
         if microbatch is None:
             raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
         times = self._times(stage, microbatch)
         if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
             raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
-        return overhead_s + factor * times.of(action.kind)
+        return times.of(action.kind) + self._lost_s(stage, action.kind, times)
+
+    def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
+        """What a pass between sharded weights loses to the rounds beside it, its own for its neighbours'."""
+        if stage.id not in self._units:
+            return 0.0
+        beside_s = self._round_s(Action(stage.id, Pass.ALL_GATHER, 0))
+        if kind is Pass.B and self._units[stage.id].trained:
+            beside_s += self._round_s(Action(stage.id, Pass.REDUCE_SCATTER, 0))
+        busy_s = beside_s * busy_share(self._weights.link(self._units[stage.id].ranks))
+        return self._slowed_s(busy_s, times.of(kind))
 
     def _round_s(self, action: Action) -> float:
         """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
-        unit, settings = self._units[_stage_of(action)], self._plan.settings
-        if action.kind is Pass.UNSHARD:
+        unit, settings = unit_of(self._units, action), self._plan.settings
+        if action.kind is Pass.ALL_GATHER:
             kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
         else:
             kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
+from workbench.drift import YARDSTICK
 from workbench.plan.flop import model_flop
 from workbench.plan.plan import Plan
 from workbench.timing.interval import Doubt, Interval
@@ -15,6 +16,7 @@ PROFILE = "profile"
 DEVICE = "device"
 UNMEASURED = "unmeasured"
 MFU = "mfu"
+NOISE = "noise"
 LOW, HIGH, DOUBT = "interval_80_low_s", "interval_80_high_s", "interval_80_doubt"
 
 
@@ -47,6 +49,9 @@ def with_provenance(
         possible = trace.iteration_s * sum(filter(None, peaks))
         details.append((MFU, repr(model_flop(plan) / possible)))
     details += [(UNMEASURED, name) for name in prices.unmeasured]
+    details += [(NOISE, line) for line in dict.fromkeys(line for each in known for line in each.noise)]
+    if profile.yardstick_s is not None:
+        details.append((YARDSTICK, repr(profile.yardstick_s)))
     return replace(trace, details=(*trace.details, *details))
 
 
@@ -75,3 +80,8 @@ def utilisation(trace: Trace) -> float | None:
 def unmeasured_costs(trace: Trace) -> tuple[str, ...]:
     """Costs without a measurement that the trace's prediction rests on."""
     return tuple(value for name, value in trace.details if name == UNMEASURED)
+
+
+def noise_of(trace: Trace) -> tuple[str, ...]:
+    """Why the measurements behind the trace's prediction are not to be trusted; none: no reason known."""
+    return tuple(value for name, value in trace.details if name == NOISE)

@@ -18,7 +18,7 @@ from workbench.schedule.action import Action
 class WeightPrices:
     """Prices of gradient groups, each over the link of its own ranks.
 
-    What runs in a lane of its own, beside passes, is REDUCE_GRAD's; what the runtime does when it
+    What runs in a lane of its own, beside passes, is the sum's; what the runtime does when it
     waits for that, or after the update, is the STEP's.
 
     Args:
@@ -33,7 +33,7 @@ class WeightPrices:
         self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
-        """Of a REDUCE_GRAD: its groups one after the other, on the rank that has most of them."""
+        """Of a sum of gradients: its groups one after the other, on the rank that has most of them."""
         by_rank = dict.fromkeys(ranks, 0.0)
         for index in self._lowered.reductions.get(action, ()):
             if index not in self._reductions:
@@ -120,10 +120,14 @@ class WeightPrices:
         """Seconds on a ring of these ranks; 0 for one rank."""
         if len(ranks) == 1:
             return 0.0
-        key, cost = tuple(ranks), self._cost_of(ranks[:1])
-        if key not in self._links:
-            self._links[key] = ring_link(self._plan.cluster, key)
-        link = self._links[key]
+        cost, link = self._cost_of(ranks[:1]), self.link(ranks)
         if not cost.collectives.is_measured(kind, len(ranks), link):
             self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
         return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+
+    def link(self, ranks: Sequence[int]) -> Link:
+        """What a ring of these ranks runs over."""
+        key = tuple(ranks)
+        if key not in self._links:
+            self._links[key] = ring_link(self._plan.cluster, key)
+        return self._links[key]
