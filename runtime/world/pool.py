@@ -6,7 +6,7 @@ import multiprocessing.connection as mpc
 import os
 import pickle
 import signal
-import tempfile
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +23,9 @@ import torch.distributed as dist
 from runtime.world.allocator import keep_freed_memory
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
+from runtime.world.scratch import ScratchFolder
+from runtime.world.supervised import Parent, as_parent, end_with
+from workbench.ending import ended_by_default
 
 GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0
@@ -93,9 +96,7 @@ class Pool:
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _positions: Any = None
     _context: ForkContext = field(default_factory=lambda: multiprocessing.get_context("fork"))
-    _folder: "tempfile.TemporaryDirectory[str]" = field(
-        default_factory=lambda: tempfile.TemporaryDirectory(prefix="ranks-")
-    )
+    _folder: ScratchFolder = field(default_factory=lambda: ScratchFolder("ranks-"))
     _num_jobs: int = 0
 
     def __post_init__(self) -> None:
@@ -145,7 +146,7 @@ class Pool:
             raise ValueError(f"the pool has {self.num_workers} workers, the job wants {size}")
         self._fork_missing(size)
         self._num_jobs += 1
-        store = Path(self._folder.name) / f"store{self._num_jobs}"
+        store = self._folder.path / f"store{self._num_jobs}"
         wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
         try:
             for process, cores in enumerate(cores_of(size)):
@@ -194,7 +195,7 @@ class Pool:
         """End all workers."""
         for process in list(self._workers):
             self._end(process)
-        self._folder.cleanup()
+        self._folder.close()
 
     def _fork_missing(self, size: int) -> None:
         for process in range(size):
@@ -207,7 +208,10 @@ class Pool:
     def _fork(self, process: int) -> _Worker:
         here, there = self._context.Pipe()
         child = self._context.Process(
-            target=_serve, args=(there, self._positions, process), name=f"rank{process}", daemon=True
+            target=_serve,
+            args=(there, self._positions, process, as_parent()),
+            name=f"rank{process}",
+            daemon=True,
         )
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; torch's threads are idle here.
@@ -292,6 +296,8 @@ class Pool:
         if worker.process.is_alive():
             worker.process.kill()
         worker.process.join(JOIN_S)
+        if worker.process.is_alive():
+            sys.stderr.write(f"rank {process}, process {worker.process.pid}: killed, and does not end\n")
         worker.pipe.close()
 
 
@@ -304,14 +310,15 @@ def cores_of(size: int) -> list[frozenset[int]]:
     return [frozenset({available[process]}) for process in range(size)]
 
 
-def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
+def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -> None:
     """A worker's life: jobs until the parent is gone."""
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    ended_by_default()
     torch.set_num_threads(1)
     keep_freed_memory()
     gc.freeze()  # what the parent had imported is not looked through again by every collection
-    parent = os.getppid()
-    while (message := _receive(pipe, parent)) is not None:
+    while (message := _receive(pipe)) is not None:
         try:
             order = pickle.loads(message)
         except Exception as error:
@@ -325,15 +332,12 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
             pipe.send_bytes(pickle.dumps(failure))
             return
         pipe.send_bytes(result)
-        _receive(pipe, parent)  # LEAVE
+        _receive(pipe)  # LEAVE
         _leave()
 
 
-def _receive(pipe: mpc.Connection, parent: int) -> bytes | None:
-    """The parent's next message; None when the parent is gone."""
-    while not pipe.poll(1.0):
-        if os.getppid() != parent:
-            return None
+def _receive(pipe: mpc.Connection) -> bytes | None:
+    """The parent's next message; None when it has closed its end."""
     try:
         return pipe.recv_bytes()
     except EOFError:
