@@ -33,6 +33,7 @@ from runtime.world.pool import Place, Pool
 from workbench.ending import Ended, ending_by_signal
 from workbench.job.run_options import RunOptions, add_arguments
 from workbench.memory.account import static_holders
+from workbench.plain_text import plain
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -248,7 +249,7 @@ def _launch(said: dict[str, Any]) -> int:
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {plain(str(error))}\n")
         sys.stderr.flush()
         if isinstance(error, RankError) and error.peers:
             time.sleep(ECHO_GRACE_S)  # torchrun names the process that ends first as the cause

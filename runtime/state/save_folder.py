@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runtime.state.tensor_files import regular
 from runtime.world.owner import MOST_BYTES, Life, Owner, owner_from, this_process
+from workbench.bounded_file import open_regular
 from workbench.units import gib
 from workbench.whole_file import write_text
 
@@ -96,7 +96,7 @@ def forget_ended_writer(folder: Path) -> None:
 def _writer(folder: Path) -> Owner | str | None:
     """Who the folder says writes to it; text: what is wrong with what it says."""
     try:
-        with regular(folder / LOCK) as file:
+        with open_regular(folder / LOCK) as file:
             return owner_from(file.read(MOST_BYTES + 1))
     except (FileNotFoundError, NotADirectoryError):
         return None

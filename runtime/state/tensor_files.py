@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from workbench.bounded_file import open_regular
 from workbench.strict_json import parse_strict
 from workbench.whole_file import write_text
 
@@ -225,30 +225,16 @@ def read_stamp(path: Path) -> dict[str, Any]:
     return found
 
 
-def regular(path: Path) -> BinaryIO:
-    """Open a regular file to read; a pipe or device is refused, not waited for.
-
-    Raises:
-        ValueError: it is none.
-        OSError: it cannot be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(f"{path}: want a regular file")
-    return os.fdopen(descriptor, "rb")
-
-
 def read_small(path: Path) -> bytes:
     """A regular file that is no longer than a manifest may be; of a longer one, its beginning."""
-    with regular(path) as file:
+    with open_regular(path) as file:
         return file.read(MOST_MANIFEST_BYTES + 1)
 
 
 def _sums(path: Path) -> tuple[int, str]:
     """Bytes and SHA-256 of a file."""
     size, sums = 0, hashlib.sha256()
-    with regular(path) as file:
+    with open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             size += len(chunk)
             sums.update(chunk)

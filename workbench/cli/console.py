@@ -11,6 +11,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from workbench.ending import Ended, ending_by_signal
+from workbench.plain_text import plain
 
 BAD_INPUT = 2  # exit code
 PIPE_COLUMNS = 120  # of text that goes to a file or a pipe
@@ -27,12 +28,12 @@ def one_line(error: Exception) -> str:
 
 def warn(text: str) -> None:
     """One line on stderr about something that will work, but not as well as it could."""
-    sys.stderr.write(f"workbench: warning: {text}\n")
+    sys.stderr.write(f"workbench: warning: {plain(text)}\n")
 
 
 def print_error(text: str) -> None:
     """One line on stderr about what is wrong."""
-    sys.stderr.write(f"workbench: error: {text}\n")
+    sys.stderr.write(f"workbench: error: {plain(text)}\n")
 
 
 class OneLineErrors(TyperGroup):

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.frozen_json import FrozenJson, parse_json
 from workbench.model.layer import Attention, Matmul, Operator
 from workbench.whole_file import write_text
@@ -127,7 +128,8 @@ _JSON = FrozenJson()
 def load_execution(path: Path) -> Execution:
     """An execution out of a JSON file of its fields; ValueError names the first wrong one."""
     try:
-        execution = _JSON.decode(Execution, parse_json(path.read_text(), "execution"), "execution")
+        data = parse_json(read_bounded(path, MOST_SETTINGS_BYTES), "execution")
+        execution = _JSON.decode(Execution, data, "execution")
     except ValueError as error:
         raise ValueError(f"{path}: {error}; fields: {', '.join(asdict(Execution()))}") from None
     assert isinstance(execution, Execution)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.cost.hardware import Link
 from workbench.cost.roofline import RowWork
 from workbench.data.sample import WHERE_SET
@@ -364,7 +365,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
         raise ValueError(
             f"no profile {str(name_or_path)!r}: want a file or one of {', '.join(known_profiles())}"
         )
-    return parse_profile(path.read_text(), where=str(path))
+    return parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
 
 
 def parse_profile(text: str, *, where: str = "profile") -> Profile:

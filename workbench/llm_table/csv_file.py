@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.bounded_file import read_bounded
 from workbench.llm_table.columns import OUTPUTS, check_header, read_row
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import Prediction
 
 MOST_ROWS = 1_000_000
 SEPARATOR = " | "  # between unmeasured costs
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,31 @@ class CsvTable:
         """The file's text with the columns that are predicted, one prediction a row."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*self.header, *OUTPUTS])
+        writer.writerow([*map(inert, self.header), *OUTPUTS])
         for row, found in zip(self.cells, predictions, strict=True):
             added = (repr(found.iteration_s), found.peak_bytes, SEPARATOR.join(found.unmeasured))
-            writer.writerow([*(row[name] for name in self.header), *added])
+            writer.writerow([*(inert(row[name]) for name in self.header), *added])
         return out.getvalue()
+
+
+def inert(cell: str) -> str:
+    """A cell that a spreadsheet shows instead of running it: a text that begins like a formula gets a quote.
+
+    Numbers stay numbers, negative ones too.
+    """
+    if not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def read_table(path: Path) -> CsvTable:
     """The cells of a file; ValueError where it is no CSV, or its header or a row's width is not right."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bounded(path, encoding="utf-8-sig")
         lines = [line for line in csv.reader(io.StringIO(text), strict=True) if any(map(str.strip, line))]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: want a CSV file in UTF-8: {error}") from error
