@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test docs lint venv clean
 
 demo: venv
-	$(BIN)/workbench demo --out $(OUT)
+	$(BIN)/workbench demo --out $(OUT) $(DEMO_FLAGS)
 
 test: venv
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15

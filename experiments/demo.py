@@ -8,7 +8,8 @@ Run:     workbench demo --out out
 
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from workbench.calibrate.fit import fit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile, write_profile
+from workbench.drift import Run, drift_between, drifted, is_beyond, smoothed, yardstick_s
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
@@ -40,12 +42,13 @@ STRATEGIES = (
     encoders_colocated.plan,
     encoders_replicated.plan,
 )
-ROUNDS = 2  # every plan runs in every round, so that drift of the machine shows as spread
+ROUNDS = 2  # every plan runs in every round, so that drift of the machine meets all alike
 STEPS = 2  # timed steps of a plan in a round
 WARMUP = 1
 ONE_STAGE_EACH = {"vision": 1, "audio": 1, "llm": 1}
 
 Progress = Callable[[int, int, str], None]  # (done, total, what)
+Beside = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +68,24 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A plan that ran in one round, and what was predicted of it for that round."""
+
+    planned: Planned
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
     """One row of the demo: predicted, then executed.
 
     Args:
+        predicted_s: before the first round.
         executed_s: median over all timed steps.
-        error: predicted / executed - 1.
+        drift: of the machine beside the plan's steps, since the calibration that held for each; None where
+            nobody read it.
+        error: predicted / executed - 1, of the prediction that held in each round.
+        error_corrected: the same of predictions times 1 + drift.
         spread: (highest - lowest) / median of the executed steps.
         loss: of the first step.
     """
@@ -83,18 +98,33 @@ class PlanResult:
     executed_s: float
     lowest_s: float
     highest_s: float
+    drift: float | None
     error: float
+    error_corrected: float | None
     spread: float
     loss: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """Errors over all plans; `spread` is the median of the plans' own spreads."""
+    """Errors over all plans, and of their predictions times what the machine had drifted.
+
+    Args:
+        drift: mean over the plans.
+        spread: the median of the plans' own spreads.
+        recalibrated: how often the machine was calibrated again because it had drifted.
+        noise: why the first calibration is not to be trusted; empty: no reason was seen.
+    """
 
     median_abs_error: float
     worst_abs_error: float
+    drift: float | None
+    error: float
+    error_corrected: float | None
+    worst_abs_error_corrected: float | None
     spread: float
+    recalibrated: int
+    noise: tuple[str, ...]
     machine: str
     plans: tuple[PlanResult, ...]
 
@@ -102,26 +132,37 @@ class DemoResult:
         return asdict(self)
 
 
-def run_demo(out: Path, progress: Progress = lambda done, total, what: None) -> DemoResult:
-    """All of it; plans, traces, profile, predictions and `demo.json` are written to `out`."""
+def run_demo(
+    out: Path,
+    progress: Progress = lambda done, total, what: None,
+    beside: Beside = nullcontext,
+) -> DemoResult:
+    """All of it; plans, traces, profile, predictions and `demo.json` are written to `out`.
+
+    `beside`: what happens on this machine while plans are timed, and not while it is calibrated.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for stale in (*out.glob("*.plan.json"), *out.glob("*.sim.json"), *out.glob("*.run.json")):
         stale.unlink()
     with Pool(NUM_RANKS) as pool:
-        profile = calibrate(pool, out, progress)
+        profile = calibrate(pool, out / "profile.json", progress)
         planned = plan_all(profile, progress)
-        write_predictions(planned, out)
-        executed = execute_all(planned, pool, progress)
+        write_predictions(planned, out / "predictions.json")
+        for item in planned:
+            write_plan(item.plan, out / f"{item.name}.plan.json")
+            write_trace(item.simulated, out / f"{item.name}.sim.json")
+        ran, recalibrated = execute_all(planned, pool, out, progress, beside)
         watched = watch_all(planned, pool, progress)
-    for item, traces, more in zip(planned, executed, watched, strict=True):
+    for item, more in zip(planned, watched, strict=True):
+        traces = [trace for one in ran if one.planned.name == item.name for trace in one.traces]
         for index, trace in enumerate((*traces, more)):
             write_trace(trace, out / f"{item.name}.{index}.run.json")
-    result = summarise(planned, executed, profile)
+    result = summarise(planned, ran, profile, recalibrated)
     write_text(json.dumps(result.as_json(), indent=1) + "\n", out / "demo.json")
     return result
 
 
-def calibrate(pool: Pool, out: Path, progress: Progress) -> Profile:
+def calibrate(pool: Pool, path: Path, progress: Progress) -> Profile:
     """This machine, for the layers and sizes of the demo; every core works while a layer is timed."""
     unlinked = local_cluster(Link(name="unmeasured", bytes_per_s=1e9, latency_s=0.0), 2**40)
     ideal = CostModel(ideal_profile())
@@ -130,7 +171,7 @@ def calibrate(pool: Pool, out: Path, progress: Progress) -> Profile:
     settings = BenchSettings(concurrency=min(cores, NUM_RANKS))
     measurement = measure(plans, pool, settings=settings, progress=progress)
     profile = fit("this machine", [measurement])
-    write_profile(profile, out / "profile.json")
+    write_profile(profile, path)
     return profile
 
 
@@ -163,24 +204,41 @@ def predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
     )
 
 
-def write_predictions(planned: tuple[Planned, ...], out: Path) -> None:
-    """What was predicted, before anything runs."""
-    for item in planned:
-        write_plan(item.plan, out / f"{item.name}.plan.json")
-        write_trace(item.simulated, out / f"{item.name}.sim.json")
+def write_predictions(planned: tuple[Planned, ...], path: Path) -> None:
+    """What was predicted, before anything runs that it is held against."""
     rows = [
         {"plan": item.name, "plan_hash": item.plan_hash, "predicted_s": item.predicted_s} for item in planned
     ]
-    write_text(json.dumps(rows, indent=1) + "\n", out / "predictions.json")
+    write_text(json.dumps(rows, indent=1) + "\n", path)
 
 
-def execute_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) -> list[tuple[Trace, ...]]:
-    """Round by round, all plans in each."""
-    traces: list[list[Trace]] = [[] for _ in planned]
-    for done, (place, item) in enumerate(_rounds(planned)):
-        progress(done, ROUNDS * len(planned), f"running {item.name}")
-        traces[place] += run_local(item.plan, RunSettings(steps=STEPS, warmup=WARMUP), pool=pool).traces
-    return [tuple(found) for found in traces]
+def execute_all(
+    planned: tuple[Planned, ...], pool: Pool, out: Path, progress: Progress, beside: Beside
+) -> tuple[list[Ran], int]:
+    """Round by round, all plans in each, and how often the machine was calibrated again.
+
+    Where it drifted in a round, it is before the next one, for which the same plans are predicted anew.
+    """
+    found: list[Ran] = []
+    recalibrated = 0
+    for turn in range(ROUNDS):
+        if turn > 0 and is_beyond(_drift_of(found[-len(planned) :])):
+            recalibrated += 1
+            profile = calibrate(pool, out / f"profile.{recalibrated}.json", progress)
+            cost = CostModel(profile)
+            planned = tuple(predicted(item.name, item.mix, item.plan, cost) for item in planned)
+            write_predictions(planned, out / f"predictions.{recalibrated}.json")
+        with beside():
+            for item in planned:
+                progress(len(found), ROUNDS * len(planned), f"running {item.name}")
+                ran = run_local(item.plan, RunSettings(steps=STEPS, warmup=WARMUP), pool=pool)
+                found.append(Ran(planned=item, traces=ran.traces))
+    return found, recalibrated
+
+
+def _drift_of(ran: Sequence[Ran]) -> float | None:
+    """Of the machine in one round, whose predictions are all of one profile."""
+    return drift_between(ran[0].planned.simulated, [trace for one in ran for trace in one.traces])
 
 
 def watch_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) -> tuple[Trace, ...]:
@@ -194,26 +252,37 @@ def watch_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) -> t
     return tuple(found)
 
 
-def _rounds(planned: tuple[Planned, ...]) -> Iterator[tuple[int, Planned]]:
-    for _ in range(ROUNDS):
-        yield from enumerate(planned)
-
-
 def summarise(
-    planned: tuple[Planned, ...], executed: list[tuple[Trace, ...]], profile: Profile
+    planned: tuple[Planned, ...], ran: Sequence[Ran], profile: Profile, recalibrated: int
 ) -> DemoResult:
-    rows = tuple(_row(item, traces) for item, traces in zip(planned, executed, strict=True))
+    """The figures of all plans."""
+    rows = tuple(_row(item, ran) for item in planned)
     errors = [abs(row.error) for row in rows]
+    corrected = [row.error_corrected for row in rows if row.error_corrected is not None]
+    drifts = [row.drift for row in rows if row.drift is not None]
     return DemoResult(
         median_abs_error=statistics.median(errors),
         worst_abs_error=max(errors),
+        drift=statistics.fmean(drifts) if drifts else None,
+        error=statistics.median(row.error for row in rows),
+        error_corrected=statistics.median(corrected) if corrected else None,
+        worst_abs_error_corrected=max(map(abs, corrected), default=None),
+        recalibrated=recalibrated,
+        noise=profile.noise,
         spread=statistics.median(row.spread for row in rows),
         machine=profile.provenance.sources[0],
         plans=rows,
     )
 
 
-def _row(item: Planned, traces: tuple[Trace, ...]) -> PlanResult:
+def _row(item: Planned, ran: Sequence[Ran]) -> PlanResult:
+    drifts = smoothed(
+        [yardstick_s(one.planned.simulated) for one in ran],
+        [[yardstick_s(trace) for trace in one.traces] for one in ran],
+    )
+    mine = [(one, drift) for one, drift in zip(ran, drifts, strict=True) if one.planned.name == item.name]
+    runs = [Run(o.planned.predicted_s, tuple(t.iteration_s for t in o.traces), drift) for o, drift in mine]
+    traces = [trace for one, _ in mine for trace in one.traces]
     times_s = [trace.iteration_s for trace in traces]
     median_s = statistics.median(times_s)
     return PlanResult(
@@ -225,7 +294,7 @@ def _row(item: Planned, traces: tuple[Trace, ...]) -> PlanResult:
         executed_s=median_s,
         lowest_s=min(times_s),
         highest_s=max(times_s),
-        error=item.predicted_s / median_s - 1,
+        **asdict(drifted(runs)),
         spread=(max(times_s) - min(times_s)) / median_s,
         loss=traces[0].loss or 0.0,
     )

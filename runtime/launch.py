@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 import torch
@@ -23,13 +24,14 @@ from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
 from runtime.state.save_folder import forget_ended_writer
 from runtime.step.stage_module import build_stage_module
-from runtime.step.timing import Spread, assemble, iteration_spread, median_trace
+from runtime.step.timing import Notes, Spread, assemble, iteration_spread, median_trace
 from runtime.step_plans import Planning
 from runtime.world.allocator import keep_freed_memory
 from runtime.world.device import CPU, kind_of_device, launched_device
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_launched
 from runtime.world.pool import Place, Pool
+from workbench.drift import YARDSTICK
 from workbench.ending import Ended, ending_by_signal
 from workbench.job.run_options import RunOptions, add_arguments
 from workbench.memory.account import static_holders
@@ -129,7 +131,7 @@ def run_lowered(
     heard = None if progress is None else StepLosses(len(ranks), steps, progress)
     with (
         _parts_cleared(settings.checkpoints),
-        exporting(settings.export, lowered.plan.model),
+        exporting(settings.export, lowered.plan.model, settings.weights),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
     ):
         reports = workers.run(
@@ -207,7 +209,7 @@ def result_of(
     plans = first.plans or (lowered,) * len(by_step)
     return RunResult(
         traces=tuple(
-            assemble(step, plan_hash(step.plan), notes, details=details)
+            assemble(step, plan_hash(step.plan), notes, details=(*details, *_yardstick(notes)))
             for step, notes in zip(plans, by_step, strict=True)
         ),
         losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
@@ -216,6 +218,12 @@ def result_of(
         plannings=first.plannings,
         save_stalls_s=tuple(map(max, zip(*(report.save_stalls_s for report in reports), strict=True))),
     )
+
+
+def _yardstick(notes: Sequence[Notes]) -> tuple[tuple[str, str], ...]:
+    """Of one step: the slowest rank's reading, which the others wait for, in the mean of before and after."""
+    read = [note.yardstick_s for note in notes if note.yardstick_s]
+    return ((YARDSTICK, repr(harmonic_mean(list(map(max, zip(*read, strict=True)))))),) if read else ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -299,7 +307,8 @@ def _run_under_torchrun(
         steps = settings.repetitions * (settings.warmup + settings.steps)
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
-    with exporting(settings.export if place.process == 0 else None, lowered.plan.model):
+    target = settings.export if place.process == 0 else None
+    with exporting(target, lowered.plan.model, settings.weights):
         dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()

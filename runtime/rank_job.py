@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -35,6 +35,7 @@ from runtime.world.communicators import build_mesh
 from runtime.world.device import CPU
 from runtime.world.mesh import Mesh
 from runtime.world.pool import Place
+from runtime.world.yardstick import Yardstick, yardstick_of
 from workbench.job.run_options import StepOptions
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.parameter_shards import sharded_stages
@@ -50,6 +51,7 @@ TORCH_TYPE = {
 
 PROCESSES = ProcessGroups()
 MOST_THREADS = 1024
+READ_SHARE = 0.015  # of a step's time, for the reading of the yardstick behind it
 
 
 class Collect(Enum):
@@ -126,7 +128,8 @@ def run_rank(
     torch.set_num_threads(settings.threads)
     mesh = build_mesh(lowered, device, settings.timeout_s)
     try:
-        return run_steps(place, mesh, lowered, settings, source, build)
+        yardstick = yardstick_of(place.process, device)
+        return run_steps(place, mesh, lowered, settings, source, build, yardstick=yardstick)
     finally:
         mesh.clock.close()
 
@@ -139,10 +142,14 @@ def run_steps(
     source: DataSource,
     build: Build,
     groups: StageGroups = PROCESSES,
+    *,
+    yardstick: Yardstick | None = None,
 ) -> RankReport:
     """All steps of all repetitions of one rank; after every step it tells its part of the loss.
 
-    `groups` finds those with which the rank shares a stage.
+    Args:
+        groups: finds those with which the rank shares a stage.
+        yardstick: read between steps, when all ranks have come; None: other ranks do.
     """
     losses: list[float] = []
     notes: list[Notes] = []
@@ -152,6 +159,7 @@ def run_steps(
     num_steps = settings.warmup + settings.steps
     for repetition in range(settings.repetitions):
         rank = _Rank(lowered, mesh, settings, source, build, place.report, groups)
+        readings = _Readings(mesh, yardstick)
         with ExitStack() as held:
             saves = held.enter_context(closing(_saves(lowered, mesh, settings)))
             start = saves.resume(rank.tensors, losses)
@@ -164,7 +172,7 @@ def run_steps(
                 last = step + 1 == num_steps
                 rank.collects = repetition == 0 and last and settings.collect is Collect.STATE
                 rank.follow(plans.next(num_steps - 1 - step))
-                noted = rank.step(step)
+                noted = readings.beside(rank.step, step)
                 if repetition == 0:
                     losses.append(noted.loss_sum)
                 if step >= settings.warmup:
@@ -193,6 +201,28 @@ def run_steps(
 def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoints:
     identity = identity_of(lowered.plan, settings.dtype(lowered.plan), settings.seed)
     return RankCheckpoints(settings.checkpoints, identity, mesh.rank, timeout_s=settings.timeout_s)
+
+
+class _Readings:
+    """The yardstick between the steps of one repetition; a step's readings are those before and after it."""
+
+    def __init__(self, mesh: Mesh, yardstick: Yardstick | None) -> None:
+        self._mesh, self._yardstick = mesh, yardstick
+        self._budget_s = 0.0
+        self._last_s: tuple[float, ...] | None = None
+
+    def beside(self, do: Callable[[int], Notes], step: int) -> Notes:
+        """Do a step, with the readings before and after it in its notes."""
+        before_s = self._read(f"before step {step}") if self._last_s is None else self._last_s
+        notes = do(step)
+        self._budget_s = READ_SHARE * max((span.end_s - notes.start_s for span in notes.spans), default=0.0)
+        self._last_s = self._read(f"after step {step}")
+        return replace(notes, yardstick_s=(*before_s, *self._last_s))
+
+    def _read(self, when: str) -> tuple[float, ...]:
+        """Once all ranks have come: who still computes must not share a core with who reads."""
+        self._mesh.align(when)
+        return () if self._yardstick is None else (self._yardstick.read(self._budget_s),)
 
 
 class _Rank:

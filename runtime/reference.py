@@ -14,7 +14,7 @@ from runtime.world.device import CPU
 from workbench.data.sample import Item
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 
 Named = dict[tuple[str, str], Tensor]  # (module, Hugging Face name) -> value
 
@@ -102,7 +102,7 @@ class Reference:
 
     def _wanted(self, edge: Edge, microbatch: Microbatch, output_TD: Tensor) -> Tensor:
         """Of an edge's packed items those that the microbatch needs, in its order."""
-        routing, source = Routing(self.plan), self.plan.model.module(edge.source)
+        routing, source = routing_of(self.plan), self.plan.model.module(edge.source)
         held = all_items(self.plan, source)
         assert held is not None, "its output is there"
         wanted = routing.wanted(edge, microbatch)

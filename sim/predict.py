@@ -1,11 +1,13 @@
 """A plan's simulated trace, with what the prediction rests on; and its iteration time alone, fast."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from sim.attention.price import attention_of
 from sim.step.engine import simulate
+from sim.step.more_microbatches import iteration_of_more_s
 from sim.step.sweep import Sweep
+from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
@@ -13,8 +15,11 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
+from workbench.timing.doubts import doubts_of
+from workbench.timing.interval import Doubt, interval
 from workbench.timing.price import Price, price
-from workbench.timing.provenance import with_provenance
+from workbench.timing.provenance import with_interval, with_provenance
+from workbench.timing.shares import shares_of
 from workbench.trace import Trace
 
 
@@ -39,8 +44,40 @@ def predict(
     return with_provenance(trace, lowered.plan, cost.profile, prices, beside=cost.beside)
 
 
-def iteration_s(lowered: Lowered, prices: Price) -> float:
-    """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`."""
+def predict_within(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Trace:
+    """As `predict`, with the 80 % interval of the iteration time; the kinds of device share their doubts.
+
+    Complexity: a prediction, and six prices and sweeps.
+    """
+    trace = predict(lowered, memory, cost)
+    return with_interval(trace, interval(trace.iteration_s, doubts_of_plan(lowered, cost)))
+
+
+def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:
+    """Why the iteration time of a plan may be off, by the shares of its costs."""
+
+    shares_cores = any(node.num_cores is not None for node in lowered.plan.cluster.nodes)
+
+    def seconds_of(execution: Execution) -> float:
+        model = cost.executed(execution)
+        prices = price(lowered, model, attention=_attention(lowered.plan, model))
+        if shares_cores:
+            return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
+        return iteration_s(lowered, prices)
+
+    cluster, ranks = lowered.plan.cluster, lowered.plan.ranks
+    shares = shares_of(seconds_of, cost.execution, seconds_of(cost.execution))
+    return doubts_of(cost.profile, shares, across_nodes=len(set(map(cluster.node_of, ranks))) > 1)
+
+
+def iteration_s(lowered: Lowered, prices: Price, orders: Sequence[Sequence[Action]] | None = None) -> float:
+    """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`.
+
+    Args:
+        orders: the passes of more microbatches than the plan's, see `iteration_of_more_s`.
+    """
+    if orders is not None:
+        return iteration_of_more_s(lowered, prices, orders)
     return Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
 
 

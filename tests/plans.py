@@ -1,12 +1,15 @@
 """Small plans for tests: layers that only have a width, modules that only have a trainable flag."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.model.layer import Layer, LayerKind, Matmul, TokenCount
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.codec import _plan_of, plan_hash
 from workbench.plan.plan import Plan, Precision, Settings, Stage
 
 WIDTH = 8
@@ -91,3 +94,10 @@ def finish(model: ModelGraph, batch: Sequence[Sample], stages: Sequence[Stage], 
 
 def _fields(plan: Plan) -> dict[str, object]:
     return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+
+
+def sealed(document: dict[str, Any]) -> dict[str, Any]:
+    """A plan file's content with the hash of the plan that stands in it; as it is, where there is none."""
+    with suppress(ValueError):
+        return document | {"hash": plan_hash(_plan_of(document))}
+    return document

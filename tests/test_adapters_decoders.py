@@ -9,7 +9,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from runtime.models.attention import Packing, pack, packed_sdpa
-from runtime.models.choose import adapter_of
+from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.norm import widen_norms
 from runtime.models.router import WideRouter, widen_routers
@@ -30,7 +30,8 @@ CASES = {
     **{
         name: {"model_type": kind, **example.config}
         for kind, family in ARCHITECTURES.items()
-        if isinstance(family, LanguageModel) and kind not in {config["model_type"] for config in ELSEWHERE}
+        if isinstance(family, LanguageModel) and family.runs(ADAPTERS)
+        if kind not in {config["model_type"] for config in ELSEWHERE}
         for name, example in family.examples.items()
     },
 }

@@ -82,9 +82,7 @@ def swapped(first, second):
         pytest.param(without("3REDUCE_GRAD"), "rank 3: action 3REDUCE_GRAD is missing", id="reduce-missing"),
         pytest.param(without("STEP"), "rank 3: a program ends with its only STEP", id="step-missing"),
         pytest.param(swapped("3F0", "3B0"), "rank 3: action 3B0 stands before its forward", id="order"),
-        pytest.param(
-            swapped("3B1", "3REDUCE_GRAD"), "stands after its stage's REDUCE_GRAD", id="late-backward"
-        ),
+        pytest.param(swapped("3B1", "3REDUCE_GRAD"), "3B1 stands after 3REDUCE_GRAD", id="late-backward"),
         pytest.param(lambda a: [a[0], *a], "rank 3: action 3F0 stands twice", id="twice"),
         pytest.param(
             lambda a: [Action(0, Pass.F, 0), *a], "of a stage that the rank does not hold", id="foreign"
@@ -97,14 +95,14 @@ def swapped(first, second):
         pytest.param(replaced("3B0", "3W0 3I0"), "3W0 stands before 3I0", id="weights-first"),
         pytest.param(replaced("3B0", "3W0"), "3W0 stands before 3I0", id="weights-alone"),
         pytest.param(
-            replaced("3B0", "3UNSHARD 3B0"), "3UNSHARD stands before 3RESHARD: its stage has not", id="back"
+            replaced("3B0", "3ONLOAD 3B0"), "3ONLOAD stands before 3OFFLOAD: its stage has not", id="back"
         ),
         pytest.param(
-            replaced("3B0", "3UNSHARD 3RESHARD 3B0"), "3UNSHARD stands before 3RESHARD", id="back-first"
+            replaced("3B0", "3ONLOAD 3OFFLOAD 3B0"), "3ONLOAD stands before 3OFFLOAD", id="back-first"
         ),
-        pytest.param(replaced("3B1", "3RESHARD 3B1"), "3B1 stands after 3RESHARD, before", id="used-away"),
+        pytest.param(replaced("3B1", "3OFFLOAD 3B1"), "3B1 stands after 3OFFLOAD, before", id="used-away"),
         pytest.param(
-            replaced("3B1", "3B1 3RESHARD"), "rank 3: action 3UNSHARD is missing", id="left-for-good"
+            replaced("3B1", "3B1 3OFFLOAD"), "rank 3: action 3ONLOAD is missing", id="left-for-good"
         ),
     ],
 )

@@ -192,7 +192,7 @@ def test_missing_files(tmp_path: Path):
         pytest.param(lambda text: "", "not JSON", id="empty"),
         pytest.param(lambda text: "{}", "not a plan file", id="another-file"),
         pytest.param(
-            lambda text: text.replace('"schema_version": 1', '"schema_version": 99'),
+            lambda text: text.replace('"schema_version": 2', '"schema_version": 99'),
             "99|want 1",
             id="version",
         ),

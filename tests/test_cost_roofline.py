@@ -16,11 +16,10 @@ from workbench.cost.roofline import (
     gemm_of,
     key_value_bytes,
     layer_flop,
-    pass_bytes,
     tensor_parallel_messages,
 )
 from workbench.cost.signature import signature
-from workbench.model.layer import Attention, Lookup, Matmul, Pointwise, Shard, TokenCount
+from workbench.model.layer import Attention, Matmul, Shard, TokenCount
 from workbench.model.module_layers import lm_head, token_embedding
 from workbench.model.transformer import Norm
 
@@ -87,17 +86,6 @@ def test_cross_attention_counts_its_fixed_keys():
     own = replace(attention, num_keys=None)
     assert attention_flop(own, work, ONE) == 4 * 8 * 2 * 64 * 64
     assert key_value_bytes(own, work, Grid(1, 2), 2) == 2 * 64 * 2 * 8 * 2
-
-
-def test_memory_bound_bytes():
-    norm = Pointwise(name="norm", width=8, num_passes=2, weights=(("weight", 8),))
-    assert pass_bytes(norm, causal(10), ONE, 2) == (320, 480, 320)
-    assert pass_bytes(replace(norm, weights=()), causal(10), ONE, 2).weight_grad == 0
-    cut = replace(norm, shard=Shard.COLUMN)
-    assert pass_bytes(cut, causal(10), Grid(4, 1), 2).forward == 80
-    table = Lookup(name="t", num_rows=100, width=8, shard=Shard.COLUMN)
-    assert pass_bytes(table, causal(10), ONE, 2) == (320, 320, 1600 + 320)
-    assert pass_bytes(table, causal(10), Grid(4, 1), 2).weight_grad == 400 + 320
 
 
 def test_a_block_has_two_all_reduces_each_way():

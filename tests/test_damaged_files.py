@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.plans import sealed
 from tests.test_cli import JOB, accept, workbench
-from workbench.plan.codec import _digest
 
 VALUES = (None, True, -1, 0, 2**63, 10**30, 1e308, 1.5, "", "nan", "\ud800", [], {}, [[]], {"a": 1}, "0F0")
 NUM_DAMAGES = 25
@@ -73,7 +73,7 @@ def test_damaged_jobs(tmp_path: Path, seed: int) -> None:
 def test_damaged_plans(made: Path, tmp_path: Path, seed: int) -> None:
     document = json.loads((made / "plan.json").read_text())
     damage(document["plan"], random.Random(seed))
-    document["hash"] = _digest(document["plan"])  # as from a program that writes plans, and has a bug
+    document = sealed(document)  # as from a program that writes plans, and has a bug
     (tmp_path / "plan.json").write_text(json.dumps(document))
     assert_spoken("simulate", tmp_path / "plan.json", "--profile", "H100")
 
@@ -107,8 +107,7 @@ def test_numbers_beyond_any_model(tmp_path: Path, old: str, new: str, words: str
 def test_negative_sizes_in_a_plan(made: Path, tmp_path: Path) -> None:
     document = json.loads((made / "plan.json").read_text())
     document["plan"]["model"]["modules"][0]["layers"][1]["operators"][0]["width"] = -1
-    document["hash"] = _digest(document["plan"])
-    (tmp_path / "plan.json").write_text(json.dumps(document))
+    (tmp_path / "plan.json").write_text(json.dumps(sealed(document)))
     result = workbench("simulate", tmp_path / "plan.json", "--profile", "H100")
     assert result.exit_code == 2
     assert "width must be 0 to" in result.stderr

@@ -131,7 +131,7 @@ def with_rows_swapped(lowered, a, b):
 
     def renamed(row):
         after = row.after if row.after is None else number.get(row.after, row.after)
-        return replace(row, row=number.get(row.row, row.row), after=after)
+        return row._replace(row=number.get(row.row, row.row), after=after)
 
     rows = tuple(sorted(map(renamed, lowered.transfers), key=lambda row: row.row))
     tables = [
@@ -145,7 +145,7 @@ def _drop_row(lowered, draw):
     """From the rows, its consumer still waiting: the rows behind it move up."""
     gone = _a_row(lowered, draw).row
     rows = tuple(
-        replace(row, row=row.row - (row.row > gone), after=_without(row.after, gone))
+        row._replace(row=row.row - (row.row > gone), after=_without(row.after, gone))
         for row in lowered.transfers
         if row.row != gone
     )
@@ -181,7 +181,7 @@ def _repeer_row(lowered, draw):
     if draw(st.booleans()):
         change = {"destination_ranks": (other, *row.destination_ranks[1:])}
     rows = list(lowered.transfers)
-    rows[row.row] = replace(row, **change)
+    rows[row.row] = row._replace(**change)
     return replace(lowered, transfers=tuple(rows))
 
 

@@ -16,10 +16,11 @@ from runtime.rank_job import Collect
 from runtime.world.clock import HostClock
 from runtime.world.device import CPU
 from sim.step.engine import simulate
+from tests.layout_jobs import planned, three_phase, vision_language
 from tests.test_emulate import PLANS, SETTINGS
 from workbench.cost.profile import load_profile
 from workbench.plan.lower import lower
-from workbench.schedule.action import STEP
+from workbench.schedule.action import MEANING, STEP, Activity
 from workbench.trace import Executor
 from workbench.trace_json import dumps, loads
 
@@ -176,6 +177,19 @@ def test_collectives_of_different_groups_hold_up_only_their_own():
     upper = {rank: alone[rank] for rank in (0, 1)}
     assert composed_s(upper, lambda exchange: cost_s[exchange.ranks]) == 3.0
     assert composed_s(alone, lambda exchange: cost_s[exchange.ranks]) == 8.0
+
+
+def test_copies_to_and_from_the_host_are_timed_beside_passes():
+    schedule = replace(three_phase(), offload=True)
+    layouts = {"vision": (2, 1, 1), "llm": (1, 2, 1)}
+    plan = planned(vision_language(), layouts, microbatch=1, images=(1, 1), schedule=schedule)
+    lowered = lower(plan)
+    result = emulate(lowered, SETTINGS)
+    durations_s = result.timings.durations_s(no_exchange_s)
+    copies = {action for action in plan.program_actions if MEANING[action.kind].activity is Activity.COPY}
+    assert all(durations_s[action] > 0 for action in copies)
+    spans = compose(lowered, result, simulate, load_profile("A40")).spans
+    assert {span.action for span in spans} == set(plan.program_actions) > copies > set()
 
 
 @pytest.mark.parametrize("name", ["everything", "context parallel", "divided tokens"])

@@ -96,7 +96,7 @@ def test_accumulate_is_the_transpose_of_join(case) -> None:
     total = 0.0
     for row in rows:
         swapped = [Slice(s.item, s.destination_start, s.source_start, s.num_tokens) for s in row.slices]
-        back = replace(row, slices=tuple(swapped), direction=Direction.BACKWARD)
+        back = row._replace(slices=tuple(swapped), direction=Direction.BACKWARD)
         returned = accumulate([(back, pack(gradient, back.slices))], sources[row.row])
         total += float((sources[row.row] * returned).sum())
     assert total == pytest.approx(float((joined * gradient).sum()), rel=1e-12, abs=1e-9)
@@ -229,17 +229,17 @@ def executor_of(lowered: Lowered, rank: int) -> Executor:
 def test_what_no_rank_can_execute_is_refused() -> None:
     plan = a_plan()
     program = next(program for program in plan.programs if 3 in program.ranks)
-    gathered = replace(program, actions=(Action(3, Pass.UNSHARD), *program.actions))
+    gathered = replace(program, actions=(Action(3, Pass.ONLOAD), *program.actions))
     programs = tuple(gathered if p is program else p for p in plan.programs)
     lowered = replace(lower(plan), plan=replace(plan, programs=programs))
-    message = "rank 3: 3UNSHARD brings back a stage that has not left"
+    message = "rank 3: 3ONLOAD brings back a stage that has not left"
     with pytest.raises(ValueError, match=message):
         executor_of(lowered, 3)
 
 
 def receive_ahead(place: Place) -> list[int]:
     """Rank 1 asks for row 2 alone; rank 0 sends 0, 1, 2 in order."""
-    rows = [replace(row_of(number, [Slice(Item(0, 0), 0, 0, 2)]), row=number) for number in range(4)]
+    rows = [row_of(number, [Slice(Item(0, 0), 0, 0, 2)])._replace(row=number) for number in range(4)]
     lowered = replace(lower(a_plan()), transfers=tuple(rows))
     mesh = Mesh(rank=place.process, ranks=(0, 1), device=torch.device("cpu"))
     wires = Wires(lowered, mesh, dtype=torch.float32, recorder=Recorder(place.process))

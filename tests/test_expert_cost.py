@@ -22,8 +22,9 @@ from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
 from workbench.cost.expert_parallel import Exchanges, busiest_share, exchanges_of, on_rank
 from workbench.cost.hardware import Link
+from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel
-from workbench.cost.profile import LayerPoint, LayerTable, ideal_profile, load_profile
+from workbench.cost.profile import ideal_profile, load_profile
 from workbench.cost.roofline import Grid, RowWork, Work, forward_flop, layer_flop
 from workbench.cost.signature import signature
 from workbench.model.experts import EXPERT

@@ -261,7 +261,9 @@ def test_predict_run_resume_and_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
     kinds = [set(row["kinds"]) for row in result["plans"]]
     assert kinds == [{"F", "B", "STEP"}] * 2
     for row in result["plans"]:
-        assert sum(row["causes"].values()) == pytest.approx(row["error"])
+        assert sum(row["causes"].values()) == pytest.approx(row["predicted_s"] / row["executed_s"] - 1)
+        assert row["drift"] > -1
+        assert row["error_corrected"] > -1
         assert row["steps"] == 2
     predictions = {row["plan_hash"] for row in json.loads((tmp_path / "predictions.json").read_text())}
     assert predictions == {row["plan_hash"] for row in result["plans"]}

@@ -136,7 +136,7 @@ def test_whole_encoders_whose_items_one_replica_has_alone(pool: Pool) -> None:
     """The other sums their gradients before its first round, this one after its last."""
     plan = shared_out(mixed("everything"), tiny_batch((1, 0), (1, 0)), replicas=2, modules=("llm",))
     kinds = [[action.kind for action in plan.program[rank]] for rank in (0, 1)]
-    assert kinds[0][0] is Pass.UNSHARD
+    assert kinds[0][0] is Pass.ALL_GATHER
     assert kinds[1][0] is Pass.REDUCE_GRAD
     assert_trains_as_one(plan, pool)
 

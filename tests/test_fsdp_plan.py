@@ -28,10 +28,10 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision, Settings, Sharding
 from workbench.planner.layout_choice import Mode
 from workbench.planner.layout_search import fastest_layout
-from workbench.schedule.action import COMPUTE, STEP, Action, Pass, parse_action
+from workbench.schedule.action import COMPUTE, FSDP, STEP, Action, Pass, parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.parts import Programs
-from workbench.schedule.sharded import is_exchange, waits_of, with_rounds
+from workbench.schedule.sharded import waits_of, with_rounds
 from workbench.strategies import fsdp
 from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
@@ -59,9 +59,9 @@ def test_weights_travel_while_the_layer_before_computes() -> None:
     programs = {(0, 1): actions("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1")}
     found = with_rounds(programs, [(0,), (1,)], trained=[0, 1])
     assert found[0, 1] == actions(
-        "0UNSHARD0 1UNSHARD0 0F0 0RESHARD0 0UNSHARD1 1F0 1B0 1RESHARD0 1REDUCE_GRAD0 "
-        "1UNSHARD1 0B0 0F1 0RESHARD1 0REDUCE_GRAD1 0UNSHARD2 1F1 1B1 1RESHARD1 1REDUCE_GRAD1 "
-        "0B1 0RESHARD2 0REDUCE_GRAD2"
+        "0ALL_GATHER0 1ALL_GATHER0 0F0 0FREE0 0ALL_GATHER1 1F0 1B0 1FREE0 1REDUCE_SCATTER0 "
+        "1ALL_GATHER1 0B0 0F1 0FREE1 0REDUCE_SCATTER1 0ALL_GATHER2 1F1 1B1 1FREE1 1REDUCE_SCATTER1 "
+        "0B1 0FREE2 0REDUCE_SCATTER2"
     )
 
 
@@ -70,7 +70,8 @@ def test_a_replica_without_items_takes_part_in_every_round() -> None:
     programs = {(0, 1): actions("0F0 1F0 1B0 0B0"), (2, 3): actions("3F0 3B0")}
     found = with_rounds(programs, [(0, 2), (1, 3)], trained=[0, 1, 2, 3])
     assert found[2, 3] == actions(
-        "2UNSHARD0 3UNSHARD0 2RESHARD0 2UNSHARD1 3F0 3B0 3RESHARD0 3REDUCE_GRAD0 2RESHARD1 2REDUCE_GRAD1"
+        "2ALL_GATHER0 3ALL_GATHER0 2FREE0 2ALL_GATHER1 3F0 3B0 3FREE0 3REDUCE_SCATTER0 "
+        "2FREE1 2REDUCE_SCATTER1"
     )
 
 
@@ -100,21 +101,21 @@ def test_rounds_keep_the_passes_and_agree(drawn: tuple[Programs, list[tuple[int,
         assert tuple(a for a in program if a.kind in COMPUTE or a == STEP) == programs[group]
         whole: set[int | None] = set()
         for action in program:
-            if action.kind is Pass.UNSHARD:
+            if action.kind is Pass.ALL_GATHER:
                 assert action.stage not in whole
                 whole.add(action.stage)
-            elif action.kind is Pass.RESHARD:
+            elif action.kind is Pass.FREE:
                 whole.remove(action.stage)
             elif action.kind in COMPUTE:
                 assert action.stage in whole
             assert len(whole) <= 2
         assert not whole
-        rounds = [a for a in program if is_exchange(a, unit_of)]
+        rounds = [a for a in program if a.kind in FSDP]
         told.append([(unit_of[a.stage or 0], a.kind, a.microbatch) for a in rounds])
-        reduced = {(a.stage, a.microbatch) for a in program if a.kind is Pass.REDUCE_GRAD}
+        reduced = {(a.stage, a.microbatch) for a in program if a.kind is Pass.REDUCE_SCATTER}
         number: dict[int | None, int | None] = {}
         for action in program:
-            if action.kind is Pass.UNSHARD:
+            if action.kind is Pass.ALL_GATHER:
                 number[action.stage] = action.microbatch
             if action.kind is Pass.B and action.stage in trained:
                 assert (action.stage, number[action.stage]) in reduced
@@ -122,13 +123,15 @@ def test_rounds_keep_the_passes_and_agree(drawn: tuple[Programs, list[tuple[int,
 
 
 def test_at_most_two_gradients_are_whole() -> None:
-    """Behind a REDUCE_GRAD the next action waits for the one before it; STEP waits for all."""
-    program = actions("0UNSHARD0 0B0 0RESHARD0 0REDUCE_GRAD0 0UNSHARD1 0B1 0RESHARD1 0REDUCE_GRAD1 STEP")
-    waits = waits_of(program, {0})
-    assert waits[Action(0, Pass.B, 1)] == actions("0UNSHARD1")
-    assert waits[STEP] == tuple(action for action in program if is_exchange(action, {0}))
-    three = waits_of((*program[:-1], *actions("0UNSHARD2 0F2 STEP")), {0})
-    assert three[Action(0, Pass.F, 2)] == actions("0UNSHARD2 0REDUCE_GRAD0")
+    """Behind a reduce-scatter the next action waits for the one before it; STEP waits for all."""
+    program = actions(
+        "0ALL_GATHER0 0B0 0FREE0 0REDUCE_SCATTER0 0ALL_GATHER1 0B1 0FREE1 0REDUCE_SCATTER1 STEP"
+    )
+    waits = waits_of(program)
+    assert waits[Action(0, Pass.B, 1)] == actions("0ALL_GATHER1")
+    assert waits[STEP] == tuple(action for action in program if action.kind in FSDP)
+    three = waits_of((*program[:-1], *actions("0ALL_GATHER2 0F2 STEP")))
+    assert three[Action(0, Pass.F, 2)] == actions("0ALL_GATHER2 0REDUCE_SCATTER0")
 
 
 def assert_equal_times(
@@ -145,7 +148,7 @@ def assert_equal_times(
 
 def timed(plan: Plan, gather_s: float, pass_s: float, scatter_s: float) -> float:
     """The engine's iteration, after holding the sweep to it."""
-    seconds = {Pass.UNSHARD: gather_s, Pass.REDUCE_GRAD: scatter_s, Pass.F: pass_s, Pass.B: pass_s}
+    seconds = {Pass.ALL_GATHER: gather_s, Pass.REDUCE_SCATTER: scatter_s, Pass.F: pass_s, Pass.B: pass_s}
     lowered = lower(plan)
 
     def duration_s(action: Action) -> float:
@@ -215,9 +218,9 @@ def test_rounds_cost_gathers_and_reduce_scatters() -> None:
     prices = price(lower(plan), CostModel(ideal_profile(flop_per_s=1e12)))
     frozen, trained = plan.chain["vision", 0][0].id, plan.chain["llm", 0][0].id
     gather_s, scatter_s = all_gather_s(64 * 4, 2, LINK), reduce_scatter_s(64 * 4, 2, LINK)
-    assert prices.duration_s(Action(frozen, Pass.UNSHARD, 0)) == gather_s
-    assert prices.duration_s(Action(trained, Pass.UNSHARD, 0)) == gather_s
-    rounds = [a for a in plan.program[0] if a.kind is Pass.REDUCE_GRAD]
+    assert prices.duration_s(Action(frozen, Pass.ALL_GATHER, 0)) == gather_s
+    assert prices.duration_s(Action(trained, Pass.ALL_GATHER, 0)) == gather_s
+    rounds = [a for a in plan.program[0] if a.kind is Pass.REDUCE_SCATTER]
     assert frozen not in {action.stage for action in rounds}
     assert {prices.duration_s(action) for action in rounds} == {scatter_s}
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.plans import cluster, sample, two_encoders
 from tests.test_fsdp import IN_TWO, shared_out
-from tests.test_fsdp_plan import CUTS, NAMES, actions, batch_of, of_layers
+from tests.test_fsdp_plan import A40, CUTS, NAMES, actions, batch_of, of_layers
 from tests.test_parity import mixed
 from tests.tiny_valm import tiny_batch
 from workbench.plan.check import check
@@ -16,6 +16,7 @@ from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Sharding
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.timing.price import price
 
 
 def overlapping() -> Plan:
@@ -114,12 +115,16 @@ def test_what_cannot_be_shared_out_is_named(plan, why) -> None:
     ("old", "new", "why"),
     [
         pytest.param(
-            "{0}RESHARD0", "", r"{1}\w+ of a stage whose weights.*want round 1 here|UNSHARD1.*want", id="kept"
+            "{0}FREE0", "", r"{1}\w+ of a stage whose weights.*want round 1 here|ALL_GATHER1.*want", id="kept"
         ),
-        pytest.param("{0}UNSHARD0 ", "", r"want F or B, between UNSHARD|want .*UNSHARD", id="never-gathered"),
-        pytest.param("{0}REDUCE_GRAD1", "", r"want round 2|REDUCE_GRAD1 is missing", id="never-reduced"),
         pytest.param(
-            "{0}RESHARD0", "{0}RESHARD", r"RESHARD of stage {0}: want the number of a round", id="no-number"
+            "{0}ALL_GATHER0 ", "", r"want F or B, between ALL_GATHER|want .*ALL_GATHER", id="never-gathered"
+        ),
+        pytest.param(
+            "{0}REDUCE_SCATTER1", "", r"want round 2|REDUCE_SCATTER1 is missing", id="never-reduced"
+        ),
+        pytest.param(
+            "{0}FREE0", "{0}OFFLOAD", r"OFFLOAD of stage {0}: sharded weights stay on the", id="to-the-host"
         ),
     ],
 )
@@ -141,8 +146,22 @@ def test_rounds_in_another_order_deadlock() -> None:
     plan = of_layers(2, replicas=2, num_samples=2)
     first, second = plan.programs
     swapped = list(second.actions)
-    place = [i for i, a in enumerate(swapped) if a.kind is Pass.UNSHARD][:2]
+    place = [i for i, a in enumerate(swapped) if a.kind is Pass.ALL_GATHER][:2]
     swapped[place[0]], swapped[place[1]] = swapped[place[1]], swapped[place[0]]
     broken = replace(plan, programs=(first, Program(ranks=second.ranks, actions=tuple(swapped))))
-    with pytest.raises(ValueError, match=r"deadlock.*\n.*UNSHARD0 of all replicas"):
+    with pytest.raises(ValueError, match=r"deadlock.*\n.*ALL_GATHER0 of all replicas"):
         check_deadlock(lower(broken))
+
+
+def test_rounds_of_whole_weights_are_refused_by_all_who_read_a_plan() -> None:
+    """By the check, and by the task graph and the price of a plan that nobody checked."""
+    plan = of_layers(2, replicas=2, num_samples=2)
+    whole = replace(plan, settings=replace(plan.settings, modules=()))
+    message = "ALL_GATHER0.*weights.* not sharded"
+    with pytest.raises(ValueError, match=message):
+        check(whole)
+    lowered = lower(whole)
+    with pytest.raises(ValueError, match=message):
+        lowered.tasks  # noqa: B018
+    with pytest.raises(ValueError, match=message):
+        price(lowered, A40)

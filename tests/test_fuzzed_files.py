@@ -12,12 +12,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.plans import sealed
 from tests.test_cli import JOB, accept
 from tests.test_damaged_files import assert_spoken, places
 from tests.test_fit import ALL
 from workbench.calibrate.measurement import read_measurement, write_measurement
 from workbench.cost.profile import load_profile, write_profile
-from workbench.plan.codec import _digest
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 DEEP = 100_000  # brackets
@@ -166,7 +166,7 @@ def test_other_values(folder: Path, name: str, data: st.DataObject):
     for _ in range(data.draw(st.integers(1, 3))):
         _put(tree, data.draw(st.sampled_from(list(places(tree)))), data.draw(WILD))
     if name == "plan" and isinstance(tree.get("plan"), dict | list):
-        tree["hash"] = _digest(tree["plan"])
+        tree = sealed(tree)
     made = yaml.dump(tree) if is_yaml else json.dumps(tree)
     path = folder / f"damaged-{kind.good}"
     path.write_bytes(made.encode("utf-8", "surrogatepass"))

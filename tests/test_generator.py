@@ -32,7 +32,7 @@ from workbench.data.sample import Item, Segment
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.zoo import from_shape
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings

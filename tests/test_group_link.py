@@ -14,7 +14,7 @@ from workbench.model.zoo import from_shape
 NVLINK = Link(name="nvlink", bytes_per_s=300.0, latency_s=1.0)
 CARD = Link(name="card", bytes_per_s=50.0, latency_s=2.0)
 CLUSTER: Cluster = uniform(
-    "c", Node(device="gpu", num_ranks=8, memory_bytes=1), num_nodes=4, intra=NVLINK, inter=CARD
+    "c", Node(device="gpu", num_ranks=8, memory_bytes=1, num_cards=8), num_nodes=4, intra=NVLINK, inter=CARD
 )
 
 
@@ -31,6 +31,38 @@ CLUSTER: Cluster = uniform(
 )
 def test_a_group_uses_the_cards_of_all_its_members(num_ranks, stride, bytes_per_s):
     assert group_link(CLUSTER, num_ranks=num_ranks, stride=stride).bytes_per_s == bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("num_cards", "bytes_per_s"), [(1, 6.25), (4, 25.0), (8, 50.0), (16, 100.0), (64, 300.0)]
+)
+def test_groups_of_a_node_share_its_cards(num_cards, bytes_per_s):
+    node = replace(CLUSTER.nodes[0], num_cards=num_cards)
+    cluster = replace(CLUSTER, nodes=(node,) * 4)
+    assert group_link(cluster, num_ranks=4, stride=8).bytes_per_s == bytes_per_s
+
+
+@pytest.mark.parametrize(("num_ranks", "stride"), [(4, 8), (8, 4), (16, 2), (32, 1)])
+def test_no_group_is_faster_than_its_node(num_ranks, stride):
+    slow = replace(CLUSTER, intra=replace(NVLINK, bytes_per_s=20.0))
+    ring = ring_link(slow, range(0, num_ranks * stride, stride))
+    assert ring.bytes_per_s <= 20.0
+    assert group_link(slow, num_ranks=num_ranks, stride=stride).bytes_per_s <= 20.0
+
+
+def test_processes_of_one_machine_share_no_cards():
+    node = Node(device="cpu", num_ranks=2, memory_bytes=1, num_cores=2)
+    cluster = uniform("c", node, num_nodes=2, intra=CARD, inter=CARD)
+    assert group_link(cluster, num_ranks=4, stride=1) == CARD
+    assert ring_link(cluster, range(4)) == CARD
+
+
+def test_a_domain_larger_than_a_server_is_one_node():
+    domain = Node(device="gpu", num_ranks=72, memory_bytes=1, num_cards=72)
+    cluster = uniform("nvl72", domain, num_nodes=2, intra=NVLINK, inter=CARD)
+    assert group_link(cluster, num_ranks=64, stride=1) == NVLINK
+    assert ring_link(cluster, range(64)) == NVLINK
+    assert ring_link(cluster, range(60, 84)).num_nodes == 2
 
 
 @pytest.mark.parametrize(("num_ranks", "stride"), [(8, 1), (4, 2), (4, 8), (8, 4), (16, 1), (32, 1), (1, 5)])

@@ -101,7 +101,7 @@ def test_file_gives_back_what_was_written(tmp_path):
     path = tmp_path / "stored.json"
     write(BEFORE, path)
     assert read(path) == BEFORE
-    assert len(path.read_text().splitlines()) == len(BEFORE.entries) + 3
+    assert len(path.read_text().splitlines()) == len(BEFORE.entries) + 4
     assert json.loads(path.read_text())["machine"] == HERE
 
 

@@ -49,7 +49,7 @@ from runtime.models.choose import adapter_of
 from workbench.model.hf_config import canonical_json, modality_of, module_from_config, read_config
 from workbench.model.layer import Attention, LayerKind, Matmul, Shard, TokenCount
 from workbench.model.model_graph import Module
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 
 LLM_WIDTH = 512

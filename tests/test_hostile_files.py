@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from runtime.models.choose import adapter_of
-from runtime.models.weights import WeightReader
+from runtime.models.weights import weights_of
 from tests.test_cli import JOB, accept, job, plan, refuse, workbench
 from tests.tiny_models import two_encoders
 from workbench.bounded_file import entry_in, read_bounded
@@ -47,7 +47,7 @@ def test_weights_named_outside_their_folder_are_not_opened(tmp_path, name, messa
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": entry}}))
     adapter = adapter_of(two_encoders().module("llm"))
     with pytest.raises(ValueError, match=message) as refused:
-        WeightReader(folder, adapter)
+        weights_of(tmp_path, adapter)
     assert "unexpected tensors" not in str(refused.value)
 
 

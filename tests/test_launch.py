@@ -20,7 +20,8 @@ from runtime.step.timing import (
     median_trace,
     spread_of,
 )
-from runtime.world.pool import Pool, cores_of
+from runtime.world.cores import cores_of
+from runtime.world.pool import Pool
 from tests.plans import disjoint_plan, finish
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.model.model_graph import ModelGraph

@@ -33,7 +33,7 @@ INTER = Link(name="card", bytes_per_s=50 * GB, latency_s=5e-6)
 
 
 def job_on(num_ranks, *, memory_gb=80.0, samples=16, **changes):
-    node = Node(device="H100", num_ranks=min(8, num_ranks), memory_bytes=round(memory_gb * GB))
+    node = Node(device="H100", num_ranks=min(8, num_ranks), memory_bytes=round(memory_gb * GB), num_cards=8)
     cluster = uniform("c", node, num_nodes=-(-num_ranks // 8), intra=INTRA, inter=INTER)
     llm = from_shape("llama-3.2-3b", module="llm")
     vision = from_shape("siglip-so400m-14-384", module="vision", llm_width=llm.layers[0].out_width)
@@ -201,6 +201,6 @@ def test_offload_costs_its_moves_and_a_job_may_insist_on_it():
     assert apart_s == pytest.approx(steps.moves_s(choice.encoders))
     asked = replace(job, schedule=Schedule(kind=ScheduleKind.THREE_PHASE, offload=True))
     plan = colocated.plan(asked, COST)
-    assert {Pass.RESHARD, Pass.UNSHARD} <= {action.kind for action in plan.program_actions}
+    assert {Pass.OFFLOAD, Pass.ONLOAD} <= {action.kind for action in plan.program_actions}
     with pytest.raises(ValueError, match="apart layout has no offload; nearest: colocated"):
         replace(choice, mode=Mode.APART, offload=True)

@@ -65,11 +65,9 @@ def test_three_phases_keep_encoders_out_of_the_pipeline():
 
 def held_before(plan, table, rank, action):
     """Bytes between the action before and this one."""
-    before = plan.program[rank][: plan.program[rank].index(action)]
-    taken = sum(table.acquired_bytes.get((rank, each), 0) for each in before)
-    return (
-        table.static_bytes[rank] + taken - sum(table.released_bytes.get((rank, each), 0) for each in before)
-    )
+    place = plan.program[rank].index(action)
+    taken, given = (sum(moved[rank][:place]) for moved in (table.acquired_bytes, table.released_bytes))
+    return table.static_bytes[rank] + taken - given
 
 
 def test_offloaded_encoders_take_less_memory_and_more_time():
@@ -97,12 +95,12 @@ def test_offloaded_encoders_take_less_memory_and_more_time():
             for name, size in static_holders(plan, rank).items()
             if name.endswith("vision") and "grad" not in name
         )
-        away, back = Action(stage.id, Pass.RESHARD), Action(stage.id, Pass.UNSHARD)
+        away, back = Action(stage.id, Pass.OFFLOAD), Action(stage.id, Pass.ONLOAD)
         first = next(action for action in plan.program[rank] if plan.stage[action.stage].module == "llm")
         held, kept = (held_before(*found[offload][:2], rank, first) for offload in (True, False))
         assert held == kept - state < kept
         assert prices.duration_s(away) == prices.duration_s(back) >= state / HOST_BYTES_PER_S
-    copies_s = 2 * max(prices.duration_s(Action(stage.id, Pass.RESHARD)) for stage in plan.chain["vision", 0])
+    copies_s = 2 * max(prices.duration_s(Action(stage.id, Pass.OFFLOAD)) for stage in plan.chain["vision", 0])
     assert kept_s < offloaded_s <= kept_s + 2 * copies_s
     assert any("host" in note for note in prices.unmeasured)
     small = tuple(replace(node, memory_bytes=100_000) for node in plan.cluster.nodes)
@@ -148,11 +146,9 @@ def test_a_pass_of_a_stage_that_is_away_is_refused():
     layouts = {"vision": (2, 1, 1), "llm": (1, 2, 1)}
     plan = planned(vision_language(), layouts, microbatch=1, images=(1,) * 8, schedule=schedule)
     first, *others = plan.programs
-    stays = tuple(action for action in first.actions if action.kind is not Pass.UNSHARD)
+    stays = tuple(action for action in first.actions if action.kind is not Pass.ONLOAD)
     broken = replace(plan, programs=(replace(first, actions=stays), *others))
-    with pytest.raises(
-        ValueError, match="rank 0: action 0B0 stands after 0RESHARD, before its stage's UNSHARD"
-    ):
+    with pytest.raises(ValueError, match="rank 0: action 0B0 stands after 0OFFLOAD, before 0ONLOAD"):
         check(broken)
 
 
@@ -164,7 +160,7 @@ def test_a_job_file_says_offload(tmp_path):
         data["profile"] = "A40"
 
     plan = megatron_heterogeneous.plan(load_job(write(tmp_path, change)), CostModel(load_profile("A40")))
-    assert {str(action) for action in plan.program[0] if action.kind in MOVES} == {"0RESHARD", "0UNSHARD"}
+    assert {str(action) for action in plan.program[0] if action.kind in MOVES} == {"0OFFLOAD", "0ONLOAD"}
 
 
 def test_an_interval_of_a_window_feeds_as_few_replicas_as_can_be():

@@ -202,10 +202,10 @@ def test_offloaded_stages_are_on_the_host_between_their_phases():
 
     program = parsed("0F0 1F0 0F1 2F0 2B0 1B0 0B0 0B1")
     assert with_offload(program, {0, 1}) == parsed(
-        "0F0 1F0 1RESHARD 0F1 0RESHARD 2F0 2B0 1UNSHARD 1B0 0UNSHARD 0B0 0B1"
+        "0F0 1F0 1OFFLOAD 0F1 0OFFLOAD 2F0 2B0 1ONLOAD 1B0 0ONLOAD 0B0 0B1"
     )
     frozen = parsed("0F0 2F0 2B0")
-    assert with_offload(frozen, {0}) == parsed("0F0 0RESHARD 2F0 2B0 0UNSHARD"), "back for the next step"
+    assert with_offload(frozen, {0}) == parsed("0F0 0OFFLOAD 2F0 2B0 0ONLOAD"), "back for the next step"
     with pytest.raises(ValueError, match=r"stage 0 cannot be offloaded: 0F1 comes after 0B0; want all"):
         with_offload(parsed("0F0 0B0 0F1 0B1"), {0})
 

@@ -10,11 +10,12 @@ from tests.cost_models import GPT, LLAMA_8B, block, causal, llama_8b_layers
 from tests.plans import WIDTH, disjoint_plan, finish, sample, two_encoders
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample, Segment
-from workbench.memory.account import check_memory, memory_table, peak_bytes, static_holders
+from workbench.memory.account import check_memory, memory_table, moved_bytes, peak_bytes, static_holders
 from workbench.memory.layer import saved_bytes, state_bytes, working_bytes
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import ModelGraph, Module
-from workbench.model.module_layers import Projection, Projector, lm_head, projector_layer, token_embedding
+from workbench.model.module_layers import lm_head, token_embedding
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.transformer import Norm
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
@@ -118,9 +119,7 @@ def test_everything_taken_is_given_back():
             plan = toy_plan(settings=Settings(precision=Precision.FLOAT32, modules=modules), **frozen)
             table = memory_table(lower(plan))
             for rank in plan.ranks:
-                taken = sum(n for (where, _), n in table.acquired_bytes.items() if where == rank)
-                given = sum(n for (where, _), n in table.released_bytes.items() if where == rank)
-                assert taken == given > 0
+                assert sum(table.acquired_bytes[rank]) == sum(table.released_bytes[rank]) > 0
 
 
 def test_a_tensor_that_stays_on_its_rank_lives_until_its_consumer_ends():
@@ -134,17 +133,19 @@ def test_a_tensor_that_stays_on_its_rank_lives_until_its_consumer_ends():
     assert {transfer.route for transfer in lowered.transfers} == {Route.LOCAL}
     table = memory_table(lowered)
     for producer, tokens in (("0F0", 4), ("1F0", 3)):
-        action = parse_action(producer)
-        saved = table.acquired_bytes[0, action] - table.released_bytes[0, action]
+        taken, given = moved_bytes(plan, table, 0, parse_action(producer))
+        saved = taken - given
         assert saved == (8 if producer == "0F0" else 6) * WIDTH * 4 + tokens * WIDTH * 4
-    assert sum(table.acquired_bytes.values()) == sum(table.released_bytes.values())
+    assert sum(table.acquired_bytes[0]) == sum(table.released_bytes[0])
 
 
-def test_actions_of_the_table_stand_in_the_programs():
+def test_every_action_of_a_program_has_its_bytes():
     plan = toy_plan(replicas=2)
     table = memory_table(lower(plan))
-    for rank, action in [*table.acquired_bytes, *table.released_bytes]:
-        assert action in plan.program[rank]
+    for by_rank in (table.acquired_bytes, table.released_bytes):
+        assert {rank: len(by_place) for rank, by_place in by_rank.items()} == {
+            rank: len(program) for rank, program in plan.program.items()
+        }
 
 
 def test_peak_of_a_pipeline_is_its_microbatches_in_flight():
@@ -170,19 +171,18 @@ def test_a_frozen_stage_with_nothing_upstream_keeps_nothing_but_its_output():
     plan = toy_plan()
     lowered = lower(plan)
     table = memory_table(lowered)
-    first, last = parse_action("0F0"), plan.program[0][-1]
-    kept = table.acquired_bytes[0, first] - table.released_bytes[0, first]
-    assert kept == 8 * WIDTH * 4
-    assert table.released_bytes[0, last] == 3 * kept
+    taken, given = moved_bytes(plan, table, 0, parse_action("0F0"))
+    assert taken - given == 8 * WIDTH * 4
+    assert table.released_bytes[0][-1] == 3 * (taken - given)
 
 
 def test_recompute_keeps_inputs_of_layers_only():
     def kept(recompute: Recompute) -> int:
         settings = Settings(modules=(ModuleSettings(module="llm", recompute=recompute),))
-        table = memory_table(lower(llama_plan(settings=settings)))
-        forward = parse_action("0F0")
+        plan = llama_plan(settings=settings)
+        taken, given = moved_bytes(plan, memory_table(lower(plan)), 0, parse_action("0F0"))
         output = 512 * 4096 * 2
-        return table.acquired_bytes[0, forward] - table.released_bytes[0, forward] - output
+        return taken - given - output
 
     # 16 blocks of the first stage; the embedding's input are indices.
     assert kept(Recompute.FULL) == 16 * 512 * 4096 * 2

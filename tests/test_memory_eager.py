@@ -15,7 +15,7 @@ from workbench.memory.setting import Setting
 from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import Module
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 
 WIDTH = 64

@@ -8,7 +8,7 @@ from tests.dag_models import chain, dag_models
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Parameter, Pointwise, Shard
 from workbench.model.model_graph import Edge, ModelGraph, Module, connect
-from workbench.model.module_layers import Projection, Projector, projector_layer
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.model.transformer import Heads, Norm
 

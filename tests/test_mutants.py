@@ -114,7 +114,7 @@ def test_tokens_in_another_order_are_another_meaning(lowered, meaning, kind: Pas
         destination_start=piece.destination_start + 2,
         num_tokens=piece.num_tokens - 2,
     )
-    changed = replace(row, slices=(one, other, rest, *row.slices[1:]))
+    changed = row._replace(slices=(one, other, rest, *row.slices[1:]))
     rows = tuple(changed if r.row == row.row else r for r in lowered.transfers)
     assert judge(replace(lowered, transfers=rows), meaning).verdict is Verdict.OTHER
 
@@ -178,17 +178,17 @@ def earlier(moved: Action, mark: Action):
 
 
 def first_of(plan: Plan, kind: Pass) -> Action:
-    """A numbered exchange of a stage of the first rank, in the midst of its program."""
-    found = [a for a in plan.program[0] if a.kind is kind and a.microbatch is not None]
+    """An action of a round of a stage of the first rank, in the midst of its program."""
+    found = [a for a in plan.program[0] if a.kind is kind]
     return found[len(found) // 2]
 
 
 @pytest.mark.parametrize(
     ("kind", "verdict"),
     [
-        pytest.param(Pass.UNSHARD, Verdict.DEADLOCK, id="gathered-by-one"),
-        pytest.param(Pass.REDUCE_GRAD, Verdict.DEADLOCK, id="scattered-by-one"),
-        pytest.param(Pass.RESHARD, Verdict.SAME, id="kept"),
+        pytest.param(Pass.ALL_GATHER, Verdict.DEADLOCK, id="gathered-by-one"),
+        pytest.param(Pass.REDUCE_SCATTER, Verdict.DEADLOCK, id="scattered-by-one"),
+        pytest.param(Pass.FREE, Verdict.SAME, id="kept"),
     ],
 )
 def test_rounds_that_a_replica_misses(plans, meanings, kind: Pass, verdict: Verdict):
@@ -201,7 +201,7 @@ def test_rounds_that_a_replica_misses(plans, meanings, kind: Pass, verdict: Verd
 def test_weights_that_go_before_their_last_use(plans, meanings):
     name = "all, shared out"
     plan = plans[name]
-    away = first_of(plan, Pass.RESHARD)
+    away = first_of(plan, Pass.FREE)
     program = plan.program[0]
     use = next(a for a in reversed(program[: program.index(away)]) if a.stage == away.stage)
     found = judge(with_program(plan, 0, earlier(away, use)), meanings[name])
@@ -212,7 +212,7 @@ def test_weights_that_go_before_their_last_use(plans, meanings):
 def test_exchanges_in_another_order_on_one_rank(plans, meanings):
     name = "all, shared out"
     plan = plans[name]
-    one, other = [a for a in plan.program[0] if a.kind is Pass.UNSHARD][:2]
+    one, other = [a for a in plan.program[0] if a.kind is Pass.ALL_GATHER][:2]
     assert judge(with_program(plan, 0, earlier(other, one)), meanings[name]).verdict is Verdict.DEADLOCK
 
 
@@ -226,8 +226,8 @@ def test_gradients_that_instances_do_not_add_up(plans, meanings):
 def test_a_stage_that_is_on_the_host(plans, meanings):
     name = "all, offload"
     plan = plans[name]
-    away = next(action for action in plan.program[0] if action.kind is Pass.RESHARD)
-    back = away._replace(kind=Pass.UNSHARD)
+    away = next(action for action in plan.program[0] if action.kind is Pass.OFFLOAD)
+    back = away._replace(kind=Pass.ONLOAD)
 
     def verdict_of(damage) -> Verdict:
         return judge(with_program(plan, 0, damage), meanings[name]).verdict
@@ -278,7 +278,7 @@ def test_rows_of_what_sends_nothing_are_refused(lowered, kind: Pass):
     """What mutants found: such a row was taken for one that comes."""
     row = first_row(lowered, kind=Pass.B)
     silent = row.producer._replace(kind=kind)
-    rows = tuple(replace(r, producer=silent) if r.row == row.row else r for r in lowered.transfers)
+    rows = tuple(r._replace(producer=silent) if r.row == row.row else r for r in lowered.transfers)
     outputs = lowered.outputs | {row.producer: (), silent: (row.row,)}
     with pytest.raises(ValueError, match=f"{silent} neither sends nor receives"):
         check_deadlock(replace(lowered, transfers=rows, outputs=outputs))

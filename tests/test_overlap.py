@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cost_models import LLAMA_8B, block, causal
+from workbench.cost.beside import left_s
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut, Execution
+from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, Pair, added_kernels, exposed_s, pairs_of
@@ -25,6 +26,7 @@ GRID = Grid(4, 1)
 def machine(*, flop_per_s: float = 1.0, bytes_per_s: float = 1.0, latency_s: float = 0.0) -> Machine:
     return Machine(
         product_s=lambda gemm: gemm.flop / flop_per_s,
+        weights_s=lambda gemm: gemm.flop / flop_per_s,
         collective_s=lambda kind, num_bytes: latency_s + num_bytes / bytes_per_s,
         copied_s=lambda elements: elements,
     )
@@ -136,7 +138,8 @@ def layer_s(execution: Execution, link: Link) -> float:
 def test_a_layer_saves_what_its_products_can_hide(cut: ActivationCut):
     """Products take far longer than collectives: of each pair but a piece and its remap are hidden."""
     link = Link(name="link", bytes_per_s=1e10, latency_s=0.0)
-    serial = layer_s(Execution(activations=cut), link)
+    plain = Execution(activations=cut, saved_input=SavedInput.WHOLE)
+    serial = layer_s(plain, link)
     layer, work = block(LLAMA_8B), causal(4096)
     num_bytes = 4096 * 4096 * 2
     all_s = 4 * 2 * 3 / 4 * num_bytes / link.bytes_per_s
@@ -146,8 +149,35 @@ def test_a_layer_saves_what_its_products_can_hide(cut: ActivationCut):
         for pair in (*pairs.forward, *(pair for _, pair in pairs.backward))
     )
     for pieces in (2, 8):
-        together = layer_s(Execution(activations=cut, overlap_pieces=pieces), link)
+        together = layer_s(replace(plain, overlap_pieces=pieces), link)
         assert serial - together == pytest.approx(all_s * (1 - 1 / pieces) - remap_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e8, 1e10])
+def test_inputs_saved_by_share_are_gathered_again_beside_products(bytes_per_s: float):
+    """Closed form: two regions a block; the gather beside input gradients, the scatter beside weights'."""
+    link = Link(name="link", bytes_per_s=bytes_per_s, latency_s=0.0)
+    by_cut = {
+        saved: layer_s(Execution(activations=ActivationCut.SEQUENCE, saved_input=saved), link)
+        for saved in SavedInput
+    }
+    half_s = 3 / 4 * 4096 * 4096 * 2 / bytes_per_s
+    layer, work = block(LLAMA_8B), causal(4096)
+    flop = {op.name: gemm_of(op, work, GRID).flop for op in layer.operators if isinstance(op, Matmul)}
+    added_s = 0.0
+    for names in (("q_proj", "k_proj", "v_proj"), ("mlp.gate", "mlp.up")):
+        products_s = sum(flop[name] for name in names) / 1e12
+        added_s += 2 * left_s(half_s, products_s) - half_s
+    assert by_cut[SavedInput.SHARE] - by_cut[SavedInput.WHOLE] == pytest.approx(added_s, rel=1e-6)
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10))
+def test_what_is_hidden_is_never_free_nor_dearer_than_alone(collective_s, kernels_s, more_s):
+    left = left_s(collective_s, kernels_s)
+    assert 0 <= left <= collective_s + 1e-12
+    assert left_s(collective_s + more_s, kernels_s) >= left
+    assert left_s(collective_s, kernels_s + more_s) <= left + 1e-12
+    assert left_s(collective_s, 0.0) == collective_s
 
 
 def test_one_piece_is_the_default_to_the_last_bit():

@@ -17,7 +17,8 @@ from workbench.cost.execution import Execution, load_execution, write_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Sample
-from workbench.llm_table.columns import COLUMNS, read_row
+from workbench.llm_table.columns import ALIASES, COLUMNS, NAMES, OUTPUTS, SHARES, read_row
+from workbench.llm_table.cost_parts import PARTS
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor
 from workbench.llm_table.replicas import in_one_buffer, standing_for
@@ -113,7 +114,7 @@ def test_replicas_cost_what_their_all_reduce_costs():
     predictor = RowPredictor(iteration_s)
     assert predictor.predict(eight).iteration_s > predictor.predict(alone).iteration_s
     assert predictor.predict(eight).peak_bytes == predictor.predict(alone).peak_bytes
-    split = predictor.predict(replace(eight, optimizer=row(optimizer="distributed").optimizer))
+    split = predictor.predict(replace(eight, zero_stage=row(optimizer="distributed").zero_stage))
     assert split.peak_bytes < predictor.predict(eight).peak_bytes
 
 
@@ -229,7 +230,7 @@ def write(path, *rows: dict[str, object]):
     return str(path)
 
 
-def test_the_command_adds_three_columns(tmp_path):
+def test_the_command_adds_what_it_predicts(tmp_path):
     rows = [SMALL | {"tp": 1, "note": "a, b"}, SMALL | {"tp": 2, "note": "c"}]
     out = tmp_path / "out.csv"
     table = write(tmp_path / "rows.csv", *rows)
@@ -237,12 +238,17 @@ def test_the_command_adds_three_columns(tmp_path):
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout.splitlines()[-1])["num_rows"] == 2
     found = list(csv.DictReader(out.read_text().splitlines()))
-    assert [list(r)[-3:] for r in found] == [["predicted_s", "predicted_bytes", "unmeasured"]] * 2
+    assert [tuple(r)[-len(OUTPUTS) :] for r in found] == [OUTPUTS] * 2
     assert [r["note"] for r in found] == ["a, b", "c"]
     expected = RowPredictor(iteration_s).predict(row(tp=2))
     assert float(found[1]["predicted_s"]) == expected.iteration_s
     assert int(found[1]["predicted_bytes"]) == expected.peak_bytes
     assert found[1]["unmeasured"].split(" | ") == list(expected.unmeasured)
+    assert (found[1]["fits"], found[1]["error"]) == ("yes", "")
+    assert int(found[1]["spare_bytes"]) == 80_000_000_000 - expected.peak_bytes
+    tokens = 8 * 32 / expected.iteration_s / 2
+    assert float(found[1]["tokens_per_s_per_gpu"]) == pytest.approx(tokens, rel=1e-5)
+    assert sum(float(found[1][f"share_{name}"]) for name in SHARES) == pytest.approx(1.0, abs=1e-3)
     before = out.read_bytes()
     CliRunner().invoke(app, ["predict", table, "-o", str(out), "--json"])
     assert out.read_bytes() == before
@@ -252,30 +258,34 @@ def test_the_command_adds_three_columns(tmp_path):
     ("cells", "said"),
     [
         ({"heads": "5"}, "heads: must divide hidden = 64, got 5; nearest: 4"),
-        ({"tp": "3"}, "tp: must divide kv_heads = 4, got 3; nearest: 2"),
-        ({"recompute": "ful"}, "recompute: want one of none, selective, full, got 'ful'; nearest: full"),
+        ({"tp": "3"}, "tp: must divide heads = 4, got 3; nearest: 2"),
+        ({"recompute": "ful"}, "got 'ful'; nearest: full"),
         ({"layers": "0"}, "layers: want a whole number from 1"),
         ({"layers": "nan"}, "layers: want a whole number from 1"),
         ({"layers": "2.5"}, "got 2.5; nearest: 2"),
         ({"layers": ""}, "layers: required"),
-        ({"gpu": "A10"}, "got 'A10'; nearest: A40"),
+        ({"gpu": "A10"}, "nearest: A40"),
         ({"intra_gbytes_per_s": "-1"}, "intra_gbytes_per_s: want a number from"),
         (
             {"global_batch": "7", "dp": "2"},
             "dp x micro_batch: must divide global_batch = 7, got 2; nearest: 1",
         ),
         ({"virtual_stages": "2"}, "virtual_stages: want 1 where pp is 1, got 2; nearest: 1"),
-        ({"recompute": "selective"}, "attention is flash; nearest: none"),
+        ({"gpus": "3", "dp": "2"}, "gpus: want tp 1 x cp 1 x pp 1 x dp 2 = 2, got 3; nearest: 2"),
     ],
 )
-def test_a_bad_row_is_one_line_and_nothing_is_written(tmp_path, cells, said):
+def test_a_bad_row_costs_that_row_only(tmp_path, cells, said):
     out = tmp_path / "out.csv"
     table = write(tmp_path / "rows.csv", dict.fromkeys(cells, "") | SMALL, SMALL | cells)
     result = CliRunner().invoke(app, ["predict", table, "-o", str(out)])
-    assert (result.exit_code, out.exists()) == (2, False)
+    assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert "line 3: " in line
     assert said in line
+    good, bad = csv.DictReader(out.read_text().splitlines())
+    assert (float(good["predicted_s"]) > 0, good["error"]) == (True, "")
+    assert (bad["predicted_s"], bad["fits"]) == ("", "")
+    assert bad["error"] in line
 
 
 @pytest.mark.parametrize(
@@ -286,6 +296,8 @@ def test_a_bad_row_is_one_line_and_nothing_is_written(tmp_path, cells, said):
         ("hidden,layers\n1,2\n", "no column 'heads'"),
         ("hidden,layers,heads,sequence,global_batch,micro_batches\n", "want a header and at least"),
         ("hidden,layers,heads,sequence,global_batch,micro_batches\n1,1,1,1,1,1\n", "want 'micro_batch'"),
+        ("hidden,layers,heads,sequence,global_batch,fsdp\n1,1,1,1,1,1\n", "want 'zero_stage', or x_fsdp"),
+        ("hidden,layers,heads,sequence,seq_len,global_batch\n1,1,1,1,1,1\n", "(as sequence, seq_len)"),
         ("hidden,hidden,layers\n1,2,3\n", "'hidden' stands 2 times"),
         ("hidden,predicted_s\n1,2\n", "one that the prediction adds"),
         ("hidden,layers,heads,sequence,global_batch\n1,2\n", "line 2: want 5 cells, got 2"),
@@ -305,7 +317,7 @@ def test_every_bad_row_has_its_line(tmp_path):
     table = write(tmp_path / "rows.csv", SMALL | {"tp": "3"}, SMALL | {"tp": "1"}, SMALL | {"tp": "x"})
     result = CliRunner().invoke(app, ["predict", table, "-o", str(tmp_path / "out.csv")])
     assert [line.split(": ")[3] for line in result.stderr.splitlines()] == ["line 2", "line 4"]
-    assert "2 of 3 rows are bad" in result.stderr
+    assert result.exit_code == 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -327,6 +339,13 @@ def test_no_cell_gives_a_traceback(cells):
     except ValueError:
         return
     assert np.isfinite(found.iteration_s)
+
+
+def test_names_of_the_field_mean_the_columns():
+    assert set(ALIASES.values()) <= set(NAMES)
+    assert SHARES == PARTS
+    cells = {"hidden_size": "64", "num_layers": "4", "num_heads": "4", "seq_len": "32", "gbs": "8"}
+    assert read_row(cells | {"vocab_size": "100", "gpus": "2"}) == row(dp=2)
 
 
 def test_help_names_every_column():

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.plans import LINK, WIDTH, cluster, disjoint_plan, sample, two_encoders
+from workbench.cost import nccl
 from workbench.cost.collectives import all_gather_s, all_reduce_s
+from workbench.cost.group_link import group_link
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel, LayerTime, RowWork, Work
 from workbench.cost.profile import ideal_profile
@@ -125,10 +127,11 @@ def test_reduction_is_a_ring_over_the_slowest_link_of_the_group():
     num_bytes = WIDTH * WIDTH * 4
     assert prices(plan)["1REDUCE_GRAD"] == pytest.approx(all_reduce_s(num_bytes, 2, LINK))
     slow = Link(name="slow", bytes_per_s=1e6, latency_s=1e-3)
-    node = Node(device="toy", num_ranks=5, memory_bytes=2**30)
+    node = Node(device="toy", num_ranks=5, memory_bytes=2**30, num_cards=5)
     two_nodes = uniform("two", node, num_nodes=2, intra=LINK, inter=slow)
+    alone = group_link(two_nodes, num_ranks=2, stride=5)
     assert prices(replace(plan, cluster=two_nodes))["1REDUCE_GRAD"] == pytest.approx(
-        all_reduce_s(num_bytes, 2, slow)
+        nccl.all_reduce_s(num_bytes, nccl.Group(2, alone, LINK.bytes_per_s))
     )
     assert stage_link(two_nodes, (3, 4)) == LINK
     assert stage_link(two_nodes, (4, 5)) == slow

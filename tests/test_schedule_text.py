@@ -47,7 +47,7 @@ def test_timelines_round_trip(problem, forward, backward):
 
 
 def test_collective_actions_round_trip():
-    programs = programs_of("0UNSHARD 0F0 0RESHARD 0B0 0REDUCE_GRAD STEP", "1F0 1I0 1W0 STEP")
+    programs = programs_of("0ONLOAD 0F0 0OFFLOAD 0B0 0REDUCE_GRAD STEP", "1F0 1I0 1W0 STEP")
     assert parse_programs(format_programs(programs)) == programs
 
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
-from tests.lowered_by_hand import FAST, group, lowered, one_node, parse, row
+from tests.lowered_by_hand import FAST, group, lowered, one_node, row
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.memory.account import MemoryTable
 from workbench.plan.lowered import Lowered, Route, Transfer
-from workbench.schedule.action import STEP, Pass, parse_action
+from workbench.schedule.action import STEP, Pass
 from workbench.trace import Lane, MemorySample
 
 dyadic = st.integers(1, 64).map(lambda n: n / 16)  # sums of these are exact
@@ -316,12 +316,7 @@ def test_tensor_parallel_places_reduce_side_by_side():
 
 
 def test_memory_follows_starts_and_ends():
-    forward, backward = parse_action("0F0"), parse_action("0B0")
-    table = MemoryTable(
-        static_bytes={0: 100},
-        acquired_bytes={(0, forward): 10, (0, backward): 5},
-        released_bytes={(0, forward): 2, (0, backward): 13},
-    )
+    table = MemoryTable(static_bytes={0: 100}, acquired_bytes={0: [10, 5, 0]}, released_bytes={0: [2, 13, 0]})
     trace = simulate(lowered({(0,): "0F0 0B0 STEP"}), by_kind(1.0, 2.0), memory=table)
     assert trace.memory == (
         MemorySample(0, 0.0, 100),
@@ -334,12 +329,7 @@ def test_memory_follows_starts_and_ends():
 
 def test_memory_at_one_instant_never_dips_below_what_passes_without_duration_hold():
     words = [f"0{kind}{m}" for m in range(3) for kind in "FB"]
-    actions = parse(" ".join(words))
-    table = MemoryTable(
-        static_bytes={0: 1},
-        acquired_bytes={(0, a): 7 for a in actions if a.kind is Pass.F},
-        released_bytes={(0, a): 7 for a in actions if a.kind is Pass.B},
-    )
+    table = MemoryTable(static_bytes={0: 1}, acquired_bytes={0: [7, 0] * 3}, released_bytes={0: [0, 7] * 3})
     trace = simulate(lowered({(0,): " ".join(words)}), lambda _: 0.0, memory=table)
     assert [sample.num_bytes for sample in trace.memory] == [1, 8, 1, 8, 1, 8, 1]
 

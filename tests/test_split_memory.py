@@ -24,7 +24,7 @@ from tests.test_memory_eager import (
     module_of,
 )
 from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.memory.account import memory_table
+from workbench.memory.account import memory_table, moved_bytes
 from workbench.memory.layer import layer_split_bytes
 from workbench.memory.setting import Setting
 from workbench.memory.split import SplitBytes
@@ -122,7 +122,8 @@ def test_between_all_i_and_all_w_a_rank_holds_inputs_and_output_gradients(kernel
     held = 0
     after = {}
     for action in plan.program[rank]:
-        held += table.acquired_bytes.get((rank, action), 0) - table.released_bytes.get((rank, action), 0)
+        taken, given = moved_bytes(plan, table, rank, action)
+        held += taken - given
         after[str(action)] = held
     tokens = [s.num_tokens for s in samples]
     of_token = 4 * 2 * TOY_WIDTH * 4

@@ -36,7 +36,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, ModelGraph, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.plan.build import with_programs
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage

@@ -35,7 +35,7 @@ from workbench.cost.profile import ideal_profile
 from workbench.cost.roofline import Grid, tensor_parallel_messages
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import load_job
-from workbench.memory.account import memory_table
+from workbench.memory.account import memory_table, moved_bytes
 from workbench.model.model_graph import TEXT, connect
 from workbench.plan.build import with_programs
 from workbench.plan.codec import dumps, loads
@@ -254,7 +254,8 @@ def test_fused_kernels_keep_their_part(kernels: Kernels) -> None:
     whole = replace(whole, settings=replace(whole.settings, kernels=kernels))
     action = parse_action("0F0")
     before, after = (
-        memory_table(lower(each)).acquired_bytes[0, action] for each in (whole, sequence_parallel(whole))
+        moved_bytes(each, memory_table(lower(each)), 0, action)[0]
+        for each in (whole, sequence_parallel(whole))
     )
     assert after < before
 

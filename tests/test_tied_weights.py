@@ -55,7 +55,7 @@ def test_it_counts_once_unless_a_stage_leaves_the_device() -> None:
     assert held >= set(one.stages)
     rows = len(list(state_of(plan, 0)))
     last = one.stages[-1]
-    moves = (Action(last, Pass.RESHARD), Action(last, Pass.UNSHARD))
+    moves = (Action(last, Pass.OFFLOAD), Action(last, Pass.ONLOAD))
     programs = tuple(Program(ranks=p.ranks, actions=(*p.actions, *moves)) for p in plan.programs)
     away = replace(plan, programs=programs)
     assert tied_on(away, 0) == ()

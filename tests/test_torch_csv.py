@@ -100,7 +100,7 @@ def test_files_round_trip(num_stages, num_microbatches):
 
 
 def test_only_passes_are_written():
-    programs = {(0, 1): (*map(parse_action, ["0UNSHARD", "0F0", "0I0", "0W0", "0REDUCE_GRAD"]), STEP)}
+    programs = {(0, 1): (*map(parse_action, ["0ALL_GATHER0", "0F0", "0I0", "0W0", "0REDUCE_GRAD"]), STEP)}
     assert to_torch_csv(programs, {0: []}) == "0F0,0I0,0W0\n"
 
 

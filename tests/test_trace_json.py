@@ -121,7 +121,9 @@ def without_a_line(text):
         pytest.param(lambda text: "{}", "otherData.format", id="foreign-json"),
         pytest.param(lambda text: "[1, 2]", "otherData.format", id="a-list"),
         pytest.param(lambda text: "[" * 100_000, "nested too deeply", id="deep"),
-        pytest.param(lambda text: text.replace('version":1', 'version":7'), "must be 1, got 7", id="version"),
+        pytest.param(
+            lambda text: text.replace('version":2', 'version":7'), "must be 1 to 2, got 7", id="version"
+        ),
         pytest.param(without_a_line, "damaged trace file: want", id="lost-event"),
         pytest.param(lambda text: text.replace('"action":', '"deed":'), "'action' is missing", id="key"),
         pytest.param(lambda text: text.replace('"action":"', '"action":"x'), "bad action 'x", id="action"),

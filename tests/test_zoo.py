@@ -39,7 +39,7 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.layer import Attention, LayerKind
 from workbench.model.model_graph import Module
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.shape import shapes
 from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape, role_of, shape_names

@@ -8,7 +8,7 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Item, Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.plan.plan import Microbatch, Plan, Precision, Settings, Stage
 
 WIDTH = 32

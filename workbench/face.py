@@ -81,12 +81,12 @@ def search(
         ValueError: there is no such objective, schedule or profile; money is the objective and the job does
             not say what every rank costs.
     """
-    from sim.predict import predict
+    from sim.predict import predict_within
 
     cost, wanted = cost_of(job, _name(profile), execution), Objective(objective)
     planners = PLANNERS | (PRICED if wanted is Objective.DOLLARS else {})
     tried = with_schedules(planners, [usual(kind) for kind in schedules])
-    return search_plans(job, cost, tried, lambda made: predict(*accept(made), cost), objective=wanted)
+    return search_plans(job, cost, tried, lambda made: predict_within(*accept(made), cost), objective=wanted)
 
 
 def simulate(plan: Plan, *, profile: str | Path | None = None, execution: Path | None = None) -> Trace:
@@ -99,11 +99,11 @@ def simulate(plan: Plan, *, profile: str | Path | None = None, execution: Path |
     Raises:
         ValueError: a plan that is refused, or that the profile cannot price.
     """
-    from sim.predict import predict
+    from sim.predict import predict_within
 
     lowered, memory = accept(plan)
     given = None if profile is None else load_profile(str(profile))
-    return predict(lowered, memory, under(cost_for(plan, given), execution))
+    return predict_within(lowered, memory, under(cost_for(plan, given), execution))
 
 
 def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa: B008  (it is frozen)

@@ -39,7 +39,14 @@ class FrozenJson:
     tagged: Collection[type] = ()
 
     def encode(self, value: object) -> Any:
-        """A frozen dataclass as JSON data: fields by name, tuples as lists."""
+        """A frozen dataclass as JSON data: fields by name, tuples as lists.
+
+        What stands in several places, as operators of equal layers do, is one object there too.
+        """
+        return self._encode(value, {})
+
+    def _encode(self, value: object, known: dict[int, Any]) -> Any:
+        """`known`: what tuples came to, by identity."""
         kind = type(value)
         if kind in _SCALARS:
             return value
@@ -47,7 +54,9 @@ class FrozenJson:
         if shorthand is not None:
             return shorthand.write(value)
         if isinstance(value, tuple):
-            return [m if type(m) in _SCALARS else self.encode(m) for m in value]
+            if id(value) not in known:
+                known[id(value)] = [m if type(m) in _SCALARS else self._encode(m, known) for m in value]
+            return known[id(value)]
         if isinstance(value, Enum):
             return value.value
         if not is_dataclass(kind):
@@ -56,7 +65,7 @@ class FrozenJson:
         for name, default in _written(kind):
             member = getattr(value, name)
             if default is MISSING or member != default:
-                data[name] = member if type(member) in _SCALARS else self.encode(member)
+                data[name] = member if type(member) in _SCALARS else self._encode(member, known)
         return data
 
     def decode(self, kind: Any, data: Any, where: str) -> object:
@@ -169,3 +178,15 @@ def _required(field: Field[Any]) -> bool:
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+def json_lines(value: object, indent: str = "") -> str:
+    """JSON text where whatever fits on a line stands on one: long lists of short rows stay readable."""
+    flat = json.dumps(value)
+    if len(indent) + len(flat) < 100 or not isinstance(value, dict | list):
+        return flat
+    inner = indent + " "
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}: {json_lines(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + json_lines(item, inner) for item in value) + f"\n{indent}]"

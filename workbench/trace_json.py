@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import read_bounded
-from workbench.schedule.action import Pass, parse_action
+from workbench.schedule.action import NEWEST, SPELLINGS, Spelling
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 from workbench.units import US_PER_S
 from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench trace"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = NEWEST  # that of the names of actions
 
 SEND = "send"
 RECEIVE = "receive"
@@ -24,7 +24,6 @@ _FIRST_SEND_ID = 10  # tracks of messages: as many as overlap, senders here, rec
 _FIRST_RECEIVE_ID = 1010
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_PASSES = {kind.value for kind in Pass}
 
 Event = dict[str, Any]
 
@@ -65,7 +64,7 @@ def dumps(trace: Trace) -> str:
 
 
 def loads(text: str) -> Trace:
-    """The trace of a file's text; ValueError in one line when it is none."""
+    """The trace of a file's text, of any version; ValueError in one line when it is none."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -75,13 +74,14 @@ def loads(text: str) -> Trace:
     header = document.get("otherData") if isinstance(document, dict) else None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError(f"not a trace file: otherData.format must be {FORMAT!r}")
-    if header.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"trace schema version must be {SCHEMA_VERSION}, got {header.get('schema_version')}")
+    version: Any = header.get("schema_version")
+    if version not in range(1, SCHEMA_VERSION + 1):
+        raise ValueError(f"trace schema version must be 1 to {SCHEMA_VERSION}, got {version!r:.20}")
     try:
-        return _trace(header, document["traceEvents"])
+        return _trace(header, document["traceEvents"], SPELLINGS[version])
     except KeyError as error:
         raise ValueError(f"damaged trace file: {error} is missing") from error
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"damaged trace file: {error}") from error
 
 
@@ -198,12 +198,12 @@ def _memory(trace: Trace) -> Iterator[Event]:
 # Reading
 
 
-def _trace(header: Event, events: Sequence[Event]) -> Trace:
+def _trace(header: Event, events: Sequence[Event], spelling: Spelling) -> Trace:
     loss = header["loss"]
     trace = Trace(
         plan_hash=_text(header["plan_hash"]),
         executor=Executor(header["executor"]),
-        spans=tuple(_read_span(event) for event in events if event.get("cat") in _PASSES),
+        spans=tuple(_read_span(event, spelling) for event in events if event.get("cat") in spelling.names),
         messages=tuple(_read_message(event["args"]) for event in events if event.get("cat") == SEND),
         memory=tuple(_read_memory(event) for event in events if event["ph"] == "C"),
         loss=None if loss is None else float(loss),
@@ -217,11 +217,11 @@ def _trace(header: Event, events: Sequence[Event]) -> Trace:
     return trace
 
 
-def _read_span(event: Event) -> Span:
+def _read_span(event: Event, spelling: Spelling) -> Span:
     args = event["args"]
     lanes = {number: lane for lane, number in _LANE_IDS.items()}
     times_s = _number(args["start_s"]), _number(args["end_s"])
-    return Span(_whole(event["pid"]), lanes[event["tid"]], parse_action(args["action"]), *times_s)
+    return Span(_whole(event["pid"]), lanes[event["tid"]], spelling.read(args["action"]), *times_s)
 
 
 def _read_message(args: Event) -> Message:

@@ -8,22 +8,27 @@ from workbench.cost.execution import Execution
 from workbench.cost.profile import FORMAT_VERSION, Profile, known_profiles, load_profile
 from workbench.data.corpora import CORPORA
 from workbench.data.size_files import COLUMNS as SIZE_COLUMNS
-from workbench.llm_table.columns import COLUMNS, OUTPUTS
+from workbench.llm_table.columns import ALIASES, COLUMNS, NOTE_PREFIXES, NOTES, OUTPUTS
 from workbench.masks.builders import SAMPLE_MASKS
 from workbench.plan import codec
 from workbench.plan.plan import Plan
+from workbench.schedule.action import MEANING, SPELLINGS, STEP, Action, Number, Pass
 from workbench.trace import Trace
 
 PLAN = f"""A plan file is JSON with the keys `format` (`{codec.FORMAT}`), `schema_version`
 ({codec.SCHEMA_VERSION}), `hash` and `plan`. The hash is SHA-256 of the plan's canonical JSON (keys sorted,
-no spaces): whoever edits a plan by hand gets a corrupt file. It covers all that decides the execution and
-no cost. Unknown and missing keys are errors. An operator also has the key `op`, the name of its kind."""
+no spaces, actions by their names of version 1): whoever edits a plan by hand gets a corrupt file. It covers
+all that decides the execution and no cost. Unknown and missing keys are errors. An operator also has the
+key `op`, the name of its kind."""
 
-ACTIONS = """An action is written in torch's letters: `2F0` is the forward of microbatch 0 on stage 2, `B`
-the whole backward, `I` the gradient of the input and `W` that of the weights where the backward is split.
-`2UNSHARD` brings a stage back from the host and `2RESHARD` moves it there; `2UNSHARD0`, `2RESHARD0` and
-`2REDUCE_GRAD0` are all-gather, release and reduce-scatter of round 0 where parameters are sharded.
-`2REDUCE_GRAD` sums a stage's gradients over its replicas; `STEP` is the rank's optimizer step."""
+ACTIONS = """An action is written in torch's letters: `2F0` is the forward of microbatch 0 on stage 2.
+Of a stage whose parameters are sharded, the number behind a name is the round's. Who does an action
+together, beside what else: pass, all ranks of the stage, one after another; fsdp, all ranks that shard its
+weights, beside their passes; all-reduce, the ranks of each gradient group, beside both; step, each rank."""
+
+VERSIONS = f"""Files of version {codec.SCHEMA_VERSION} are written; those of earlier versions are read.
+Versions differ in the names of actions alone: where a name of version 1 had two meanings, a number told them
+apart. A plan's hash is over its names of version 1, so files, traces and results of one plan go together."""
 
 PROFILE = """A profile holds what is known about one machine, as JSON, row by row with its source.
 `workbench calibrate` writes one. Rates are FLOP/s and bytes/s, times are seconds."""
@@ -39,6 +44,8 @@ process is a rank and a thread a lane: compute, reduce, and as many tracks of me
 
 _SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
 _OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
+_NOTES = ", ".join(code(name) for name in (*NOTES, *(f"{prefix}..." for prefix in NOTE_PREFIXES)))
+_ALIASES = "; ".join(f"{code(alias)}: {code(column)}" for alias, column in ALIASES.items())
 _MASKS = ", ".join(code(mask) for mask in SAMPLE_MASKS)
 
 FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with `{INDEX}`: one example a line,
@@ -59,7 +66,25 @@ has a new name. `examples/elastic-spot.csv` is one."""
 
 def plan_page() -> str:
     """The page on plan files."""
-    return page("Plan file", PLAN, sections(Plan), "## Actions", ACTIONS)
+    headers = ("action", "what it does", "made of", "who", "in version 1")
+    return page(
+        "Plan file",
+        PLAN,
+        sections(Plan),
+        "## Actions",
+        ACTIONS,
+        table(headers, map(_action_row, MEANING)),
+        "## Versions",
+        VERSIONS,
+    )
+
+
+def _action_row(kind: Pass) -> tuple[str, ...]:
+    meaning = MEANING[kind]
+    number = None if meaning.number is Number.NOTHING else 0
+    action = STEP if kind is Pass.STEP else Action(2, kind, number)
+    then = SPELLINGS[1].write(action)
+    return code(action), meaning.about, meaning.activity, meaning.task, code(then)
 
 
 def profile_page() -> str:
@@ -94,6 +119,8 @@ def data_page() -> str:
         "## Table of language models",
         f"`workbench predict` reads a CSV file with these columns and adds {_OUTPUTS}.",
         table(("column", "meaning", "default"), columns),
+        f"Other names of the field mean the same: {_ALIASES}.",
+        f"Carried along and not read are {_NOTES}; any other heading is an error.",
         "## Trace of nodes",
         TRACES_OF_NODES,
     )

@@ -9,7 +9,8 @@ Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeat
          Beside it, in the same run and in turns, SimPy alone: a process a GPU that waits one timeout after
          another. Actions a second over those timeouts a second says what the engine adds to the clock.
          The sweep (`sim.step.sweep`) times every plan too, compiled once; its times must be equal.
-         Plans a second, all different, from model to time: see `plan_speed`.
+         Plans a second, all different, from model to time: see `plan_speed`. Rows of `workbench predict`:
+         see `row_speed`.
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
@@ -24,6 +25,7 @@ from typing import TypeVar
 from experiments.bench.plan_speed import plan_rates
 from experiments.bench.rivals.bare_simpy import timeouts_per_s
 from experiments.bench.rivals.textbook import simulate_textbook
+from experiments.bench.row_speed import row_rates
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
 from experiments.harness.command import command_line
 from sim.step.engine import simulate
@@ -182,6 +184,11 @@ def main() -> int:
     for rate in rates:
         steps = ", ".join(f"{step} {seconds * 1e3:.0f}" for step, seconds in rate.seconds.items())
         print(f"plans of {rate.name}: {rate.plans_per_s:.2f} a second (ms each: {steps})")
+    predicted = row_rates()
+    print(
+        f"rows: {predicted.rows_per_s:.2f} a second, {predicted.row_median_s:.3f} s in the median, "
+        f"{predicted.row_worst_s:.3f} s at most"
+    )
     of_gpus = {rate.name: rate.plans_per_s for rate in rates}
     if arguments.json:
         result = {
@@ -194,6 +201,10 @@ def main() -> int:
             "plans_per_s_24_gpu": of_gpus["24 GPUs"],
             "plans_per_s_1296_gpu": of_gpus["1296 GPUs"],
             "plans": [asdict(rate) for rate in rates],
+            "rows_per_s": predicted.rows_per_s,
+            "row_median_s": predicted.row_median_s,
+            "row_worst_s": predicted.row_worst_s,
+            "predicted_rows": [asdict(row) for row in predicted.rows],
             "textbook": textbook,
             "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
             "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],

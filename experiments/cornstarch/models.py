@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from workbench.model import zoo_cornstarch as zoo
 from workbench.model.model_graph import ModelGraph, Module, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 
 _LLM = {"S": zoo.llama_small, "M": zoo.llama_medium, "L": zoo.llama_large}

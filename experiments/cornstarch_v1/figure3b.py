@@ -20,7 +20,7 @@ from experiments.harness.printed_pipeline import StageTimes
 from experiments.harness.script import Parts, main, script
 from workbench.data.corpus import ItemTokens, square_image_tokens
 from workbench.model.model_graph import ModelGraph, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape
 

@@ -21,7 +21,7 @@ from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import Parts, main, script
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut, Execution
+from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, exposed_s, pairs_of
@@ -94,14 +94,14 @@ class Bench:
 
     def gain(self, llm: str, tp: int, setting: Setting) -> float:
         """Iteration without overlap over that with it."""
-        serial = Execution(activations=setting.cut)
+        serial = run_of(setting.cut)
         together = replace(serial, overlap_pieces=setting.num_pieces)
         before_s, after_s = (self.iteration_s(llm, tp, setting.link, run) for run in (serial, together))
         return before_s / after_s
 
     def bounded_gain(self, llm: str, tp: int, bound: Bound) -> float:
         """The nominal gain under a bound."""
-        serial_s = self.iteration_s(llm, tp, NOMINAL.link, Execution(activations=NOMINAL.cut))
+        serial_s = self.iteration_s(llm, tp, NOMINAL.link, run_of(NOMINAL.cut))
         pieces = NOMINAL.num_pieces
 
         def product_s(gemm: Gemm) -> float:
@@ -111,6 +111,7 @@ class Bench:
 
         machine = Machine(
             product_s=product_s,
+            weights_s=product_s,
             collective_s=lambda kind, size: self._ring_s(kind, size, tp),
             copied_s=lambda elements: bound.remapped * self._cost.moved_s(2 * BYTES * elements),
         )
@@ -127,11 +128,16 @@ class Bench:
         pairs = pairs_of(block(llm), WORK, Grid(tp), BYTES, NOMINAL.cut)
         every = (*pairs.forward, *(pair for _, pair in pairs.backward))
         remap_s = sum(self._cost.moved_s(2 * BYTES * pair.remapped_elements) for pair in every)
-        run = Execution(activations=NOMINAL.cut, overlap_pieces=NOMINAL.num_pieces)
+        run = run_of(NOMINAL.cut, NOMINAL.num_pieces)
         return remap_s / self.iteration_s(llm, tp, NOMINAL.link, run)
 
     def _ring_s(self, kind: Collective, num_bytes: float, tp: int) -> float:
         return self._cost.collectives.seconds(kind, num_bytes, tp, NOMINAL.link)
+
+
+def run_of(cut: ActivationCut, num_pieces: int = 1) -> Execution:
+    """Products keep all tokens that they gathered, so that nothing else runs beside them."""
+    return Execution(activations=cut, saved_input=SavedInput.WHOLE, overlap_pieces=num_pieces)
 
 
 @cache
@@ -172,7 +178,7 @@ def run() -> Parts:
             evidence.add_range(number, every, UNSTATED)
         for llm, gain in gains[NOMINAL].items():
             key = f"modelled/{llm}, TP {tp}"
-            before_s = bench.iteration_s(llm, tp, NOMINAL.link, Execution(activations=NOMINAL.cut))
+            before_s = bench.iteration_s(llm, tp, NOMINAL.link, run_of(NOMINAL.cut))
             evidence.ours |= {
                 f"{key}/block_ms": ms(before_s),
                 f"{key}/overlapped_block_ms": ms(before_s / gain),

@@ -57,7 +57,7 @@ class Candidate:
 def job_of(model: str, nodes: int = NODES, batch: int = BATCH) -> Job:
     """The model on a small cluster."""
     graph = Systems(Workload(model=model, images=IMAGES)).model
-    node = Node(device=PROFILE, num_ranks=NODE_GPUS, memory_bytes=80 * 10**9)
+    node = Node(device=PROFILE, num_ranks=NODE_GPUS, memory_bytes=80 * 10**9, num_cards=NODE_GPUS)
     items = {
         "vision": [ItemTokens(PATCHES, PATCHES)] * IMAGES.read,
         "generator": [ItemTokens(LATENTS, LATENTS)] * IMAGES.drawn,

@@ -39,7 +39,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.data.sizes import Sizes
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.hf_config import module_from_config
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Precision, Settings

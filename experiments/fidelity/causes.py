@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sim.step.engine import simulate
+from sim.step.lanes import shares_cores
 from workbench.metrics import exposed_communication_s
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import Action, Pass
@@ -19,7 +20,7 @@ from workbench.trace import Trace
 
 OTHER = "between actions"
 SHARED = "passes and shared cores"
-ORDER = (Pass.F, Pass.B, Pass.I, Pass.W, Pass.REDUCE_GRAD, Pass.STEP)
+ORDER = tuple(Pass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ def executed_medians(traces: Sequence[Trace]) -> Executed:
 def causes(lowered: Lowered, prices: Price, traces: Sequence[Trace]) -> dict[str, float]:
     """Cause -> its part of (predicted - executed) / executed; the parts add up to the error.
 
-    Where ranks share cores, executed durations hold the sharing already: they are replaced all
+    Where cores are shared, executed durations hold the sharing already: they are replaced all
     at once, in a simulation without it.
 
-    Complexity: that of at most seven simulations.
+    Complexity: that of a simulation for each kind of action, and one more.
     """
     executed = executed_medians(traces)
     executed_s = statistics.median(trace.iteration_s for trace in traces)
@@ -96,13 +97,11 @@ def _simulated_s(lowered: Lowered, prices: Price, executed: Executed, replaced: 
 
 
 def _shares_cores(lowered: Lowered) -> bool:
-    return any(
-        node.num_cores is not None and node.num_cores < node.num_ranks for node in lowered.plan.cluster.nodes
-    )
+    return any(shares_cores(lowered, node) for node in lowered.plan.cluster.nodes)
 
 
 def _with_cores(lowered: Lowered) -> Lowered:
-    """The same plan with a core for every rank."""
+    """The same plan with a device of its own for every rank."""
     cluster = lowered.plan.cluster
-    nodes = tuple(replace(node, num_cores=node.num_ranks) for node in cluster.nodes)
+    nodes = tuple(replace(node, num_cores=None) for node in cluster.nodes)
     return replace(lowered, plan=replace(lowered.plan, cluster=replace(cluster, nodes=nodes)))

@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from experiments.fidelity.memory import Row, measure, summarise
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
 from experiments.harness.command import command_line
+from runtime.models.choose import ADAPTERS
 from runtime.world.pool import Pool
 from workbench.data.sample import Sample, Segment
 from workbench.model.experts import num_experts
@@ -43,7 +44,10 @@ SHORT = 80  # tokens of a text
 NUM_SAMPLES = 4
 
 EXAMPLES: Mapping[str, tuple[Architecture, Example]] = {
-    name: (family, example) for family in ARCHITECTURES.values() for name, example in family.examples.items()
+    name: (family, example)
+    for family in ARCHITECTURES.values()
+    if family.runs(ADAPTERS)
+    for name, example in family.examples.items()
 }
 
 

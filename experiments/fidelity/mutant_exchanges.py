@@ -1,4 +1,4 @@
-"""Single edits of a plan's exchanges: of rounds of shared-out weights, of moves to the host, of degrees."""
+"""Single edits of a plan's exchanges: of rounds of sharded weights, of moves to the host, of degrees."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -6,19 +6,23 @@ from dataclasses import replace
 
 from experiments.fidelity.mutant_operators import Operator, with_program
 from workbench.plan.plan import KeyExchange, Plan, Sharding
-from workbench.schedule.action import COMPUTE, MOVES, Action, Pass
+from workbench.schedule.action import COMPUTE, Action, Pass
 
 Edit = Callable[[list[Action], Action], list[Action] | None]  # None: the program has nothing of the kind
-ROUND = (*MOVES, Pass.REDUCE_GRAD)
+ROUND = (Pass.ALL_GATHER, Pass.FREE, Pass.REDUCE_SCATTER)
+AWAY = (Pass.ONLOAD, Pass.OFFLOAD, Pass.REDUCE_GRAD)  # what does the like for whole weights, without a number
+MOVES = (*ROUND[:2], *AWAY[:2])
+EXCHANGES = (*MOVES, Pass.REDUCE_SCATTER)
 
 
 def _exchange(plan: Plan, rng: random.Random, kinds: Sequence[Pass] = MOVES) -> Action | None:
-    found = [
-        action
-        for action in plan.program_actions
-        if action.kind in kinds and (action.kind in MOVES or action.microbatch is not None)
-    ]
+    found = [action for action in plan.program_actions if action.kind in kinds]
     return rng.choice(found) if found else None
+
+
+def _alike(action: Action) -> tuple[Pass, ...]:
+    """Kinds of the same round, or of the same time away."""
+    return ROUND if action.kind in ROUND else AWAY
 
 
 def _edited(plan: Plan, rng: random.Random, action: Action | None, edit: Edit) -> Plan | None:
@@ -65,7 +69,7 @@ def _renumbered(actions: Sequence[Action], stage: int | None, first: int, by: in
 
 def drop_exchange(plan: Plan, rng: random.Random) -> Plan | None:
     return _edited(
-        plan, rng, _exchange(plan, rng, ROUND), lambda actions, mine: [a for a in actions if a != mine]
+        plan, rng, _exchange(plan, rng, EXCHANGES), lambda actions, mine: [a for a in actions if a != mine]
     )
 
 
@@ -77,17 +81,19 @@ def move_exchange(plan: Plan, rng: random.Random) -> Plan | None:
         at = actions.index(mine)
         return _moved(actions, at, at + by)
 
-    return _edited(plan, rng, _exchange(plan, rng, ROUND), edit)
+    return _edited(plan, rng, _exchange(plan, rng, EXCHANGES), edit)
 
 
 def renumber_exchange(plan: Plan, rng: random.Random) -> Plan | None:
-    """Another round's number, or none; or one where there was none."""
+    """Another round's number; or a round where weights leave the device, or the other way round."""
     number = rng.choice((None, 0, 1, 2, 3))
+    others = AWAY if number is None else ROUND
 
     def edit(actions: list[Action], mine: Action) -> list[Action]:
-        return [a._replace(microbatch=number) if a == mine else a for a in actions]
+        other = Action(mine.stage, others[_alike(mine).index(mine.kind)], number)
+        return [other if a == mine else a for a in actions]
 
-    return _edited(plan, rng, _exchange(plan, rng, ROUND), edit)
+    return _edited(plan, rng, _exchange(plan, rng, EXCHANGES), edit)
 
 
 def reshard_early(plan: Plan, rng: random.Random) -> Plan | None:
@@ -98,7 +104,7 @@ def reshard_early(plan: Plan, rng: random.Random) -> Plan | None:
         uses = [i for i in range(at) if actions[i].stage == mine.stage and actions[i].kind in COMPUTE]
         return _moved(actions, at, uses[-1]) if uses else None
 
-    return _edited(plan, rng, _exchange(plan, rng, (Pass.RESHARD,)), edit)
+    return _edited(plan, rng, _exchange(plan, rng, (Pass.FREE, Pass.OFFLOAD)), edit)
 
 
 def unshard_late(plan: Plan, rng: random.Random) -> Plan | None:
@@ -114,7 +120,7 @@ def unshard_late(plan: Plan, rng: random.Random) -> Plan | None:
         ]
         return _moved(actions, at, uses[0] - 1 + behind) if uses else None
 
-    return _edited(plan, rng, _exchange(plan, rng, (Pass.UNSHARD,)), edit)
+    return _edited(plan, rng, _exchange(plan, rng, (Pass.ALL_GATHER, Pass.ONLOAD)), edit)
 
 
 def delay_dealing(plan: Plan, rng: random.Random) -> Plan | None:
@@ -128,7 +134,7 @@ def delay_dealing(plan: Plan, rng: random.Random) -> Plan | None:
             return _moved(actions, at, len(actions) - 2)
         return _moved(actions, at, later[0]) if later else None
 
-    return _edited(plan, rng, _exchange(plan, rng, (Pass.REDUCE_GRAD,)), edit)
+    return _edited(plan, rng, _exchange(plan, rng, (Pass.REDUCE_SCATTER,)), edit)
 
 
 def swap_exchanges(plan: Plan, rng: random.Random) -> Plan | None:
@@ -139,14 +145,14 @@ def swap_exchanges(plan: Plan, rng: random.Random) -> Plan | None:
         others = [
             i
             for i in range(at + 1, len(actions))
-            if actions[i].kind in ROUND and actions[i].stage != mine.stage
+            if actions[i].kind in (*ROUND, *AWAY) and actions[i].stage != mine.stage
         ]
         if not others:
             return None
         actions[at], actions[others[0]] = actions[others[0]], actions[at]
         return actions
 
-    return _edited(plan, rng, _exchange(plan, rng, ROUND), edit)
+    return _edited(plan, rng, _exchange(plan, rng, EXCHANGES), edit)
 
 
 def drop_round(plan: Plan, rng: random.Random) -> Plan | None:
@@ -154,7 +160,7 @@ def drop_round(plan: Plan, rng: random.Random) -> Plan | None:
     by = rng.choice((0, -1))
 
     def edit(actions: list[Action], mine: Action) -> list[Action]:
-        gone = {mine._replace(kind=kind) for kind in ROUND}
+        gone = {mine._replace(kind=kind) for kind in _alike(mine)}
         left = [action for action in actions if action not in gone]
         return _renumbered(left, mine.stage, (mine.microbatch or 0) + 1, by)
 
@@ -173,9 +179,9 @@ def double_round(plan: Plan, rng: random.Random) -> Plan | None:
         last = max(
             i
             for i, a in enumerate(actions)
-            if a.stage == mine.stage and a.kind in ROUND and a.microbatch == mine.microbatch
+            if a.stage == mine.stage and a.kind in _alike(mine) and a.microbatch == mine.microbatch
         )
-        again = [Action(mine.stage, kind, number) for kind in (Pass.UNSHARD, Pass.RESHARD)]
+        again = [Action(mine.stage, kind, number) for kind in _alike(mine)[:2]]
         if mine.microbatch is None:
             again.reverse()
         return [*actions[: last + 1], *again, *actions[last + 1 :]]
@@ -191,9 +197,9 @@ def join_rounds(plan: Plan, rng: random.Random) -> Plan | None:
             return None
         number = mine.microbatch
         gone = {
-            mine._replace(kind=Pass.RESHARD),
-            mine._replace(kind=Pass.REDUCE_GRAD),
-            mine._replace(kind=Pass.UNSHARD, microbatch=number + 1),
+            mine._replace(kind=Pass.FREE),
+            mine._replace(kind=Pass.REDUCE_SCATTER),
+            mine._replace(kind=Pass.ALL_GATHER, microbatch=number + 1),
         }
         if mine._replace(microbatch=number + 1) not in actions:
             return None

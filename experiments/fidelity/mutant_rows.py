@@ -38,7 +38,7 @@ def duplicate_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     row = _row(lowered, rng)
     if row is None:
         return None
-    again = replace(row, row=len(lowered.transfers))
+    again = row._replace(row=len(lowered.transfers))
     inputs = lowered.inputs | {row.consumer: (*lowered.inputs[row.consumer], again.row)}
     outputs = lowered.outputs | {row.producer: (*lowered.outputs[row.producer], again.row)}
     return replace(lowered, transfers=(*lowered.transfers, again), inputs=inputs, outputs=outputs)
@@ -58,7 +58,7 @@ def swap_rows(lowered: Lowered, rng: random.Random) -> Lowered | None:
         return {action: tuple(map(moved, rows)) for action, rows in table.items()}
 
     rows = [
-        replace(row, row=moved(row.row), after=None if row.after is None else moved(row.after))
+        row._replace(row=moved(row.row), after=None if row.after is None else moved(row.after))
         for row in lowered.transfers
     ]
     return replace(
@@ -75,10 +75,10 @@ def re_peer_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     if row is None:
         return None
     rank = rng.choice(lowered.plan.ranks)
-    changed = rng.choice((replace(row, source_rank=rank), replace(row, destination_ranks=(rank,))))
+    changed = rng.choice((row._replace(source_rank=rank), row._replace(destination_ranks=(rank,))))
     if rng.random() < 0.5 and changed.route is not Route.BROADCAST:
         is_own = changed.source_rank == changed.destination_rank
-        changed = replace(changed, route=Route.LOCAL if is_own else Route.P2P)
+        changed = changed._replace(route=Route.LOCAL if is_own else Route.P2P)
     return _with_row(lowered, changed)
 
 
@@ -90,11 +90,11 @@ def re_end_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     action = rng.choice(list(lowered.plan.program_actions))
     inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
     if rng.random() < 0.5:
-        changed = replace(row, producer=action)
+        changed = row._replace(producer=action)
         outputs[row.producer] = tuple(n for n in outputs[row.producer] if n != row.row)
         outputs[action] = (*outputs.get(action, ()), row.row)
     else:
-        changed = replace(row, consumer=action)
+        changed = row._replace(consumer=action)
         inputs[row.consumer] = tuple(n for n in inputs[row.consumer] if n != row.row)
         inputs[action] = (*inputs.get(action, ()), row.row)
     if rng.random() < 0.3:
@@ -119,7 +119,7 @@ def re_shape_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     )
     slices = (*row.slices[:at], *changed, *row.slices[at + 1 :])
     num_tokens = sum(piece.num_tokens for piece in slices)
-    return _with_row(lowered, replace(row, slices=slices, num_tokens=num_tokens))
+    return _with_row(lowered, row._replace(slices=slices, num_tokens=num_tokens))
 
 
 def shrink_group(lowered: Lowered, rng: random.Random) -> Lowered | None:

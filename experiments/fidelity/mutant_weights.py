@@ -12,20 +12,22 @@ from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import Action, Pass
 
 TOLERANCE = 1e-9  # relative, of sums in another order
+EXCHANGES = (Pass.ALL_GATHER, Pass.REDUCE_SCATTER)
+OF_SHARDED = (*EXCHANGES, Pass.FREE)
 
 
 class HeldWeights:
     """Weights and gradients of all ranks.
 
-    A stage whose weights are shared out is empty until its ranks have gathered them, and after a RESHARD;
-    its gradients are those of this rank's microbatches until its ranks have dealt them out. Any other
-    stage is there until a RESHARD takes it to the host.
+    A stage whose weights are sharded is empty until its ranks have gathered them, and after a FREE;
+    its gradients are those of this rank's microbatches until its ranks have scattered them. Any other
+    stage is there until an OFFLOAD takes it to the host.
     """
 
     def __init__(self, lowered: Lowered) -> None:
         self._lowered, self._plan = lowered, lowered.plan
         self._unit = units_of(self._plan)
-        self._ready: set[tuple[int, int]] = set()  # (rank, stage), of shared-out weights
+        self._ready: set[tuple[int, int]] = set()  # (rank, stage), of sharded weights
         self._away: set[tuple[int, int]] = set()
         self._added: dict[tuple[int, int, Key], float] = {}  # (rank, stage, key)
         self._parts: dict[tuple[int, Key], float] = {}
@@ -49,7 +51,7 @@ class HeldWeights:
         A rank with two dealings under way waits for the first before it does anything else, so that no
         more whole gradients pile up.
         """
-        if action.stage is None or self._begins_exchange(action):
+        if action.stage is None or action.kind in EXCHANGES:
             return True
         dealings = (n for (r, what), n in self._travelling.items() if r == rank and what.kind is Kind.DEAL)
         if action.kind is Pass.REDUCE_GRAD:
@@ -60,19 +62,19 @@ class HeldWeights:
         return is_gathered and sum(dealings) < 2
 
     def do(self, rank: int, action: Action) -> None:
-        """UNSHARD, RESHARD or REDUCE_GRAD."""
+        """Whatever is neither a pass nor STEP."""
         stage = self._plan.stage.get(action.stage if action.stage is not None else -1)
         if stage is None or (action.kind is not Pass.REDUCE_GRAD and rank not in stage.flat_ranks):
             raise Wrong(f"{action} of nothing on rank {rank}")
-        if self._begins_exchange(action):
-            self._exchange(rank, stage, action)
-        elif action.kind is Pass.REDUCE_GRAD:
+        if action.kind is Pass.REDUCE_GRAD:
             self._sum(rank, action)
-        elif stage.id in self._unit:
-            if action.kind is Pass.UNSHARD:
-                raise Wrong(f"{action} of shared-out weights has no number")
+        elif (action.kind in OF_SHARDED) != (stage.id in self._unit):
+            raise Wrong(f"{action}: whether the stage's weights are sharded does not go with it")
+        elif action.kind in EXCHANGES:
+            self._exchange(rank, stage, action)
+        elif action.kind is Pass.FREE:
             self._ready.discard((rank, stage.id))
-        elif (action.kind is Pass.RESHARD) == ((rank, stage.id) in self._away):
+        elif (action.kind is Pass.OFFLOAD) == ((rank, stage.id) in self._away):
             raise Wrong(f"{action} of a stage that is there already, on rank {rank}")
         else:
             self._away ^= {(rank, stage.id)}
@@ -105,17 +107,12 @@ class HeldWeights:
                         raise Wrong(f"ranks step with different gradients of {key}, rank {rank} is one")
         return found
 
-    def _begins_exchange(self, action: Action) -> bool:
-        """Whether ranks that share out weights do it together; without a number, REDUCE_GRAD is a sum."""
-        is_exchange = action.kind in (Pass.UNSHARD, Pass.REDUCE_GRAD) and action.microbatch is not None
-        return is_exchange and action.stage in self._unit
-
     def _what(self, kind: Kind, action: Action) -> What:
         stage = self._plan.stage[action.stage or 0]
         return What(kind, (stage.module, *stage.layers))
 
     def _exchange(self, rank: int, stage: Stage, action: Action) -> None:
-        what = self._what(Kind.GATHER if action.kind is Pass.UNSHARD else Kind.DEAL, action)
+        what = self._what(Kind.GATHER if action.kind is Pass.ALL_GATHER else Kind.DEAL, action)
         brought: dict[Key, float] = {}
         if what.kind is Kind.DEAL:
             mine = held_keys(self._plan, stage, rank)
@@ -175,7 +172,7 @@ class HeldWeights:
 
 
 def units_of(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Stage whose weights are shared out -> the ranks that hold its layers in the same instance, ascending.
+    """Stage whose weights are sharded -> the ranks that hold its layers in the same instance, ascending.
 
     Instances are equally many replicas each, neighbours together.
     """

@@ -1,16 +1,16 @@
 """Predicts plans before they run, then runs them round by round; every step is kept as a file.
 
 Files of a folder: `measurement.json` and `profile.json` (this machine), `rehearsals/` (plans run to
-calibrate), `predictions.json` (written before the first judged plan runs), `<hash>.plan.json`,
-`<hash>.sim.json`, `runs/<hash>.<round>.<step>.run.json`, `runs/<hash>.watched.run.json`, and
-`runs.jsonl` (a line for every run as it ends).
+calibrate), `predictions.json` (written before the first judged plan runs; `predictions.<number>.json`
+where rehearsals ran again), `<hash>.plan.json`, `<hash>.sim.json`, `runs/<hash>.<round>.<step>.run.json`,
+`runs/<hash>.watched.run.json`, and `runs.jsonl` (a line for every run as it ends).
 What is there already is not done again.
 """
 
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -28,12 +28,13 @@ from runtime.world.pool import Pool
 from workbench.calibrate.fit import fit
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.profile import Profile
+from workbench.drift import Run, drift_of, smoothed, yardstick_s
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
 from workbench.whole_file import write_text
 
-BETWEEN = 10  # plans
+PREDICTIONS = "predictions.json"
 
 Progress = Callable[[int, int, str], None]  # (done, total, what)
 
@@ -79,10 +80,13 @@ def rehearse(
 ) -> Profile:
     """The profile with what running plans show: how much longer passes take in a pipeline.
 
+    What an earlier rehearsal showed is forgotten.
+
     Raises:
         ValueError: a plan that is judged too, or one that did not run.
     """
     told = {plan_hash(case.plan) for case in judged}
+    profile = replace(profile, in_pipeline=())
     predicted = [predict(case, profile) for case in every]
     both = next((one for one in predicted if one.plan_hash in told), None)
     if both is not None:
@@ -102,8 +106,8 @@ def predict(case: Case, profile: Profile) -> Predicted:
     return Predicted(case=case, **{field.name: getattr(found, field.name) for field in fields(found)})
 
 
-def write_predictions(every: Sequence[Predicted], folder: Path) -> None:
-    """All predictions with the hashes of their plans, before anything runs.
+def write_predictions(every: Sequence[Predicted], folder: Path, name: str = PREDICTIONS) -> None:
+    """All predictions with the hashes of their plans, before anything runs that they are held against.
 
     Raises:
         ValueError: predictions are there already and differ, or two plans are the same.
@@ -122,13 +126,36 @@ def write_predictions(every: Sequence[Predicted], folder: Path) -> None:
         for one in every
     ]
     text = json.dumps(rows, indent=1) + "\n"
-    path = folder / "predictions.json"
+    path = folder / name
     if path.is_file() and path.read_text() != text:
         raise ValueError(f"{path} holds other predictions; start anew, without --resume or elsewhere")
-    for one in every:
+    for one in every if name == PREDICTIONS else ():
         write_plan(one.case.plan, folder / f"{one.plan_hash:.16}.plan.json")
         write_trace(one.simulated, folder / f"{one.plan_hash:.16}.sim.json")
     write_text(text, path)
+
+
+Renew = Callable[[Sequence[Predicted], float | None], Sequence[Predicted]]
+
+
+def unchanged(in_force: Sequence[Predicted], drift: float | None) -> Sequence[Predicted]:
+    """Predictions hold, however the machine drifts."""
+    del drift
+    return in_force
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A plan that ran in a round, beside the prediction that held then; no steps where it was left out."""
+
+    predicted: Predicted
+    turn: int
+    traces: tuple[Trace, ...]
+
+    @property
+    def readings_s(self) -> list[float | None]:
+        """Of the yardstick, beside every step."""
+        return [yardstick_s(trace) for trace in self.traces]
 
 
 class Runs:
@@ -149,28 +176,55 @@ class Runs:
         self._rounds, self._steps, self._pool, self._device = rounds, steps, pool, device
         self._log = folder / "runs.jsonl"
         self._worst, self._worst_error = "", 0.0
+        self._done: list[_Done] = []  # in the order in which they ran
         self.left_out: dict[str, LeftOut] = {}  # plan hash -> why it did not run
 
-    def execute(
-        self, every: Sequence[Predicted], progress: Progress, between: Callable[[], object] = lambda: None
-    ) -> None:
+    def execute(self, every: Sequence[Predicted], progress: Progress, renew: Renew = unchanged) -> None:
         """Run what has not run yet. A plan that the runtime refuses, or that fails, is left out.
 
-        `between` is called every few plans, while nothing runs.
+        `renew` is called between two rounds, with the drift of the machine in the first of them, and gives
+        the predictions that hold for the second.
         """
-        turns = tuple(self._turns(every))
-        for done, (turn, one) in enumerate(turns):
-            if done % BETWEEN == 0:
-                between()
-            progress(done, len(turns), f"round {turn + 1}: {one.case.name}{self._worst}")
-            paths = [self._path(one, f"{turn}.{step}") for step in range(self._steps)]
-            if all(path.is_file() for path in paths) or one.plan_hash in self.left_out:
-                continue
+        in_force = tuple(every)
+        num_turns = sum(1 for turn in range(self._rounds) for _ in self._of_turn(turn, in_force))
+        for turn in range(self._rounds):
+            if turn > 0:
+                in_force = tuple(renew(in_force, self._drift(turn - 1)))
+            for one in self._of_turn(turn, in_force):
+                at = len(self._done)
+                progress(at, num_turns, f"round {turn + 1}: {one.case.name}{self._worst}")
+                self._done.append(_Done(one, turn, self._execute_one(one, turn)))
+        progress(num_turns, num_turns, "all plans have run")
+
+    def _execute_one(self, one: Predicted, turn: int) -> tuple[Trace, ...]:
+        """The steps of a plan in a round; those that lie there already are not run again."""
+        paths = [self._path(one, f"{turn}.{step}") for step in range(self._steps)]
+        if not all(path.is_file() for path in paths) and one.plan_hash not in self.left_out:
             traces = self._run(one, steps=self._steps, collect=Collect.NOTHING)
             for trace, path in zip(traces, paths, strict=False):
                 write_trace(trace, path)
             self._note(one, turn, traces)
-        progress(len(turns), len(turns), "all plans have run")
+        return tuple(read_trace(path) for path in paths if path.is_file())
+
+    def _drift(self, turn: int) -> float | None:
+        """Of the machine in one round."""
+        mine = [done for done in self._done if done.turn == turn]
+        calibrated_s = yardstick_s(mine[0].predicted.simulated) if mine else None
+        return drift_of(calibrated_s, [reading for done in mine for reading in done.readings_s])
+
+    def runs_of(self, one: Predicted) -> tuple[Run, ...]:
+        """A plan's runs, each beside the prediction that held then and the drift of the machine around it."""
+        calibrated_s = [yardstick_s(done.predicted.simulated) for done in self._done]
+        drifts = smoothed(calibrated_s, [done.readings_s for done in self._done])
+        return tuple(
+            Run(
+                predicted_s=done.predicted.simulated.iteration_s,
+                executed_s=tuple(trace.iteration_s for trace in done.traces),
+                drift=drift,
+            )
+            for done, drift in zip(self._done, drifts, strict=True)
+            if done.predicted.plan_hash == one.plan_hash and done.traces
+        )
 
     def watch(self, every: Sequence[Predicted], progress: Progress) -> None:
         """One more step of every plan with its memory watched, which makes it slower: it is not timed."""
@@ -208,11 +262,8 @@ class Runs:
             self._worst_error = abs(error)
             self._worst = f" (worst so far {error:+.1%}: {one.case.name})"
 
-    def _turns(self, every: Sequence[Predicted]) -> Iterator[tuple[int, Predicted]]:
-        for turn in range(self._rounds):
-            for one in every:
-                if turn == 0 or one.case.part is not Part.EMULATED:
-                    yield turn, one
+    def _of_turn(self, turn: int, every: Sequence[Predicted]) -> Iterator[Predicted]:
+        return (one for one in every if turn == 0 or one.case.part is not Part.EMULATED)
 
     def _path(self, one: Predicted, name: str) -> Path:
         return self._folder / f"{one.plan_hash:.16}.{name}.run.json"

@@ -3,9 +3,10 @@
 Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a core of their own,
          three or four ranks on two cores, and up to eight by emulation. Real transformers layers,
          random weights and data.
-Ours:    one calibration, with nine plans that run for it and are not judged; all predictions are
+Ours:    one calibration, with ten plans that run for it and are not judged; all predictions are
          written, with the plans' hashes, before the first judged plan runs; then all run round by
-         round, so that drift of the machine meets all alike.
+         round, so that drift of the machine meets all alike. A yardstick is read beside every step; where
+         the machine has drifted by more than a tenth in a round, rehearsals run again before the next.
          On a GPU, which is one device, the emulated part alone: one process calibrates, and the
          GPU plays all ranks, those of the rehearsals too. Messages and collectives take an assumed
          link's time in prediction and emulation alike.
@@ -29,7 +30,6 @@ import torch
 
 from experiments.fidelity.cases import CROWD, Case, LeftOut, Machine, Part, cases, quick
 from experiments.fidelity.draw import RESULT, drawing
-from experiments.fidelity.gauge import CALIBRATING, RUNNING, gauge_of
 from experiments.fidelity.many_ranks import MANY
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, rehearse, write_predictions
 from experiments.fidelity.rehearsals import rehearsals
@@ -42,13 +42,13 @@ from runtime.measure.microbench import header_here
 from runtime.world.device import CPU, NAMES, device_of
 from runtime.world.pool import Pool
 from workbench.cost.profile import Profile, write_profile
+from workbench.drift import is_beyond
 from workbench.report.progress import ticking
 from workbench.whole_file import write_text
 
 OUT = Path("out/fidelity")
 QUICK_PLANS = 6
 REHEARSED = 4  # steps of a plan in a round
-READINGS = 5  # of the gauge while calibrating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,29 +79,41 @@ def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None
         unpriced = _chosen(cases(UNMEASURED, lambda _: None, machine), extent)
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
             out.mkdir(parents=True, exist_ok=True)
-            gauge = gauge_of(unpriced[0].plan, pool, out, device)
-
-            def tell(done: int, total: int, what: str) -> None:
-                if done % -(-total // READINGS) == 0 or done == total:
-                    gauge.read(CALIBRATING)
-                ticker.at(done, total, what)
-
-            profile = calibrate(unpriced, pool, out, tell, budget_s=extent.budget_s, device=device)
-        link = profile.machine_link("intra").link if alone is None else ASSUMED
+            measured = calibrate(unpriced, pool, out, ticker.at, budget_s=extent.budget_s, device=device)
+        link = measured.machine_link("intra").link if alone is None else ASSUMED
         chosen = _chosen(cases(link, left_out.append, machine), extent)
-        rehearsing = Runs(out / "rehearsals", rounds=extent.rounds, steps=REHEARSED, pool=pool, device=device)
-        with ticking("rehearsals", None, quiet=is_quiet) as ticker:
-            profile = rehearse(profile, rehearsals(link, machine), chosen, rehearsing, ticker.at)
+        rehearsed: list[Profile] = []
+
+        def rehearsed_now() -> Profile:
+            """The profile with the machine's pace of this moment; every rehearsal has a folder of its own."""
+            folder = out / "rehearsals" / (str(len(rehearsed)) if rehearsed else "")
+            rehearsing = Runs(folder, rounds=extent.rounds, steps=REHEARSED, pool=pool, device=device)
+            with ticking("rehearsals", None, quiet=is_quiet) as ticker:
+                found = rehearse(measured, rehearsals(link, machine), chosen, rehearsing, ticker.at)
+            rehearsed.append(found)
+            return found
+
+        def renewed(in_force: Sequence[Predicted], drift: float | None) -> Sequence[Predicted]:
+            """Of the next round: other ones where the machine is not that of the last rehearsal."""
+            if not is_beyond(drift):
+                return in_force
+            again = tuple(predict(case, rehearsed_now()) for case in chosen)
+            write_predictions(again, out, f"predictions.{len(rehearsed)}.json")
+            return again
+
+        profile = rehearsed_now()
         write_profile(profile, out / "profile.json")
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
         runs = Runs(out, rounds=extent.rounds, steps=extent.steps, pool=pool, device=device)
         with ticking("plans", None, quiet=is_quiet) as ticker:
-            runs.execute(predicted, ticker.at, lambda: gauge.read(RUNNING))
+            runs.execute(predicted, ticker.at, renewed)
         with ticking("memory", None, quiet=is_quiet) as ticker:
             runs.watch(predicted, ticker.at)
     rows = rows_of(predicted, runs)
-    result = _provenance(profile, device) | summary(rows, (*left_out, *runs.left_out.values()), gauge.drift())
+    result = _provenance(profile, device) | summary(rows, (*left_out, *runs.left_out.values()))
+    result["recalibrated"] = len(rehearsed) - 1
+    result["noise"] = list(profile.noise)
     result["seconds"] = time.monotonic() - started_s
     write_text(json.dumps(result, indent=1) + "\n", out / "fidelity.json")
     return result
@@ -110,7 +122,9 @@ def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None
 def rows_of(predicted: Sequence[Predicted], runs: Runs) -> tuple[PlanRow, ...]:
     """Rows of the plans that have run."""
     timed = ((one, runs.timed(one)) for one in predicted)
-    return tuple(plan_row(one, traces, runs.watched(one)) for one, traces in timed if traces)
+    return tuple(
+        plan_row(one, traces, runs.runs_of(one), runs.watched(one)) for one, traces in timed if traces
+    )
 
 
 def _chosen(every: Sequence[Case], extent: Extent) -> tuple[Case, ...]:
@@ -184,9 +198,8 @@ def _clear(out: Path) -> None:
         shutil.rmtree(out / folder, ignore_errors=True)
     for pattern in (
         "measurement.json",
-        "predictions.json",
+        "predictions*.json",
         "runs.jsonl",
-        "gauge.jsonl",
         "*.plan.json",
         "*.sim.json",
     ):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from workbench.drift import Drifted, Run, drifted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
@@ -14,20 +16,27 @@ class Timed:
     Args:
         job: plans of one job are ranked against each other.
         executed_s: [steps] seconds, at least one.
+        runs: the same steps run by run, each beside the prediction that held then; empty: one held for all.
     """
 
     job: str
     predicted_s: float
     executed_s: tuple[float, ...]
+    runs: tuple[Run, ...] = ()
 
     @property
     def median_s(self) -> float:
         return float(statistics.median(self.executed_s))
 
     @property
+    def drifted(self) -> Drifted:
+        """Errors with drift and without."""
+        return drifted(self.runs or (Run(self.predicted_s, self.executed_s),))
+
+    @property
     def error(self) -> float:
         """Predicted over the executed median, minus 1."""
-        return self.predicted_s / self.median_s - 1
+        return self.drifted.error
 
     @property
     def spread(self) -> float:

@@ -12,7 +12,7 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
@@ -25,7 +25,7 @@ from workbench.plan.plan import (
     Settings,
     Stage,
 )
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.schedule.choice import Schedule
 
 LLM = "llm"
@@ -229,7 +229,7 @@ def _microbatches(
     draft: Plan, samples: Sequence[int] | Mapping[str, Sequence[int]], num_replicas: int
 ) -> tuple[Microbatch, ...]:
     """Consecutive samples; a module that has no item among them skips the microbatch."""
-    routing = Routing(draft)
+    routing = routing_of(draft)
     found: list[Microbatch] = []
     for module in draft.model.modules:
         sizes = samples[module.name] if isinstance(samples, Mapping) else samples

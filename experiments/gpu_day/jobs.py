@@ -9,7 +9,7 @@ from experiments.gpu_day.campaign import Extent, Session
 from runtime.world.device import device_of
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape
 from workbench.plan.kernels import Kernels

@@ -12,15 +12,8 @@ from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
-from workbench.model.module_layers import (
-    Projection,
-    Projector,
-    block_layers,
-    lm_head,
-    patch_embedding,
-    projector_layer,
-    token_embedding,
-)
+from workbench.model.module_layers import block_layers, lm_head, patch_embedding, token_embedding
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.transformer import Block, Heads, Mlp, Norm, vit_block
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Precision, Settings
@@ -116,7 +109,7 @@ def cluster_of(num_gpus: int) -> Cluster:
     profile = load_profile(PROFILE)
     intra, inter = profile.machine_link("intra").link, profile.machine_link("inter").link
     size = min(NODE_RANKS, num_gpus)
-    node = Node(device=profile.device, num_ranks=size, memory_bytes=profile.memory_bytes)
+    node = Node(device=profile.device, num_ranks=size, memory_bytes=profile.memory_bytes, num_cards=size)
     return uniform(PROFILE, node, num_nodes=-(-num_gpus // size), intra=intra, inter=inter)
 
 

@@ -12,11 +12,11 @@ from sim.step.sweep import Sweep
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.llm_table.llm_row import LlmRow
-from workbench.llm_table.predict import RowPredictor, with_replicas
+from workbench.llm_table.predict import RowPredictor, prices_of, with_replicas
+from workbench.llm_table.row_execution import execution_of as execution_of_row
 from workbench.llm_table.row_plan import plan_of
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.timing.price import price
 
 Floats = NDArray[np.float64]
 
@@ -59,11 +59,8 @@ def times_s(rows: Sequence[Ready], predictor: RowPredictor, execution: Execution
     for index, each in enumerate(rows):
         plain = predictor.cost(each.row)
         if id(plain) not in models:
-            kept = plain.execution
-            models[id(plain)] = plain.executed(
-                replace(execution, attention=kept.attention, activations=kept.activations)
-            )
-        prices = price(each.lowered, models[id(plain)])
+            models[id(plain)] = plain.executed(execution_of_row(each.row, execution))
+        prices = prices_of(each.lowered, each.row, models[id(plain)])
         found[index] = each.sweep.iteration_s(prices.duration_s, prices.step_s)
     return found
 

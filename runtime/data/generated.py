@@ -8,7 +8,7 @@ from torch import Tensor
 from workbench.data.sample import Item, Sample
 from workbench.model.model_graph import Edge
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 
 # Shape suffix: E = packed condition tokens.
 
@@ -24,7 +24,7 @@ def entering_conditions(plan: Plan, stage: Stage, microbatch: Microbatch) -> dic
 
 
 def _places(plan: Plan, edge: Edge, microbatch: Microbatch, modality: str) -> Tensor:
-    wanted = Routing(plan).wanted(edge, microbatch)
+    wanted = routing_of(plan).wanted(edge, microbatch)
     tokens = [plan.sample[item.sample].num_tokens for item in wanted]
     starts = dict(zip((item.sample for item in wanted), accumulate(tokens, initial=0), strict=False))
     return torch.cat(

@@ -21,7 +21,7 @@ class LayerwiseGradients(Gradients):
     it, and the communication overlaps the computation. A hook on every weight says when its gradient is
     whole. All ranks start their sums in the plan's order of groups, so that ranks of two groups never wait
     for each other; a layer that is whole before its turn waits for it. What no hook reports, a
-    weight that the last microbatch did not reach, follows with the stage's REDUCE_GRAD.
+    weight that the last microbatch did not reach, follows where the program reduces the stage.
     """
 
     def __init__(

@@ -32,6 +32,7 @@ from runtime.elastic.orders import (
     Told,
     TrainStep,
     Vote,
+    moment_of,
 )
 from runtime.elastic.state_files import read_state, write_state
 from runtime.elastic.world import World, empty_layers, read_lowered
@@ -40,21 +41,10 @@ from runtime.world.communicators import build_mesh
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_here
 from runtime.world.mesh import Mesh
-from workbench.schedule.action import Pass
 
 SEVER_EVERY_S = 0.02
 MOST_TEXT = 2000  # characters of a trace that are told
 TORN = 3  # exit code: the update was cut off in its middle, so this state is of no use
-MOMENT_OF = {
-    Pass.F: Moment.FORWARD,
-    Pass.B: Moment.BACKWARD,
-    Pass.I: Moment.BACKWARD,
-    Pass.W: Moment.BACKWARD,
-    Pass.REDUCE_GRAD: Moment.REDUCING,
-    Pass.STEP: Moment.REDUCING,
-    Pass.UNSHARD: Moment.GATHERING,
-    Pass.RESHARD: Moment.GATHERING,
-}
 
 
 class _StoppedError(RankError):
@@ -188,8 +178,8 @@ class MemberProcess:
         reducing = last_backwards(program) if is_within else {}
 
         def progress(position: int) -> None:
-            kind = Pass.REDUCE_GRAD if position in reducing else program[position].kind
-            self._moment.value = MOMENT_OF[kind]
+            moment = Moment.REDUCING if position in reducing else moment_of(program[position].kind)
+            self._moment.value = moment
 
         def vote(loss: float) -> None:
             self._tell(Vote(step=order.step, loss=loss))

@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 from runtime.elastic.moves import Move, Owner
+from workbench.schedule.action import MEANING, Activity, Pass
 
 
 class Moment(IntEnum):
@@ -21,6 +22,16 @@ class Moment(IntEnum):
     REDUCING = 5
     VOTED = 6
     GATHERING = 7
+
+
+def moment_of(kind: Pass) -> Moment:
+    """What a process is doing while it does an action of its program."""
+    meaning = MEANING[kind]
+    if meaning.weights:
+        return Moment.GATHERING
+    if meaning.activity is not Activity.COMPUTE:
+        return Moment.REDUCING
+    return Moment.FORWARD if kind is Pass.F else Moment.BACKWARD
 
 
 class Order(Enum):

@@ -1,5 +1,6 @@
 """A plan's emulated trace: measured actions, put together by the plan's dependencies."""
 
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -10,9 +11,10 @@ from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
+from workbench.drift import YARDSTICK
 from workbench.job.matching import profile_for
 from workbench.plan.lowered import Lowered
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import MEANING, Action, Activity
 from workbench.timing.price import price, stage_link
 from workbench.timing.provenance import DEVICE, PROFILE, UNMEASURED
 from workbench.trace import Executor, Trace
@@ -54,7 +56,9 @@ def compose(
     profile = check_collectives(lowered, profile)
     if profile is not None:
         prices = price(lowered, CostModel(profile))
-        sums_s = {a: s for a, s in prices.durations_s.items() if a.kind is Pass.REDUCE_GRAD}
+        sums_s = {
+            a: s for a, s in prices.durations_s.items() if MEANING[a.kind].activity is Activity.COLLECTIVE
+        }
         collectives = Collectives(profile)
         for group in lowered.groups:
             link = stage_link(lowered.plan.cluster, group.ranks)
@@ -75,6 +79,8 @@ def compose(
     trace = simulate(lowered, durations_s.__getitem__, step_s=emulation.timings.steps_s.__getitem__)
     details = [(DEVICE, emulation.kind)]
     details += [(EMULATED, f"one action at a time on {emulation.device}, median of {emulation.num_timed}")]
+    if emulation.yardsticks_s:
+        details.append((YARDSTICK, repr(statistics.harmonic_mean(emulation.yardsticks_s))))
     if profile is not None:
         details.append((PROFILE, f"{profile.name}, of collectives alone"))
     details += [(UNMEASURED, name) for name in unmeasured]

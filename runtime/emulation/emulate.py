@@ -15,6 +15,7 @@ the host is never ahead of the device when an action begins.
 """
 
 import gc
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,10 +41,11 @@ from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.clock import HOST, Clock, SynchronousClock
 from runtime.world.device import CPU, kind_of_device
 from runtime.world.pool import Place
+from runtime.world.yardstick import Yardstick
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
-from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
 
 
@@ -60,6 +62,7 @@ class Emulation:
         peaks: rank -> most bytes that it held in a timed step, where memory was watched.
         device: on which all of it ran, as torch names it.
         kind: of that device, as profiles name it.
+        yardsticks_s: of every timed step, what the yardstick took beside it.
     """
 
     order: tuple[Action, ...]
@@ -70,6 +73,7 @@ class Emulation:
     peaks: Mapping[int, int]
     device: str
     kind: str
+    yardsticks_s: tuple[float, ...] = ()
 
     @property
     def num_timed(self) -> int:
@@ -77,7 +81,12 @@ class Emulation:
 
     def of_step(self, index: int) -> "Emulation":
         """One timed step, as if it were the only one."""
-        return replace(self, timed=(self.timed[index],), timings=self.timed[index])
+        return replace(
+            self,
+            timed=(self.timed[index],),
+            timings=self.timed[index],
+            yardsticks_s=self.yardsticks_s[index : index + 1],
+        )
 
 
 def emulate(
@@ -124,7 +133,7 @@ def emulate(
         check_fits(lowered, order, device)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
     try:
-        with exporting(settings.export, lowered.plan.model):
+        with exporting(settings.export, lowered.plan.model, settings.weights):
             reports = ranks.run(order, progress)
     except torch.OutOfMemoryError as error:  # while stages are built; in an action it names the rank
         raise ValueError(f"emulation of {len(lowered.plan.ranks)} ranks: {error}") from error
@@ -228,6 +237,7 @@ class _Ranks:
                 self._source,
                 self._build_stage,
                 ThreadGroups(),
+                yardstick=Yardstick(self.device) if process == 0 else None,  # one for all: they take turns
             )
         runner.place = -1
 
@@ -285,10 +295,10 @@ def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport])
         for step, notes in enumerate(report.notes):
             for span in (span for span in notes.spans if span.lane is Lane.COMPUTE):
                 work = own_work(span.start_s, span.end_s, absences, exchanges, waits_s)
-                if span.action.kind in COMPUTE:
-                    works[step].setdefault(span.action, {})[report.rank] = work
-                else:
+                if span.action == STEP:
                     steps_s[step][report.rank] = work.own_s
+                else:
+                    works[step].setdefault(span.action, {})[report.rank] = work
     timed = tuple(
         Timings(works=of_step, steps_s=seconds) for of_step, seconds in zip(works, steps_s, strict=True)
     )
@@ -305,6 +315,7 @@ def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport])
         },
         device=str(ranks.device),
         kind=kind_of_device(ranks.device),
+        yardsticks_s=tuple(statistics.harmonic_mean(notes.yardstick_s) for notes in reports[0].notes),
     )
 
 

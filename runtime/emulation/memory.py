@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import torch
 
-from workbench.memory.account import memory_table
+from workbench.memory.account import memory_table, moved_bytes
 from workbench.memory.stage import elements_of
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
@@ -49,10 +49,10 @@ def held_bytes(lowered: Lowered, order: Sequence[Action]) -> int:
     table = memory_table(lowered)
     held = most = 0
     for action in order:
-        taken = [(rank, action) for rank in lowered.plan.ranks_of(action)]
-        held += sum(table.acquired_bytes.get(key, 0) for key in taken)
+        moved = [moved_bytes(lowered.plan, table, rank, action) for rank in lowered.plan.ranks_of(action)]
+        held += sum(taken for taken, _ in moved)
         most = max(most, held)
-        held -= sum(table.released_bytes.get(key, 0) for key in taken)
+        held -= sum(given for _, given in moved)
     return state_bytes(lowered.plan) + most
 
 

@@ -26,7 +26,7 @@ from runtime.models.projector import PROJECTORS
 from workbench.data.sample import Item
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 
 # Shape suffixes: T = tokens of a sample, D = width of the language model.

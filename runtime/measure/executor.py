@@ -24,7 +24,7 @@ from workbench.model.layer import TokenCount
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Stage
-from workbench.schedule.action import Pass
+from workbench.schedule.action import COLLECTIVES, Pass
 
 
 class EmptyStage(nn.Module):
@@ -121,8 +121,8 @@ def time_executor(
 ) -> list[OverheadRow]:
     """Seconds of each kind of action of a plan whose stages do nothing: medians over all of them.
 
-    Messages, slices and joins are the plan's own, so their copies are part of it. REDUCE_GRAD
-    is left out: what an empty one takes is its collective's latency, which has rows of its own.
+    Messages, slices and joins are the plan's own, so their copies are part of it. Collectives
+    are left out: what an empty one takes is its latency, which has rows of its own.
 
     Args:
         pool: runs the ranks on a CPU; None: this process plays all of them on the device, as an
@@ -136,7 +136,7 @@ def time_executor(
     return [
         OverheadRow(action=str(kind), seconds=statistics.median(found), spread=quartile_spread(found))
         for kind, found in sorted(seconds.items())
-        if kind is not Pass.REDUCE_GRAD
+        if kind not in COLLECTIVES
     ]
 
 

@@ -15,6 +15,7 @@ from runtime.measure.layers import rows_of, time_window
 from runtime.measure.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
 from runtime.measure.windows import Key, Window, windows_of
 from runtime.measure.wires import Ring
+from runtime.measure.yardstick import with_yardstick
 from runtime.rank_job import TORCH_TYPE
 from runtime.world.device import CPU
 from runtime.world.pool import Place, Pool
@@ -97,7 +98,8 @@ def _one_thread() -> Iterator[None]:
 
 def measuring_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
     """All that `measure` does, in its order; what a task says that it measures is said by no other."""
-    return distinct(_tasks(plans, pool, settings))
+    tasks = distinct(_tasks(plans, pool, settings))
+    return with_yardstick(tasks, pool, settings.device, settings.concurrency)
 
 
 def distinct(tasks: Sequence[Task]) -> list[Task]:

@@ -9,7 +9,7 @@ from workbench.cost.signature import signature
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Module
 from workbench.plan.plan import KeyExchange, Microbatch, Plan, Precision
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 
@@ -117,7 +117,7 @@ def _spread(values: Sequence[tuple[int, RowWork]], count: int) -> list[tuple[int
 
 def tokens_held(plan: Plan, window: Window, process: int) -> int:
     """Tokens inside the blocks that this process holds: all, or its share."""
-    held = held_runs(Routing(plan), window.microbatch, TokenCount.IN)
+    held = held_runs(routing_of(plan), window.microbatch, TokenCount.IN)
     return sum(run.num_tokens for run in held[process if window.cp > 1 else 0])
 
 
@@ -127,7 +127,7 @@ def feature_rows(plan: Plan, data: MicrobatchData, name: str) -> int:
         return sum(image.tiles.total for image in data.brought[name])
     if name not in data.chosen:
         return len(data.placed[name])
-    routing = Routing(plan)
+    routing = routing_of(plan)
     edge = next(edge for edge in plan.model.edges if edge.name == name)
     source = plan.model.module(edge.source)
     items = [item for target in data.items for item in routing.items(edge.source, target.sample)]

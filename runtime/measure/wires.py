@@ -9,12 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.measure.clock import Clock, quartile_spread
+from runtime.world.mesh import GATHER, SCATTER
 from workbench.calibrate.measurement import CollectiveRow, LinkRow, OverlapRow
 
 ROUNDS = 5
 TURNS = 5  # of a round
 WARMUP = 3
 BYTES = tuple(2**i for i in (10, 12, 14, 16, 17, 18, 19, 20, 21, 22, 23, 24))
+BEFORE_BYTES = 2**23  # more than a core's own cache
+BEFORE_PRODUCT = 256
 OVERLAP_BYTES = 2**25
 OVERLAP_PRODUCT = {"cpu": 512, "cuda": 4096}
 MOST_TURNS = 50  # products beside one collective
@@ -73,11 +76,30 @@ def time_collective(clock: Clock, ring: Ring, collective: str) -> list[Collectiv
             link=ring.link,
             num_ranks=ring.size,
             num_bytes=num_bytes,
-            seconds=least_median(seconds),
+            seconds=statistics.median(seconds),
             spread=quartile_spread(seconds),
         )
-        for num_bytes, seconds in _in_turn(clock, ring, lambda buffer: make(buffer, ring))
+        for num_bytes, seconds in _in_turn(
+            clock, ring, lambda buffer: make(buffer, ring), _work_before(clock)
+        )
     ]
+
+
+def _work_before(clock: Clock) -> Callable[[], object]:
+    """What ranks do before a collective: layers, which leave none of its tensors in a core's own cache.
+
+    A GPU's collectives run beside them, in streams and engines of their own: they are timed alone.
+    """
+    if clock.is_cuda:
+        return clock.wait
+    x = torch.randn(BEFORE_PRODUCT, BEFORE_PRODUCT)
+    y, read, written = torch.empty_like(x), torch.randn(BEFORE_BYTES // 4), torch.empty(BEFORE_BYTES // 4)
+
+    def work() -> None:
+        torch.mm(x, x, out=y)
+        written.copy_(read)
+
+    return work
 
 
 def _all_reduce(buffer: Tensor, ring: Ring) -> Callable[[], object]:
@@ -85,15 +107,13 @@ def _all_reduce(buffer: Tensor, ring: Ring) -> Callable[[], object]:
 
 
 def _all_gather(buffer: Tensor, ring: Ring) -> Callable[[], object]:
-    parts = list(buffer.chunk(ring.size))
-    mine = parts[ring.processes.index(ring.process)].clone()
-    return lambda: dist.all_gather(parts, mine, group=ring.group)
+    mine = buffer.chunk(ring.size)[ring.processes.index(ring.process)].clone()
+    return lambda: GATHER(buffer, mine, group=ring.group)
 
 
 def _reduce_scatter(buffer: Tensor, ring: Ring) -> Callable[[], object]:
-    parts = list(buffer.chunk(ring.size))
-    mine = torch.empty_like(parts[0])
-    return lambda: dist.reduce_scatter(mine, parts, group=ring.group)
+    mine = torch.empty_like(buffer.chunk(ring.size)[0])
+    return lambda: SCATTER(mine, buffer, group=ring.group)
 
 
 def _broadcast(buffer: Tensor, ring: Ring) -> Callable[[], object]:
@@ -115,12 +135,15 @@ COLLECTIVES: dict[str, Callable[[Tensor, Ring], Callable[[], object]]] = {
 
 
 def _in_turn(
-    clock: Clock, ring: Ring, make: Callable[[Tensor], Callable[[], object]]
+    clock: Clock,
+    ring: Ring,
+    make: Callable[[Tensor], Callable[[], object]],
+    before: Callable[[], object] = lambda: None,
 ) -> list[tuple[int, list[float]]]:
     """Seconds by size; sizes take turns, so that a disturbance falls on all of them alike.
 
-    All processes leave a barrier before each call, some later than others, and the call's clock
-    runs from the process's own start: the one that came last sees the call alone. So the least
+    All processes leave a barrier before each call, some later than others, do what comes `before` it, and the
+    call's clock runs from the process's own start: the one that came last sees the call alone. So the least
     of all processes counts, call by call.
     """
     calls = {}
@@ -131,6 +154,7 @@ def _in_turn(
     for turn in range(WARMUP + ROUNDS * TURNS):
         for size in BYTES:
             dist.barrier(group=ring.group)
+            before()
             clock.wait()
             second = clock.time_s(calls[size])
             if turn >= WARMUP:

@@ -225,6 +225,7 @@ class Adapter(ABC):
         assert module.source is not None, "made from a configuration"
         self.module = module
         self.projector = module.source.projector
+        self.feature_layer = module.source.feature_layer
         self.config = self.configured(json.loads(module.source.config))
         self.config._attn_implementation = ATTENTION
         register_packed_sdpa()

@@ -12,7 +12,6 @@ from transformers.models.aimv2.modeling_aimv2 import (
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderBlock
 from runtime.models.norm import WideRMSNorm, widen_norms
-from runtime.models.projector import ProjectorLayer
 from runtime.models.vision import VisionAdapter, square_px
 from workbench.data.sample import Segment
 
@@ -73,4 +72,4 @@ class Aimv2Adapter(VisionAdapter):
 
     def last(self) -> StageLayer:
         norm = WideRMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
-        return ProjectorLayer(self.projector, self.widths, self.config.initializer_range, norm, "rms_norm")
+        return self.projected(self.config.initializer_range, norm, "rms_norm")

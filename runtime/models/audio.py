@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.models.voxtral.configuration_voxtral import VoxtralEncoderConfig
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize
 from runtime.models.initialise import Fill
-from runtime.models.projector import PooledProjectorLayer, ProjectorLayer
+from runtime.models.projector import PooledProjectorLayer
 from workbench.data.sample import Segment
 
 # Shape suffixes: N = clips, M = mel bins, S = mel frames, T = packed tokens, D = hidden width.
@@ -23,10 +24,8 @@ class ConvStem(EmbedItems):
     first positions, so that a plan can say how long each clip is.
     """
 
-    def __init__(self, config: WhisperConfig) -> None:
-        super().__init__(
-            {"conv1": "conv1", "conv2": "conv2", "embed_positions": "embed_positions"}, config.init_std
-        )
+    def __init__(self, config: WhisperConfig, std: float) -> None:
+        super().__init__({"conv1": "conv1", "conv2": "conv2", "embed_positions": "embed_positions"}, std)
         self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
         self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
         self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
@@ -57,7 +56,11 @@ class WhisperAdapter(EncoderAdapter):
 
     config_class = WhisperConfig
     item_dims = 2
-    _projector: type[ProjectorLayer] = ProjectorLayer
+
+    @property
+    def std(self) -> float:
+        """Of freshly drawn matrices."""
+        return float(self.config.init_std)
 
     @property
     def num_blocks(self) -> int:
@@ -90,15 +93,29 @@ class WhisperAdapter(EncoderAdapter):
         return ItemSize(tokens, tokens)
 
     def first(self) -> StageLayer:
-        return ConvStem(self.config)
+        return ConvStem(self.config, self.std)
 
     def block(self, index: int) -> StageLayer:
-        return AudioBlock(WhisperEncoderLayer(self.config), index, self.config.init_std)
+        return AudioBlock(WhisperEncoderLayer(self.config), index, self.std)
 
     def last(self) -> StageLayer:
         config = self.config
         norm = nn.LayerNorm(config.d_model)
-        return self._projector(self.projector, self.widths, config.init_std, norm, "layer_norm")
+        return self.projected(self.std, norm, "layer_norm")
+
+
+class VoxtralAdapter(WhisperAdapter):
+    """Voxtral's encoder: Whisper's layers under the keys of a decoder."""
+
+    config_class = VoxtralEncoderConfig
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "audio_tower.", "model.audio_tower.")
+
+    @property
+    def std(self) -> float:
+        return float(self.config.initializer_range)
 
 
 class Qwen2AudioAdapter(WhisperAdapter):
@@ -107,7 +124,7 @@ class Qwen2AudioAdapter(WhisperAdapter):
     Its layers are Whisper's under the same names, so they are built as Whisper's.
     """
 
-    _projector = PooledProjectorLayer
+    named_projector = PooledProjectorLayer
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
 from runtime.models.adapter import Context, MicrobatchData, StageLayer
 from runtime.models.attention import Packing
 from runtime.models.encoder import EncoderAdapter, ItemSize
-from runtime.models.projector import ProjectorLayer
 from workbench.data.sample import Segment
 from workbench.model.model_graph import Module
 
@@ -163,4 +162,4 @@ class ConformerAdapter(EncoderAdapter):
         return ConformerBlock(self.config, index)
 
     def last(self) -> StageLayer:
-        return ProjectorLayer(self.projector, self.widths, self.config.initializer_range)
+        return self.projected(self.config.initializer_range)

@@ -5,13 +5,13 @@ from functools import partial
 
 from runtime.models.adapter import Adapter, named_refusals
 from runtime.models.aimv2 import Aimv2Adapter
-from runtime.models.audio import Qwen2AudioAdapter, WhisperAdapter
+from runtime.models.audio import Qwen2AudioAdapter, VoxtralAdapter, WhisperAdapter
 from runtime.models.audio_conformer import ConformerAdapter
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.diffusion import DitAdapter
 from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
-from runtime.models.vision import ClipAdapter, SiglipAdapter
+from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter, SmolVlmAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from workbench.model.model_graph import Module
@@ -20,6 +20,8 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     **{kind: partial(DecoderAdapter, family=family) for kind, family in DECODERS.items()},
     "mllama_text_model": CrossDecoderAdapter,
     "siglip_vision_model": SiglipAdapter,
+    "idefics3_vision": Idefics3Adapter,
+    "smolvlm_vision": SmolVlmAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
     "aimv2_vision_model": Aimv2Adapter,
@@ -29,6 +31,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
     "whisper": WhisperAdapter,
+    "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,
     "phi4_multimodal_audio": ConformerAdapter,
     "dit": DitAdapter,

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from math import isqrt
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter, Context, StageLayer
+from runtime.models.projector import ProjectorLayer, StepsProjectorLayer, steps_or_none
+from workbench.model.projector import merged_by
 
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
 
@@ -66,12 +69,44 @@ class EncoderAdapter(Adapter):
 
     item_dims: ClassVar[int]
     items_key: ClassVar[str | None] = None  # None: the one that the model names
+    named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, which say how the items lie
 
     @property
     def widths(self) -> tuple[int, int]:
         """What its projector reads and gives."""
         return self.config.hidden_size, self.module.layers[-1].out_width
+
+    @property
+    def num_layers(self) -> int:
+        """Embedding, blocks up to the hidden state that the projector reads, projector."""
+        if self.feature_layer is None:
+            return super().num_layers
+        return 2 + self.feature_layer % (self.num_blocks + 1)
+
+    def projected(
+        self, std: float, norm: nn.Module | None = None, norm_name: str = "", *, has_class_token: bool = False
+    ) -> StageLayer:
+        """The last layer: final norm, unless an earlier state is read, and projector."""
+        if self.feature_layer is not None:
+            norm, norm_name = None, ""
+        steps = steps_or_none(self.projector)
+        if steps is None:
+            kind = self.named_projector
+            return kind(self.projector, self.widths, std, norm, norm_name, has_class_token=has_class_token)
+        return StepsProjectorLayer(
+            steps, self.widths, std, self.grid_of, norm, norm_name, has_class_token=has_class_token
+        )
+
+    @property
+    def merged_side(self) -> int:
+        """Of the squares of patches that a projector of steps makes one."""
+        return isqrt(merged_by(steps_or_none(self.projector) or ()))
+
+    def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int] | None:
+        """(rows, columns) in which so many tokens lie; None: one after the other."""
+        del tokens, named
+        return None
 
     def input_keys(self, model: PreTrainedModel) -> tuple[str, ...]:
         """The names under which a batch has the inputs of this model; the first holds the items."""

@@ -1,12 +1,18 @@
 """The last layer of an encoder: final norm, token reduction and projection to the LLM's width."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import isqrt
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from runtime.models.adapter import Context, StageLayer
 from runtime.models.cut_kind import CutKind
+from runtime.models.norm import WideRMSNorm
+from runtime.models.patch_grid import blockwise
+from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, is_pair
+from workbench.model.transformer import Norm
 
 # Shape suffixes: T = packed tokens, D = hidden width.
 
@@ -38,6 +44,61 @@ class LinearProjector(nn.Module):
 
 
 PROJECTORS: Mapping[str, type[nn.Module]] = {"linear": LinearProjector, "mlp": MLPProjector}
+
+GridOf = Callable[[int, tuple[int, int] | None], tuple[int, int] | None]
+"""(tokens of an item, its grid where the plan names one) -> (rows, columns); None: a run of tokens."""
+
+
+class SwiGlu(nn.Module):
+    """SiLU of the second half of the width times the first."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        value_TD, gate_TD = x_TD.chunk(2, dim=-1)
+        return nn.functional.silu(gate_TD) * value_TD
+
+
+class StepsProjector(nn.ModuleList):
+    """A projector step by step; a merge has no module of its own, weights are named by the step's index."""
+
+    def __init__(self, steps: Steps, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.steps, width = steps, width_in
+        for step in steps:
+            made, width = _module(step, width, width_out)
+            self.append(made)
+
+    def pieces(self) -> tuple[CutKind | None, ...]:
+        """How tensor parallelism cuts each step: two products around an activation are a pair."""
+        cuts: list[CutKind | None] = [None] * len(self)
+        for index in range(len(self) - 2):
+            if is_pair(self.steps[index : index + 3]):
+                cuts[index], cuts[index + 2] = CutKind.COLUMN, CutKind.ROW
+        return tuple(cuts)
+
+
+def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module, int]:
+    """A step's module, and the width behind it."""
+    if step.merge is not None:
+        return nn.Identity(), width if step.how is Merge.MEAN else width * step.merge
+    if step.norm is Norm.LAYER:
+        return nn.LayerNorm(width, eps=step.eps), width
+    if step.norm is Norm.RMS:
+        return WideRMSNorm(width, step.eps, step.offset), width
+    if step.act is not None:
+        return (SwiGlu(), width // 2) if step.act == GATED else (ACT2FN[step.act], width)
+    behind = width_out if step.linear_out else step.linear
+    assert behind is not None, "a step is one of them"
+    return nn.Linear(width, behind, bias=step.bias), behind
+
+
+def merged(x_TD: Tensor, step: ProjectorStep, grid: tuple[int, int] | None) -> Tensor:
+    """[T / merge, D or merge x D]: squares of an image's patches, or runs of tokens, become one."""
+    assert step.merge is not None, "asked of merges"
+    x_TMD = x_TD if grid is None else blockwise(x_TD.unflatten(0, grid), isqrt(step.merge))
+    x_TMD = x_TMD.unflatten(0, (-1, step.merge))
+    if step.how is Merge.MEAN:
+        return x_TMD.mean(dim=1)
+    return (x_TMD if step.how is Merge.CONCAT else x_TMD.transpose(1, 2)).flatten(1)
 
 
 class ProjectorLayer(StageLayer):
@@ -104,6 +165,91 @@ class ProjectorLayer(StageLayer):
                 )
             reduced.append(kept_TD if len(kept_TD) == tokens_out else _average(kept_TD, tokens_out))
         return torch.cat(reduced)
+
+
+class StepsProjectorLayer(StageLayer):
+    """Layer N+1 of an encoder whose projector is given step by step.
+
+    Args:
+        steps: of the projector.
+        widths: of the encoder and its consumer.
+        std: of freshly drawn matrices.
+        grid_of: where patches of an item lie.
+        norm: the encoder's final norm, or None.
+        norm_name: its name in a checkpoint.
+        has_class_token: whether each item starts with one, which is dropped.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        widths: tuple[int, int],
+        std: float,
+        grid_of: GridOf,
+        norm: nn.Module | None = None,
+        norm_name: str = "",
+        *,
+        has_class_token: bool = False,
+    ) -> None:
+        super().__init__({"norm": norm_name, "projector": "projector"}, std)
+        self.norm, self.grid_of, self.has_class_token = norm, grid_of, has_class_token
+        self.projector = StepsProjector(steps, *widths)
+        cuts = zip(range(len(steps)), self.projector.pieces(), strict=True)
+        self.cuts = tuple((f"projector.{index}", cut) for index, cut in cuts if cut is not None)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "a projector is given its input"
+        x_TD = hidden_TD if self.norm is None else self.norm(hidden_TD)
+        last = max((i for i, step in enumerate(self.projector.steps) if step.merge is not None), default=-1)
+        pooling = context.data.pooling
+        if pooling is None:
+            x_TD = self._merged(x_TD, last, context)
+        else:
+            x_TD = pooling.own(self._merged(pooling.whole(x_TD), last, context))
+        for module in list(self.projector)[last + 1 :]:
+            x_TD = module(x_TD)
+        return x_TD
+
+    def _merged(self, x_TD: Tensor, last: int, context: Context) -> Tensor:
+        """Item by item up to the last merge; class tokens are dropped first."""
+        data, first = context.data, 1 if self.has_class_token else 0
+        named = data.grids or (None,) * len(data.items)
+        found = []
+        for item_TD, item, grid, tokens_out in zip(
+            x_TD.split(list(data.tokens_in)), data.items, named, data.tokens_out, strict=True
+        ):
+            y_TD = self._steps(item_TD[first:], last, grid)
+            if len(y_TD) != tokens_out:
+                raise ValueError(
+                    f"item {tuple(item)}: its projector makes {len(y_TD)} tokens of {len(item_TD)}, the plan "
+                    f"says {tokens_out}"
+                )
+            found.append(y_TD)
+        return torch.cat(found)
+
+    def _steps(self, x_TD: Tensor, last: int, grid: tuple[int, int] | None) -> Tensor:
+        lies = self.grid_of(len(x_TD), grid)
+        for step, module in list(zip(self.projector.steps, self.projector, strict=True))[: last + 1]:
+            if step.merge is None:
+                x_TD = module(x_TD)
+                continue
+            side = isqrt(step.merge)
+            if len(x_TD) % step.merge or (lies is not None and (lies[0] % side or lies[1] % side)):
+                raise ValueError(f"{len(x_TD)} tokens{_as(lies)} do not merge {step.merge} to one")
+            x_TD = merged(x_TD, step, lies)
+            lies = None if lies is None else (lies[0] // side, lies[1] // side)
+        return x_TD
+
+
+def _as(grid: tuple[int, int] | None) -> str:
+    return "" if grid is None else f" in {grid[0]} rows of {grid[1]}"
+
+
+def steps_or_none(kind: str | None) -> Steps | None:
+    """The steps of a projector that has no name."""
+    said = None if kind is None else from_text(kind)
+    return None if said is None or isinstance(said, Projector) else said
 
 
 class PooledProjectorLayer(ProjectorLayer):

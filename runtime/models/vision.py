@@ -9,16 +9,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionConfig, CLIPVisionEmbeddings
+from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
+from transformers.models.idefics3.modeling_idefics3 import Idefics3EncoderLayer, Idefics3VisionEmbeddings
 from transformers.models.siglip.modeling_siglip import (
     SiglipEncoderLayer,
     SiglipVisionConfig,
     SiglipVisionEmbeddings,
 )
+from transformers.models.smolvlm.configuration_smolvlm import SmolVLMVisionConfig
 
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize, grid_or_none
 from runtime.models.initialise import Fill, normal
-from runtime.models.projector import ProjectorLayer
 from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
@@ -49,6 +51,21 @@ class EmbedPatches(EmbedItems):
         resized = pixels_NCHW.shape[2:] != (self.embeddings.image_size,) * 2
         x_NTD: Tensor = self.embeddings(pixels_NCHW, interpolate_pos_encoding=resized)
         return x_NTD if self.pre_norm is None else self.pre_norm(x_NTD)
+
+
+class EmbedByPlace(EmbedItems):
+    """Patches and Idefics3's positions, for images without padding."""
+
+    def __init__(self, embeddings: nn.Module, std: float) -> None:
+        super().__init__({"embeddings": "embeddings"}, std)
+        self.embeddings: Any = embeddings
+
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        patch = self.embeddings.patch_size
+        num, _, height, width = pixels_NCHW.shape
+        whole_NRC = pixels_NCHW.new_ones((num, height // patch, width // patch), dtype=torch.bool)
+        x_NTD: Tensor = self.embeddings(pixels_NCHW, whole_NRC)
+        return x_NTD
 
 
 class XavierBlock(EncoderBlock):
@@ -82,14 +99,20 @@ class VisionAdapter(EncoderAdapter):
                 f"segment {segment.modality}[{segment.k}]: no patches left besides the class token"
             )
         patch = square_px(self.config.patch_size)
-        side = square_px(self.config.image_size) // patch
-        guessed = (side, side) if patches == side * side else grid_of(patches)
-        rows, columns = segment.grid or guessed
+        rows, columns = self.grid_of(patches, segment.grid)
         if rows * columns != patches:
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: {patches} patches are not {rows} rows of {columns}"
             )
         return (self.config.num_channels, rows * patch, columns * patch)
+
+    def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
+        """The one that the plan names; else the image of the configured size, or the most square one."""
+        side = square_px(self.config.image_size) // square_px(self.config.patch_size)
+        if named is not None or tokens == side * side:
+            return named or (side, side)
+        rows, columns = grid_of(tokens // self.merged_side**2)
+        return self.merged_side * rows, self.merged_side * columns
 
     @property
     def native_tokens(self) -> tuple[int, int]:
@@ -135,7 +158,29 @@ class SiglipAdapter(VisionAdapter):
 
     def last(self) -> StageLayer:
         norm = nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
-        return ProjectorLayer(self.projector, self.widths, self.std, norm, "post_layernorm")
+        return self.projected(self.std, norm, "post_layernorm")
+
+
+class Idefics3Adapter(SiglipAdapter):
+    """SigLIP's tower with positions by the place in the image: patches of small images lie far apart."""
+
+    config_class = Idefics3VisionConfig
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", "vision_model.", "model.vision_model.")
+
+    def first(self) -> StageLayer:
+        return EmbedByPlace(Idefics3VisionEmbeddings(self.config), self.std)
+
+    def block(self, index: int) -> StageLayer:
+        return XavierBlock(Idefics3EncoderLayer(self.config), index, self.std)
+
+
+class SmolVlmAdapter(Idefics3Adapter):
+    """SmolVLM's tower is Idefics3's."""
+
+    config_class = SmolVLMVisionConfig
 
 
 class ClipAdapter(VisionAdapter):
@@ -167,4 +212,4 @@ class ClipAdapter(VisionAdapter):
         return EncoderBlock(CLIPEncoderLayer(self.config), index, std)
 
     def last(self) -> StageLayer:
-        return ProjectorLayer(self.projector, self.widths, self.std, has_class_token=True)
+        return self.projected(self.std, has_class_token=True)

@@ -28,7 +28,6 @@ from runtime.models.encoder import (
 )
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.patch_grid import blockwise, patches_of
-from runtime.models.projector import ProjectorLayer
 from runtime.models.vision import grid_of
 from workbench.data.sample import Segment
 from workbench.model.model_graph import Module
@@ -208,8 +207,17 @@ class GridAdapter(EncoderAdapter):
                 f"module {self.module.name!r}: {side} x {side} patches become one, so an image must have "
                 f"a multiple of {side**2}, got {tokens}"
             )
-        rows, columns = grid_of(tokens // side**2)
-        return side * rows, side * columns
+        aligned = side * self.merged_side
+        if tokens % aligned**2:
+            raise ValueError(
+                f"module {self.module.name!r}: its projector merges {self.merged_side} x {self.merged_side} "
+                f"patches, so an image must have a multiple of {aligned**2}, got {tokens}"
+            )
+        rows, columns = grid_of(tokens // aligned**2)
+        return aligned * rows, aligned * columns
+
+    def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
+        return self.grid(tokens, named)
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         rows, columns = self.grid(segment.tokens_in, segment.grid)
@@ -275,7 +283,7 @@ class PixtralAdapter(GridAdapter):
         return block
 
     def last(self) -> StageLayer:
-        return ProjectorLayer(self.projector, self.widths, self.config.initializer_range)
+        return self.projected(self.config.initializer_range)
 
 
 class QwenVisionAdapter(GridAdapter):

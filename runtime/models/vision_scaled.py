@@ -24,7 +24,6 @@ from runtime.models.cut_kind import CutKind
 from runtime.models.encoder import EmbedItems, EncoderBlock
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
-from runtime.models.projector import ProjectorLayer
 from runtime.models.vision import VisionAdapter
 from workbench.model.model_graph import Module
 
@@ -88,8 +87,7 @@ class ScaledVitAdapter(VisionAdapter):
         return ("", "dinov2.", "vision_tower.", "model.vision_tower.")
 
     def _projector(self, norm: nn.Module | None) -> StageLayer:
-        std = self.config.initializer_range
-        return ProjectorLayer(self.projector, self.widths, std, norm, "layernorm", has_class_token=True)
+        return self.projected(self.config.initializer_range, norm, "layernorm", has_class_token=True)
 
     def _final_norm(self) -> nn.Module:
         return nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
@@ -120,7 +118,7 @@ class Dinov2Adapter(ScaledVitAdapter):
 
 
 class InternVitAdapter(ScaledVitAdapter):
-    """InternVL's vision tower. Differs: its pixel shuffle is a mean of neighbours here, as for all ViTs."""
+    """InternVL's vision tower. Its pixel shuffle is a step of the projector that its configuration names."""
 
     config_class = InternVLVisionConfig
 

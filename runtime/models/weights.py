@@ -2,9 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -13,36 +15,38 @@ from torch import Tensor
 from runtime.models.adapter import Adapter
 from runtime.models.choose import adapter_of
 from workbench.bounded_file import entry_in, read_bounded
+from workbench.model.composites.composite import Parts, name_in_composite, spellings
+from workbench.model.composites.registry import COMPOSITES, take_apart
+from workbench.model.hf_config import read_config
 from workbench.model.model_graph import ModelGraph, Module
 
 MOST_INDEX_BYTES = 2**27
 INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
 SINGLE = "model.safetensors"
 
 
+class Stored(NamedTuple):
+    """Where a tensor lies: its name in a file, and whether it is held as [in, out]."""
+
+    name: str
+    file: Path
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WeightReader:
-    """Reads single tensors of one module out of `FOLDER/<module>/`.
+    """Reads single tensors of one module. Files are opened only for the tensors asked for.
 
-    The folder holds `model.safetensors`, or shards and `model.safetensors.index.json`. Files
-    are opened only for the tensors asked for. A projector's tensors stand in its encoder's
-    folder, under "projector.".
-
-    Raises:
-        ValueError: no such folder, or a tensor that neither the module nor the list of known
-            unused ones explains. All of them are named.
+    Args:
+        module: its name.
+        folder: where its weights lie.
+        stored: own name of a tensor -> where it lies.
     """
 
-    def __init__(self, folder: Path, adapter: Adapter) -> None:
-        self.folder = folder
-        self.module = adapter.module.name
-        self._prefixes = adapter.prefixes
-        self._file_of = _files(folder, self.module)
-        known = {*adapter.shapes(), *adapter.aliases}
-        extra = [name for name in self._file_of if not self._explained(name, known, adapter.ignored)]
-        if extra:
-            raise ValueError(
-                f"module {self.module!r}: {folder} has unexpected tensors {', '.join(sorted(extra))}"
-            )
+    module: str
+    folder: Path
+    stored: Mapping[str, Stored]
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name, on the CPU, in the type it was stored in.
@@ -50,21 +54,112 @@ class WeightReader:
         Raises:
             ValueError: it is missing or has another shape.
         """
-        stored = next((p + name for p in self._prefixes if p + name in self._file_of), None)
-        if stored is None:
+        found = self.stored.get(name)
+        if found is None:
             raise ValueError(f"module {self.module!r}: {self.folder} lacks tensor {name!r}")
-        with safe_open(self._file_of[stored], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(stored)
+        with safe_open(found.file, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(found.name)
+        if found.is_transposed:
+            tensor = tensor.T.contiguous()
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"module {self.module!r}: tensor {stored!r} in {self.folder} has shape "
+                f"module {self.module!r}: tensor {found.name!r} in {self.folder} has shape "
                 f"{tuple(tensor.shape)}, want {shape}"
             )
         return tensor
 
-    def _explained(self, name: str, known: set[str], ignored: tuple[str, ...]) -> bool:
-        bare = [name[len(prefix) :] for prefix in self._prefixes if name.startswith(prefix)]
-        return any(b in known or b.startswith(ignored) for b in bare)
+
+def weights_of(folder: Path, adapter: Adapter) -> WeightReader:
+    """The weights of a module out of `FOLDER/<module>/`, or out of a composite model's checkpoint in FOLDER.
+
+    A folder of a module holds `model.safetensors`, or shards and `model.safetensors.index.json`. A
+    projector's tensors stand in its encoder's folder, under "projector.".
+
+    Raises:
+        ValueError: no such folder, or a tensor that neither the module nor the list of known
+            unused ones explains. All of them are named.
+    """
+    composite = composite_of(folder)
+    if composite is None:
+        return _of_module(folder / adapter.module.name, adapter)
+    return _of_composite(folder, composite, adapter)
+
+
+def composite_of(folder: Path) -> Parts | None:
+    """What a checkpoint of a composite model is taken apart into; None: the folder is none."""
+    if not (folder / CONFIG).is_file():
+        return None
+    config = read_config(folder)
+    return take_apart(config) if config.get("model_type") in COMPOSITES else None
+
+
+def _of_module(folder: Path, adapter: Adapter) -> WeightReader:
+    module, file_of = adapter.module.name, _files(folder, adapter.module.name)
+    known = {*adapter.shapes(), *adapter.aliases}
+    extra = []
+    for name in file_of:
+        bare = [name[len(prefix) :] for prefix in adapter.prefixes if name.startswith(prefix)]
+        if not any(each in known or each.startswith(adapter.ignored) for each in bare):
+            extra.append(name)
+    _refuse_unexpected(module, folder, extra)
+    stored = {}
+    for own in known:
+        found = next((prefix + own for prefix in adapter.prefixes if prefix + own in file_of), None)
+        if found is not None:
+            stored[own] = Stored(found, file_of[found])
+    return WeightReader(module, folder, stored)
+
+
+def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
+    """Tensors that begin like this module's are its own, or named as left out."""
+    module, file_of = adapter.module.name, _files(folder, adapter.module.name)
+    if module not in parts.modules:
+        raise ValueError(
+            f"module {module!r}: {folder} is a checkpoint of {', '.join(parts.modules)}; want modules of "
+            "these names"
+        )
+    stored = stored_in(parts, module, file_of, (*adapter.shapes(), *adapter.aliases))
+    own = tuple(start for part in parts.modules[module].weights.values() for start in spellings(part))
+    others = tuple(
+        start
+        for name, part in parts.modules.items()
+        if name != module
+        for each in part.weights.values()
+        for start in spellings(each)
+    )
+    dropped = tuple(start for each in parts.dropped for start in spellings(each.weights))
+    taken = {each.name for each in stored.values()}
+    extra = [
+        name
+        for name in file_of
+        if name not in taken
+        and name.startswith(own)
+        and not name.startswith(dropped)
+        and _longest(name, own) > _longest(name, others)
+    ]
+    _refuse_unexpected(module, folder, extra)
+    return WeightReader(module, folder, stored)
+
+
+def stored_in(
+    parts: Parts, module: str, file_of: Mapping[str, Path], names: Collection[str]
+) -> dict[str, Stored]:
+    """Where a composite's checkpoint has tensors of one of its modules, under any of their spellings."""
+    part, found = parts.modules[module], {}
+    for own in names:
+        name = next((each for each in spellings(name_in_composite(part, own)) if each in file_of), None)
+        if name is not None:
+            found[own] = Stored(name, file_of[name], own in part.transposed)
+    return found
+
+
+def _longest(name: str, starts: Collection[str]) -> int:
+    return max((len(start) for start in starts if name.startswith(start)), default=0)
+
+
+def _refuse_unexpected(module: str, folder: Path, extra: Sequence[str]) -> None:
+    if extra:
+        raise ValueError(f"module {module!r}: {folder} has unexpected tensors {', '.join(sorted(extra))}")
 
 
 def _files(folder: Path, module: str) -> dict[str, Path]:
@@ -119,16 +214,23 @@ def write_part(target: Path, module: str, first_layer: int, weights: Mapping[str
     unfinished.replace(path)
 
 
-def finish_export(target: Path, model: ModelGraph) -> None:
+def finish_export(target: Path, model: ModelGraph, origin: Path | None = None) -> None:
     """Turn the parts into Hugging Face folders, one per module; `target` appears at once or not at all.
+
+    Args:
+        origin: folder of the first weights: of a composite's checkpoint the target becomes another.
 
     Raises:
         ValueError: `target` holds something, or the parts do not hold every weight of the model once.
     """
     refuse_taken(target)
     placed = [(module, *_placed(part_folder(target) / module.name, module)) for module in model.modules]
-    for module, parts, names in placed:
-        _finish_module(part_folder(target) / module.name, module, parts, names)
+    composite = None if origin is None else composite_of(origin)
+    if origin is not None and composite is not None:
+        _finish_composite(part_folder(target), composite, origin, {m.name: p for m, p, _ in placed})
+    else:
+        for module, parts, names in placed:
+            _finish_module(part_folder(target) / module.name, module, parts, names)
     part_folder(target).rename(target)
 
 
@@ -145,7 +247,7 @@ def start_export(target: Path) -> None:
 
 
 @contextmanager
-def exporting(target: Path | None, model: ModelGraph) -> Iterator[None]:
+def exporting(target: Path | None, model: ModelGraph, origin: Path | None = None) -> Iterator[None]:
     """Around the work that writes the parts: refuses before it, finishes after it.
 
     When the work fails its parts are dropped; None: nothing is exported.
@@ -159,7 +261,7 @@ def exporting(target: Path | None, model: ModelGraph) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(part_folder(target), ignore_errors=True)
         raise
-    finish_export(target, model)
+    finish_export(target, model, origin)
 
 
 def refuse_taken(target: Path) -> None:
@@ -205,6 +307,45 @@ def _finish_module(folder: Path, module: Module, parts: list[Path], names: dict[
         dtype = file.get_tensor(next(iter(file.keys()))).dtype
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _finish_composite(
+    folder: Path, composite: Parts, origin: Path, parts: Mapping[str, Sequence[Path]]
+) -> None:
+    """Shards under the names that the checkpoint had before, and one of what no module has.
+
+    One shard is in memory at a time.
+    """
+    file_of = _files(origin, origin.name)
+    shards = [(module, part) for module, found in parts.items() for part in found]
+    count = len(shards) + 1
+    placed: dict[str, str] = {}
+    for number, (module, part) in enumerate(shards):
+        with safe_open(part, framework="pt") as file:
+            own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        known = stored_in(composite, module, file_of, own)
+        missing = sorted(own.keys() - known.keys())
+        if missing:
+            raise ValueError(f"module {module!r}: {origin} has no tensors {', '.join(missing)} to write back")
+        held = {
+            known[name].name: tensor.T.contiguous() if known[name].is_transposed else tensor
+            for name, tensor in own.items()
+        }
+        save_file(held, folder / _shard_name(number, count), metadata={"format": "pt"})
+        placed |= dict.fromkeys(held, _shard_name(number, count))
+        part.unlink()
+    kept: dict[str, Tensor] = {}
+    for name in file_of.keys() - placed.keys():
+        with safe_open(file_of[name], framework="pt") as file:
+            kept[name] = file.get_tensor(name)
+    save_file(kept, folder / _shard_name(count - 1, count), metadata={"format": "pt"})
+    placed |= dict.fromkeys(kept, _shard_name(count - 1, count))
+    size = sum(_tensor_bytes(folder / shard) for shard in set(placed.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(placed.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    shutil.copyfile(origin / CONFIG, folder / CONFIG)
+    for module in parts:
+        (folder / module).rmdir()
 
 
 def _tensor_bytes(file: Path) -> int:

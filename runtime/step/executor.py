@@ -22,7 +22,7 @@ from runtime.world.clock import Stamp
 from runtime.world.failure import RankError
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
 from workbench.plan.plan import Stage
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.schedule.action import COMPUTE, ROUND, Action, Pass
 from workbench.trace import Lane
 
 # Shape suffixes: T = tokens of a packed tensor, D = width.
@@ -105,10 +105,13 @@ class Executor:
             Pass.B: self._backward,
             Pass.I: self._input_gradient,
             Pass.W: self._weight_gradient,
+            Pass.ALL_GATHER: self._exchange,
+            Pass.FREE: self._free,
+            Pass.REDUCE_SCATTER: self._exchange,
+            Pass.OFFLOAD: self._leave,
+            Pass.ONLOAD: self._come_back,
             Pass.REDUCE_GRAD: self._reduce,
             Pass.STEP: self._step,
-            Pass.RESHARD: self._leave,
-            Pass.UNSHARD: self._come_back,
         }
         self._offload = Offload(modules)
         self._inputs = rows_by_action(
@@ -124,10 +127,10 @@ class Executor:
 
     def _check(self) -> None:
         for action in self.program:
-            away = action._replace(kind=Pass.RESHARD)
-            if self._sharded.is_exchange(action):
-                continue
-            if action.kind is Pass.UNSHARD and away not in self.program[: self.program.index(action)]:
+            away = action._replace(kind=Pass.OFFLOAD)
+            if action.kind in ROUND and action.stage not in self._sharded:
+                raise ValueError(f"rank {self.rank}: {action} is of a stage whose weights are not sharded")
+            if action.kind is Pass.ONLOAD and away not in self.program[: self.program.index(action)]:
                 raise ValueError(f"rank {self.rank}: {action} brings back a stage that has not left")
 
     @property
@@ -256,21 +259,23 @@ class Executor:
         del arrived, start  # its groups take their own times
         self._gradients.reduce(action)
 
+    def _exchange(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived, start  # it takes its own time
+        self._sharded.start(action)
+
+    def _free(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        del arrived
+        self._sharded.let_go(_id(action))
+        self._end(action, start)
+
     def _leave(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived
-        if _id(action) in self._sharded:
-            self._sharded.let_go(_id(action))
-            self._end(action, start)
-        else:
-            copied = self._offload.leave(_id(action), self._adamw)
-            self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.stamp_of(copied))
-            self._sample_memory()
+        copied = self._offload.leave(_id(action), self._adamw)
+        self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.stamp_of(copied))
+        self._sample_memory()
 
     def _come_back(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived
-        if self._sharded.is_exchange(action):
-            self._sharded.start(action)  # it takes its own time
-            return
         self._offload.come_back(_id(action))
         self._end(action, start)
 

@@ -94,7 +94,7 @@ class Gradients:
                 bucket.accumulate()
 
     def reduce(self, action: Action) -> None:
-        """Start the sum of every group of a REDUCE_GRAD; zeros where this rank had no items."""
+        """Start the sum of every group that an action reduces; zeros where this rank had no items."""
         for index in self._lowered.reductions.get(action, ()):
             group = self._lowered.groups[index]
             if self._mesh.rank in group.ranks:  # else another tensor-parallel place of the stage

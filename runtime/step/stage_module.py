@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.models.choose import adapter_of
-from runtime.models.weights import WeightReader
+from runtime.models.weights import weights_of
 from runtime.parallel.context.token_shares import rows_of
 from runtime.parallel.expert.cuts import WeightParts, parts_of, place_in
 from runtime.parallel.expert.group import ExpertGroup
@@ -330,7 +330,7 @@ def build_stage_module(
         module=module.name,
         place=place_in(stage, tensor, experts),
         dtype=dtype,
-        reader=None if weights is None else WeightReader(weights / module.name, adapter),
+        reader=None if weights is None else weights_of(weights, adapter),
     )
     made: dict[str, nn.Parameter] = {}
     with ThreadPoolExecutor(num_cores()) as drawers:
@@ -346,7 +346,13 @@ def build_stage_module(
                 _set_parameter(layer, local, made[name])
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.leaving = edges_before_the_end(plan, stage)
-    built.recompute = plan.settings.of(module.name).recompute
+    settings = plan.settings.of(module.name)
+    if settings.computed_again:
+        raise ValueError(
+            f"module {module.name!r}: the runtime computes whole layers again or nothing, got "
+            f"{', '.join(settings.computed_again)}; nearest: recompute 'full'"
+        )
+    built.recompute = settings.recompute
     built.weights()  # refuses a tie that names no parameter
     built.join_ranks(tensor, experts, parts, token_borders(plan, stage))
     return built

@@ -9,8 +9,7 @@ from torch import Tensor
 from runtime.world.clock import HOST, Clock, Stamp
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.parameter_shards import sharded_stages
-from workbench.schedule.action import COMPUTE, Action
-from workbench.schedule.sharded import is_exchange
+from workbench.schedule.action import COMPUTE, FSDP, Action
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 
@@ -81,7 +80,10 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
-    """What one rank saw in one step."""
+    """What one rank saw in one step.
+
+    `yardstick_s`: of a turn of the yardstick before and after it; empty where the rank does not read it.
+    """
 
     rank: int
     start_s: float
@@ -91,6 +93,7 @@ class Notes:
     delivered_s: dict[int, float]
     arrived_s: dict[int, float]
     loss_sum: float
+    yardstick_s: tuple[float, ...] = ()
 
 
 def check_order(lowered: Lowered, notes: Notes) -> None:
@@ -115,7 +118,7 @@ def assemble(
 ) -> Trace:
     """One trace out of all ranks' notes of one step; time zero is the first rank's start.
 
-    A REDUCE_GRAD is one span over all its groups; it starts when the last rank of the first group
+    A sum of gradients is one span over all its groups; it starts when the last rank of the first group
     arrives: waiting for a peer is not work. A message ends when its receiver saw it, or its sender
     saw it gone, whichever came first: gloo tells neither side earlier.
     """
@@ -187,7 +190,7 @@ def _reduction_starts(lowered: Lowered, notes: Sequence[Notes]) -> dict[tuple[in
     meeting: dict[tuple[int, Action], Action | int] = {}
     for span in (span for note in notes for span in note.spans if span.lane is Lane.REDUCE):
         groups = lowered.reductions.get(span.action, ())
-        if span.action.stage is not None and is_exchange(span.action, units):
+        if span.action.stage is not None and span.action.kind in FSDP:
             name: Action | int = span.action._replace(stage=units[span.action.stage].stages[0])
         elif groups:
             name = groups[0]

@@ -3,7 +3,7 @@
 import os
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +23,26 @@ class BusyCores:
 
 
 class CoreWatch:
-    """Begins with its making; processes count once they have ended and were waited for."""
+    """Begins with its making; processes count once they have ended and were waited for.
 
-    def __init__(self) -> None:
-        self._start_s, self._own_s, self._all_s = time.monotonic(), _own_s(), _all_s()
+    `living`: the ids of those that count while they live, asked now and again.
+    """
+
+    def __init__(self, living: Callable[[], Iterable[int]] = tuple) -> None:
+        self._living = living
+        self._start_s, self._own_s, self._all_s = time.monotonic(), self._own_so_far_s(), _all_s()
 
     def busy(self) -> BusyCores | None:
         """Since the start; None where the system does not say, or lets this program use some cores alone."""
         all_s, elapsed_s = _all_s(), time.monotonic() - self._start_s
         if all_s is None or self._all_s is None or elapsed_s <= 0:
             return None
-        own = (_own_s() - self._own_s) / elapsed_s
+        own = (self._own_so_far_s() - self._own_s) / elapsed_s
         busy = (all_s - self._all_s) / elapsed_s
         return BusyCores(num_cores=os.cpu_count() or 1, own=own, others=max(0.0, busy - own))
+
+    def _own_so_far_s(self) -> float:
+        return _own_s() + sum(process_seconds(self._living()).values())
 
 
 def _own_s() -> float:

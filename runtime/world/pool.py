@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.world.allocator import keep_freed_memory
+from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
 from runtime.world.scratch import ScratchFolder
@@ -90,10 +91,12 @@ class Pool:
     collective that is over. When a process fails, it leaves at once, which ends the others.
     All that failed or did not answer are ended and forked anew for the next job: torch numbers
     its groups, and in a process that could not join, the numbers no longer fit the others'.
+    While a job runs that has a core for each of its processes, these cores are kept awake.
     """
 
     num_workers: int
     _workers: dict[int, _Worker] = field(default_factory=dict)
+    _keepers: Keepers = field(default_factory=Keepers)
     _positions: Any = None
     _context: ForkContext = field(default_factory=lambda: multiprocessing.get_context("fork"))
     _folder: ScratchFolder = field(default_factory=lambda: ScratchFolder("ranks-"))
@@ -145,6 +148,7 @@ class Pool:
         if not 1 <= size <= self.num_workers:
             raise ValueError(f"the pool has {self.num_workers} workers, the job wants {size}")
         self._fork_missing(size)
+        self._keep_awake(size)
         self._num_jobs += 1
         store = self._folder.path / f"store{self._num_jobs}"
         wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
@@ -166,6 +170,8 @@ class Pool:
             for process in range(size):
                 self._end(process)
             raise
+        finally:
+            self._keepers.rest()
         self._dismiss(results, [*missing, *(failure.process for failure in failures)])
         store.unlink(missing_ok=True)
         if not failures and not missing:
@@ -187,6 +193,10 @@ class Pool:
         """Of the workers that live now, in process order."""
         return tuple(self._workers[i].process.pid or 0 for i in sorted(self._workers))
 
+    def all_process_ids(self) -> tuple[int, ...]:
+        """Of the workers and of whatever else lives for them."""
+        return (*self.process_ids(), *self._keepers.process_ids)
+
     def position(self, process: int) -> int:
         """What a process reported last."""
         return int(self._positions[process])
@@ -195,6 +205,7 @@ class Pool:
         """End all workers."""
         for process in list(self._workers):
             self._end(process)
+        self._keepers.close()
         self._folder.close()
 
     def _fork_missing(self, size: int) -> None:
@@ -204,6 +215,12 @@ class Pool:
                 self._end(process)
             if process not in self._workers:
                 self._workers[process] = self._fork(process)
+
+    def _keep_awake(self, size: int) -> None:
+        """The cores of so many processes; none where they share theirs."""
+        cores = cores_of(size)
+        if all(len(own) == 1 for own in cores):
+            self._keepers.wake(min(own) for own in cores)
 
     def _fork(self, process: int) -> _Worker:
         here, there = self._context.Pipe()
@@ -299,15 +316,6 @@ class Pool:
         if worker.process.is_alive():
             sys.stderr.write(f"rank {process}, process {worker.process.pid}: killed, and does not end\n")
         worker.pipe.close()
-
-
-def cores_of(size: int) -> list[frozenset[int]]:
-    """One core for each process where there are enough, else all cores for all; empty where the
-    system cannot pin."""
-    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(available) < size:
-        return [frozenset(available)] * size
-    return [frozenset({available[process]}) for process in range(size)]
 
 
 def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -> None:

@@ -20,7 +20,7 @@ from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
 from workbench.plan.plan import Microbatch, Plan
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens
 from workbench.plan.work import row_mask
 from workbench.timing.attention import AttentionCall, AttentionTime
@@ -115,7 +115,7 @@ class SimulatedAttention:
         if operator.num_keys is not None or not whole:
             return None
         if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
-            self._routing, self._tiles, self._known = Routing(call.plan), {}, {}
+            self._routing, self._tiles, self._known = routing_of(call.plan), {}, {}
         link = stage_link(call.plan.cluster, stage.flat_ranks)
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
         key = (microbatch.module, microbatch.replica, microbatch.index)

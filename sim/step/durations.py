@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from workbench.plan.lowered import Lowered
-from workbench.plan.task_graph import Kind
-from workbench.schedule.action import Action
+from workbench.schedule.action import Action, TaskKind
 
 
 def task_durations_s(
@@ -13,9 +12,9 @@ def task_durations_s(
     """[T] seconds of every task of the lowered plan.
 
     An all-gather or reduce-scatter of sharded parameters takes the most that any replica's action is priced
-    at. `duration_s[action]` of a REDUCE_GRAD is the price of the whole on the rank of its stage that
+    at. `duration_s[action]` of a sum of gradients is the price of the whole on the rank of its stage that
     reduces most. Each group takes its part of that, in proportion to its elements; where stages of several
-    replicas give a group different parts, all its ranks take the longest. A REDUCE_GRAD that no group
+    replicas give a group different parts, all its ranks take the longest. A sum that no group
     belongs to holds each of its ranks for the whole price.
 
     Args:
@@ -33,7 +32,7 @@ def task_durations_s(
         seconds[task] = max(seconds[task], duration_s[joined.action])
     groups_s = _groups_s(lowered, duration_s)
     for task, found in enumerate(graph.tasks):
-        if found.kind is Kind.ALL_REDUCE:
+        if found.kind is TaskKind.ALL_REDUCE:
             if found.group is not None:
                 seconds[task] = groups_s[found.group]
             elif found.action not in lowered.reductions:

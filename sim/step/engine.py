@@ -1,15 +1,18 @@
 """Simulates one step of a lowered plan: what happens when, on every rank and link."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
+from itertools import repeat
 from math import isfinite, isnan
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from simpy.core import Environment
 
 from sim.step.deadlock import check_finished
 from sim.step.durations import task_durations_s
 from sim.step.lanes import Lanes
-from sim.step.memory import memory_over_time
+from sim.step.memory import Curve, memory_over_time
 from sim.step.wire import Network
 from workbench.collector import collector_paused
 from workbench.elastic.layerwise import LastBackward
@@ -34,11 +37,12 @@ def simulate(
     An action starts when it is next on every rank of its stage and its input rows are
     there, and holds all of them for its duration. Its end makes its output rows ready; a row
     waits for its link, occupies it for bytes / bandwidth and arrives latency later.
-    UNSHARD and RESHARD take their stage's turn like a pass. REDUCE_GRAD runs beside later
+    OFFLOAD, ONLOAD and FREE take their stage's turn like a pass. Sums of gradients run beside later
     passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
-    reductions. Where weights are sharded, UNSHARD and REDUCE_GRAD of a round run beside the
+    reductions. Where weights are sharded, all-gathers and reduce-scatters run beside the
     passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
-    them. Ranks that share fewer cores than they are share their speed. At one instant
+    them. Ranks that share fewer cores than they are share their speed, and on a node of cores so
+    do a rank's passes and the exchanges of sharded parameters beside them. At one instant
     everything that ends comes first, to a fixpoint; then every free link takes its lowest
     (ready time, row); and again, until nothing changes.
 
@@ -47,7 +51,7 @@ def simulate(
         duration_s: seconds of an action; asked once per action.
         step_s: seconds of a rank's STEP, where ranks differ; None: `duration_s(STEP)` on all.
         memory: what actions acquire and release; None leaves the memory curve out.
-        overlapped: REDUCE_GRADs whose groups start layer by layer within a backward, see
+        overlapped: sums whose groups start layer by layer within a backward, see
             `workbench.elastic.layerwise`; of ranks with cores of their own.
 
     Returns:
@@ -66,6 +70,12 @@ def simulate(
     steps_s = _steps(lowered.plan, prices, step_s)
     with collector_paused():
         return _run(lowered, prices, steps_s, memory, overlapped)
+
+
+# Of 10^5 tuples each; `Span(*each)` runs Python code for every one.
+_as_span: Callable[[Iterable[Any]], Span] = partial(tuple.__new__, Span)
+_as_sample: Callable[[Iterable[Any]], MemorySample] = partial(tuple.__new__, MemorySample)
+_as_message: Callable[[Iterable[Any]], Message] = partial(tuple.__new__, Message)
 
 
 def _run(
@@ -142,52 +152,94 @@ def _check_price(name: str, price_s: float) -> None:
         raise ValueError(f"{name}: duration must be >= 0 s and finite, got {price_s}")
 
 
+class _Done(NamedTuple):
+    """What a rank did and when, in program order; ranks that did the same share it.
+
+    Args:
+        sharded: what of it were rounds of sharded parameters.
+    """
+
+    lanes: list[Lane]
+    actions: tuple[Action, ...]
+    start_s: list[float]
+    end_s: list[float]
+    sharded: frozenset[Action]
+
+    def by_lane(self) -> tuple[tuple[Any, ...], ...]:
+        """Lanes, actions, starts and ends: of compute in program order, then the others by their starts."""
+        places = range(len(self.actions))
+        compute = [place for place in places if self.lanes[place] is Lane.COMPUTE]
+        aside = [place for place in places if self.lanes[place] is not Lane.COMPUTE]
+        aside.sort(key=lambda place: (self.start_s[place], self.actions[place] in self.sharded))
+        order = (*compute, *aside)
+        columns = self.lanes, self.actions, self.start_s, self.end_s
+        return tuple(tuple([column[place] for place in order]) for column in columns)
+
+
 def _spans(
     lowered: Lowered, lanes: Lanes, memory: MemoryTable | None
 ) -> tuple[tuple[Span, ...], tuple[MemorySample, ...]]:
     """Of all ranks, by (rank, lane, start), with the memory curve that follows from them."""
     spans: list[Span] = []
     samples: list[MemorySample] = []
-    for rank, (done, sharded) in sorted(_done(lowered, lanes).items()):
-        spans += [span for span in done if span.lane is Lane.COMPUTE]
-        aside = [span for span in done if span.lane is not Lane.COMPUTE]
-        spans += sorted(aside, key=lambda span: (span.start_s, span.action in sharded))
+    by_lane: dict[int, tuple[tuple[Any, ...], ...]] = {}
+    curves: dict[tuple[int, int, int], Curve] = {}
+    for rank, done in sorted(_done(lowered, lanes).items()):
+        if id(done) not in by_lane:
+            by_lane[id(done)] = done.by_lane()
+        spans += map(_as_span, zip(repeat(rank), *by_lane[id(done)]))
         if memory is not None:
-            samples += memory_over_time(memory, rank, done)
+            key = id(done), id(memory.acquired_bytes[rank]), memory.static_bytes[rank]
+            if key not in curves:
+                curves[key] = memory_over_time(memory, rank, done.start_s, done.end_s)
+            samples += map(_as_sample, zip(repeat(rank), *curves[key]))
     return tuple(spans), tuple(samples)
 
 
-def _done(lowered: Lowered, lanes: Lanes) -> dict[int, tuple[list[Span], frozenset[Action]]]:
-    """Rank -> what it did, in program order, and which of that were rounds of sharded parameters."""
+def _done(lowered: Lowered, lanes: Lanes) -> dict[int, _Done]:
+    """Rank -> what it did."""
     graph, start_s, end_s = lowered.tasks, lanes.start_s, lanes.end_s
-    found: dict[int, tuple[list[Span], frozenset[Action]]] = {}
-
-    def times(lane: Lane, action: Action, *tasks: int) -> tuple[Lane, Action, float, float]:
-        return lane, action, start_s[tasks[0]], end_s[tasks[-1]]
-
+    found: dict[int, _Done] = {}
     for program, collectives in zip(lowered.plan.programs, graph.fsdp, strict=True):
-        together = {each.action: times(Lane.REDUCE, each.action, *each.tasks) for each in collectives}
-        sharded = frozenset(together)
-        for action in program.actions:
-            if action in graph.passes:
-                together[action] = times(Lane.COMPUTE, action, graph.passes[action])
+        sharded = {each.action: each.tasks for each in collectives}
+        together = sharded | {
+            action: (graph.passes[action],) for action in program.actions if action in graph.passes
+        }
+        known: dict[tuple[tuple[float, float], ...], _Done] = {}
         for rank in program.ranks:
-            own = {
-                each.action: times(Lane.REDUCE, each.action, *each.tasks) for each in graph.reductions[rank]
-            }
+            own = {each.action: each.tasks for each in graph.reductions[rank]}
             if rank in graph.steps:
-                own[STEP] = times(Lane.COMPUTE, STEP, graph.steps[rank])
-            done = [Span(rank, *(together.get(action) or own[action])) for action in program.actions]
-            found[rank] = done, sharded
+                own[STEP] = (graph.steps[rank],)
+            times = tuple((start_s[tasks[0]], end_s[tasks[-1]]) for tasks in own.values())
+            if times not in known:
+                tasks_of = own | together
+                tasks = [tasks_of[action] for action in program.actions]
+                known[times] = _Done(
+                    [_lane(action, together, sharded) for action in program.actions],
+                    program.actions,
+                    [start_s[each[0]] for each in tasks],
+                    [end_s[each[-1]] for each in tasks],
+                    frozenset(sharded),
+                )
+            found[rank] = known[times]
     return found
+
+
+def _lane(action: Action, together: Container[Action], sharded: Container[Action]) -> Lane:
+    is_pass = action in together and action not in sharded
+    return Lane.COMPUTE if is_pass or action == STEP else Lane.REDUCE
 
 
 def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
     """One per row and destination; local rows never started on a link."""
     columns = zip(lowered.transfers, network.ready_s, network.start_s, network.end_s, strict=True)
     return tuple(
-        Message(row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
-        for row, ready_s, start_s, end_s in columns
-        if not isnan(start_s)
-        for destination in row.destination_ranks
+        [
+            _as_message(
+                (row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
+            )
+            for row, ready_s, start_s, end_s in columns
+            if not isnan(start_s)
+            for destination in row.destination_ranks
+        ]
     )

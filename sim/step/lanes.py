@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import nan
 
 import numpy as np
@@ -13,10 +13,11 @@ from simpy.core import Environment
 from sim.clock import after
 from sim.cores import SharedCores
 from sim.step.wire import Network, wires
+from workbench.cost.hardware import Node
 from workbench.elastic.layerwise import LastBackward
 from workbench.plan.lowered import Lowered
-from workbench.plan.task_graph import Kind, TaskGraph
-from workbench.schedule.action import Action
+from workbench.plan.task_graph import TaskGraph
+from workbench.schedule.action import Action, TaskKind
 
 Marks = Mapping[int, list[tuple[float, int]]]  # backward -> (share of it, all-reduce that may then begin)
 
@@ -28,8 +29,8 @@ class Lanes:
         env: the clock.
         lowered: the tasks, and the rows between them.
         duration_s: [T] of every task.
-        overlapped: REDUCE_GRAD -> the backward in which its groups become whole one by one; each all-reduce
-            then waits for its group, and not for the passes in front of the REDUCE_GRAD.
+        overlapped: sum of gradients -> the backward in which its groups become whole one by one; each
+            all-reduce then waits for its group, and not for the passes in front of the sum.
     """
 
     def __init__(
@@ -61,18 +62,26 @@ class Lanes:
 
     def run(self) -> None:
         """Until nothing can begin any more."""
-        for node in [node for node, missing in enumerate(self._missing) if missing == 0]:
-            self._begin(node)  # no row: each has a producer
+        # no row is among them: each has a producer
+        self._begin([node for node, missing in enumerate(self._missing) if missing == 0])
         self._env.run()
 
-    def _begin(self, task: int) -> None:
-        self.start_s[task] = self._env.now
-        duration_s = self._duration_s[task]
-        for share, follower in self._marks.get(task, ()):
-            after(self._env, share * duration_s, self._less_to_wait, (follower,))
-        if task not in self._cores:
-            after(self._env, duration_s, self._end, task)
-            return
+    def _begin(self, tasks: Iterable[int]) -> None:
+        """Those that begin together and take equally long, as in equal replicas, end in one event."""
+        now, ending = self._env.now, dict[float, list[int]]()
+        for task in tasks:
+            self.start_s[task] = now
+            duration_s = self._duration_s[task]
+            for share, follower in self._marks.get(task, ()):
+                after(self._env, share * duration_s, self._less_to_wait, (follower,))
+            if task in self._cores:
+                self._share_cores(task, duration_s)
+            else:
+                ending.setdefault(duration_s, []).append(task)
+        for duration_s, together in ending.items():
+            after(self._env, duration_s, self._end, together)
+
+    def _share_cores(self, task: int, duration_s: float) -> None:
         self._working[task] = len(self._cores[task])
         for cores in self._cores[task]:
             if cores is None:
@@ -83,30 +92,45 @@ class Lanes:
     def _end_part(self, task: int) -> None:
         self._working[task] -= 1
         if not self._working[task]:
-            self._end(task)
+            self._end((task,))
 
-    def _end(self, task: int) -> None:
-        self.end_s[task] = self._env.now
-        self._less_to_wait(self._followers_of(task))
+    def _end(self, tasks: Iterable[int]) -> None:
+        now = self._env.now
+        for task in tasks:
+            self.end_s[task] = now
+        self._has_ended(tasks)
 
     def _arrived(self, rows: Iterable[int]) -> None:
-        self._less_to_wait(chain.from_iterable(self._followers_of(self._num_tasks + row) for row in rows))
+        self._has_ended([self._num_tasks + row for row in rows])
 
-    def _followers_of(self, node: int) -> list[int]:
-        return self._followers[self._offsets[node] : self._offsets[node + 1]]
+    def _has_ended(self, nodes: Iterable[int]) -> None:
+        followers, offsets = self._followers, self._offsets
+        self._less_to_wait(
+            [later for node in nodes for later in followers[offsets[node] : offsets[node + 1]]]
+        )
 
     def _less_to_wait(self, nodes: Iterable[int]) -> None:
         missing, num_tasks = self._missing, self._num_tasks
+        tasks: list[int] = []
         rows: list[int] = []
         for node in nodes:
             missing[node] -= 1
             if missing[node] == 0:
                 if node < num_tasks:
-                    self._begin(node)
+                    tasks.append(node)
                 else:
                     rows.append(node - num_tasks)
+        if tasks:
+            self._begin(tasks)
         if rows:
             self.network.send(rows)
+
+
+def shares_cores(lowered: Lowered, node: Node) -> bool:
+    """Whether anything on the node's cores is time-shared: ranks, or a rank's passes and its exchanges."""
+    if node.num_cores is None:
+        return False
+    return node.num_cores < node.num_ranks or any(lowered.tasks.fsdp)
 
 
 def _shared_cores(
@@ -114,17 +138,22 @@ def _shared_cores(
 ) -> dict[int, tuple[SharedCores[int] | None, ...]]:
     """Task -> where its work is done: one part per rank on shared cores, one (None) for all other ranks.
 
-    Passes and STEPs that share no cores are absent; collectives take none.
+    A rank shares its core with the exchanges of sharded parameters beside its passes, which copy and add up
+    there. What shares no cores is absent; sums of whole gradients take none.
     """
     place: list[SharedCores[int] | None] = []
     for node in lowered.plan.cluster.nodes:
-        is_shared = node.num_cores is not None and node.num_cores < node.num_ranks
-        place.extend([shared_cores(node.num_cores or 1) if is_shared else None] * node.num_ranks)
+        if not shares_cores(lowered, node):
+            place.extend([None] * node.num_ranks)
+        elif node.num_cores is not None and node.num_cores < node.num_ranks:
+            place.extend([shared_cores(node.num_cores)] * node.num_ranks)
+        else:
+            place.extend(shared_cores(1) for _ in range(node.num_ranks))
     found: dict[int, tuple[SharedCores[int] | None, ...]] = {}
     if any(place):
         for number, task in enumerate(lowered.tasks.tasks):
             shared = tuple(cores for rank in task.ranks if (cores := place[rank]) is not None)
-            if shared and task.kind in (Kind.PASS, Kind.STEP):
+            if shared and task.kind is not TaskKind.ALL_REDUCE:
                 found[number] = shared if len(shared) == len(task.ranks) else (*shared, None)
     return found
 
@@ -132,10 +161,10 @@ def _shared_cores(
 def _with_marks(
     lowered: Lowered, overlapped: Mapping[Action, LastBackward]
 ) -> tuple[TaskGraph, dict[int, list[tuple[float, int]]]]:
-    """The graph with every all-reduce of these REDUCE_GRADs behind a mark within the backward.
+    """The graph with every all-reduce of these sums behind a mark within the backward.
 
     A mark stands, for each rank of the all-reduce, in place of the edge from the passes in front of the
-    REDUCE_GRAD, which end no earlier.
+    sum, which end no earlier.
     """
     graph = lowered.tasks
     marks: dict[int, list[tuple[float, int]]] = {}

@@ -1,33 +1,35 @@
-"""Bytes held by every rank over time."""
+"""Bytes held by a rank over time."""
 
-from collections.abc import Iterable
-from itertools import accumulate, repeat
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from workbench.memory.account import MemoryTable
-from workbench.trace import MemorySample, Span
 
 
-def memory_over_time(table: MemoryTable, rank: int, spans: Iterable[Span]) -> list[MemorySample]:
+class Curve(NamedTuple):
+    """A sample per change, in order of time: it holds from then on, the last one of an instant for good."""
+
+    times_s: tuple[float, ...]
+    num_bytes: tuple[int, ...]
+
+
+def memory_over_time(
+    table: MemoryTable, rank: int, start_s: Sequence[float], end_s: Sequence[float]
+) -> Curve:
     """Static bytes, plus what actions acquire at their start, less what they release at their end.
+
+    At one instant, changes keep program order, an end before the starts it allows.
 
     Args:
         table: what is acquired and released.
         rank: whose memory.
-        spans: of that rank, in program order, all lanes together.
-
-    Returns:
-        One sample per change, in order of time. At one instant, changes keep program order,
-        an end before the starts it allows; the last one of the instant holds from then on.
+        start_s, end_s: of the actions of its program, in their order, all lanes together.
     """
-    acquired_bytes, released_bytes = table.acquired_bytes.get, table.released_bytes.get
-    changes: list[tuple[float, int, int]] = []
-    for position, (_, _, action, start_s, end_s) in enumerate(spans):
-        key = rank, action
-        if acquired := acquired_bytes(key):
-            changes.append((start_s, 2 * position, acquired))
-        if released := released_bytes(key):
-            changes.append((end_s, 2 * position + 1, -released))
+    acquired, released = table.acquired_bytes[rank], table.released_bytes[rank]
+    changes = [(start_s[place], 2 * place, taken) for place, taken in enumerate(acquired) if taken]
+    changes += [(end_s[place], 2 * place + 1, -given) for place, given in enumerate(released) if given]
     changes.sort()
-    times_s = (0.0, *(time_s for time_s, _, _ in changes))
-    held = accumulate((num_bytes for _, _, num_bytes in changes), initial=table.static_bytes.get(rank, 0))
-    return list(map(MemorySample, repeat(rank), times_s, held))
+    times_s = (0.0, *[time_s for time_s, _, _ in changes])
+    held = accumulate([num_bytes for _, _, num_bytes in changes], initial=table.static_bytes[rank])
+    return Curve(times_s, tuple(held))

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from sim.step.deadlock import DeadlockError
 from sim.step.durations import task_durations_s
+from sim.step.lanes import shares_cores
 from sim.step.sweep_loop import run
 from sim.step.wire import wires
+from workbench.collector import collector_paused
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import STEP, Action
 
@@ -41,17 +43,18 @@ class Sweep:
     and the same floating-point operations in the same association, so times agree to the last bit.
 
     Raises:
-        ValueError: ranks that share cores; only the engine time-shares them.
+        ValueError: ranks that share cores, or their core with exchanges; only the engine time-shares.
 
     Complexity: a timing is O(n log n) in compiled code.
     """
 
+    @collector_paused()
     def __init__(self, lowered: Lowered) -> None:
         for node in lowered.plan.cluster.nodes:
-            if node.num_cores is not None and node.num_cores < node.num_ranks:
+            if shares_cores(lowered, node):
                 raise ValueError(
-                    f"the sweep needs a core for each rank, a node of {lowered.plan.cluster.name!r} has "
-                    f"{node.num_cores} for {node.num_ranks}; use the engine"
+                    f"the sweep needs a core for each rank that nothing else uses, a node of "
+                    f"{lowered.plan.cluster.name!r} has {node.num_cores} for {node.num_ranks}; use the engine"
                 )
         self._lowered = lowered
         self._wires = wires(lowered)

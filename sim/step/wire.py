@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from math import nan
+from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -29,41 +29,42 @@ class Wires(NamedTuple):
 
 
 def wires(lowered: Lowered) -> Wires:
-    """What every row occupies: inside a node the sending rank's port, between nodes the sending node's card.
+    """What every row occupies: inside a node the sending rank's port, between nodes its card of the node's.
 
     Complexity: O(rows).
     """
     cluster, rows = lowered.plan.cluster, lowered.transfers
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
-    found: list[tuple[float, float, int]] = []
-    numbers: dict[tuple[str, int], int] = {}
-    known: dict[tuple[int, tuple[int, ...]], tuple[int, Link] | None] = {}
-    for row in rows:
-        ends = row.source_rank, row.destination_ranks
-        if ends not in known:
-            key_link = _port_of(cluster, node_of, *ends)
-            known[ends] = key_link and (numbers.setdefault(key_link[0], len(numbers)), key_link[1])
-        number_link = known[ends]
-        if number_link is None:
-            found.append((0.0, 0.0, -1))
+    place: dict[tuple[int, tuple[int, ...]], int] = {}  # of every pair of ends
+    places = [place.setdefault((row.source_rank, row.destination_ranks), len(place)) for row in rows]
+    numbers: dict[tuple[str, int, int], int] = {}
+    found: list[tuple[float, float, int]] = []  # bytes a second, latency, port
+    for source, destinations in place:
+        port = _port_of(cluster, node_of, source, destinations)
+        if port is None:
+            found.append((inf, 0.0, -1))
         else:
-            number, link = number_link
-            found.append((row.num_bytes / link.bytes_per_s, link.latency_s, number))
-    transmit_s, latency_s, port = zip(*found, strict=True) if found else ((), (), ())
+            name, link = port
+            found.append((link.bytes_per_s, link.latency_s, numbers.setdefault(name, len(numbers))))
+    bytes_per_s, latency_s, number = map(np.array, zip(*found, strict=True) if found else ((), (), ()))
+    of_row = np.array(places, dtype=np.int64)
+    num_bytes = np.array([row.num_bytes for row in rows], dtype=float)
     return Wires(
-        np.array(transmit_s, dtype=float), np.array(latency_s, dtype=float), np.array(port, dtype=np.int64)
+        num_bytes / bytes_per_s[of_row], latency_s[of_row].astype(float), number[of_row].astype(np.int64)
     )
 
 
 def _port_of(
     cluster: Cluster, node_of: Sequence[int], source: int, destinations: tuple[int, ...]
-) -> tuple[tuple[str, int], Link] | None:
+) -> tuple[tuple[str, int, int], Link] | None:
     """Name and link of the port between these ranks; None where nothing travels."""
     if destinations == (source,):
         return None
     nodes = {node_of[rank] for rank in (source, *destinations)}
-    port = ("rank", source) if len(nodes) == 1 else ("node", node_of[source])
-    return port, cluster.link_of(nodes)
+    if len(nodes) == 1:
+        return ("rank", source, 0), cluster.link_of(nodes)
+    node = node_of[source]
+    return ("node", node, cluster.nodes[node].card_of(cluster.place_of(source))), cluster.link_of(nodes)
 
 
 class Network:

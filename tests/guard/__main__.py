@@ -11,6 +11,13 @@ What a step computes depends on the processor and on torch, which the file names
 bits of losses, gradients and weights are not compared; losses and norms of gradients are, within 1e-12.
 To compare bits there: at the commit that first wrote the file `--update --file HERE`, then, at the one in
 question, `--check --file HERE`.
+
+A file has the names that actions had in its version of plan files. One of an earlier version is held against
+today's entries with those names, by `workbench.schedule.action.SPELLINGS`, so `--check --file` of it says
+whether anything but names has changed since:
+
+    git show 2aeb338:tests/guard/stored.json > /tmp/version_1.json
+    python -m tests.guard --check --file /tmp/version_1.json
 """
 
 import argparse
@@ -25,11 +32,11 @@ from tests.guard import entries, project
 from tests.guard.stored import STORED, Stored, Verdict, compare, read, write
 
 
-def everything() -> Stored:
+def everything(version: int = project.NEWEST) -> Stored:
     """Every entry of today's code."""
     found = {}
     with project.workers() as pool:
-        maker = entries.Maker(pool)
+        maker = entries.Maker(pool, version=version)
         every = entries.cases()
         for number, case in enumerate(every, 1):
             found[str(case)] = maker.entry(case)
@@ -39,22 +46,24 @@ def everything() -> Stored:
         for name, entry in entries.result_entries(executor):
             found[name] = entry
             _tell(name)
-    return Stored(project.machine(), found)
+    return Stored(project.machine(), found, version)
 
 
 def check(before: Stored) -> Verdict:
     """Everything, held against the file."""
-    now = everything()
+    now = everything(before.version)
     return compare(before, now, set(now.entries))
 
 
 def check_few(before: Stored, pool: project.Pool) -> Verdict:
     """A few cases, the first and the last of them executed; and the names of all."""
     few = entries.few_cases()
-    maker = entries.Maker(pool, (few[0], few[-1]))
+    maker = entries.Maker(pool, (few[0], few[-1]), before.version)
     found = {str(case): maker.entry(case) for case in few}
     results = {name for name in before.entries if name.startswith(entries.RESULTS)}
-    return compare(before, Stored(project.machine(), found), results | {str(c) for c in entries.cases()})
+    return compare(
+        before, Stored(project.machine(), found, before.version), results | {str(c) for c in entries.cases()}
+    )
 
 
 def renewed(before: Stored, only: str) -> Stored:
@@ -69,9 +78,9 @@ def renewed(before: Stored, only: str) -> Stored:
     if before.machine != project.machine():
         raise ValueError(f"the file is of {dict(before.machine)}: its entries and new ones do not mix")
     with project.workers() as pool:
-        maker = entries.Maker(pool)
+        maker = entries.Maker(pool, version=before.version)
         new = {str(case): maker.entry(case) for case in chosen}
-    return Stored(before.machine, {**before.entries, **new})
+    return Stored(before.machine, {**before.entries, **new}, before.version)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

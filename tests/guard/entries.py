@@ -67,10 +67,11 @@ class Maker:
     Args:
         pool: workers that execute plans.
         run: cases whose plans are executed; None: all.
+        version: of plan and trace files, whose names actions have.
     """
 
-    def __init__(self, pool: Any, run: Collection[Case] | None = None) -> None:
-        self._pool, self._cases, self._jobs = pool, run, jobs()
+    def __init__(self, pool: Any, run: Collection[Case] | None = None, version: int = project.NEWEST) -> None:
+        self._pool, self._cases, self._jobs, self._version = pool, run, jobs(), version
         self._known: dict[str, Facts] = {}
 
     def entry(self, case: Case) -> Facts:
@@ -80,7 +81,7 @@ class Maker:
         except ValueError as error:
             return {REFUSED: _line(error)}
         if found.plan_hash not in self._known:
-            self._known[found.plan_hash] = {PLAN: project.plan_facts(found)}
+            self._known[found.plan_hash] = {PLAN: project.plan_facts(found, self._version)}
         entry = self._known[found.plan_hash]
         if RUN not in entry and (self._cases is None or case in self._cases):
             entry[RUN] = self._run(found)

@@ -31,8 +31,9 @@ from workbench.job.schema import JobSpec
 from workbench.memory.account import MemoryTable, peak_bytes
 from workbench.plan import codec
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Precision
+from workbench.plan.plan import Plan, Precision
 from workbench.planner.stage_counts import silent
+from workbench.schedule.action import SPELLINGS, Action, Spelling
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.registry import PLANNERS, PRICED
 from workbench.timing.accept import accept
@@ -40,6 +41,7 @@ from workbench.timing.price import price
 from workbench.whole_file import write_text
 
 Facts = dict[str, Any]  # JSON data
+NEWEST = codec.SCHEMA_VERSION
 
 STRATEGIES = tuple(str(name) for name in PLANNERS | PRICED)
 SCHEDULES = tuple(str(kind) for kind in ScheduleKind)
@@ -66,8 +68,13 @@ def accepted(job: Mapping[str, Any], strategy: str, schedule: str) -> Accepted:
     """The strategy's plan of a job.yaml's content under a schedule; ValueError where it is refused."""
     spec = JobSpec.model_validate({**job, "schedule": {"kind": schedule}})
     wanted = job_from_spec(spec, folder=Path())
-    cost = _cost(wanted.profile)
-    return Accepted(*accept((PLANNERS | PRICED)[strategy](wanted, cost, silent)), cost)
+    plan = (PLANNERS | PRICED)[strategy](wanted, _cost(wanted.profile), silent)
+    return accepted_plan(plan, wanted.profile)
+
+
+def accepted_plan(plan: Plan, profile: str) -> Accepted:
+    """A plan, priced by a profile; ValueError where it is refused."""
+    return Accepted(*accept(plan), _cost(profile))
 
 
 @cache
@@ -75,21 +82,34 @@ def _cost(profile: str) -> CostModel:
     return CostModel(load_profile(profile))
 
 
-def plan_facts(of: Accepted) -> Facts:
-    """The plan, what simulator and sweep make of it, and its memory."""
+def plan_facts(of: Accepted, version: int = NEWEST) -> Facts:
+    """The plan, what simulator and sweep make of it, and its memory; actions by their names of a version."""
     lowered, plan = of.lowered, of.lowered.plan
+    text, spelling = codec.dumps(plan, version), SPELLINGS[version]
+    if codec.loads(text) != plan:
+        raise AssertionError(f"plan {of.plan_hash}: not what its file of version {version} is read as")
     prices = price(lowered, of.cost)
     trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=of.memory)
     times = Sweep(lowered).times(prices.duration_s, prices.step_s)
     moved = [
-        sorted((rank, str(action), size) for (rank, action), size in table.items())
+        sorted(
+            (rank, spelling.write(action), size)
+            for rank, sizes in table.items()
+            for action, size in zip(plan.program.get(rank, ()), sizes, strict=True)
+            if size
+        )
         for table in (of.memory.acquired_bytes, of.memory.released_bytes)
     ]
     return {
         "hash": of.plan_hash,
-        "bytes": digest([codec.dumps(plan)]),
-        "engine": digest([list(map(_plain, part)) for part in (trace.spans, trace.messages, trace.memory)]),
-        "sweep": digest([_table(part) for part in (times.passes, times.steps, times.messages)]),
+        "bytes": digest([text]),
+        "engine": digest(
+            [
+                [_plain(record, spelling) for record in part]
+                for part in (trace.spans, trace.messages, trace.memory)
+            ]
+        ),
+        "sweep": digest([_table(part, spelling) for part in (times.passes, times.steps, times.messages)]),
         "iteration_s": [trace.iteration_s, times.iteration_s],
         "static_bytes": list(of.memory.static_bytes.values()),
         "peak_bytes": list(peak_bytes(lowered, of.memory).values()),
@@ -161,13 +181,17 @@ def digest(content: object) -> str:
     return blake2b(dumps(content, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
-def _plain(record: Sequence[object]) -> list[object]:
+def _plain(record: Sequence[object], spelling: Spelling) -> list[object]:
     """Fields of a span, message or sample, with actions and lanes by name."""
-    return [value if isinstance(value, int | float) else str(value) for value in record]
+    return [value if isinstance(value, int | float) else _name(value, spelling) for value in record]
 
 
-def _table(times: Mapping[Any, Sequence[float]]) -> list[list[object]]:
-    return sorted([str(key), *seconds] for key, seconds in times.items())
+def _table(times: Mapping[Any, Sequence[float]], spelling: Spelling) -> list[list[object]]:
+    return sorted([_name(key, spelling), *seconds] for key, seconds in times.items())
+
+
+def _name(value: object, spelling: Spelling) -> str:
+    return spelling.write(value) if isinstance(value, Action) else str(value)
 
 
 def _tensors(of_ranks: Iterable[tuple[int, Mapping[tuple[str, str], torch.Tensor]]]) -> list[str]:

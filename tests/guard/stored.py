@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.guard.entries import REFUSED, RUN
-from tests.guard.project import Facts, write_whole
+from tests.guard.project import NEWEST, Facts, write_whole
 
 STORED = Path(__file__).parent / "stored.json"
 REL_TOL = 1e-12  # of a loss and of a norm of gradients, between machines
@@ -20,10 +20,14 @@ Equal = Callable[[str, Any, Any], bool]  # key, value before, value now
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Entries by name, and the machine on which plans were executed."""
+    """Entries by name, the machine on which plans were executed, and whose names their actions have.
+
+    `version` is of plan and trace files; a file that does not say it is of the first.
+    """
 
     machine: Mapping[str, str]
     entries: Mapping[str, Facts]
+    version: int = NEWEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ def read(path: Path) -> Stored:
     """ValueError where it is no such file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Stored(data["machine"], data["entries"])
+        return Stored(data["machine"], data["entries"], data.get("version", 1))
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: want a file that --update wrote: {error}") from None
 
@@ -59,7 +63,8 @@ def write(stored: Stored, path: Path) -> None:
     """One line for each entry, so that a diff names what changed."""
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in stored.entries.items()]
     body = ",\n".join(lines)
-    write_whole(f'{{"machine": {json.dumps(stored.machine)},\n"entries": {{\n{body}\n}}}}\n', path)
+    header = f'"machine": {json.dumps(stored.machine)},\n"version": {stored.version},'
+    write_whole(f'{{{header}\n"entries": {{\n{body}\n}}}}\n', path)
 
 
 def compare(before: Stored, now: Stored, expected: set[str]) -> Verdict:

@@ -1,86 +1,90 @@
-"""What makers say about A40, A100-80GB, H100, H200 and L20, for what nobody measured."""
+"""Devices whose kernels somebody measured and published: their data sheets, and their names in the tables."""
 
 from dataclasses import dataclass
+
+from workbench.calibrate.device_sheet import DeviceSheet, shipped_sheet
+from workbench.units import GB
+
+_TFLOP = 1e12
+# Products at 70 % of the peak in the mean over training's shapes (MooreThreads/SimuMax, configs/system/
+# h100_nvlink.json @160921c), where the table's, short loops, have 781 TFLOP/s of 989 in the median.
+SUSTAINED_HOPPER = 0.886
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
     """What the maker says about one machine, and under which names the tables know it.
 
-    `memory_gb` is decimal and a little less than the device offers: what is left holds the
-    context and communication buffers, which no memory table counts.
+    What memory is said to have is decimal and a little less than the device offers: what is left holds the
+    context and communication buffers, which no memory table counts. `sustained_products` is what training
+    sustains of the table's products, `best_fp8_tflop_per_s` the fastest FP8 product of any shape; None: not
+    tried.
     """
 
-    name: str
-    device: str
-    memory_gb: float
-    bandwidth_gb_per_s: float
-    bfloat16_tflop_per_s: float
-    float32_tflop_per_s: float
-    float64_tflop_per_s: float
+    sheet: DeviceSheet
     aiconfigurator: str | None
     vidur: str | None
-    inter_gb_per_s: float
+    sustained_products: float = 1.0
+    best_fp8_tflop_per_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.sheet.device
+
+    @property
+    def device(self) -> str:
+        return self.sheet.device
+
+    @property
+    def memory_gb(self) -> float:
+        return self.sheet.memory_bytes / GB
+
+    @property
+    def bandwidth_gb_per_s(self) -> float:
+        return self.sheet.memory_bytes_per_s / GB
+
+    @property
+    def bfloat16_tflop_per_s(self) -> float:
+        return self.sheet.bfloat16_flop_per_s / _TFLOP
+
+    @property
+    def best_product_tflop_per_s(self) -> float | None:
+        reached = self.sheet.reached_bfloat16_flop_per_s
+        return None if reached is None else reached / _TFLOP
+
+    @property
+    def power_w(self) -> float:
+        return self.sheet.power_w
+
+    @property
+    def float32_tflop_per_s(self) -> float:
+        return self.sheet.float32_flop_per_s / _TFLOP
+
+    @property
+    def float64_tflop_per_s(self) -> float:
+        return (self.sheet.float64_flop_per_s or self.sheet.float32_flop_per_s) / _TFLOP
+
+    @property
+    def inter_gb_per_s(self) -> float:
+        return self.sheet.card_bytes_per_s / GB
 
 
-A40 = DataSheet(
-    name="A40",
-    device="A40",
-    memory_gb=48,
-    bandwidth_gb_per_s=696,
-    bfloat16_tflop_per_s=149.7,
-    float32_tflop_per_s=37.4,
-    float64_tflop_per_s=0.585,
-    aiconfigurator=None,
-    vidur="a40",
-    inter_gb_per_s=25,
-)
-A100 = DataSheet(
-    name="A100-80GB",
-    device="A100-80GB",
-    memory_gb=80,
-    bandwidth_gb_per_s=2039,
-    bfloat16_tflop_per_s=312,
-    float32_tflop_per_s=19.5,
-    float64_tflop_per_s=9.7,
-    aiconfigurator="A100-SXM-80GB",
-    vidur="a100",
-    inter_gb_per_s=25,
-)
+A40 = DataSheet(sheet=shipped_sheet("A40"), aiconfigurator=None, vidur="a40")
+A100 = DataSheet(sheet=shipped_sheet("A100-80GB"), aiconfigurator="A100-SXM-80GB", vidur="a100")
 H100 = DataSheet(
-    name="H100",
-    device="H100",
-    memory_gb=80,
-    bandwidth_gb_per_s=3350,
-    bfloat16_tflop_per_s=989,
-    float32_tflop_per_s=66.9,
-    float64_tflop_per_s=33.5,
+    sheet=shipped_sheet("H100"),
     aiconfigurator="H100-SXM",
     vidur="h100",
-    inter_gb_per_s=50,
+    sustained_products=SUSTAINED_HOPPER,
+    best_fp8_tflop_per_s=1402.6,
 )
 H200 = DataSheet(
-    name="H200",
-    device="H200",
-    memory_gb=141,
-    bandwidth_gb_per_s=4800,
-    bfloat16_tflop_per_s=989,
-    float32_tflop_per_s=66.9,
-    float64_tflop_per_s=33.5,
+    sheet=shipped_sheet("H200"),
     aiconfigurator="H200-SXM",
     vidur=None,
-    inter_gb_per_s=50,
+    sustained_products=SUSTAINED_HOPPER,
+    best_fp8_tflop_per_s=1453.4,
 )
-L20 = DataSheet(
-    name="L20",
-    device="L20",
-    memory_gb=48,
-    bandwidth_gb_per_s=864,
-    bfloat16_tflop_per_s=119.5,
-    float32_tflop_per_s=59.35,
-    float64_tflop_per_s=0.93,
-    aiconfigurator=None,
-    vidur=None,
-    inter_gb_per_s=25,
-)
+L20 = DataSheet(sheet=shipped_sheet("L20"), aiconfigurator=None, vidur=None)
 SHEETS = (A40, A100, H100, H200, L20)
+HOPPER = (H100, H200)

@@ -25,6 +25,7 @@ from workbench.calibrate.measurement import (
     OverlapRow,
     merge_rows,
 )
+from workbench.calibrate.noise import noise_of, yardstick_s_of
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 from workbench.calibrate.sustained_tables import sustained_attention, sustained_fits, sustained_products
 from workbench.calibrate.tables import (
@@ -41,8 +42,9 @@ from workbench.calibrate.tables import (
     quality,
     table_fits,
 )
+from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.measured import MeasuredLayer
-from workbench.cost.profile import Fit, LayerPoint, LayerTable, MachineLink, Profile, Provenance
+from workbench.cost.profile import Fit, MachineLink, Profile, Provenance
 from workbench.cost.roofline import Work
 
 R = TypeVar("R")
@@ -110,6 +112,7 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
         links=links,
         collectives=collectives,
         unmeasured=_missing(measurement),
+        yardstick_s=yardstick_s_of(measurement),
         fits=(
             *table_fits(tables),
             *other_masks_fit(attentions, attention),
@@ -118,7 +121,8 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
             *link_fits,
         ),
     )
-    return replace(profile, fits=(*profile.fits, *sustained_fits(profile)))
+    fits = (*profile.fits, *sustained_fits(profile))
+    return replace(profile, fits=fits, noise=noise_of(measurement, fits))
 
 
 def _optimizer_update(measurement: Measurement) -> str | None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import harmonic_mean, median
 
 from workbench.calibrate.tables import quality
 from workbench.cost.profile import Fit, Profile
+from workbench.drift import yardstick_s
+from workbench.schedule.action import measured_as
 from workbench.trace import Trace
 
 
@@ -30,7 +32,8 @@ def with_pipeline_factors(profile: Profile, rehearsals: Sequence[Rehearsal]) -> 
         rehearsals: one step at least of each; they ran one rank to a core.
 
     Returns:
-        the profile; its fits say how well the ratio of the other rehearsals predicts each one.
+        the profile; its fits say how well the ratio of the other rehearsals predicts each one. Its factors
+        hold for the machine as it ran then, so its yardstick is what was read beside the rehearsals.
 
     Raises:
         ValueError: a profile with factors, or no executed step.
@@ -39,7 +42,7 @@ def with_pipeline_factors(profile: Profile, rehearsals: Sequence[Rehearsal]) -> 
         raise ValueError(f"profile {profile.name!r} has factors of passes in a pipeline already")
     if not all(one.executed for one in rehearsals):
         raise ValueError("want at least one executed step of every rehearsal, got none")
-    kinds = sorted({str(span.action.kind) for one in rehearsals for span in one.simulated.spans})
+    kinds = sorted({str(measured_as(span.action.kind)) for one in rehearsals for span in one.simulated.spans})
     factors: list[tuple[str, float]] = []
     fits: list[Fit] = []
     for kind in kinds:
@@ -56,7 +59,14 @@ def with_pipeline_factors(profile: Profile, rehearsals: Sequence[Rehearsal]) -> 
                 if executed_s > 0
             ]
             fits.append(quality(f"{kind} in a pipeline, x {factor:.3f}", errors))
-    return replace(profile, in_pipeline=tuple(factors), fits=(*profile.fits, *fits))
+    readings = [yardstick_s(trace) for one in rehearsals for trace in one.executed]
+    known = [reading for reading in readings if reading is not None]
+    return replace(
+        profile,
+        in_pipeline=tuple(factors),
+        fits=(*profile.fits, *fits),
+        yardstick_s=harmonic_mean(known) if known else profile.yardstick_s,
+    )
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
@@ -72,5 +82,5 @@ def _seconds(rehearsal: Rehearsal, kind: str, overhead_s: float) -> tuple[float,
 
 
 def _sum(trace: Trace, kind: str) -> tuple[float, int]:
-    lengths = [span.end_s - span.start_s for span in trace.spans if span.action.kind == kind]
+    lengths = [span.end_s - span.start_s for span in trace.spans if measured_as(span.action.kind) == kind]
     return sum(lengths), len(lengths)

@@ -90,7 +90,7 @@ class LayerRow(DeviceNotes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadRow(DeviceNotes):
-    """Seconds the executor adds to one action of that pass ("F", "B", "I", "W", "REDUCE_GRAD", "STEP").
+    """Seconds the executor adds to one action of that kind, see `workbench.schedule.action.Meaning`.
 
     "LAUNCH" is not an action: it is what a kernel costs that does nothing.
     """
@@ -218,6 +218,22 @@ class OverlapRow:
     spread: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YardstickRow:
+    """A piece of work that is always the same, timed among the others.
+
+    Args:
+        seconds: of a turn, the median on the slowest of the processes.
+        num_processes: that timed it at once.
+        others_cores: cores that were busy with other programs, or taken by the machine's host, since the row
+            before, in the mean; None where the system does not say.
+    """
+
+    seconds: float
+    num_processes: int
+    others_cores: float | None = None
+
+
 Row = (
     MatmulRow
     | SustainedMatmulRow
@@ -231,6 +247,7 @@ Row = (
     | LinkRow
     | CollectiveRow
     | OverlapRow
+    | YardstickRow
 )
 
 _ROWS: dict[str, type[Row]] = {
@@ -244,6 +261,7 @@ _ROWS: dict[str, type[Row]] = {
     "optimizer": OptimizerRow,
     "link": LinkRow,
     "collective": CollectiveRow,
+    "yardstick": YardstickRow,
     "sustained_matmul": SustainedMatmulRow,
     "sustained_attention": SustainedAttentionRow,
 }

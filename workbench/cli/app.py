@@ -36,6 +36,11 @@ class Command:
 
 
 COMMANDS = {
+    "init": Command(
+        "starting",
+        "init_command",
+        "Write a job file for a model: a composite one is taken apart into encoders, projectors and LLM.",
+    ),
     "plan": Command("planning", "plan_command", "Turn a job into a plan."),
     "search": Command(
         "planning",
@@ -86,6 +91,7 @@ COMMANDS = {
         "Hold a simulated trace against the executed ones of the same plan.",
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
+    "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),
     "report": Command(
         "measuring",
         "report_command",

@@ -12,6 +12,7 @@ import typer
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cost.profile import load_profile
+from workbench.drift import drift_warning
 from workbench.ending import Ended
 from workbench.job.device import Device
 from workbench.job.machines import under
@@ -23,16 +24,18 @@ from workbench.report.compare import compare
 from workbench.report.devices import check_devices
 from workbench.report.folder import repetition_paths
 from workbench.report.progress import Ticker, ticking
-from workbench.report.records import executed_record, simulated_record
+from workbench.report.records import executed_record, interval_record, simulated_record
 from workbench.report.tables import (
     comparison_table,
+    held_text,
     losses_text,
     metrics_table,
+    rests_on_text,
     step_names,
     unmeasured_text,
 )
 from workbench.timing.accept import accept
-from workbench.timing.provenance import unmeasured_costs
+from workbench.timing.provenance import noise_of, unmeasured_costs
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
 from workbench.units import gib
@@ -54,20 +57,23 @@ def simulate_command(
     as_json: Json = False,
 ) -> None:
     """Predict what one step of a plan takes."""
-    from sim.predict import predict
+    from sim.predict import predict_within
 
     if trace is not None:
         check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
     cost = under(cost_for(found, load_profile(profile) if profile else None), execution)
-    simulated = predict(lowered, memory, cost)
+    simulated = predict_within(lowered, memory, cost)
     if trace is not None:
         write_trace(simulated, trace)
     if as_json:
         emit_json(simulated_record(found, simulated))
     else:
-        show(metrics_table(found, [("simulated", simulated)]), unmeasured_text(unmeasured_costs(simulated)))
+        show(
+            metrics_table(found, [("simulated", simulated)]),
+            rests_on_text(unmeasured_costs(simulated), noise_of(simulated)),
+        )
 
 
 @takes(RunOptions, warmup=1, repetitions=lambda said: EMULATED_REPETITIONS if said["emulate"] else 1)
@@ -263,6 +269,11 @@ def compare_command(
             f"{plan}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
         )
     if as_json:
-        emit_json(comparison.as_json())
+        emit_json(comparison.as_json() | {"interval_80": interval_record(prediction)})
     else:
-        show(comparison_table(comparison, named))
+        held = held_text(prediction, comparison.total.executed_median)
+        show(*_lines(drift_warning(comparison.drift)), comparison_table(comparison, named), *_lines(held))
+
+
+def _lines(line: str | None) -> tuple[str, ...]:
+    return () if line is None else (line,)

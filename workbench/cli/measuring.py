@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, write_profile
+from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job, load_job
 from workbench.plan.plan import Plan
@@ -23,6 +25,7 @@ from workbench.report.progress import ticking
 from workbench.report.tables import (
     demo_table,
     fits_table,
+    noise_warning,
     unmeasured_text,
 )
 from workbench.strategies import cornstarch
@@ -76,11 +79,17 @@ def calibrate_command(
                 "profile": profile.name,
                 "rows": len(measurement.rows),
                 "unmeasured": profile.unmeasured,
+                "noise": profile.noise,
                 "fits": [asdict(found) for found in profile.fits],
             }
         )
     else:
-        show(fits_table(profile), unmeasured_text(profile.unmeasured), f"written to {output}")
+        show(
+            *noise_warning(profile.noise),
+            fits_table(profile),
+            unmeasured_text(profile.unmeasured),
+            f"written to {output}",
+        )
 
 
 def report_command(
@@ -121,17 +130,23 @@ def reproduce_command(
 def demo_command(
     out: Annotated[Path, typer.Option("--out", help="folder to write to")] = Path("out"),
     json_file: Annotated[Path | None, typer.Option("--json", help="file to write the figures to")] = None,
+    burn: Annotated[
+        float | None, typer.Option(help="share of a core that somebody else takes while plans are timed")
+    ] = None,
 ) -> None:
     """Do the main job on this machine: calibrate, plan, predict, run, compare, report."""
     from experiments.demo import run_demo
+    from experiments.fidelity.burner import burning
     from workbench.report.html import report_html
 
     with ticking("demo", None, quiet=False) as ticker:
-        result = run_demo(out, ticker.at)
+        result = run_demo(out, ticker.at, nullcontext if burn is None else partial(burning, burn))
     write_text(report_html(read_folder(out)), out / "report.html")
     record = result.as_json()
     if json_file is not None:
         write_text(json.dumps(record, indent=1) + "\n", json_file)
+    warning = drift_warning(result.drift)
+    show(*([] if warning is None else [warning]), *noise_warning(result.noise))
     show(demo_table(record), f"report: {out / 'report.html'}")
 
 

@@ -16,7 +16,7 @@ from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
-from workbench.report.records import candidate_record
+from workbench.report.records import search_record
 from workbench.report.tables import (
     milliseconds,
     plan_table,
@@ -118,7 +118,7 @@ def search_command(
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
-    from sim.predict import predict
+    from sim.predict import predict_within
 
     wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
@@ -131,7 +131,7 @@ def search_command(
             wanted,
             cost,
             planners,
-            lambda plan: predict(*accept(plan), cost),
+            lambda plan: predict_within(*accept(plan), cost),
             ticker.at,
             objective,
         )
@@ -141,7 +141,7 @@ def search_command(
         write_plan(found[0].plan, output)
     written = () if output is None else (f"best plan written to {output}",)
     if as_json:
-        emit_json({"job": wanted.name, "candidates": [candidate_record(c) for c in found]})
+        emit_json(search_record(wanted.name, found))
     else:
         show(search_table(wanted.name, found), *written)
 

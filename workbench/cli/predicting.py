@@ -1,5 +1,6 @@
 """The command that prices a table of language models: predict."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -10,18 +11,21 @@ from workbench.cli.console import emit_json, print_error, show
 from workbench.cli.options import Json
 from workbench.cost.execution import load_execution
 from workbench.cost.profile import load_profile
-from workbench.llm_table.columns import describe_columns
-from workbench.llm_table.csv_file import read_table
+from workbench.llm_table.columns import describe_columns, read_row
+from workbench.llm_table.csv_file import CsvTable, read_table
 from workbench.llm_table.predict import Prediction, RowPredictor
+from workbench.llm_table.row_interval import unsaid_of
 from workbench.report.progress import ticking
 from workbench.report.tables import titled
 from workbench.units import GB
 from workbench.whole_file import check_writable, write_text
 
 HELP = (
-    "Price text-only dense language models, one a row of a CSV file; nothing is fitted.\n\n"
-    "The output has the input's columns and predicted_s, predicted_bytes (of the fullest GPU) and "
-    "unmeasured (costs nobody measured, with | between). Columns:\n\n\b\n" + describe_columns()
+    "Price language models, one a row of a CSV file; nothing is fitted.\n\n"
+    "The output has the input's columns and, among others, predicted_s, predicted_bytes (of the "
+    "fullest GPU), whether it fits, shares of the time, and unmeasured (costs nobody measured). A bad "
+    "row has an error in their place, the others are priced, and the exit code is 2. Columns:\n\n\b\n"
+    + describe_columns()
 )
 
 
@@ -41,42 +45,57 @@ def predict_command(
     check_writable(output)
     machine = None if profile is None else load_profile(profile)
     table = read_table(rows)
-    found = table.rows(print_error)
     predictor = RowPredictor(
         iteration_s, profile=machine, execution=None if execution is None else load_execution(execution)
     )
     began_s = perf_counter()
-    predictions = []
-    with ticking("predicting", len(found), quiet=as_json) as ticker:
-        for number, row in enumerate(found, start=2):
-            try:
-                predictions.append(predictor.predict(row))
-            except ValueError as error:
-                raise ValueError(f"{rows}: line {number}: {error}; nothing was written") from error
-            ticker.step()
+    outcomes = _outcomes(table, predictor, quiet=as_json)
     took_s = perf_counter() - began_s
-    write_text(table.with_predictions(predictions), output)
-    _tell(output, predictions, took_s, quiet=as_json)
+    write_text(table.with_predictions(outcomes), output)
+    _tell(output, outcomes, took_s, quiet=as_json)
+    if any(isinstance(outcome, str) for outcome in outcomes):
+        raise typer.Exit(2)
 
 
 predict_command.__doc__ = HELP
 
 
-def _tell(output: Path, predictions: list[Prediction], took_s: float, *, quiet: bool) -> None:
+def _outcomes(table: CsvTable, predictor: RowPredictor, *, quiet: bool) -> list[Prediction | str]:
+    """Of every row: what is predicted, or its error, which is printed."""
+    found: list[Prediction | str] = []
+    with ticking("predicting", len(table.cells), quiet=quiet) as ticker:
+        for index, cells in enumerate(table.cells):
+            try:
+                found.append(predictor.predict(read_row(cells), unsaid_of(cells)))
+            except ValueError as error:
+                print_error(f"{table.where(index)}: {error}")
+                found.append(str(error))
+            ticker.step()
+    return found
+
+
+def _tell(output: Path, outcomes: Sequence[Prediction | str], took_s: float, *, quiet: bool) -> None:
+    predictions = [outcome for outcome in outcomes if isinstance(outcome, Prediction)]
+    num_bad = len(outcomes) - len(predictions)
     rate = len(predictions) / took_s
-    too_large = sum(found.peak_bytes > found.memory_bytes for found in predictions)
+    too_large = sum(found.spare_bytes < 0 for found in predictions)
     if quiet:
         emit_json(
             {
                 "output": str(output),
                 "num_rows": len(predictions),
+                "num_bad": num_bad,
                 "rows_per_s": rate,
                 "num_too_large": too_large,
             }
         )
         return
+    if not predictions:
+        return
     seconds = sorted(found.iteration_s for found in predictions)
-    table = titled("predictions", ("rows", "fastest", "median", "slowest", "most memory", "do not fit"))
+    table = titled(
+        "predictions", ("rows", "fastest", "median", "slowest", "most memory", "do not fit", "bad")
+    )
     most = max(found.peak_bytes for found in predictions)
     table.add_row(
         str(len(predictions)),
@@ -85,5 +104,6 @@ def _tell(output: Path, predictions: list[Prediction], took_s: float, *, quiet: 
         f"{seconds[-1]:.4g} s",
         f"{most / GB:.4g} GB",
         str(too_large),
+        str(num_bad),
     )
     show(table, f"written to {output}; {rate:.1f} rows/s")

@@ -1,7 +1,9 @@
-"""Times of collectives: ring formulas, and what was measured on a machine's own links."""
+"""Times of collectives: what was measured on a machine's own links, and formulas for everything else."""
 
 from enum import StrEnum
 
+from workbench.cost import nccl
+from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import Profile, Table
@@ -25,7 +27,8 @@ class Collectives:
 
     Over a link of the profile, at a number of ranks that was measured there, times are read
     from its table; a message smaller than the smallest measured one takes the time of the
-    smallest. Everything else follows the ring formulas.
+    smallest. More ranks on such a link than were measured keep the rate at which each of them sends.
+    Among nodes with cards NCCL's rings and trees are assumed, everything else follows the ring formulas.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -39,22 +42,57 @@ class Collectives:
     def seconds(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         """Seconds on every rank of a ring of `num_ranks` over `link`."""
         surface = self._measured(kind, num_ranks, link)
-        if surface is None or num_bytes == 0:
-            return _RING[kind](num_bytes, num_ranks, link)
-        padded = max(num_bytes, surface.low[0])
-        return padded / surface.read(padded).rate
+        if num_ranks > 1 and num_bytes > 0 and surface is not None:
+            return _read_s(surface, num_bytes)
+        if isinstance(link, GroupLink) and num_ranks > 1:
+            near_bytes_per_s = self._bus_bytes_per_s(link.near, num_ranks // link.num_nodes)
+            return _AMONG_NODES[kind](num_bytes, nccl.Group(num_ranks, link, near_bytes_per_s))
+        most = self._most_ranks(kind, link)
+        if most is not None and num_ranks > most and num_bytes > 0:
+            return self._beyond_s(kind, num_bytes, num_ranks, link, most)
+        return _RING[kind](num_bytes, num_ranks, link)
 
     def is_measured(self, kind: Collective, num_ranks: int, link: Link) -> bool:
         """Whether rows stand behind it, or nothing is sent at all."""
         return num_ranks == 1 or self._measured(kind, num_ranks, link) is not None
 
     def _measured(self, kind: Collective, num_ranks: int, link: Link) -> Surface | None:
-        for machine_link in self._profile.links:
-            own = (machine_link.bytes_per_s, machine_link.latency_s) == (link.bytes_per_s, link.latency_s)
-            key = (kind.value, machine_link.scope, float(num_ranks))
-            if own and key in self._surfaces:
-                return self._surfaces[key]
+        for scope in self._scopes(link):
+            if (surface := self._surfaces.get((kind.value, scope, float(num_ranks)))) is not None:
+                return surface
         return None
+
+    def _scopes(self, link: Link) -> list[str]:
+        """Of the profile's links that are this one."""
+        own = link.bytes_per_s, link.latency_s
+        return [each.scope for each in self._profile.links if (each.bytes_per_s, each.latency_s) == own]
+
+    def _most_ranks(self, kind: Collective, link: Link) -> int | None:
+        """That were measured over the link; None: none were."""
+        scopes = self._scopes(link)
+        measured = [num for name, scope, num in self._surfaces if name == kind.value and scope in scopes]
+        return int(max(measured)) if measured else None
+
+    def _beyond_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link, most: int) -> float:
+        """Of more ranks than were measured: a switched link gives each the rate it had, and more hops."""
+        surface = self._measured(kind, most, link)
+        assert surface is not None
+        free = Link(name=link.name, bytes_per_s=link.bytes_per_s, latency_s=0.0)
+        longer = _RING[kind](num_bytes, num_ranks, free) / _RING[kind](num_bytes, most, free)
+        hops_s = _RING[kind](0.0, num_ranks, link) - _RING[kind](0.0, most, link)
+        return _read_s(surface, num_bytes) * longer + hops_s
+
+    def _bus_bytes_per_s(self, near: Link, num_ranks: int) -> float:
+        """What each rank of a node sends in a ring: as in the largest measured all-gather, or the link's."""
+        surface = self._measured(Collective.ALL_GATHER, num_ranks, near)
+        if num_ranks < 2 or surface is None:
+            return near.bytes_per_s
+        return surface.read(*surface.high).rate * (num_ranks - 1) / num_ranks
+
+
+def _read_s(surface: Surface, num_bytes: float) -> float:
+    padded = max(num_bytes, surface.low[0])
+    return padded / surface.read(padded).rate
 
 
 def by_ranks(table: Table) -> dict[float, list[tuple[float, ...]]]:
@@ -110,4 +148,11 @@ _RING = {
     Collective.REDUCE_SCATTER: reduce_scatter_s,
     Collective.BROADCAST: broadcast_s,
     Collective.ALL_TO_ALL: all_to_all_s,
+}
+_AMONG_NODES = {
+    Collective.ALL_REDUCE: nccl.all_reduce_s,
+    Collective.ALL_GATHER: nccl.all_gather_s,
+    Collective.REDUCE_SCATTER: nccl.all_gather_s,
+    Collective.BROADCAST: nccl.broadcast_s,
+    Collective.ALL_TO_ALL: nccl.all_to_all_s,
 }

@@ -1,4 +1,9 @@
-"""What a plan knows about machines: nodes, ranks, links. SI units only."""
+"""What a plan knows about machines: nodes, ranks, links. SI units only.
+
+Every bandwidth is that of one port in one direction: a rank's own port inside a node, one network card
+between nodes. What a node sends in all is its cards times that; whoever reads another meaning from a file
+(a data sheet's both directions, a table's whole node) converts where it reads.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -15,7 +20,7 @@ class Link:
 
     Args:
         name: of the link.
-        bytes_per_s: bandwidth.
+        bytes_per_s: bandwidth of one port, in one direction.
         latency_s: from the end of sending to arrival.
     """
 
@@ -33,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with devices of one kind.
+    """Devices of one kind that one fast link joins: a server, or a whole NVLink domain of 72.
 
     Args:
         device: kind of its devices.
@@ -43,7 +48,8 @@ class Node:
             the node share: when more of them compute than there are cores, each runs at cores / ranks of
             its speed.
         link: joins its ranks; None: the cluster's `intra`.
-        card: leaves the node; None: the cluster's `inter`.
+        card: one of those that leave the node; None: the cluster's `inter`.
+        num_cards: of these; ranks share them evenly, neighbours first.
     """
 
     device: str
@@ -52,10 +58,20 @@ class Node:
     num_cores: int | None = None
     link: Link | None = field(default=None, metadata={WHERE_SET: True})
     card: Link | None = field(default=None, metadata={WHERE_SET: True})
+    num_cards: int = field(default=1, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1 or self.memory_bytes < 1:
-            raise ValueError(f"node of {self.device}: want >= 1 rank and > 0 bytes, got {self}")
+        if min(self.num_ranks, self.memory_bytes, self.num_cards) < 1:
+            raise ValueError(f"node of {self.device}: want >= 1 rank and card and > 0 bytes, got {self}")
+
+    @property
+    def cards_per_rank(self) -> float:
+        """What a rank has of the cards while all send; ranks that share cores send through memory."""
+        return 1.0 if self.num_cores is not None else self.num_cards / self.num_ranks
+
+    def card_of(self, place: int) -> int:
+        """The card through which the node's rank at that place sends."""
+        return place * min(self.num_cards, self.num_ranks) // self.num_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +83,8 @@ class Cluster:
     Args:
         name: of the cluster.
         nodes: in the order of their ranks.
-        intra: joins ranks of a node.
-        inter: joins nodes.
+        intra: joins ranks of a node: one rank's port.
+        inter: joins nodes: one network card, of which `Node.num_cards` says how many there are.
     """
 
     name: str
@@ -91,6 +107,18 @@ class Cluster:
                 f"rank {rank} is not there: cluster {self.name!r} has ranks 0..{self.num_ranks - 1}"
             )
         return bisect_right(self._ends, rank)
+
+    def place_of(self, rank: int) -> int:
+        """Of the rank among those of its node."""
+        node = self.node_of(rank)
+        return rank - self._ends[node] + self.nodes[node].num_ranks
+
+    @property
+    def rank_bytes_per_s(self) -> float:
+        """What one rank sends to another node while all of its node send; of one node, inside it."""
+        if len(self.nodes) == 1:
+            return self.intra.bytes_per_s
+        return min(self.intra.bytes_per_s, self.inter.bytes_per_s * self.nodes[0].cards_per_rank)
 
     def device_of(self, ranks: Sequence[int]) -> str:
         """The kind of device that some ranks are; ValueError where they are of several."""

@@ -44,6 +44,11 @@ class Surface:
         """Smallest measured value of every coordinate."""
         return tuple(float(value) for value in np.exp2(self._low))
 
+    @property
+    def high(self) -> tuple[float, ...]:
+        """Largest measured value of every coordinate."""
+        return tuple(float(value) for value in np.exp2(self._high))
+
     def read(self, *coordinates: float) -> Reading:
         """The rate at these coordinates."""
         found = self._known.get(coordinates)

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from workbench.cost.execution import AttentionKernel, Execution
+from workbench.cost.flash import flash_share
 from workbench.cost.interpolate import Surface
+from workbench.cost.power import clock_share, slowest_share
+from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat, narrow_rate
 from workbench.cost.profile import Direction, Profile, Table
 from workbench.cost.roofline import Gemm, Grid, Work, attention_flop, attention_pairs, operator_tokens
 from workbench.cost.sustained import (
@@ -17,6 +20,7 @@ from workbench.cost.sustained import (
 from workbench.model.layer import Attention, Lookup, Pointwise
 
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+GROUP_TILE = 128  # rows of a tile of grouped products on Hopper and Blackwell
 
 
 class KernelTimes:
@@ -29,7 +33,7 @@ class KernelTimes:
 
     def __init__(self, profile: Profile, execution: Execution | None = None) -> None:
         self.profile = profile
-        self.execution = execution or Execution()
+        self.execution = (execution or Execution()).on(profile)
         self._matmul = _surface(profile.matmul)
         self._attention = _surface(profile.attention)
         self._pointwise = _surface(profile.pointwise)
@@ -57,6 +61,55 @@ class KernelTimes:
         slowdown = self._slowdowns.get(direction)
         return (seconds * slowdown.read(*gemm).rate if slowdown and gemm.flop else seconds), inside
 
+    def linear_s(
+        self, gemm: Gemm, direction: Direction, precision: str, narrow: ProductFormat, *, num_grouped: int = 1
+    ) -> tuple[float, bool]:
+        """Seconds of one of a linear layer's products with operands of that format, casts aside.
+
+        Several alike in one kernel pad their rows to whole tiles, half a tile each in the mean; they take
+        the time of a product with as many rows as all together, and no less than operands and results
+        take through memory.
+        """
+        if num_grouped > 1 and gemm.flop:
+            return self._grouped_s(gemm, direction, precision, narrow, num_grouped)
+        seconds, inside = self.product_s(gemm, direction, precision)
+        return self._narrowed_s(seconds, gemm, narrow), inside
+
+    def _grouped_s(
+        self, gemm: Gemm, direction: Direction, precision: str, narrow: ProductFormat, num: int
+    ) -> tuple[float, bool]:
+        padded = in_direction(gemm._replace(m=gemm.m + GROUP_TILE / 2), direction)
+        batch = padded._replace(m=padded.m * num)
+        seconds, inside = self.matmul_s(batch, precision)
+        moved_s = self.moved_s(num * gemm.num_bytes(ELEMENT_BYTES[precision]))
+        return max(self._narrowed_s(seconds, batch, narrow), moved_s), inside
+
+    def _narrowed_s(self, seconds: float, gemm: Gemm, narrow: ProductFormat) -> float:
+        if narrow is ProductFormat.SAME or not seconds:
+            return seconds
+        operands = (gemm.m * gemm.k + gemm.k * gemm.n) * NARROW[narrow].element_bytes
+        moved_s = self.moved_s(operands + gemm.m * gemm.n * WIDE_BYTES)
+        return self._floor(max(seconds / narrow_rate(self.profile, narrow), moved_s))
+
+    def cast_s(self, elements: float, narrow: ProductFormat) -> float:
+        """Seconds to cast so many elements for the products of both passes."""
+        if narrow is ProductFormat.SAME:
+            return 0.0
+        return self.moved_s(elements * NARROW[narrow].cast_bytes / NARROW[narrow].cast_rate)
+
+    @property
+    def clock_share(self) -> float:
+        """Of the clock behind the profile's rates: what the power limit leaves to the slowest device."""
+        run, power = self.execution, self.profile.power
+        spread = power.clock_spread if power else 0.0
+        return clock_share(run.power_limit_w, power) * slowest_share(run.num_devices, spread)
+
+    @property
+    def product_share(self) -> float:
+        """Of the rates of products in short loops, what training sustains at that clock."""
+        power = self.profile.power
+        return self.clock_share * (power.sustained_products if power else 1.0)
+
     def matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
         """Seconds of one product in a short loop, and whether its shape lies among the measured ones.
 
@@ -65,7 +118,7 @@ class KernelTimes:
         if gemm.flop == 0:
             return 0.0, True
         run, size = self.execution, ELEMENT_BYTES[precision]
-        factor = run.matmul_factor(*gemm, element_bytes=size)
+        factor = run.matmul_factor(*gemm, element_bytes=size) * self.product_share
         peak = self.profile.peak(precision) * factor
         if self._matmul is None:
             moved_s = gemm.num_bytes(size) / self.profile.memory_bytes_per_s
@@ -82,10 +135,12 @@ class KernelTimes:
         A row of several sequences is as many heads of their mean length.
         """
         flop = attention_flop(operator, work, grid)
-        peak = self.profile.peak(precision) * self.execution.attention_rate
+        run = self.execution
+        peak = self.profile.peak(precision) * run.attention_rate * self.clock_share
+        peak *= flash_share(run.flash, self.profile.flash_generation)
         if operator_tokens(operator, work, grid) == 0:
             return 0.0, True
-        if self.execution.attention is not AttentionKernel.FUSED:
+        if run.attention is not AttentionKernel.FUSED:
             return self._stored_attention_s(operator, work, grid, precision), True
         length = _length(operator, work, grid)
         slowdown = self._head_slowdowns.at(operator.head_dim, causal=operator.causal, length=length)
@@ -112,24 +167,38 @@ class KernelTimes:
 
     def attention_doubts(self, operator: Attention) -> Iterator[str]:
         """What of its kind was not measured: its width, its backward, its mask."""
-        covered, profile = self._head_backward.covers(operator.head_dim), self.profile
-        if not covered:
+        profile, width = self.profile, operator.head_dim
+        heads = profile.sustained_attention
+        known = self._head_backward.covers(width) and all(each.forward.measured for each in heads)
+        if not known:
             yield "backward of attention"
-        if not covered and profile.attention_head_dim not in (None, operator.head_dim):
-            yield f"attention with heads of {operator.head_dim}"
+        if not known and profile.attention_head_dim not in (None, width):
+            yield f"attention with heads of {width}"
         has_mask = operator.causal or self._head_backward.has_mask(causal=False)
         if profile.attention.points and not has_mask:
             yield "attention without a causal mask"
 
     def _stored_attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
-        """Two batched products over every score, masked ones too, and passes over the stored scores."""
+        """Two batched products over every score, masked ones too, and passes over the scores between."""
+        return self._scores_s(operator, work, grid, precision, 2, self.execution.scores_passes)
+
+    def stored_backward_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
+        """Four products, two for each of the forward's, and passes between."""
+        if operator_tokens(operator, work, grid) == 0:
+            return 0.0
+        return self._scores_s(operator, work, grid, precision, 4, self.execution.scores_backward_passes)
+
+    def _scores_s(
+        self, operator: Attention, work: Work, grid: Grid, precision: str, num_products: int, passes: float
+    ) -> float:
+        """Every product reads or writes all scores once, and takes no less than that."""
         run, queries = self.execution, operator_tokens(operator, work, grid)
         keys = operator.num_keys or max(row.tokens_in for row in work.rows)
         scores = queries * keys * operator.num_heads / grid.tp
         rate = self._rate(Gemm(scores / keys, keys, operator.head_dim), precision) * run.attention_rate
-        return self._floor(4.0 * operator.head_dim * scores / rate) + self.moved_s(
-            run.scores_passes * scores * ELEMENT_BYTES[precision]
-        )
+        pass_s = self.moved_s(scores * ELEMENT_BYTES[precision] / run.scores_rate)
+        product_s = max(self._floor(2.0 * operator.head_dim * scores / (rate * self.product_share)), pass_s)
+        return num_products * product_s + passes * pass_s
 
     def _rate(self, gemm: Gemm, precision: str) -> float:
         """FLOP/s of a batch of such products: the table's at the batch's size, the peak without one."""

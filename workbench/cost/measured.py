@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.cost.interpolate import Surface
-from workbench.cost.profile import LayerPoint, LayerTable
+from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.roofline import Work
 from workbench.model.layer import TokenCount
 from workbench.on_demand import OnDemand

@@ -2,37 +2,32 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from workbench.cost.collectives import Collective, Collectives
-from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, KeyTravel
+from workbench.cost.execution import ActivationCut, Execution, KeyTravel
 from workbench.cost.expert_parallel import Exchange, exchanges_of, on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
 from workbench.cost.measured import MeasuredLayer
+from workbench.cost.operator_passes import OperatorPasses, kernels_of
 from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of
-from workbench.cost.profile import Direction, Profile, Table
+from workbench.cost.profile import Direction, Profile
 from workbench.cost.roofline import (
-    ATTENTION_BACKWARD_FLOP,
     Grid,
     RowWork,
     Work,
-    gemm_of,
     key_value_bytes,
     layer_flop,
-    pass_bytes,
 )
 from workbench.cost.signature import Signatures
 from workbench.cost.sustained import in_direction
 from workbench.model.experts import num_experts
-from workbench.model.layer import Attention, Layer, Matmul, Operator, Shard, TokenCount
+from workbench.model.layer import Attention, Layer, TokenCount
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
-
-LOSS = "loss"
-STORED_BACKWARD = 2.0  # of the forward: two products a product
 
 
 class _Links(NamedTuple):
@@ -84,7 +79,7 @@ class CostModel(KernelTimes):
     def executed(self, execution: Execution) -> "CostModel":
         """The same machine under another execution; tables are shared, not read again."""
         other = copy(self)
-        other.execution, other._known, other._by_experts = execution, {}, {}
+        other.execution, other._known, other._by_experts = execution.on(self.profile), {}, {}
         other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
 
@@ -170,15 +165,6 @@ class CostModel(KernelTimes):
         return self.collectives.seconds(kind, num_bytes, num_ranks, link) / self.execution.reduction_rate
 
 
-@dataclass(slots=True)
-class _Passes:
-    """Seconds of an operator or a layer, pass by pass."""
-
-    forward_s: float = 0.0
-    input_grad_s: float = 0.0
-    weight_grad_s: float = 0.0
-
-
 class _OperatorSums:
     """A layer's time as the sum of its operators, with the reasons why that may be off."""
 
@@ -186,9 +172,10 @@ class _OperatorSums:
         self._cost, self._work, self._grid, self._precision, self._links = cost, work, grid, precision, links
         self._bytes = ELEMENT_BYTES[precision]
         self.unmeasured: set[str] = set()
+        self._operators = OperatorPasses(cost, work, grid, precision, self.unmeasured)
 
     def layer(self, layer: Layer) -> LayerTime:
-        operators = [self._operator(operator) for operator in layer.operators]
+        operators = self._operators.of_layer(layer)
         forward_comm, backward_comm = self._communication(layer)
         first = next(
             (i for i, operator in enumerate(layer.operators) if operator.parameters()), len(operators)
@@ -211,13 +198,13 @@ class _OperatorSums:
         """
         run, grid = self._cost.execution, self._grid
         pairs, pieces = self._pairs(layer), run.overlap_pieces
-        forward = sum(run.num_kernels(operator) for operator in layer.operators)
-        backward = forward + sum(bool(operator.parameters()) for operator in layer.operators)
-        forward += added_kernels(pairs.forward, pieces)
-        backward += added_kernels((pair for _, pair in pairs.backward), pieces)
-        forward_s = run.pass_s(time.forward_s, forward, len(pairs.forward) * pieces, grid.tp)
+        kernels = kernels_of(layer)
+        forward = sum(map(run.num_kernels, kernels))
+        backward = sum(map(run.num_backward_kernels, kernels))
+        there, back = pairs.forward, [pair for _, pair in pairs.backward]
+        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, pieces))
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(device_s, backward, len(pairs.backward) * pieces, grid.tp)
+        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, pieces))
         if device_s in (0.0, backward_s):
             return replace(time, forward_s=forward_s)
         return replace(
@@ -227,45 +214,6 @@ class _OperatorSums:
             weight_grad_s=time.weight_grad_s * (backward_s / device_s),
             interior_grad_s=time.interior_grad_s * (backward_s / device_s),
         )
-
-    def _operator(self, operator: Operator) -> _Passes:
-        if isinstance(operator, Matmul):
-            return self._matmul(operator)
-        if isinstance(operator, Attention):
-            return self._attention(operator)
-        cost = self._cost
-        scale = cost.execution.loss_passes if operator.name == LOSS else 1.0
-        if cost.execution.activations is ActivationCut.SEQUENCE and operator.shard is Shard.REPLICATED:
-            scale /= self._grid.tp
-        moved = [n * scale for n in pass_bytes(operator, self._work, self._grid, self._bytes)]
-        self._note(cost.profile.pointwise, "memory-bound kernels")
-        self.unmeasured.add("backward of memory-bound kernels")
-        return _Passes(*(cost.moved_s(num_bytes, operator) for num_bytes in moved))
-
-    def _matmul(self, operator: Matmul) -> _Passes:
-        gemm = gemm_of(operator, self._work, self._grid)
-        times = [self._cost.product_s(gemm, direction, self._precision) for direction in Direction]
-        self._note(self._cost.profile.matmul, "matmul")
-        if len(self._cost.profile.sustained_products) < len(Direction):
-            self.unmeasured.add("backward of matmul")
-        if not all(inside for _, inside in times):
-            self.unmeasured.add("matmul outside the measured shapes")
-        return _Passes(*(seconds for seconds, _ in times))
-
-    def _attention(self, operator: Attention) -> _Passes:
-        forward_s, inside = self._cost.attention_s(operator, self._work, self._grid, self._precision)
-        self._note(self._cost.profile.attention, "attention")
-        self.unmeasured.update(self._cost.attention_doubts(operator))
-        if not inside:
-            self.unmeasured.add("attention outside the measured shapes")
-        kernel = self._cost.execution.attention
-        if kernel is AttentionKernel.FUSED:
-            rate = self._cost.attention_backward_rate(operator, self._work, self._grid)
-            backward_s = forward_s * ATTENTION_BACKWARD_FLOP / rate
-            return _Passes(forward_s, backward_s, 0.0)
-        self.unmeasured.add("attention with stored scores")
-        again = 1.0 if kernel is AttentionKernel.RECOMPUTED else 0.0
-        return _Passes(forward_s, forward_s * (STORED_BACKWARD + again), 0.0)
 
     def _communication(self, layer: Layer) -> tuple[float, list[tuple[int, float]]]:
         """Seconds of collectives: of the forward, and (operator, seconds) of the backward."""
@@ -301,15 +249,15 @@ class _OperatorSums:
         return self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
 
     def _pairs(self, layer: Layer) -> Pairs:
-        """Tensor-parallel collectives; halves of all-reduces only where these run beside products."""
+        """Tensor-parallel collectives; halves of all-reduces where ranks share tokens out."""
         run = self._cost.execution
-        cut = run.activations if run.overlap_pieces > 1 else ActivationCut.WHOLE
-        return pairs_of(layer, self._work, self._grid, self._bytes, cut)
+        return pairs_of(layer, self._work, self._grid, self._bytes, run.activations, run.saved_input)
 
     def _exposed_s(self, pair: Pair, link: Link, direction: Direction) -> float:
         cost, precision = self._cost, self._precision
         machine = Machine(  # twice in a direction is back where it was: products of pairs are turned already
             product_s=lambda gemm: cost.product_s(in_direction(gemm, direction), direction, precision)[0],
+            weights_s=lambda gemm: cost.product_s(gemm, Direction.WEIGHT_GRAD, precision)[0],
             collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
             copied_s=lambda elements: self._cost.moved_s(2 * elements * self._bytes),
         )
@@ -323,7 +271,7 @@ class _OperatorSums:
         back_s = self._collective_s(Collective.REDUCE_SCATTER, gathered, grid.cp, link)
         if self._cost.execution.keys is KeyTravel.AHEAD:
             return there_s, back_s
-        passes = self._attention(operator)
+        passes = self._operators.of(operator)
         behind = (grid.cp - 1) / grid.cp  # the first block of keys is a rank's own
         return (
             max(0.0, there_s - behind * passes.forward_s),
@@ -337,15 +285,6 @@ class _OperatorSums:
             self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
             / self._cost.execution.collective_rate
         )
-
-    def _note(self, table: Table, name: str) -> None:
-        if not table.points:
-            self.unmeasured.add(f"{name}: peak rate assumed")
-        elif not table.measured:
-            self.unmeasured.add(f"{name}: scaled from another machine")
-        profile = self._cost.profile
-        if table.points and self._precision != profile.table_precision:
-            self.unmeasured.add(f"{name} in {self._precision}")
 
 
 def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTime:

@@ -1,15 +1,17 @@
-"""Collectives of tensor parallelism beside the matrix products they belong to, piece by piece.
+"""Collectives of tensor parallelism beside matrix products: piece by piece, or whole beside a product.
 
-Source: Z. Zhang et al., "DistTrain", appendix A.1 (StepCCL): product and collective are cut into pairs of
+Pieces: Z. Zhang et al., "DistTrain", appendix A.1 (StepCCL): product and collective are cut into pairs of
 pieces; the copies of one pair run while the product of another does, on engines that slow no product.
+Whole: see `execution.SavedInput`; such a collective runs on the device's processors and slows the product.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from workbench.cost.beside import left_s
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut
+from workbench.cost.execution import ActivationCut, SavedInput
 from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
 from workbench.model.experts import EXPERT, SHARED
 from workbench.model.layer import Attention, Layer, Matmul, Shard
@@ -24,12 +26,16 @@ class Pair:
         num_bytes: of its whole tensor.
         products: on one rank, uncut.
         remapped_elements: of the tensor whose rows the pieces leave, or want, in another order.
+        beside: input gradients whose products it runs beside, whole.
+        beside_weights: forward products, beside whose weight gradients it runs, whole.
     """
 
     kind: Collective
     num_bytes: float
     products: tuple[Gemm, ...] = ()
     remapped_elements: float = 0.0
+    beside: tuple[Gemm, ...] = ()
+    beside_weights: tuple[Gemm, ...] = ()
 
 
 class Pairs(NamedTuple):
@@ -45,11 +51,13 @@ class Machine:
 
     Args:
         product_s: of one product.
+        weights_s: of the weight gradient of one.
         collective_s: of a collective over so many bytes of a whole tensor.
         copied_s: of a copy of so many elements inside the device's memory.
     """
 
     product_s: Callable[[Gemm], float]
+    weights_s: Callable[[Gemm], float]
     collective_s: Callable[[Collective, float], float]
     copied_s: Callable[[float], float]
 
@@ -67,7 +75,9 @@ def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
     Complexity: O(products).
     """
     if not pair.products or num_pieces == 1:
-        return machine.collective_s(pair.kind, pair.num_bytes)
+        hidden_s = sum(map(machine.product_s, pair.beside))
+        hidden_s += sum(map(machine.weights_s, pair.beside_weights))
+        return left_s(machine.collective_s(pair.kind, pair.num_bytes), hidden_s)
     whole_s = sum(map(machine.product_s, pair.products))
     product_s = sum(machine.product_s(Gemm(m / num_pieces, n, k)) for m, n, k in pair.products)
     piece_s = machine.collective_s(pair.kind, pair.num_bytes / num_pieces)
@@ -83,7 +93,14 @@ def added_kernels(pairs: Iterable[Pair], num_pieces: int) -> int:
     )
 
 
-def pairs_of(layer: Layer, work: Work, grid: Grid, element_bytes: int, cut: ActivationCut) -> Pairs:
+def pairs_of(
+    layer: Layer,
+    work: Work,
+    grid: Grid,
+    element_bytes: int,
+    cut: ActivationCut,
+    saved: SavedInput = SavedInput.WHOLE,
+) -> Pairs:
     """The collectives of `tensor_parallel_messages`, each with its products.
 
     Where every rank works on all tokens, an all-reduce goes with the product it sums: the row-cut one
@@ -92,7 +109,8 @@ def pairs_of(layer: Layer, work: Work, grid: Grid, element_bytes: int, cut: Acti
     in another order, and its second an all-gather in front of the next product: the column-cut ones
     forward, the row-cut one's input gradient backward, whose results come in another order. The next
     product of a layer's last collective is the first one's in the next layer, taken to be alike.
-    Collectives of experts and of tables have no product.
+    Collectives of experts and of tables have no product. Where products saved a share of their input,
+    the backward gathers that again.
     """
     operators = layer.operators
     messages = placed_messages(layer, work, grid, element_bytes)
@@ -111,15 +129,17 @@ def pairs_of(layer: Layer, work: Work, grid: Grid, element_bytes: int, cut: Acti
         for index, num_bytes in messages.forward
         for half in _halves(num_bytes, closing[index], _next(opening, index, len(operators)))
     ]
-    backward = [
-        (index, half)
-        for index, num_bytes in messages.backward
-        for half in _halves(
-            num_bytes,
-            [gemm.input_grad for gemm in opening[index]],
-            [gemm.input_grad for gemm in _next(closing, index, -len(operators))],
+    backward: list[tuple[int, Pair]] = []
+    for index, num_bytes in messages.backward:
+        input_grads = [gemm.input_grad for gemm in opening[index]]
+        scatter, gather = _halves(
+            num_bytes, input_grads, [gemm.input_grad for gemm in _next(closing, index, -len(operators))]
         )
-    ]
+        if saved is SavedInput.SHARE and input_grads:
+            again = Pair(kind=Collective.ALL_GATHER, num_bytes=num_bytes, beside=tuple(input_grads))
+            backward.append((index, again))
+            scatter = replace(scatter, beside_weights=tuple(opening[index]))
+        backward += [(index, scatter), (index, gather)]
     return Pairs(tuple(forward), tuple(backward))
 
 

@@ -1,20 +1,21 @@
 """A profile: measured or sourced facts about one machine, in one strict JSON file."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
+from workbench.cost.device_limits import LaunchTimes, NarrowRate, PowerLimit
+from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.hardware import Link
-from workbench.cost.roofline import RowWork
+from workbench.cost.layer_table import LayerTable
 from workbench.data.sample import WHERE_SET
-from workbench.frozen_json import FrozenJson, parse_json
+from workbench.frozen_json import FrozenJson, json_lines, parse_json
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
-_FOLDER = Path(__file__).parent / "profiles"
+PROFILES = Path(__file__).parent / "profiles"
 _JSON = FrozenJson()
 
 
@@ -38,69 +39,6 @@ class Table:
         for point in self.points:
             if len(point) != len(self.axes) + 1 or not all(0 < value < math.inf for value in point):
                 raise ValueError(f"table over {self.axes}: want points (*axes, rate) > 0, got {point}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPoint:
-    """One measured size of a layer: `rows` packed sequences of equal size.
-
-    Args:
-        rows: packed sequences of the call.
-        tokens_in: of one of them.
-        attention_area: query-key pairs of one of them.
-        forward_s: that keeps what a backward needs.
-        input_grad_s: gradients of inputs.
-        weight_grad_s: gradients of weights.
-        weight_only_s: a backward that weights ask for and the input does not; None: not measured.
-        forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
-        split_input_s: input gradients of a backward that leaves weight gradients for later; None: as
-            `input_grad_s`.
-        split_weight_s: weight gradients that were left for later; None: as `weight_grad_s`.
-        context_tokens, reader_tokens, context_area: of cross-attention, as those of `RowWork`.
-    """
-
-    rows: int
-    tokens_in: int
-    attention_area: int
-    forward_s: float
-    input_grad_s: float
-    weight_grad_s: float
-    weight_only_s: float | None = None
-    forward_only_s: float | None = None
-    split_input_s: float | None = None
-    split_weight_s: float | None = None
-    context_tokens: int = 0
-    reader_tokens: int = 0
-    context_area: int = 0
-
-    def __post_init__(self) -> None:
-        areas = self.attention_area, self.context_tokens, self.reader_tokens, self.context_area
-        if min(self.rows, self.tokens_in) < 1 or min(areas) < 0:
-            raise ValueError(f"measured layer: want >= 1 row and token, area >= 0, got {self}")
-
-    @property
-    def row(self) -> RowWork:
-        """One of its rows; how many tokens leave the module decides nothing."""
-        read = self.context_tokens, self.reader_tokens, self.context_area
-        return RowWork(self.tokens_in, self.tokens_in, self.attention_area, *read)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTable:
-    """A layer measured as a whole.
-
-    Args:
-        signature: what it shares with layers that take the same time.
-        precision: it was measured in.
-        tp, cp: ranks it was cut for, by tensor and by context parallelism.
-        points: measured sizes.
-    """
-
-    signature: str
-    precision: str
-    tp: int = 1
-    cp: int = 1
-    points: tuple[LayerPoint, ...]
 
 
 class Direction(StrEnum):
@@ -156,11 +94,11 @@ class MachineLink:
     """A link of this machine.
 
     Args:
-        scope: "intra" or "inter".
-        name: of the link.
-        bytes_per_s: bandwidth.
+        scope, name: "intra" or "inter", and how it is called.
+        bytes_per_s: of one rank's port, or of one network card, in one direction.
         latency_s: from the end of sending to arrival.
         measured, source: whether it was measured, not taken from a data sheet, and where.
+        per_node: of an "inter" link, network cards of a node; None: one for each of its ranks.
     """
 
     scope: str
@@ -169,6 +107,7 @@ class MachineLink:
     latency_s: float
     measured: bool
     source: str
+    per_node: int | None = field(default=None, metadata={WHERE_SET: True})
 
     @property
     def link(self) -> Link:
@@ -180,8 +119,7 @@ class CollectiveTable:
     """A collective measured over a link of this machine.
 
     Args:
-        collective: which.
-        scope: of the link.
+        collective, scope: which, and of which link.
         table: bytes/s by (ranks, bytes of the whole tensor).
     """
 
@@ -245,7 +183,11 @@ class Profile:
         normalization: the same for norms; empty: as pointwise.
         table_precision: precision in which the tables were measured.
         attention_backward_rate: backward FLOP/s over forward FLOP/s of attention.
+        flash_generation: of FlashAttention in the attention table; None: not noted.
         attention_head_dim: head width in the attention table; None: holds for any.
+        power: limit under which the rates hold; None: nobody noted it.
+        launch: times between kernels; None: none.
+        narrow_rates: of products in narrow formats; others follow the peaks.
         kernel_floor_s: no kernel is shorter.
         overheads_s: (action kind, seconds the executor adds to each such action).
         in_pipeline: (action kind, how many times as long it takes in a running pipeline as its parts
@@ -254,9 +196,14 @@ class Profile:
         optimizer_update: how AdamW ran for that, "single" tensor after tensor or "fused"; None: not noted.
         layers: layers measured as a whole; they win over the tables.
         links: of this machine.
+        node_ranks: devices that its "intra" link joins, 72 in a rack of NVLink; None: not said.
         collectives: measured over those links; any other follows the ring formula.
         unmeasured: costs that no row stands behind, in words.
+        like: the profile whose tables were rescaled by data sheets; None: this machine was measured.
+        presumed: cells of its data sheet that nobody published.
         fits: leave-one-out quality per table.
+        noise: why the measurement is not to be trusted, in words; empty: no reason was seen, or asked for.
+        yardstick_s: seconds of a turn of the yardstick while it was measured; None: not read.
         format_version: of the file.
         provenance: of it all.
     """
@@ -275,7 +222,11 @@ class Profile:
     sustained_products: tuple[SustainedProducts, ...] = field(default=(), metadata={WHERE_SET: True})
     sustained_attention: tuple[SustainedHeads, ...] = field(default=(), metadata={WHERE_SET: True})
     attention_backward_rate: float = 1.0
+    flash_generation: int | None = field(default=None, metadata={WHERE_SET: True})
     attention_head_dim: int | None = None
+    power: PowerLimit | None = field(default=None, metadata={WHERE_SET: True})
+    launch: LaunchTimes | None = field(default=None, metadata={WHERE_SET: True})
+    narrow_rates: tuple[NarrowRate, ...] = field(default=(), metadata={WHERE_SET: True})
     kernel_floor_s: float = 0.0
     overheads_s: tuple[tuple[str, float], ...] = ()
     in_pipeline: tuple[tuple[str, float], ...] = ()
@@ -283,9 +234,14 @@ class Profile:
     optimizer_update: str | None = field(default=None, metadata={WHERE_SET: True})
     layers: tuple[LayerTable, ...] = ()
     links: tuple[MachineLink, ...] = ()
+    node_ranks: int | None = field(default=None, metadata={WHERE_SET: True})
     collectives: tuple[CollectiveTable, ...] = ()
     unmeasured: tuple[str, ...] = ()
+    like: str | None = field(default=None, metadata={WHERE_SET: True})
+    presumed: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
     fits: tuple[Fit, ...] = ()
+    noise: tuple[str, ...] = field(default=(), metadata={WHERE_SET: True})
+    yardstick_s: float | None = field(default=None, metadata={WHERE_SET: True})
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -349,22 +305,22 @@ def ideal_profile(
 
 def known_profiles() -> tuple[str, ...]:
     """Names of the profiles that ship, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """A shipped profile by name ("A40"), or a file by path.
+    """A shipped profile by a name of its device ("A40", "A100-SXM4-80GB"), or a file by path.
 
     Raises:
         ValueError: no such name or file (names the known ones), or the first field that is
             missing, unknown or of the wrong kind.
     """
-    shipped = _FOLDER / f"{name_or_path}.json"
-    path = shipped if shipped.name == f"{name_or_path}.json" and shipped.is_file() else Path(name_or_path)
-    if not path.is_file():
-        raise ValueError(
-            f"no profile {str(name_or_path)!r}: want a file or one of {', '.join(known_profiles())}"
-        )
+    name, path = str(name_or_path), Path(name_or_path)
+    if name in known_profiles() or not path.is_file():
+        path = PROFILES / f"{shipped_device(name, known_profiles())}.json"
+        profile = parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
+        check_memory(name, profile.device, profile.memory_bytes)
+        return profile
     return parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
 
 
@@ -381,18 +337,7 @@ def parse_profile(text: str, *, where: str = "profile") -> Profile:
 
 def dump_profile(profile: Profile) -> str:
     """Canonical JSON text, a point a line; `parse_profile` gives an equal profile back."""
-    return _lines(_JSON.encode(profile), "") + "\n"
-
-
-def _lines(value: object, indent: str) -> str:
-    flat = json.dumps(value)
-    if len(indent) + len(flat) < 100 or not isinstance(value, dict | list):
-        return flat
-    inner = indent + " "
-    if isinstance(value, dict):
-        items = [f"{inner}{json.dumps(key)}: {_lines(item, inner)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + _lines(item, inner) for item in value) + f"\n{indent}]"
+    return json_lines(_JSON.encode(profile)) + "\n"
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -149,36 +149,6 @@ def layer_flop(layer: Layer, work: Work, grid: Grid = Grid()) -> float:  # noqa:
     return sum(forward_flop(operator, work, grid) for operator in layer.operators)
 
 
-class PassBytes(NamedTuple):
-    """Bytes a memory-bound operator moves in its forward, input gradient and weight gradient."""
-
-    forward: float
-    input_grad: float
-    weight_grad: float
-
-
-def pass_bytes(operator: Pointwise | Lookup, work: Work, grid: Grid, element_bytes: int) -> PassBytes:
-    """Bytes moved by a memory-bound operator on one rank.
-
-    Pointwise backward reads the gradient besides what the forward moved: 3 tensors for a
-    forward of 2, hence 1.5 x; gradients of its own few weights read input and gradient once
-    more. A table's weight gradient is dense: it is cleared, then added into.
-    """
-    rows = operator_tokens(operator, work, grid)
-    if isinstance(operator, Lookup):
-        shards = 1 if operator.shard is Shard.REPLICATED else grid.tp
-        moved = 2.0 * rows * operator.width * element_bytes
-        table = operator.num_rows * operator.width * element_bytes / shards
-        return PassBytes(moved, moved, table + moved)
-    width = operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)
-    tensor = rows * width * element_bytes
-    return PassBytes(
-        operator.num_passes * tensor,
-        1.5 * operator.num_passes * tensor,
-        2.0 * tensor if operator.weights else 0.0,
-    )
-
-
 class Messages(NamedTuple):
     """Bytes of the all-reduces of tensor parallelism on one rank, one entry a collective.
 

@@ -13,11 +13,11 @@ Shares = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastBackward:
-    """The backward that a REDUCE_GRAD may overlap.
+    """The backward that a sum of gradients may overlap.
 
     Args:
         backward: the stage's last one.
-        shares: [groups of the REDUCE_GRAD] part of that backward after which each group is whole.
+        shares: [groups of the sum] part of that backward after which each group is whole.
     """
 
     backward: Action
@@ -37,7 +37,7 @@ def last_backward(program: Sequence[Action], stage: int) -> Action | None:
 
 
 def layerwise(lowered: Lowered, backward_s: Callable[[str, int], float]) -> dict[Action, LastBackward]:
-    """What each REDUCE_GRAD may overlap, where sums of gradients start layer by layer.
+    """What each sum of gradients may overlap, where sums start layer by layer.
 
     A backward goes from the last layer to the first; a layer is whole when all from it to the last
     have run, a tied weight when its first layer in the stage has.

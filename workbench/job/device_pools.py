@@ -6,11 +6,12 @@ from enum import StrEnum
 from itertools import product
 from pathlib import Path
 
-from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.hardware import Cluster, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
+from workbench.job.links import link_of, num_cards
 from workbench.job.schema import LinkSpec, PoolSpec
-from workbench.units import GB, GIB, US_PER_S
+from workbench.units import GIB
 
 
 class Aim(StrEnum):
@@ -98,15 +99,10 @@ def _node(spec: PoolSpec, inter: LinkSpec | None, profile: Profile) -> Node:
         device=profile.device,
         num_ranks=spec.ranks_per_node,
         memory_bytes=profile.memory_bytes if spec.memory_gib is None else round(spec.memory_gib * GIB),
-        link=_link("intra", spec.intra, profile),
-        card=_link("inter", spec.inter or inter, profile),
+        link=link_of("intra", spec.intra, profile),
+        card=link_of("inter", spec.inter or inter, profile),
+        num_cards=num_cards(spec.inter or inter, profile, spec.ranks_per_node),
     )
-
-
-def _link(scope: str, spec: LinkSpec | None, profile: Profile) -> Link:
-    if spec is None:
-        return profile.machine_link(scope).link
-    return Link(name=scope, bytes_per_s=spec.gb_per_s * GB, latency_s=spec.latency_us / US_PER_S)
 
 
 def check_pools(job: str, pools: Sequence[Pool], modules: Sequence[str], num_ranks: int) -> None:

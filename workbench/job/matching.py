@@ -30,10 +30,8 @@ def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
 
 
 def _shipped(device: str) -> Profile:
-    for name in known_profiles():
-        profile = load_profile(name)
-        if profile.device == device:
-            return profile
+    if device in known_profiles():  # a shipped profile is called as its device
+        return load_profile(device)
     raise ValueError(
         f"no shipped profile is of device {device!r}: name one with --profile "
         f"(a file made by `workbench calibrate`, or one of {', '.join(known_profiles())})"

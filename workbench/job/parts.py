@@ -8,7 +8,7 @@ from typing import Any
 
 import networkx as nx
 
-from workbench.cost.hardware import Cluster, Link, Node, uniform
+from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.profile import Profile, load_profile
 from workbench.data.corpus import (
     ItemTokens,
@@ -17,14 +17,15 @@ from workbench.data.corpus import (
     mixed_samples,
 )
 from workbench.data.sample import Sample
+from workbench.job.links import link_of, num_cards
 from workbench.job.schema import (
     BatchSpec,
     ClusterSpec,
     ItemSpec,
-    LinkSpec,
     MixtureSpec,
     ModelSpec,
     ModuleSpec,
+    ProjectorStepSpec,
 )
 from workbench.model import zoo_cornstarch
 from workbench.model.families.family import Generator
@@ -32,10 +33,11 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, read_config
 from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
 from workbench.model.trainable import Trainable
+from workbench.model.transformer import Norm
 from workbench.model.zoo import from_shape, role_of, shape_names
-from workbench.units import GB, GIB, US_PER_S
+from workbench.units import GIB
 
 # The one place where a name becomes a model.
 _CORNSTARCH_LLMS: dict[str, Callable[..., Module]] = {
@@ -143,11 +145,18 @@ def _module(
     name: str, spec: ModuleSpec, config: Mapping[str, Any] | None, *, modality: str, width: int | None
 ) -> Module:
     trainable = Trainable(spec.trainable)
-    projector = None if spec.projector is None else Projector(spec.projector)
+    projector = None if spec.projector is None else _projector(spec.projector)
     if config is not None:
         return module_from_config(
-            config, name=name, modality=modality, trainable=trainable, projector=projector, llm_width=width
+            config,
+            name=name,
+            modality=modality,
+            trainable=trainable,
+            projector=projector,
+            feature_layer=spec.feature_layer,
+            llm_width=width,
         )
+    assert projector is None or isinstance(projector, Projector), "steps belong to a configuration"
     zoo = str(spec.zoo)
     if modality == TEXT and projector is not None:
         raise ValueError(f"module {name!r} is the LLM: it has no projector, got {projector.value!r}")
@@ -161,6 +170,26 @@ def _module(
     else:
         module = from_shape(zoo, module=name, llm_width=width, projector=projector, trainable=trainable)
     return replace(module, modality=modality)
+
+
+def _projector(said: str | Sequence[ProjectorStepSpec]) -> ProjectorKind:
+    if isinstance(said, str):
+        return Projector(said)
+    return tuple(_step(step) for step in said)
+
+
+def _step(spec: ProjectorStepSpec) -> ProjectorStep:
+    return ProjectorStep(
+        norm=None if spec.norm is None else Norm(spec.norm),
+        eps=spec.eps,
+        offset=spec.offset,
+        merge=spec.merge,
+        how=Merge(spec.how),
+        linear=None if spec.linear == "out" else spec.linear,
+        linear_out=spec.linear == "out",
+        bias=spec.bias,
+        act=spec.act,
+    )
 
 
 def cluster_of(name: str, spec: ClusterSpec, *, profile: str) -> Cluster:
@@ -179,9 +208,11 @@ def cluster_of(name: str, spec: ClusterSpec, *, profile: str) -> Cluster:
         num_cores=spec.local.cores if spec.local is not None else None,
     )
     num_nodes = spec.nodes or 1
-    intra = _link("intra", spec.intra, known)
-    inter = intra if num_nodes == 1 and spec.inter is None else _link("inter", spec.inter, known)
-    return uniform(name, node, num_nodes=num_nodes, intra=intra, inter=inter)
+    intra = link_of("intra", spec.intra, known)
+    if num_nodes == 1 and spec.inter is None:
+        return uniform(name, node, num_nodes=num_nodes, intra=intra, inter=intra)
+    inter, cards = link_of("inter", spec.inter, known), num_cards(spec.inter, known, node.num_ranks)
+    return uniform(name, replace(node, num_cards=cards), num_nodes=num_nodes, intra=intra, inter=inter)
 
 
 def _profile_if_needed(spec: ClusterSpec, profile: str) -> Profile | None:
@@ -201,13 +232,6 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
         return round(spec.memory_gib * GIB)
     assert profile is not None
     return profile.memory_bytes
-
-
-def _link(scope: str, spec: LinkSpec | None, profile: Profile | None) -> Link:
-    if spec is not None:
-        return Link(name=scope, bytes_per_s=spec.gb_per_s * GB, latency_s=spec.latency_us / US_PER_S)
-    assert profile is not None
-    return profile.machine_link(scope).link
 
 
 def batch_of(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:

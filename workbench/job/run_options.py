@@ -53,7 +53,10 @@ class StepOptions:
         default=0, metadata=asked("untimed steps before the timed ones", bounds=(0, MOST_STEPS))
     )
     seed: int = field(default=0, metadata=asked("of weights and data"))
-    weights: Path | None = field(default=None, metadata=asked("folder with a Hugging Face folder per module"))
+    weights: Path | None = field(
+        default=None,
+        metadata=asked("folder of a composite's checkpoint, or with a Hugging Face folder per module"),
+    )
     export: Path | None = field(
         default=None, metadata=asked("new folder for the trained weights, as --weights reads them")
     )

@@ -19,6 +19,37 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ProjectorStepSpec(Strict):
+    """One step of a projector: exactly one of `norm`, `merge`, `linear` and `act`.
+
+    Args:
+        norm: over the token's width.
+        eps: of the norm.
+        offset: added to the norm's weights: 1 in Gemma's.
+        merge: neighbouring tokens that become one: a square of an image's patches, a run of a clip's.
+        how: they become one: side by side token after token (`concat`) or channel after channel
+            (`interleave`), or their mean.
+        linear: width that a matmul gives; `out`: the consumer's.
+        bias: whether the matmul has one.
+        act: an activation; `swiglu` halves the width.
+    """
+
+    norm: Literal["layer", "rms"] | None = None
+    eps: Positive = 1e-5
+    offset: Annotated[float, Field(ge=0, le=1)] = 0.0
+    merge: Count | None = None
+    how: Literal["concat", "interleave", "mean"] = "concat"
+    linear: Count | Literal["out"] | None = None
+    bias: Annotated[bool, Field(strict=True)] = True
+    act: Literal["gelu", "gelu_pytorch_tanh", "silu", "relu", "swiglu"] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum(value is not None for value in (self.norm, self.merge, self.linear, self.act)) != 1:
+            raise ValueError("want exactly one of 'norm', 'merge', 'linear' and 'act'")
+        return self
+
+
 class ModuleSpec(Strict):
     """One module: exactly one of `zoo` and `config` says which.
 
@@ -27,19 +58,24 @@ class ModuleSpec(Strict):
         config: path of a Hugging Face config.json, or its keys in place.
         modality: of the samples' segments that are its items; left out: the model's. The LLM's is `text`.
         trainable: what is trained: all weights, those of the projector alone, or none.
-        projector: what joins an encoder to the width of its consumer.
+        projector: what joins an encoder to the width of its consumer: a name, or its steps.
+        feature_layer: hidden state of an encoder that its projector reads, without the final norm: -1 the
+            last block's, -2 the one before; left out: the encoder's output.
     """
 
     zoo: str | None = None
     config: str | dict[str, Any] | None = None
     modality: str | None = None
     trainable: Literal["all", "projector", "none"] = "all"
-    projector: Literal["linear", "mlp", "merger"] | None = None
+    projector: Literal["linear", "mlp", "merger"] | tuple[ProjectorStepSpec, ...] | None = None
+    feature_layer: Annotated[int, Field(strict=True, ge=-10_000, le=10_000)] | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.zoo is None) == (self.config is None):
             raise ValueError("want exactly one of 'zoo' and 'config'")
+        if self.config is None and (self.feature_layer is not None or isinstance(self.projector, tuple)):
+            raise ValueError("'feature_layer' and a projector's steps belong to 'config'")
         return self
 
 
@@ -59,12 +95,14 @@ class LinkSpec(Strict):
     """A link.
 
     Args:
-        gb_per_s: bandwidth in 10^9 bytes per second.
+        gb_per_s: bandwidth in 10^9 bytes per second of one rank's port or one network card, in one direction.
         latency_us: microseconds that a message travels after it left.
+        cards: of `inter`, network cards of a node; left out: one.
     """
 
     gb_per_s: Positive
     latency_us: Annotated[float, Field(ge=0, le=1e15)]
+    cards: Count | None = None
 
 
 class LocalSpec(Strict):
@@ -114,7 +152,7 @@ class ClusterSpec(Strict):
         ranks_per_node: devices of a node.
         memory_gib: of a device; of all local processes together.
         intra: link between ranks of a node.
-        inter: link between nodes.
+        inter: a network card between nodes, and how many of them a node has.
     """
 
     local: LocalSpec | None = None

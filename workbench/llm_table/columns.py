@@ -1,4 +1,4 @@
-"""The columns of a table of language models: their names, meaning, defaults, and the checks of a row."""
+"""The columns of a table of language models: their names, meaning, defaults, and how a row is read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,25 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any
 
-from workbench.cost.profile import known_profiles
-from workbench.llm_table.llm_row import Architecture, LlmRow, Number, Optimizer, Recomputed, Scores, YesNo
+from workbench.cost.execution import UpdatedWeights
+from workbench.llm_table.llm_row import (
+    Architecture,
+    DataOverlap,
+    GradientNumber,
+    LlmRow,
+    Number,
+    Optimizer,
+    Recomputed,
+    Scores,
+    YesNo,
+)
+from workbench.llm_table.row_modules import read_modules
+from workbench.llm_table.row_rules import check_divides, check_repeated, check_row
 
 MOST = 10**7  # of any count; far above any model's
-SIMILAR = 0.8  # an unknown name this like a column's is taken for a misspelling
 LONGEST = 250  # characters of a cell, a path included
+NOTES = ("model", "note", "source")
+NOTE_PREFIXES = ("x_", "measured_")
 
 Values = Mapping[str, Any]
 
@@ -28,6 +41,7 @@ class Column:
         choices: words it may hold; None: a number.
         real: whether the number may have a fraction.
         shown: the default in words.
+        least: the smallest whole number.
     """
 
     name: str
@@ -36,68 +50,231 @@ class Column:
     choices: type[StrEnum] | None = None
     real: bool = False
     shown: str = ""
+    least: int = 1
 
 
 def _always(value: Any) -> Callable[[Values], Any]:
     return lambda _: value
 
 
+def _count(name: str, about: str, default: int = 1, *, least: int = 1) -> Column:
+    return Column(name, about, _always(default), shown=str(default), least=least)
+
+
+def _flag(name: str, about: str, default: YesNo = YesNo.NO) -> Column:
+    return Column(name, f"yes: {about}", _always(default), YesNo, shown=str(default))
+
+
+def _real(name: str, about: str) -> Column:
+    return Column(name, about, _always(None), real=True, shown="profile's")
+
+
 def _ffn(row: Values) -> int:
     """4 x hidden; a gated MLP of about as many weights: 8/3 x hidden, up to a multiple of 256."""
-    if row["architecture"] is Architecture.GPT:
+    if row["architecture"] in (Architecture.GPT, Architecture.VIT):
         return int(4 * row["hidden"])
     return -(-8 * int(row["hidden"]) // 3 // 256) * 256
 
 
+def _head_dim(row: Values) -> int:
+    check_divides("hidden", row["hidden"], "heads", row["heads"])
+    return int(row["hidden"] // row["heads"])
+
+
+def _gated(row: Values) -> YesNo:
+    return YesNo.NO if row["architecture"] in (Architecture.GPT, Architecture.VIT) else YesNo.YES
+
+
+def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
+    return lambda row: count(row) if row["architecture"] is Architecture.T5 else 0
+
+
+def _replicas(row: Values) -> int:
+    """Of the GPUs that are told, what the other degrees leave."""
+    return max(1, int(row["gpus"]) // int(row["tp"] * row["cp"] * row["pp"]))
+
+
+def _grad_precision(row: Values) -> GradientNumber:
+    return GradientNumber.FP16 if row["precision"] is Number.FP16 else GradientNumber.FP32
+
+
 COLUMNS = (
     Column("hidden", "width of the model"),
-    Column("layers", "transformer blocks"),
+    Column("layers", "transformer blocks; of an encoder-decoder the encoder's"),
     Column("heads", "query heads"),
-    Column("sequence", "tokens of a sample"),
+    Column("sequence", "tokens of a sample; of an encoder-decoder the encoder's, of a vit its patches'"),
     Column("global_batch", "samples of an iteration"),
-    Column("architecture", "gpt or llama", _always(Architecture.GPT), Architecture, shown="gpt"),
+    Column("architecture", "gpt, llama, vit or t5", _always(Architecture.GPT), Architecture, shown="gpt"),
     Column("kv_heads", "key and value heads", lambda row: row["heads"], shown="heads"),
-    Column("ffn", "inner width of the MLP", _ffn, shown="gpt: 4 x hidden, llama: 8/3 x hidden"),
-    Column("vocab", "tokens of the vocabulary", _always(50257), shown="50257"),
     Column(
-        "vocab_multiple",
-        "the vocabulary is padded to a multiple of this times tp",
-        _always(128),
-        shown="128",
+        "head_dim",
+        "width of a head",
+        _head_dim,
+        shown="hidden / heads",
     ),
-    Column("tied", "yes: token table and head are one weight", _always(YesNo.YES), YesNo, shown="yes"),
-    Column("tp", "tensor-parallel ranks", _always(1), shown="1"),
-    Column("cp", "context-parallel ranks", _always(1), shown="1"),
-    Column("pp", "pipeline stages", _always(1), shown="1"),
-    Column("virtual_stages", "stages of each rank (interleaved 1F1B)", _always(1), shown="1"),
-    Column("dp", "data-parallel replicas", _always(1), shown="1"),
+    Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit: 4 x hidden, others: 8/3 x hidden"),
+    Column("gated_mlp", "yes: the MLP has a gate", _gated, YesNo, shown="gpt, vit: no, others: yes"),
+    _flag("qk_norm", "a norm over each head's queries and keys"),
+    _count("vocab", "tokens of the vocabulary; of a vit its classes", 50257),
+    _count("vocab_multiple", "the vocabulary is padded to a multiple of this times tp", 128),
+    _flag("tied", "token table and head are one weight", YesNo.YES),
+    _count("window", "tokens that a query sees, itself included; 0: all before it", 0, least=0),
+    _count("full_every", "with a window, every so many blocks one sees all; 0: none does", 0, least=0),
+    _count("q_lora", "MLA: width of the latent queries; 0: queries are projected at once", 0, least=0),
+    _count("kv_lora", "MLA: width of the latent keys and values; 0: no MLA", 0, least=0),
+    _count("nope_dim", "MLA: width of a head's part without positions", 0, least=0),
+    _count("rope_dim", "MLA: width of a head's rotated part", 0, least=0),
+    _count("v_dim", "MLA: width of a head's values", 0, least=0),
+    _count("experts", "experts of a block; 0: a plain MLP", 0, least=0),
+    _count("topk", "experts that a token chooses", 0, least=0),
     Column(
-        "sequence_parallel",
-        "yes: norms and residuals are cut over tp too",
-        _always(YesNo.NO),
-        YesNo,
+        "expert_ffn",
+        "inner width of an expert",
+        lambda row: row["ffn"] if row["experts"] else 0,
+        shown="ffn",
+        least=0,
+    ),
+    _count("shared_expert_ffn", "inner width of what all tokens go through beside; 0: none", 0, least=0),
+    _count("first_dense_layers", "blocks at the start that have a plain MLP", 0, least=0),
+    Column(
+        "decoder_layers",
+        "t5: blocks of the decoder",
+        _only_t5(lambda row: row["layers"]),
+        shown="t5: layers",
+        least=0,
+    ),
+    Column(
+        "decoder_sequence",
+        "t5: tokens of the decoder",
+        _only_t5(lambda row: row["sequence"]),
+        shown="t5: sequence",
+        least=0,
+    ),
+    _count("patch", "vit: pixels along a side of a patch", 16),
+    _count("lora_rank", "rank of adapters, all else is frozen; 0: all is trained", 0, least=0),
+    _count("tp", "tensor-parallel ranks"),
+    _count("cp", "context-parallel ranks"),
+    _count("pp", "pipeline stages"),
+    _count("virtual_stages", "stages of each rank (interleaved 1F1B)"),
+    _flag("embedding_as_layer", "the embedding counts as a block where stages are cut"),
+    _flag("loss_as_layer", "the head counts as a block where stages are cut"),
+    _count("ep", "ranks that hold a block's experts among them"),
+    Column("gpus", "GPUs of the run: tp x cp x pp x dp", _always(0), shown="that product"),
+    Column("dp", "data-parallel replicas", _replicas, shown="gpus / (tp x cp x pp), else 1"),
+    _flag("sequence_parallel", "norms and residuals are cut over tp too"),
+    _count("micro_batch", "samples of a microbatch"),
+    Column(
+        "grad_accum",
+        "microbatches of a replica: global_batch / (dp x micro_batch)",
+        _always(0),
+        shown="that quotient",
+    ),
+    Column(
+        "recompute",
+        "none, selective (core_attn), full, or modules with + between",
+        _always((Recomputed.NONE, ())),
+        shown="none",
+    ),
+    Column("attention", "flash or stored scores", _always(Scores.FLASH), Scores, shown="flash"),
+    Column(
+        "precision",
+        "bf16, fp16, fp32, fp8 (a scale a tensor), mxfp8 or nvfp4",
+        _always(Number.BF16),
+        Number,
+        shown="bf16",
+    ),
+    Column(
+        "grad_precision",
+        "bf16, fp16 or fp32, in which gradients are added up",
+        _grad_precision,
+        GradientNumber,
+        shown="fp16 with fp16, else fp32",
+    ),
+    Column("optimizer", "plain or distributed Adam", _always(None), Optimizer, shown="by zero_stage"),
+    Column(
+        "zero_stage",
+        "0: nothing is sharded over dp x cp, 1: optimizer, 2: gradients too, 3: weights too (FSDP)",
+        lambda row: int(row["optimizer"] is Optimizer.DISTRIBUTED),
+        shown="0, distributed: 1",
+        least=0,
+    ),
+    Column(
+        "shard_group",
+        "ranks that share one copy of what is sharded (HSDP, ZeRO in groups)",
+        _always(0),
+        shown="dp x cp",
+    ),
+    _flag("tp_overlap", "collectives of tensor parallelism run beside their products, piece by piece"),
+    Column(
+        "dp_overlap",
+        "no, grads (beside the backward) or both (updated weights too, beside the forward)",
+        _always(DataOverlap.NO),
+        DataOverlap,
         shown="no",
     ),
-    Column("micro_batch", "samples of a microbatch", _always(1), shown="1"),
-    Column("recompute", "none, selective or full", _always(Recomputed.NONE), Recomputed, shown="none"),
-    Column("attention", "flash or stored scores", _always(Scores.FLASH), Scores, shown="flash"),
-    Column("precision", "bf16, fp16 or fp32", _always(Number.BF16), Number, shown="bf16"),
-    Column("optimizer", "plain or distributed Adam", _always(Optimizer.PLAIN), Optimizer, shown="plain"),
-    Column("gpu", "profile: a shipped name or a file", _always("A100-80GB"), shown="A100-80GB"),
-    Column("gpus_per_node", "GPUs of a node", _always(8), shown="8"),
-    Column("intra_gbytes_per_s", "GB/s of a rank inside a node", _always(None), real=True, shown="profile's"),
-    Column("intra_latency_us", "latency inside a node", _always(None), real=True, shown="profile's"),
     Column(
-        "inter_gbytes_per_s",
-        "GB/s of a node to others, all its NICs",
-        _always(None),
-        real=True,
-        shown="profile's",
+        "updated_weights",
+        "of ZeRO-1 and -2: gathered as equal parts, or sent tensor by tensor by the ranks that own them",
+        _always(UpdatedWeights.GATHERED),
+        UpdatedWeights,
+        shown="gathered",
     ),
-    Column("inter_latency_us", "latency between nodes", _always(None), real=True, shown="profile's"),
+    _flag("moe_overlap", "tokens travel to experts beside another microbatch's passes"),
+    Column("gpu", "profile: a shipped name or a file", _always("A100-80GB"), shown="A100-80GB"),
+    _count("gpus_per_node", "GPUs of a node", 8),
+    Column(
+        "gpus_per_nvlink_domain",
+        "GPUs that a node's own link joins, over several nodes",
+        lambda row: row["gpus_per_node"],
+        shown="gpus_per_node",
+    ),
+    _real("intra_gbytes_per_s", "GB/s of a rank inside a node"),
+    _real("intra_latency_us", "latency inside a node"),
+    _real("inter_gbytes_per_s", "GB/s of a node to others, all its NICs"),
+    _real("inter_latency_us", "latency between nodes"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-OUTPUTS = ("predicted_s", "predicted_bytes", "unmeasured")
+REPEATED = ("gpus", "grad_accum", "optimizer")  # say again what other columns say
+SHARES = ("products", "attention", "memory_bound", "in_layers", "data", "optimizer", "idle")
+OUTPUTS = (
+    *("predicted_s", "predicted_low_s", "predicted_high_s"),
+    *("tokens_per_s_per_gpu", "mfu", "predicted_bytes", "fits", "spare_bytes"),
+    *(f"share_{name}" for name in SHARES),
+    *("unmeasured", "error"),
+)
+
+ALIASES = {
+    "seq_len": "sequence",
+    "sequence_length": "sequence",
+    "seq_length": "sequence",
+    "n_gpus": "gpus",
+    "num_gpus": "gpus",
+    "vp": "virtual_stages",
+    "vpp": "virtual_stages",
+    "hidden_size": "hidden",
+    "num_layers": "layers",
+    "num_heads": "heads",
+    "num_kv_heads": "kv_heads",
+    "ffn_hidden_size": "ffn",
+    "vocab_size": "vocab",
+    "tied_embeddings": "tied",
+    "gbs": "global_batch",
+    "global_batch_size": "global_batch",
+    "mbs": "micro_batch",
+    "micro_batch_size": "micro_batch",
+    "num_experts": "experts",
+    "top_k": "topk",
+    "moe_topk": "topk",
+    "moe_ffn": "expert_ffn",
+    "zero": "zero_stage",
+    "zero1_group": "shard_group",
+    "reduce_dtype": "grad_precision",
+    "grad_reduce_precision": "grad_precision",
+    "window_size": "window",
+    "ga": "grad_accum",
+}
+INSTEAD = {"fsdp": "zero_stage", "hsdp": "shard_group", "sharding": "zero_stage", "moe": "experts"}
+SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in cells that want yes or no
 
 
 def describe_columns() -> str:
@@ -109,22 +286,30 @@ def describe_columns() -> str:
     )
 
 
-def check_header(header: Sequence[str]) -> None:
-    """ValueError for a heading that is missing, twice, an output's, or one letter from a column's.
+def is_note(name: str) -> bool:
+    """Whether a heading is carried along without being read."""
+    return name in NOTES or name.startswith(NOTE_PREFIXES)
 
-    Other headings are carried along into the output.
-    """
-    for name in header:
-        if header.count(name) > 1:
-            raise ValueError(f"column {name!r} stands {header.count(name)} times; want each once")
+
+def check_header(header: Sequence[str]) -> None:
+    """ValueError for a heading that is missing, unknown, twice (under one name or two), or an output's."""
+    meant = [ALIASES.get(name, name) for name in header]
+    for name, column in zip(header, meant, strict=True):
+        if meant.count(column) > 1:
+            said = [other for other, same in zip(header, meant, strict=True) if same == column]
+            under = "" if len(set(said)) == 1 else f" (as {', '.join(said)})"
+            raise ValueError(f"column {column!r} stands {len(said)} times{under}; want each once")
         if name in OUTPUTS:
             raise ValueError(f"column {name!r} is one that the prediction adds; rename it")
-        near = () if name in NAMES else get_close_matches(name.lower(), NAMES, n=1, cutoff=SIMILAR)
-        if near and near[0] not in header:
-            raise ValueError(f"unknown column {name!r}: want {near[0]!r}, or a name less like it")
-    for column in COLUMNS:
-        if column.default is None and column.name not in header:
-            raise ValueError(f"no column {column.name!r} ({column.about}); it has: {', '.join(header)}")
+        if column not in NAMES and not is_note(name):
+            near = (
+                INSTEAD.get(name.lower())
+                or get_close_matches(name.lower(), (*NAMES, *ALIASES), n=1, cutoff=0.0).pop()
+            )
+            raise ValueError(f"unknown column {name!r}: want {near!r}, or x_{name} for a note")
+    for required in COLUMNS:
+        if required.default is None and required.name not in meant:
+            raise ValueError(f"no column {required.name!r} ({required.about}); it has: {', '.join(header)}")
 
 
 def read_row(cells: Mapping[str, str]) -> LlmRow:
@@ -133,17 +318,21 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
     Raises:
         ValueError: `column: rule, got value; nearest valid choice`.
     """
+    texts = {ALIASES.get(name, name): (text or "").strip() for name, text in cells.items()}
     values: dict[str, Any] = {}
     for column in COLUMNS:
-        text = (cells.get(column.name) or "").strip()
+        text = texts.get(column.name, "")
         if text:
             values[column.name] = _read(column, text)
         elif column.default is not None:
             values[column.name] = column.default(values)
         else:
             raise ValueError(f"{column.name}: required ({column.about}), the cell is empty")
-    row = LlmRow(**values)
-    _check(row)
+    told = {name: values.pop(name) for name in REPEATED}
+    kind, modules = values.pop("recompute")
+    row = LlmRow(**values, recompute=kind, recompute_modules=modules)
+    check_row(row)
+    check_repeated(row, **told)
     return row
 
 
@@ -154,61 +343,42 @@ def _read(column: Column, text: str) -> Any:
         )
     if column.name == "gpu":
         return text
+    if column.name == "recompute":
+        return read_modules(text)
     if column.choices is not None:
-        words = [str(word) for word in column.choices]
-        if text.lower() in words:
-            return column.choices(text.lower())
-        near = get_close_matches(text.lower(), words, n=1, cutoff=0.0)
-        raise ValueError(f"{column.name}: want one of {', '.join(words)}, got {text!r}; nearest: {near[0]}")
+        return _read_word(column.name, column.choices, text)
     try:
         number = float(text)
     except ValueError:
         raise ValueError(f"{column.name}: want a number, got {text!r}; nearest: 1") from None
-    if column.real:
-        least = 0.0 if column.name.endswith("latency_us") else 1e-6
-        if not isfinite(number) or not least <= number <= MOST:
-            raise ValueError(
-                f"{column.name}: want a number from {least:g} to {MOST:,}, got {text}; nearest: "
-                f"{min(max(number, least), MOST) if isfinite(number) else MOST:g}"
-            )
+    return _real_number(column, text, number) if column.real else _whole_number(column, text, number)
+
+
+def _read_word(name: str, choices: type[StrEnum], text: str) -> StrEnum:
+    word = text.lower()
+    if choices is YesNo:
+        word = SPELLED.get(word, word)
+    words = [str(each) for each in choices]
+    if word in words:
+        return choices(word)
+    near = get_close_matches(word, words, n=1, cutoff=0.0)
+    raise ValueError(f"{name}: want one of {', '.join(words)}, got {text!r}; nearest: {near[0]}")
+
+
+def _real_number(column: Column, text: str, number: float) -> float:
+    least = 0.0 if column.name.endswith("latency_us") else 1e-6
+    if isfinite(number) and least <= number <= MOST:
         return number
-    if not isfinite(number) or number != int(number) or not 1 <= number <= MOST:
-        near_number = int(min(max(round(number), 1), MOST)) if isfinite(number) else 1
-        raise ValueError(
-            f"{column.name}: want a whole number from 1 to {MOST:,}, got {text}; nearest: {near_number}"
-        )
-    return int(number)
+    nearest = min(max(number, least), MOST) if isfinite(number) else MOST
+    raise ValueError(
+        f"{column.name}: want a number from {least:g} to {MOST:,}, got {text}; nearest: {nearest:g}"
+    )
 
 
-def _check(row: LlmRow) -> None:
-    """Rules between columns."""
-    if row.gpu not in known_profiles() and "." not in row.gpu and "/" not in row.gpu:
-        known = known_profiles()
-        near = get_close_matches(row.gpu, known, n=1, cutoff=0.0)
-        raise ValueError(
-            f"gpu: want one of {', '.join(known)} or a profile's file, got {row.gpu!r}; nearest: {near[0]}"
-        )
-    _divides("hidden", row.hidden, "heads", row.heads)
-    _divides("heads", row.heads, "kv_heads", row.kv_heads)
-    _divides("kv_heads", row.kv_heads, "tp", row.tp)
-    _divides("ffn", row.ffn, "tp", row.tp)
-    _divides("sequence", row.sequence, "2 x cp" if row.cp > 1 else "cp", 2 * row.cp if row.cp > 1 else 1)
-    _divides("layers", row.layers, "pp x virtual_stages", row.pp * row.virtual_stages)
-    _divides("global_batch", row.global_batch, "dp x micro_batch", row.dp * row.micro_batch)
-    if row.virtual_stages > 1:
-        if row.pp < 2:
-            raise ValueError(f"virtual_stages: want 1 where pp is 1, got {row.virtual_stages}; nearest: 1")
-        _divides("microbatches of a replica", row.num_microbatches, "pp (with virtual_stages)", row.pp)
-    if row.sequence_parallel is YesNo.YES and row.sequence % row.tp:
-        _divides("sequence", row.sequence, "tp (with sequence_parallel)", row.tp)
-    if row.attention is Scores.FLASH and row.recompute is Recomputed.SELECTIVE:
-        raise ValueError(
-            "recompute: selective computes stored scores again, attention is flash; nearest: none"
-        )
-
-
-def _divides(whole: str, total: int, part: str, divisor: int) -> None:
-    if total % divisor:
-        fitting = [d for d in range(1, total + 1) if total % d == 0] if total <= 10**6 else [1]
-        near = min(fitting, key=lambda d: (abs(d - divisor), d))
-        raise ValueError(f"{part}: must divide {whole} = {total}, got {divisor}; nearest: {near}")
+def _whole_number(column: Column, text: str, number: float) -> int:
+    if isfinite(number) and number == int(number) and column.least <= number <= MOST:
+        return int(number)
+    nearest = int(min(max(round(number), column.least), MOST)) if isfinite(number) else column.least
+    raise ValueError(
+        f"{column.name}: want a whole number from {column.least} to {MOST:,}, got {text}; nearest: {nearest}"
+    )

@@ -1,19 +1,19 @@
-"""Tables of language models as CSV files: read with every bad row named, written with what was predicted."""
+"""Tables of language models as CSV files: read row by row, written with what was predicted of each."""
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.bounded_file import read_bounded
-from workbench.llm_table.columns import OUTPUTS, check_header, read_row
-from workbench.llm_table.llm_row import LlmRow
+from workbench.llm_table.columns import OUTPUTS, check_header
 from workbench.llm_table.predict import Prediction
 
 MOST_ROWS = 1_000_000
 SEPARATOR = " | "  # between unmeasured costs
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
+FIRST_LINE = 2  # of a file's rows, behind the header
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +24,41 @@ class CsvTable:
     header: tuple[str, ...]
     cells: tuple[dict[str, str], ...]
 
-    def rows(self, tell: Callable[[str], None]) -> list[LlmRow]:
-        """Every row.
+    def where(self, index: int) -> str:
+        """The row's place in the file."""
+        return f"{self.path}: line {index + FIRST_LINE}"
 
-        Args:
-            tell: called with a line about each bad row but the last, which is the error's.
-
-        Raises:
-            ValueError: the last bad row.
-        """
-        found, bad = [], []
-        for number, row in enumerate(self.cells, start=2):
-            try:
-                found.append(read_row(row))
-            except ValueError as error:
-                bad.append(f"{self.path}: line {number}: {error}")
-        if not bad:
-            return found
-        for line in bad[:-1]:
-            tell(line)
-        raise ValueError(f"{bad[-1]} ({len(bad)} of {len(self.cells)} rows are bad, nothing was written)")
-
-    def with_predictions(self, predictions: Sequence[Prediction]) -> str:
-        """The file's text with the columns that are predicted, one prediction a row."""
+    def with_predictions(self, outcomes: Sequence[Prediction | str]) -> str:
+        """The file's text with the columns that are predicted; a row that has an error has that alone."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([*map(inert, self.header), *OUTPUTS])
-        for row, found in zip(self.cells, predictions, strict=True):
-            added = (repr(found.iteration_s), found.peak_bytes, SEPARATOR.join(found.unmeasured))
-            writer.writerow([*(inert(row[name]) for name in self.header), *added])
+        for row, outcome in zip(self.cells, outcomes, strict=True):
+            added = {"error": outcome} if isinstance(outcome, str) else cells_of(outcome)
+            writer.writerow(
+                [
+                    *(inert(row[name]) for name in self.header),
+                    *(inert(added.get(name, "")) for name in OUTPUTS),
+                ]
+            )
         return out.getvalue()
+
+
+def cells_of(found: Prediction) -> Mapping[str, str]:
+    """What `OUTPUTS` say of one row."""
+    shares = {f"share_{name}": f"{share:.4f}" for name, share in found.parts.shares().items()}
+    return {
+        "predicted_s": repr(found.iteration_s),
+        "predicted_low_s": repr(found.interval.low_s),
+        "predicted_high_s": repr(found.interval.high_s),
+        "tokens_per_s_per_gpu": f"{found.tokens_per_s_per_gpu:.6g}",
+        "mfu": f"{found.mfu:.4f}",
+        "predicted_bytes": str(found.peak_bytes),
+        "fits": "yes" if found.spare_bytes >= 0 else "no",
+        "spare_bytes": str(found.spare_bytes),
+        **shares,
+        "unmeasured": SEPARATOR.join(found.unmeasured),
+    }
 
 
 def inert(cell: str) -> str:
@@ -86,7 +91,7 @@ def read_table(path: Path) -> CsvTable:
         check_header(header)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    for number, line in enumerate(lines[1:], start=2):
+    for number, line in enumerate(lines[1:], start=FIRST_LINE):
         if len(line) != len(header):
             raise ValueError(f"{path}: line {number}: want {len(header)} cells, got {len(line)}")
     cells = tuple(dict(zip(header, line, strict=True)) for line in lines[1:])

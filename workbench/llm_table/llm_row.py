@@ -1,28 +1,43 @@
-"""One row: a dense text-only language model, how it is cut over GPUs, and its batch."""
+"""One row: a model, how it is cut over GPUs, how it is trained, and its batch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.cost.execution import UpdatedWeights
+from workbench.model.block_modules import BlockModule
+
 
 class Architecture(StrEnum):
-    """GPT: layer norms, learned positions, plain MLP, biases. LLAMA: RMS norms, rotary, gated MLP."""
+    """GPT: layer norms, learned positions, plain MLP, biases. LLAMA: RMS norms, rotary, gated MLP.
+
+    VIT: a GPT's blocks over all patches of an image, and a class head. T5: an encoder's blocks over
+    `sequence` tokens, and a decoder's over `decoder_sequence` that read them; gated MLPs, no biases.
+    """
 
     GPT = "gpt"
     LLAMA = "llama"
+    VIT = "vit"
+    T5 = "t5"
 
 
 class Recomputed(StrEnum):
-    """What the backward computes again: nothing, attention scores alone, or whole layers."""
+    """What the backward computes again: nothing, attention scores alone, named modules, or whole layers."""
 
     NONE = "none"
     SELECTIVE = "selective"
+    MODULES = "modules"
     FULL = "full"
 
 
 class Scores(StrEnum):
-    """FLASH: attention in one kernel. STORED: scores go through memory, product by product."""
+    """FLASH: attention in one kernel, the newest for the device. STORED: scores go through memory.
+
+    FLASH1 and FLASH2 are that kernel's first and second generation.
+    """
 
     FLASH = "flash"
+    FLASH1 = "flash1"
+    FLASH2 = "flash2"
     STORED = "stored"
 
 
@@ -34,11 +49,34 @@ class Optimizer(StrEnum):
 
 
 class Number(StrEnum):
-    """Format of weights and activations; two-byte ones keep a float32 copy in the optimizer."""
+    """Format of products: FP8 with a scale a tensor, MXFP8 and NVFP4 with one a block of elements.
+
+    Below two bytes weights and activations stay BF16 outside the products of blocks; two-byte ones keep a
+    float32 copy in the optimizer.
+    """
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+
+
+class GradientNumber(StrEnum):
+    """Format in which gradients are added up over ranks."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+class DataOverlap(StrEnum):
+    """Beside passes run: NO: nothing. GRADS: sums of gradients. BOTH: gathers of updated weights too."""
+
+    NO = "no"
+    GRADS = "grads"
+    BOTH = "both"
 
 
 class YesNo(StrEnum):
@@ -53,27 +91,57 @@ class LlmRow:
     hidden: int
     layers: int
     heads: int
+    sequence: int
+    global_batch: int
+    architecture: Architecture
     kv_heads: int
+    head_dim: int
     ffn: int
+    gated_mlp: YesNo
+    qk_norm: YesNo
     vocab: int
     vocab_multiple: int
-    sequence: int
-    architecture: Architecture
     tied: YesNo
+    window: int
+    full_every: int
+    q_lora: int
+    kv_lora: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    experts: int
+    topk: int
+    expert_ffn: int
+    shared_expert_ffn: int
+    first_dense_layers: int
+    decoder_layers: int
+    decoder_sequence: int
+    patch: int
+    lora_rank: int
     tp: int
     cp: int
     pp: int
     virtual_stages: int
+    embedding_as_layer: YesNo
+    loss_as_layer: YesNo
+    ep: int
     dp: int
     sequence_parallel: YesNo
     micro_batch: int
-    global_batch: int
     recompute: Recomputed
+    recompute_modules: tuple[BlockModule, ...]
     attention: Scores
     precision: Number
-    optimizer: Optimizer
+    grad_precision: GradientNumber
+    zero_stage: int
+    shard_group: int
+    tp_overlap: YesNo
+    dp_overlap: DataOverlap
+    updated_weights: UpdatedWeights
+    moe_overlap: YesNo
     gpu: str
     gpus_per_node: int
+    gpus_per_nvlink_domain: int
     intra_gbytes_per_s: float | None
     intra_latency_us: float | None
     inter_gbytes_per_s: float | None
@@ -93,3 +161,33 @@ class LlmRow:
         """Rows of the token table: up to a multiple that every tensor-parallel rank gets equally."""
         step = self.vocab_multiple * self.tp
         return -(-self.vocab // step) * step
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that hold the same weights: replicas and their context-parallel ranks."""
+        return self.dp * self.cp
+
+    @property
+    def sharing_ranks(self) -> int:
+        """Ranks that share one copy of what is sharded."""
+        return self.shard_group or (self.data_ranks if self.zero_stage else 1)
+
+    @property
+    def computed_again(self) -> tuple[BlockModule, ...]:
+        """Modules of every block that the backward computes again, where not all of it is."""
+        return (BlockModule.CORE_ATTN,) if self.recompute is Recomputed.SELECTIVE else self.recompute_modules
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of encoder and decoder together."""
+        return self.layers + self.decoder_layers
+
+    @property
+    def tokens(self) -> int:
+        """Of an iteration, as throughputs count them: an encoder's alone where there are two sequences."""
+        return self.global_batch * self.sequence
+
+    @property
+    def is_mla(self) -> bool:
+        """Keys and values come out of a narrow latent vector."""
+        return self.kv_lora > 0

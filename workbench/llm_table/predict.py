@@ -1,21 +1,36 @@
 """Seconds and bytes of an iteration of a row, through plan, lowering, price and memory table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cache
 
-from workbench.cost.execution import ActivationCut, AttentionKernel, Execution
+from workbench.collector import collector_paused
+from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
-from workbench.llm_table.llm_row import LlmRow, Number, Recomputed, Scores, YesNo
-from workbench.llm_table.replicas import in_one_buffer, standing_for
+from workbench.llm_table.boundaries import scattered, with_boundary_gathers
+from workbench.llm_table.cost_parts import CostParts, parts_of
+from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_few
+from workbench.llm_table.gathers import with_gathers_beside
+from workbench.llm_table.llm_row import DataOverlap, LlmRow, YesNo
+from workbench.llm_table.replicas import Sums, in_one_buffer, standing_for
 from workbench.llm_table.row_bytes import row_bytes
-from workbench.llm_table.row_plan import plan_of
+from workbench.llm_table.row_doubts import told
+from workbench.llm_table.row_execution import doubts, execution_of
+from workbench.llm_table.row_interval import reasons_of
+from workbench.llm_table.row_plan import is_cut_further, plan_of
+from workbench.llm_table.sharded_replicas import sharding_for
+from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.timing.interval import Interval, interval
 from workbench.timing.price import Price, price
 
-Timer = Callable[[Lowered, Price], float]  # seconds of an iteration
+Timer = Callable[[Lowered, Price, Orders | None], float]
+"""Seconds of an iteration; with orders, of more microbatches than the plan's."""
+
+FEW = 2  # microbatches of a pipeline of one stage, from where each more takes equally long
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +39,28 @@ class Prediction:
 
     Args:
         iteration_s: seconds of an iteration.
+        interval: between what they lie with 80 % probability, and why.
         peak_bytes: most bytes that a rank holds at once.
         memory_bytes: of a GPU.
-        unmeasured: what the prediction rests on and nobody measured, sorted.
+        unmeasured: what notable parts of it rest on and nobody measured, sorted.
+        parts: where the seconds go.
+        tokens_per_s_per_gpu: of an iteration.
+        mfu: useful FLOP/s over the GPU's dense peak in two-byte numbers.
     """
 
     iteration_s: float
+    interval: Interval
     peak_bytes: int
     memory_bytes: int
     unmeasured: tuple[str, ...]
+    parts: CostParts
+    tokens_per_s_per_gpu: float
+    mfu: float
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of a GPU's memory; below zero: what is missing."""
+        return self.memory_bytes - self.peak_bytes
 
 
 class RowPredictor:
@@ -52,47 +80,127 @@ class RowPredictor:
         self._cost = cache(self._cost_model)
         self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
-    def predict(self, row: LlmRow) -> Prediction:
-        """Time, memory and unmeasured costs of one row.
+    @collector_paused()
+    def predict(self, row: LlmRow, unsaid: Collection[str] = ()) -> Prediction:
+        """Time with its 80 % interval, memory and unmeasured costs of one row.
+
+        Args:
+            row: what to price.
+            unsaid: columns that were left to their defaults, see `unsaid_of`.
 
         Raises:
             ValueError: what planner, profile or schedule refuse.
 
-        Complexity: O(stages x microbatches x ranks of a stage), whatever the number of replicas.
+        Complexity: O(stages^2 x ranks of a stage + stages x microbatches), whatever the number of replicas;
+        where microbatches are planned one by one, O(stages x microbatches x ranks of a stage).
         """
         cost = self.cost(row)
-        alone = lower(plan_of(row, cost.profile))
+        if is_cut_further(row) and row.pp == 1 and row.num_microbatches > FEW + 1:
+            found = self._continued(row, cost)
+        else:
+            plan, orders = _plan(row, cost)
+            found = self._predicted(lower(plan), row, cost, orders)
+        reasons = reasons_of(row, cost.profile, found.parts, unsaid)
+        return replace(found, interval=interval(found.iteration_s, reasons))
+
+    def _predicted(
+        self, alone: Lowered, row: LlmRow, cost: CostModel, orders: Orders | None = None
+    ) -> Prediction:
         whole = with_replicas(alone, row)
-        prices = price(whole, cost)
-        unmeasured = {*prices.unmeasured, *cost.profile.unmeasured}
-        if row.precision is Number.FP16:
-            unmeasured.add("fp16: rates of bf16")
+        prices = prices_of(whole, row, cost)
+        unmeasured = {*prices.unmeasured, *cost.profile.unmeasured, *doubts(row)}
+        seconds = self._timer(whole, prices, orders)
+        num_repeats = row.num_microbatches / len(alone.plan.microbatches)
+        flop = model_flop(alone.plan) * num_repeats * row.dp
+        parts = parts_of(
+            whole,
+            prices,
+            cost,
+            seconds,
+            num_repeats=num_repeats,
+            retimed=lambda other: self._timer(whole, other, orders),
+        )
         return Prediction(
-            self._timer(whole, prices),
-            row_bytes(alone, row),
-            cost.profile.memory_bytes,
-            tuple(sorted(unmeasured)),
+            iteration_s=seconds,
+            interval=interval(seconds, ()),
+            peak_bytes=row_bytes(alone, row),
+            memory_bytes=cost.profile.memory_bytes,
+            unmeasured=told(unmeasured, parts.shares(), row),
+            parts=parts,
+            tokens_per_s_per_gpu=row.tokens / seconds / row.num_gpus,
+            mfu=flop / seconds / row.num_gpus / cost.profile.peak(cost.profile.table_precision),
+        )
+
+    def _continued(self, row: LlmRow, cost: CostModel) -> Prediction:
+        """From two shorter iterations: without a pipeline each more microbatch takes equally long."""
+        few, more = (
+            self._predicted(lower(plan_of(shorter, cost.profile)), shorter, cost)
+            for shorter in (_of(row, FEW), _of(row, FEW + 1))
+        )
+        times = row.num_microbatches - FEW
+        seconds = few.iteration_s + times * (more.iteration_s - few.iteration_s)
+        slower = (
+            seconds / more.iteration_s * (FEW + 1) / row.num_microbatches
+        )  # an iteration's share of tokens
+        return replace(
+            more,
+            iteration_s=seconds,
+            parts=few.parts.continued(more.parts, times),
+            tokens_per_s_per_gpu=more.tokens_per_s_per_gpu / slower,
+            mfu=more.mfu / slower,
         )
 
     def cost(self, row: LlmRow) -> CostModel:
         """The cost model of the row's machine, run as the row says."""
-        return self._cost(
-            "" if self._profile else row.gpu, row.attention, row.recompute, row.sequence_parallel
-        )
+        execution = execution_of(row, self._execution)
+        found: CostModel = self._cost("" if self._profile else row.gpu, execution)
+        return found
 
-    def _cost_model(
-        self, name: str, scores: Scores, recompute: Recomputed, sequence_parallel: YesNo
-    ) -> CostModel:
-        attention = AttentionKernel.FUSED
-        if scores is Scores.STORED:
-            is_selective = recompute is Recomputed.SELECTIVE
-            attention = AttentionKernel.RECOMPUTED if is_selective else AttentionKernel.STORED
-        cut = ActivationCut.SEQUENCE if sequence_parallel is YesNo.YES else ActivationCut.WHOLE
+    def _cost_model(self, name: str, execution: Execution) -> CostModel:
         machine: CostModel = self._machine(name)
-        return machine.executed(replace(self._execution, attention=attention, activations=cut))
+        return machine.executed(execution)
+
+
+def _of(row: LlmRow, num_microbatches: int) -> LlmRow:
+    """The row with so many microbatches a replica."""
+    return replace(row, global_batch=num_microbatches * row.dp * row.micro_batch)
+
+
+def _plan(row: LlmRow, cost: CostModel) -> tuple[Plan, Orders | None]:
+    """The row's plan, of as few microbatches as will do, with the passes of all."""
+    few = with_few(row)
+    plan = plan_of(few, cost.profile)
+    orders = passes_of_all(plan, row) if few != row else None
+    if orders is None and few != row:
+        plan = plan_of(row, cost.profile)
+    return plan, orders
+
+
+def prices_of(whole: Lowered, row: LlmRow, cost: CostModel) -> Price:
+    """Prices of the lowered plan that stands for all replicas."""
+    prices = price(whole, cost)
+    if row.tp > 1 and row.pp > 1 and row.sequence_parallel is YesNo.NO:
+        prices = with_boundary_gathers(prices, whole, lambda ranks: cost)
+    if row.dp_overlap is DataOverlap.BOTH and row.zero_stage in (1, 2):
+        prices = with_gathers_beside(prices, whole, lambda ranks: cost)
+    return prices
 
 
 def with_replicas(alone: Lowered, row: LlmRow) -> Lowered:
-    """The row's one replica, reducing its gradients in flat buffers as all of them."""
-    whole = standing_for(alone, num_replicas=row.dp, stride=row.tp * row.cp)
+    """The row's one replica, standing for all: gathering sharded weights, or reducing in flat buffers."""
+    alone, stride = scattered(alone, row.tp), row.tp * row.cp
+    if row.zero_stage == 3 and row.data_ranks > 1:
+        return sharding_for(alone, num_ranks=row.data_ranks, stride=row.tp, group=row.sharing_ranks)
+    sums = Sums.BEHIND_ALL if row.dp_overlap is DataOverlap.NO else Sums.BEHIND_STAGE
+    whole = standing_for(_in_groups(alone, row), num_replicas=row.dp, stride=stride, sums=sums)
     return in_one_buffer(whole)
+
+
+def _in_groups(alone: Lowered, row: LlmRow) -> Lowered:
+    """With as many copies of the sharded state as the row's groups hold."""
+    num_copies = row.data_ranks // row.sharing_ranks if row.zero_stage else 1
+    if num_copies == 1:
+        return alone
+    settings = alone.plan.settings
+    modules = tuple(replace(each, instances=num_copies) for each in settings.modules)
+    return replace(alone, plan=replace(alone.plan, settings=replace(settings, modules=modules)))

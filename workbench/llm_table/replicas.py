@@ -1,6 +1,7 @@
 """Equal data-parallel replicas: one stands for all, and reduces gradients as if all were there."""
 
 from dataclasses import replace
+from enum import StrEnum
 
 from workbench.plan.gradient_groups import reductions
 from workbench.plan.lowered import GradientGroup, Lowered
@@ -8,30 +9,48 @@ from workbench.plan.plan import Plan, Program
 from workbench.schedule.action import Action, Pass
 
 
-def standing_for(lowered: Lowered, *, num_replicas: int, stride: int) -> Lowered:
+class Sums(StrEnum):
+    """Gradients are added up behind each stage's last pass, or behind all passes."""
+
+    BEHIND_STAGE = "behind stage"
+    BEHIND_ALL = "behind all"
+
+
+def standing_for(
+    lowered: Lowered, *, num_replicas: int, stride: int, sums: Sums = Sums.BEHIND_STAGE
+) -> Lowered:
     """The lowered plan of one replica, with gradient groups that hold the ranks of all replicas.
 
     Replicas do the same work at the same moments, so a group's collective starts when this
-    replica's ranks are at it. REDUCE_GRAD follows each stage's last pass, as in the plan of
-    all replicas. Only for `price` and `sim.step.sweep`, which ask nothing of the ranks that are
+    replica's ranks are at it. Only for `price` and `sim.step.sweep`, which ask nothing of the ranks that are
     not there; the engine would wait for them.
-    Differs: boundary messages of replicas that share a node's uplink do not wait for one another.
+    Messages of replicas that are not there wait for nobody: a cluster whose ranks have each a card, with
+    its share of what their node sends, says what they leave.
 
     Args:
         lowered: plan of one replica.
         num_replicas: of equal work.
         stride: rank r of this replica is rank r + d x stride of the d-th.
+        sums: where REDUCE_GRAD stands; in the plan of all replicas it follows each stage's last pass.
 
     Complexity: O(groups x replicas + actions).
     """
     if num_replicas == 1:
         return lowered
     groups = tuple(
-        replace(group, ranks=tuple(sorted(r + d * stride for r in group.ranks for d in range(num_replicas))))
+        replace(group, ranks=_all_ranks(lowered.plan, group, num_replicas, stride))
         for group in lowered.groups
     )
-    plan = _with_reductions(lowered.plan, groups)
+    plan = _with_reductions(lowered.plan, sums)
     return replace(lowered, plan=plan, groups=groups, reductions=reductions(plan, groups))
+
+
+def _all_ranks(plan: Plan, group: GradientGroup, num_replicas: int, stride: int) -> tuple[int, ...]:
+    """The group's ranks in every replica; of experts that lie beyond a replica, in every copy of them."""
+    ep = plan.stages[0].ep
+    if group.weights[0].experts and ep > stride:
+        num_replicas, stride = num_replicas * stride // ep, ep
+    return tuple(sorted(r + d * stride for r in group.ranks for d in range(num_replicas)))
 
 
 def in_one_buffer(lowered: Lowered) -> Lowered:
@@ -62,15 +81,15 @@ def _stage_of(plan: Plan, group: GradientGroup) -> int:
     return max(own, default=-1)
 
 
-def _with_reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> Plan:
-    """REDUCE_GRAD of every stage behind its last pass, stages of the last layers first."""
+def _with_reductions(plan: Plan, sums: Sums) -> Plan:
+    """REDUCE_GRAD of every stage, stages of the last layers first."""
     programs = []
     for program in plan.programs:
         actions = [action for action in program.actions if action.kind is not Pass.REDUCE_GRAD]
         own = {action.stage for action in actions if action.stage is not None}
         last = {action.stage: at for at, action in enumerate(actions)}
         due: dict[int, list[Action]] = {}
-        at = 0
+        at = 0 if sums is Sums.BEHIND_STAGE else max((last[stage] for stage in own), default=0)
         for stage in sorted(own, key=lambda stage: -stage):
             at = max(at, last[stage])
             due.setdefault(at, []).append(Action(stage, Pass.REDUCE_GRAD))

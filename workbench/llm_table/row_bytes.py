@@ -1,13 +1,20 @@
 """Peak bytes of a row's fullest GPU, out of the lines of the plan's memory account."""
 
+from collections import Counter
+from dataclasses import replace
 from math import ceil
 
-from workbench.llm_table.llm_row import LlmRow, Number, Optimizer, Recomputed
-from workbench.llm_table.row_plan import MODULE
-from workbench.memory.account import static_holders
+from workbench.llm_table.llm_row import LlmRow, Number, Scores
 from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, rank_lines
+from workbench.memory.stage import GRADIENTS, state_of
+from workbench.model.block_modules import BlockModule
+from workbench.plan.expert_groups import held_elements
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Sharding, Stage
+
+SHARDED_FROM = {"optimizer": 1, GRADIENTS: 2, "parameters": 3}  # ZeRO stage
+UNITS_AT_ONCE = 2  # whole at a time: the one that is used and the one that is gathered ahead
 
 
 def row_bytes(alone: Lowered, row: LlmRow) -> int:
@@ -18,7 +25,8 @@ def row_bytes(alone: Lowered, row: LlmRow) -> int:
     Complexity: O(stages x microbatches); ranks of a stage hold the same.
     """
     activations = activation_bytes(alone)
-    again = scores_bytes(row) if row.recompute is Recomputed.SELECTIVE else 0
+    is_again = row.attention is Scores.STORED and BlockModule.CORE_ATTN in row.computed_again
+    again = scores_bytes(row) if is_again else 0
     return again + max(held_bytes(alone, row, rank) + size for rank, size in activations.items())
 
 
@@ -33,12 +41,33 @@ def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
     """Weights, gradients and optimizer state, from the first step to the last.
 
     Gradients have a buffer of their own that is never given back (Shoeybi et al. 2019,
-    "Megatron-LM"). A distributed optimizer leaves each replica its part of the state.
+    "Megatron-LM"). What is sharded leaves each rank of a group its part, and of weights the units that are
+    whole at a time.
     """
-    holders = static_holders(alone.plan, rank)
-    optimizer = holders.pop(f"optimizer of {MODULE}", 0)
-    parts = row.dp * row.cp if row.optimizer is Optimizer.DISTRIBUTED else 1
-    return sum(holders.values()) + ceil(optimizer / parts)
+    plan = _unsharded(alone.plan)
+    held: Counter[str] = Counter()
+    for _, kind, num_bytes in state_of(plan, rank):
+        held[kind.part] += num_bytes
+    parts = {part: row.sharing_ranks if row.zero_stage >= SHARDED_FROM[part] else 1 for part in held}
+    kept = sum(ceil(num_bytes / parts[part]) for part, num_bytes in held.items())
+    return kept + (_gathered_bytes(plan, row, rank) if row.zero_stage == 3 else 0)
+
+
+def _unsharded(plan: Plan) -> Plan:
+    modules = tuple(replace(each, sharding=Sharding.NONE, instances=1) for each in plan.settings.modules)
+    return replace(plan, settings=replace(plan.settings, modules=modules))
+
+
+def _gathered_bytes(plan: Plan, row: LlmRow, rank: int) -> int:
+    """Of the largest units: their weights, and gradients of one, which are whole until they are scattered."""
+    sizes = [_elements(plan, stage) for stage in plan.stages_on[rank]]
+    weights = UNITS_AT_ONCE * plan.settings.precision.num_bytes
+    return round(max(sizes) * (weights + plan.settings.gradient_bytes))
+
+
+def _elements(plan: Plan, stage: Stage) -> float:
+    layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
+    return sum(held_elements(each, stage) for layer in layers for each in layer.parameters())
 
 
 def activation_bytes(alone: Lowered) -> dict[int, int]:

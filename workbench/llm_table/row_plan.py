@@ -1,16 +1,24 @@
 """From a row to a plan: the model, the cluster, and one replica's stages on its ranks."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.cost.profile import Profile
 from workbench.data.sample import Item, Sample, Segment
-from workbench.llm_table.llm_row import Architecture, LlmRow, Number, Optimizer, Recomputed, Scores, YesNo
-from workbench.model.layer import Layer
-from workbench.model.model_graph import TEXT, ModelGraph, Module
-from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
-from workbench.model.transformer import Block, Heads, Mlp, Norm
+from workbench.llm_table.llm_row import (
+    Architecture,
+    DataOverlap,
+    GradientNumber,
+    LlmRow,
+    Number,
+    Recomputed,
+    Scores,
+    YesNo,
+)
+from workbench.llm_table.row_model import MODULE, model_of
+from workbench.model.block_modules import BlockModule
+from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import (
@@ -26,8 +34,9 @@ from workbench.plan.plan import (
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.units import GB
 
-MODULE = "llm"
 MICRO = 1e-6
+BUCKET_ELEMENTS = 40_000_000  # of gradients summed at once: Megatron-Core's DistributedDataParallelConfig
+SHARDING = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)  # by ZeRO stage
 
 
 def plan_of(row: LlmRow, profile: Profile) -> Plan:
@@ -42,9 +51,6 @@ def plan_of(row: LlmRow, profile: Profile) -> Plan:
 
     Complexity: O(stages x microbatches x ranks of a stage).
     """
-    schedule = Schedule()
-    if row.virtual_stages > 1:
-        schedule = Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=row.virtual_stages)
     draft = Plan(
         strategy="row",
         model=model_of(row),
@@ -55,57 +61,41 @@ def plan_of(row: LlmRow, profile: Profile) -> Plan:
         programs=(),
         settings=settings_of(row),
     )
-    return with_programs(draft, schedule)
+    return _with_experts(with_programs(draft, schedule_of(row)), row)
 
 
-def model_of(row: LlmRow) -> ModelGraph:
-    """Embedding, blocks and head."""
-    shape = (row.hidden, row.layers, row.heads, row.kv_heads, row.ffn)
-    layers = _layers(shape, row.padded_vocab, row.sequence, row.architecture, row.tied)
-    return ModelGraph(name=MODULE, modules=(Module(name=MODULE, modality=TEXT, layers=layers),))
+def _with_experts(plan: Plan, row: LlmRow) -> Plan:
+    """Experts distributed over the ranks of a stage and of the replicas behind it, as far as `ep` says."""
+    if row.ep == 1:
+        return plan
+    return replace(plan, stages=tuple(replace(stage, ep=row.ep) for stage in plan.stages))
 
 
-@lru_cache(maxsize=512)
-def _layers(
-    shape: tuple[int, ...], vocab: int, sequence: int, architecture: Architecture, tied: YesNo
-) -> tuple[Layer, ...]:
-    hidden, num_layers, heads, kv_heads, ffn = shape
-    is_gpt = architecture is Architecture.GPT
-    norm = Norm.LAYER if is_gpt else Norm.RMS
-    block = Block(
-        width=hidden,
-        heads=Heads(
-            num=heads,
-            num_kv=kv_heads,
-            dim=hidden // heads,
-            causal=True,
-            bias="qkvo" if is_gpt else "",
-            fused=True,
-            rotary=not is_gpt,
-        ),
-        mlp=Mlp(
-            width=ffn, gated=not is_gpt, activation="gelu" if is_gpt else "silu", bias=is_gpt, fused=True
-        ),
-        norm=norm,
-    )
-    is_tied = tied is YesNo.YES
-    positions = learned_positions(sequence, hidden) if is_gpt else ()
-    return (
-        token_embedding(vocab, hidden, more=positions, tied=is_tied),
-        *block_layers(block, num_layers),
-        lm_head(vocab, hidden, norm, tied=is_tied),
-    )
+def schedule_of(row: LlmRow) -> Schedule:
+    """1F1B, interleaved where ranks have several stages."""
+    if row.virtual_stages == 1:
+        return Schedule()
+    return Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=row.virtual_stages)
 
 
 def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
-    """Enough equal nodes for every rank, with the row's links where it gives any."""
-    num_nodes = -(-row.num_gpus // row.gpus_per_node)
-    node = Node(device=profile.device, num_ranks=row.gpus_per_node, memory_bytes=profile.memory_bytes)
+    """Enough equal nodes for every rank, with the row's links where it gives any.
+
+    An NVLink domain of several servers is one node, with the cards of all of them. A server's
+    bandwidth is cut into a card for each of its ranks, as all replicas send at the same moments.
+    """
+    size = row.gpus_per_nvlink_domain
+    num_nodes = -(-row.num_gpus // size)
+    node = Node(device=profile.device, num_ranks=size, memory_bytes=profile.memory_bytes)
     intra = _link(profile, "intra", row.intra_gbytes_per_s, row.intra_latency_us)
-    inter = intra
-    if num_nodes > 1:
-        inter = _link(profile, "inter", row.inter_gbytes_per_s, row.inter_latency_us)
-    return uniform("row", node, num_nodes=num_nodes, intra=intra, inter=inter)
+    if num_nodes == 1:
+        return uniform("row", node, num_nodes=1, intra=intra, inter=intra)
+    server = row.inter_gbytes_per_s
+    if server is None:
+        link = profile.machine_link("inter")
+        server = link.bytes_per_s / GB * (link.per_node or row.gpus_per_node)
+    inter = _link(profile, "inter", server / row.gpus_per_node, row.inter_latency_us)
+    return uniform("row", replace(node, num_cards=size), num_nodes=num_nodes, intra=intra, inter=inter)
 
 
 def _link(profile: Profile, scope: str, gbytes_per_s: float | None, latency_us: float | None) -> Link:
@@ -116,17 +106,52 @@ def _link(profile: Profile, scope: str, gbytes_per_s: float | None, latency_us: 
 
 
 def stages_of(row: LlmRow) -> tuple[Stage, ...]:
-    """Equal shares of the blocks; the embedding joins the first stage, the head the last."""
-    num_stages = row.pp * row.virtual_stages
-    share = row.layers // num_stages
-    stages = []
-    for index in range(num_stages):
-        first = 0 if index == 0 else 1 + index * share
-        last = 1 + (index + 1) * share + (index == num_stages - 1)
-        stages.append(
-            Stage(id=index, module=MODULE, replica=0, layers=(first, last), ranks=_ranks(row, index % row.pp))
-        )
+    """Shares of the blocks; the embedding joins the first stage, the head the last.
+
+    A stage is cut further, on the same ranks, where its layers say things to other replicas one by one.
+    """
+    stages: list[Stage] = []
+    for place, layers in enumerate(_shares(row)):
+        for first, last in _pieces(row, layers):
+            ranks = _ranks(row, place % row.pp)
+            stages.append(Stage(id=len(stages), module=MODULE, replica=0, layers=(first, last), ranks=ranks))
     return tuple(stages)
+
+
+def is_cut_further(row: LlmRow) -> bool:
+    """Whether stages are cut so that what data-parallel ranks exchange runs beside their passes."""
+    if row.data_ranks == 1 or row.virtual_stages > 1:
+        return False
+    return row.zero_stage == 3 or row.dp_overlap is not DataOverlap.NO
+
+
+def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
+    """[first, last) layers of every stage: equal numbers of blocks, the first ones one more if need be."""
+    num_stages = row.pp * row.virtual_stages
+    ahead = row.embedding_as_layer is YesNo.YES
+    behind = row.loss_as_layer is YesNo.YES
+    share, more = divmod(row.num_blocks + ahead + behind, num_stages)
+    width = 2 if row.lora_rank else 1  # layers of a block
+    end = 0
+    for place in range(num_stages):
+        first = 0 if place == 0 else 1 + end * width
+        end += share + (place < more) - (ahead and place == 0) - (behind and place == num_stages - 1)
+        yield first, 1 + end * width + (place == num_stages - 1)
+
+
+def _pieces(row: LlmRow, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Of a stage: layer by layer where weights are gathered so, else as full as a bucket of gradients."""
+    first, last = layers
+    if not is_cut_further(row):
+        yield layers
+        return
+    least = 0 if row.zero_stage == 3 else BUCKET_ELEMENTS
+    model, held = model_of(row).modules[0].layers, 0
+    for index in range(first, last):
+        held += sum(parameter.num_elements for parameter in model[index].parameters()) // row.tp
+        if held >= least or index == last - 1:
+            yield first, index + 1
+            first, held = index + 1, 0
 
 
 def _ranks(row: LlmRow, stage: int) -> tuple[tuple[int, ...], ...]:
@@ -136,7 +161,9 @@ def _ranks(row: LlmRow, stage: int) -> tuple[tuple[int, ...], ...]:
 
 def _samples(row: LlmRow) -> tuple[Sample, ...]:
     segment = Segment(TEXT, 0, row.sequence, row.sequence)
-    return tuple(Sample(index, (segment,)) for index in range(row.global_batch // row.dp))
+    sees_all = row.architecture in (Architecture.VIT, Architecture.T5)
+    mask = "full" if sees_all else "causal"
+    return tuple(Sample(index, (segment,), mask) for index in range(row.global_batch // row.dp))
 
 
 def _microbatches(row: LlmRow) -> tuple[Microbatch, ...]:
@@ -153,23 +180,26 @@ def _microbatches(row: LlmRow) -> tuple[Microbatch, ...]:
 
 
 def settings_of(row: LlmRow) -> Settings:
-    """How layers are computed."""
+    """How layers are computed. Weights that are sharded are cut by whoever stands for all replicas."""
+    sharding = SHARDING[row.zero_stage]
     return Settings(
         precision=Precision.FLOAT32 if row.precision is Number.FP32 else Precision.BFLOAT16,
         kernels=kernels_of(row),
+        optimizer_precision=Precision.FLOAT32 if row.grad_precision is GradientNumber.FP32 else None,
         modules=(
             ModuleSettings(
                 module=MODULE,
                 recompute=Recompute.FULL if row.recompute is Recomputed.FULL else Recompute.NONE,
-                sharding=Sharding.OPTIMIZER if row.optimizer is Optimizer.DISTRIBUTED else Sharding.NONE,
+                sharding=Sharding.NONE if sharding is Sharding.PARAMETERS else sharding,
+                computed_again=row.computed_again,
             ),
         ),
     )
 
 
 def kernels_of(row: LlmRow) -> Kernels:
-    """What layers keep: scores where they are stored and not computed again, shares of the sequence."""
-    keeps_scores = row.attention is Scores.STORED and row.recompute is not Recomputed.SELECTIVE
+    """What layers keep: stored scores, shares of the sequence."""
+    keeps_scores = row.attention is Scores.STORED and BlockModule.CORE_ATTN not in row.computed_again
     if row.sequence_parallel is YesNo.YES:
         return Kernels.MEGATRON_SEQUENCE_SCORES if keeps_scores else Kernels.MEGATRON_SEQUENCE
     return Kernels.MEGATRON_SCORES if keeps_scores else Kernels.MEGATRON

@@ -1,7 +1,9 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workbench.collector import collector_paused
 from workbench.memory.accounts import Accounts
@@ -11,7 +13,7 @@ from workbench.plan.alike import alike_replicas
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit
 from workbench.plan.plan import Plan
-from workbench.schedule.action import MOVES, Action, Pass
+from workbench.schedule.action import MEANING, MOVES, Action
 from workbench.units import gib
 
 NUM_HOLDERS_NAMED = 3
@@ -23,13 +25,13 @@ class MemoryTable:
 
     Args:
         static_bytes: rank -> parameters and optimizer state.
-        acquired_bytes: (rank, action) -> taken when the action starts.
-        released_bytes: (rank, action) -> given back when it ends.
+        acquired_bytes: rank -> taken when an action starts, by its place in the rank's program.
+        released_bytes: rank -> given back when it ends, likewise.
     """
 
     static_bytes: dict[int, int]
-    acquired_bytes: dict[tuple[int, Action], int]
-    released_bytes: dict[tuple[int, Action], int]
+    acquired_bytes: dict[int, Sequence[int]]
+    released_bytes: dict[int, Sequence[int]]
 
 
 @collector_paused()
@@ -45,9 +47,9 @@ def memory_table(lowered: Lowered) -> MemoryTable:
         the gradient it hands on until that is received; at a stage's first, its weights'
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
-      RESHARD gives the weights and optimizer state of its stage back, UNSHARD takes them again.
-        Of sharded weights UNSHARD takes the whole ones, and its own part as it is sent.
-      REDUCE_GRAD: a copy of the gradients it reduces, until STEP; STEP: the optimizer's temporaries.
+      OFFLOAD gives the weights and optimizer state of its stage back, ONLOAD takes them again.
+        Of sharded weights ALL_GATHER takes the whole ones, and its own part as it is sent, until FREE.
+      sum of gradients: a copy of those it reduces, until STEP; STEP: the optimizer's temporaries.
     A tensor handed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
 
@@ -58,21 +60,18 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     twin = _twins(plan)
     ranks = plan.ranks
     accounts = Accounts(lowered, set(ranks) - set(twin))
-    known: dict[int, tuple[int, Lines]] = {}
+    of_shape: dict[tuple[object, ...], tuple[int, Lines]] = {}
+    of_rank: dict[int, tuple[int, Lines]] = {}
     table = MemoryTable({}, {}, {})
     for rank in ranks:
-        first = twin.get(rank, rank)
-        if first not in known:
-            static = sum(size for _, kind, size in accounts.state(first) if kind.part != GRADIENTS)
-            known[first] = static, _with_moves(accounts, first)
-        table.static_bytes[rank], lines = known[first]
-        for action, acquired, released in zip(
-            plan.program.get(rank, ()), lines.acquired, lines.released, strict=True
-        ):
-            if acquired:
-                table.acquired_bytes[rank, action] = acquired
-            if released:
-                table.released_bytes[rank, action] = released
+        if rank not in twin:
+            shape = accounts.shape(rank)
+            if shape not in of_shape:
+                static = sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
+                of_shape[shape] = static, _with_moves(accounts, rank)
+            of_rank[rank] = of_shape[shape]
+        table.static_bytes[rank], lines = of_rank[twin.get(rank, rank)]
+        table.acquired_bytes[rank], table.released_bytes[rank] = lines.acquired, lines.released
     return table
 
 
@@ -87,7 +86,7 @@ def _twins(plan: Plan) -> dict[int, int]:
 
 
 def _with_moves(accounts: Accounts, rank: int) -> Lines:
-    """A rank's lines, and what its UNSHARDs and RESHARDs move."""
+    """A rank's lines, and the weights that come and go."""
     plan, lines = accounts.plan, rank_lines(accounts, rank)
     moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
     held: Counter[int] = Counter()
@@ -96,7 +95,7 @@ def _with_moves(accounts: Accounts, rank: int) -> Lines:
     for place, action in moves:
         assert action.stage is not None
         unit = accounts.units.get(action.stage)
-        changed = lines.released if action.kind is Pass.RESHARD else lines.acquired
+        changed = lines.acquired if MEANING[action.kind].weights > 0 else lines.released
         changed[place] += held[action.stage] if unit is None else whole_bytes(plan, unit)
     return lines
 
@@ -118,9 +117,15 @@ def static_holders(plan: Plan, rank: int) -> dict[str, int]:
     return dict(holders)
 
 
+def moved_bytes(plan: Plan, table: MemoryTable, rank: int, action: Action) -> tuple[int, int]:
+    """What an action takes on a rank when it starts, and gives back when it ends."""
+    place = plan.program[rank].index(action)
+    return table.acquired_bytes[rank][place], table.released_bytes[rank][place]
+
+
 def peak_bytes(lowered: Lowered, table: MemoryTable) -> dict[int, int]:
     """Rank -> most bytes held at once, walking its program in order."""
-    return {rank: _peak(lowered.plan, table, rank)[0] for rank in lowered.plan.ranks}
+    return {rank: peak.num_bytes for rank, peak in _peaks(lowered.plan, table).items()}
 
 
 def check_memory(lowered: Lowered, table: MemoryTable) -> None:
@@ -129,7 +134,7 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
     A node whose ranks share cores shares its memory too: the peaks of its ranks are added.
     """
     plan = lowered.plan
-    peaks = {rank: _peak(plan, table, rank) for rank in plan.ranks}
+    peaks = _peaks(plan, table)
     ranks_on: dict[int, list[int]] = {}
     for rank in peaks:
         ranks_on.setdefault(plan.cluster.node_of(rank), []).append(rank)
@@ -137,12 +142,13 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
         node = plan.cluster.nodes[index]
         groups = [ranks] if node.num_cores is not None else [[rank] for rank in ranks]
         for group in groups:
-            total = sum(peaks[rank][0] for rank in group)
+            total = sum(peaks[rank].num_bytes for rank in group)
             if total <= node.memory_bytes:
                 continue
-            worst = max(group, key=lambda rank: (peaks[rank][0], -rank))
+            worst = max(group, key=lambda rank: (peaks[rank].num_bytes, -rank))
+            moment = _during(plan, worst, peaks[worst])
             raise ValueError(
-                f"rank {worst}{_others(group)} does not fit: {_gib(total)} {_during(peaks[worst][1])}, "
+                f"rank {worst}{_others(group)} does not fit: {_gib(total)} {moment}, "
                 f"but node {index} ({node.device}) has {_gib(node.memory_bytes)}; largest holders: "
                 f"{_holders(lowered, table, worst)}; want memory_bytes >= {total} ({_gib(total)}), "
                 "or recompute, sharding or more stages"
@@ -153,21 +159,39 @@ def _gib(num_bytes: int) -> str:
     return f"{gib(num_bytes):.3g} GiB"
 
 
-def _during(action: Action | None) -> str:
-    return "at rest" if action is None else f"during {action}"
+def _during(plan: Plan, rank: int, peak: "_Peak") -> str:
+    return "at rest" if peak.place is None else f"during {plan.program[rank][peak.place]}"
 
 
-def _peak(plan: Plan, table: MemoryTable, rank: int) -> tuple[int, Action | None]:
-    held = most = table.static_bytes[rank]
-    moment: Action | None = None
-    acquired, released = table.acquired_bytes.get, table.released_bytes.get
-    for action in plan.program.get(rank, ()):
-        key = rank, action
-        held += acquired(key, 0)
+class _Peak(NamedTuple):
+    """Most bytes, and the place in the program of the action that first holds them; None: at rest."""
+
+    num_bytes: int
+    place: int | None
+
+
+def _peaks(plan: Plan, table: MemoryTable) -> dict[int, _Peak]:
+    """Of every rank; ranks whose accounts are equal share them in the table."""
+    known: dict[tuple[int, int], _Peak] = {}
+    found: dict[int, _Peak] = {}
+    for rank in plan.ranks:
+        static, acquired = table.static_bytes[rank], table.acquired_bytes[rank]
+        key = static, id(acquired)
+        if key not in known:
+            known[key] = _peak(static, acquired, table.released_bytes[rank])
+        found[rank] = known[key]
+    return found
+
+
+def _peak(static: int, acquired: Sequence[int], released: Sequence[int]) -> _Peak:
+    held = most = static
+    moment: int | None = None
+    for place, (taken, given) in enumerate(zip(acquired, released, strict=True)):
+        held += taken
         if held > most:
-            most, moment = held, action
-        held -= released(key, 0)
-    return most, moment
+            most, moment = held, place
+        held -= given
+    return _Peak(most, moment)
 
 
 def _others(group: list[int]) -> str:
@@ -179,9 +203,9 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
     holders = Counter(static_holders(lowered.plan, rank))
     accounts = Accounts(lowered, (rank,))
     gradients = rank_lines(accounts, rank).gradients
-    moment = _peak(lowered.plan, table, rank)[1]
+    moment = _peaks(lowered.plan, table)[rank].place
     program = lowered.plan.program.get(rank, ())
-    until = program.index(moment) + 1 if moment is not None else 0
+    until = moment + 1 if moment is not None else 0
     for place in range(until, len(program)):
         for kind, num_bytes in gradients.get(place, {}).items():
             holders[str(kind)] -= num_bytes
@@ -190,15 +214,15 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
             _move_holders(accounts, rank, action, holders)
             continue
         name = _alive(action)
-        holders[name] += table.acquired_bytes.get((rank, action), 0) - sum(gradients.get(place, {}).values())
-        if action != moment:
-            holders[name] -= table.released_bytes.get((rank, action), 0)
+        holders[name] += table.acquired_bytes[rank][place] - sum(gradients.get(place, {}).values())
+        if place != moment:
+            holders[name] -= table.released_bytes[rank][place]
     largest = sorted(holders.items(), key=lambda item: (-item[1], item[0]))[:NUM_HOLDERS_NAMED]
     return ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in largest)
 
 
 def _move_holders(accounts: Accounts, rank: int, action: Action, holders: Counter[str]) -> None:
-    plan, sign = accounts.plan, -1 if action.kind is Pass.RESHARD else 1
+    plan, sign = accounts.plan, MEANING[action.kind].weights
     assert action.stage is not None
     if action.stage in accounts.units:
         name = f"gathered weights of {plan.stage[action.stage].module}"

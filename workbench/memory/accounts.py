@@ -1,5 +1,6 @@
 """What the accounts of ranks share: bytes of stages, places of actions, rows between two ranks."""
 
+from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from itertools import accumulate
@@ -8,7 +9,7 @@ from workbench.memory.stage import Sizes, StateKind, state_of
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.tied import tied_on
 from workbench.schedule.action import Action, Pass
 
@@ -27,15 +28,40 @@ class Accounts:
         self.lowered, self.plan = lowered, lowered.plan
         self._ranks = frozenset(lowered.plan.ranks if ranks is None else ranks)
         self.units = sharded_stages(self.plan)
-        self.sizes = Sizes(self.plan, Routing(self.plan))
+        self.sizes = Sizes(self.plan, routing_of(self.plan))
         self._state: dict[tuple[object, ...], tuple[tuple[Stage, StateKind, int], ...]] = {}
 
+    def shape(self, rank: int) -> tuple[object, ...]:
+        """What ranks have in common whose accounts are equal.
+
+        That is their stages and program, the gradients that they reduce, and their rows with the programs of
+        those they talk to; who these are is told by the order in which they come.
+        """
+        peers = {rank: 0}
+        rows = tuple(
+            (
+                self._carried[row.row],
+                peers.setdefault(row.source_rank, len(peers)),
+                tuple([peers.setdefault(one, len(peers)) for one in row.destination_ranks]),
+            )
+            for row in self._rows_on.get(rank, ())
+        )
+        programs = tuple(id(self.place.get(peer)) for peer in peers)
+        reduced = tuple(group.num_elements for group in self.lowered.groups if rank in group.ranks)
+        return self._state_key(rank), programs, reduced, rows
+
+    def _state_key(self, rank: int) -> tuple[object, ...]:
+        """Ranks with the same stages hold the same."""
+        return tuple(stage.id for stage in self.plan.stages_on.get(rank, ())), tied_on(self.plan, rank)
+
     def state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
-        """(stage, part, bytes) of every parameter on a rank."""
-        stages = tuple(stage.id for stage in self.plan.stages_on.get(rank, ()))
-        key = (stages, tied_on(self.plan, rank))  # ranks with the same stages hold the same
+        """(stage, part, bytes) of all that a rank's parameters hold."""
+        key = self._state_key(rank)
         if key not in self._state:
-            self._state[key] = tuple(state_of(self.plan, rank))
+            sizes: Counter[tuple[int, StateKind]] = Counter()
+            for stage, kind, num_bytes in state_of(self.plan, rank):
+                sizes[stage.id, kind] += num_bytes
+            self._state[key] = tuple((self.plan.stage[stage], kind, n) for (stage, kind), n in sizes.items())
         return self._state[key]
 
     @cached_property
@@ -54,6 +80,39 @@ class Accounts:
         return [r for r in rows if r.source_rank in ranks or not ranks.isdisjoint(r.destination_ranks)]
 
     @cached_property
+    def _rows_on(self) -> dict[int, list[Transfer]]:
+        """Rank -> rows that begin or end there, in their order."""
+        found: dict[int, list[Transfer]] = {}
+        for row in self._rows:
+            for rank in {row.source_rank, *row.destination_ranks}:
+                found.setdefault(rank, []).append(row)
+        return found
+
+    @cached_property
+    def _carried(self) -> dict[int, int]:
+        """Row -> a number for what it carries from which pass to which, and by which route."""
+        numbers: dict[tuple[object, ...], int] = {}
+        return {
+            row.row: numbers.setdefault(
+                (
+                    row.edge,
+                    row.route,
+                    row.producer,
+                    row.consumer,
+                    row.slices,
+                    row.num_bytes,
+                    self.is_passed_on(row),
+                ),
+                len(numbers),
+            )
+            for row in self._rows
+        }
+
+    def is_passed_on(self, row: Transfer) -> bool:
+        """Whether its sender has received it, and so sends it when it comes to the consumer itself."""
+        return row.after is not None and self.lowered.transfers[row.after].route is not Route.LOCAL
+
+    @cached_property
     def backwards(self) -> dict[tuple[int | None, int | None], Action]:
         """(stage, microbatch) -> its backward, the first pass of a split one."""
         actions = self.plan.program_actions
@@ -65,9 +124,7 @@ class Accounts:
         ascending, and for each the earliest place of a consumer of its row or of a later one."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for row in self._rows:
-            # A leader broadcasts what it has received when it comes to the consumer itself.
-            received = row.after is not None and self.lowered.transfers[row.after].route is not Route.LOCAL
-            sent_at = row.consumer if received else row.producer
+            sent_at = row.consumer if self.is_passed_on(row) else row.producer
             for rank in row.destination_ranks:
                 if rank != row.source_rank:
                     pair = self.place[row.source_rank][sent_at], self.place[rank][row.consumer]

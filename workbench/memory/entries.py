@@ -1,6 +1,6 @@
 """Who takes how much memory at which action, and gives it back at which: the lines of the account."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.lowered import Route, Slice, Transfer
 from workbench.plan.plan import Microbatch, Stage
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass
-from workbench.schedule.sharded import is_exchange
 
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
 
@@ -69,9 +68,9 @@ class _RankAccount:
                 split = self._sizes.split(*self._of(action))
                 is_first = position == self._first_weights[action.stage]
                 self._hold(position, position, split.first if is_first else split.adding)
-            elif self._reduce_scatters(position):
-                self._add_dealt_out(position, action)
-            elif action.kind is Pass.REDUCE_GRAD and action.stage not in self._accounts.units:
+            elif action.kind is Pass.REDUCE_SCATTER:
+                self._add_scattered(position, action)
+            elif action in self._lowered.reductions and action.stage not in self._accounts.units:
                 self._add_bucket(position, action)  # parts of sharded weights are added up in place
             elif action == STEP:
                 self._hold(position, position, self._step_working())
@@ -196,30 +195,31 @@ class _RankAccount:
         if action.stage not in self._first_weights:
             self._hold(position, position, max(elements, default=0) * size)
 
-    def _add_dealt_out(self, position: int, action: Action) -> None:
+    def _add_scattered(self, position: int, action: Action) -> None:
         """A round's gradients: whole from its backward on, end to end while they travel, and the own part."""
         assert action.stage is not None
         unit, settings = self._accounts.units[action.stage], self._plan.settings
-        began = self._place(action._replace(kind=Pass.UNSHARD))
+        began = self._place(action._replace(kind=Pass.ALL_GATHER))
         passes = (place for place in range(began, position) if self._program[place].stage == action.stage)
         made = [place for place in passes if self._program[place].kind is Pass.B]
         if made:
             self._hold(made[0] + 1, position, sum(unit.trained) * settings.precision.num_bytes)
-        later = (place for place in range(position + 1, self._last) if self._reduce_scatters(place))
+        later = self._scatters[bisect_right(self._scatters, position) :]
         travelling, own = sum(map(unit.padded, unit.trained)), sum(map(unit.part, unit.trained))
         is_first = self._first_round[action.stage] == action
         num_elements = travelling if is_first else travelling + own  # the first part becomes the sum
-        self._hold(position, next(later, self._last), num_elements * settings.gradient_bytes)
+        self._hold(position, later[0] if later else self._last, num_elements * settings.gradient_bytes)
 
-    def _reduce_scatters(self, place: int) -> bool:
-        action = self._program[place]
-        return is_exchange(action, self._accounts.units) and action.kind is Pass.REDUCE_GRAD
+    @cached_property
+    def _scatters(self) -> list[int]:
+        """Places of reduce-scatters, ascending."""
+        return [place for place, action in enumerate(self._program) if action.kind is Pass.REDUCE_SCATTER]
 
     def _add_gradients(self) -> None:
         """Gradients exist from a stage's first B or W, else from STEP, to the end of the step.
 
         What that pass itself holds of them is part of its working set. The parts of sharded weights
-        exist from the first round that deals them out.
+        exist from the first reduce-scatter.
         """
         for stage, kind, num_bytes in self._accounts.state(self._rank):
             if kind.part == GRADIENTS:
@@ -231,12 +231,9 @@ class _RankAccount:
 
     @cached_property
     def _first_round(self) -> dict[int | None, Action]:
-        """Stage -> its first REDUCE_GRAD, where its weights are sharded."""
-        found = (self._program[place] for place in range(self._last) if self._reduce_scatters(place))
-        first: dict[int | None, Action] = {}
-        for action in found:
-            first.setdefault(action.stage, action)
-        return first
+        """Stage -> its first reduce-scatter, where its weights are sharded."""
+        scatters = [self._program[place] for place in reversed(self._scatters)]
+        return {action.stage: action for action in scatters}
 
     @cached_property
     def _first_weights(self) -> dict[int | None, int]:

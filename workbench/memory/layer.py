@@ -1,6 +1,6 @@
 """Bytes one layer holds on one rank: weights, optimizer state, and what it keeps for its backward."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from workbench.memory.eager_working import (
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
 from workbench.memory.setting import FLOAT32_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
+from workbench.model.block_modules import kept_beside
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 from workbench.plan.kernels import Kernels
@@ -69,13 +70,21 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
             needs.any,
         )
     work, grid, size = setting.work, setting.grid, setting.element_bytes
-    saved = round(sum(_saved_by_operator(layer, needs, setting)))
+    saved = round(sum(_kept(layer, _saved_by_operator(layer, needs, setting), setting)))
     working = working_bytes(layer, work, grid, size)
     backward = working if needs.any else 0
     kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
     if kernels.is_megatron:
-        kept = Kept(round(sum(_megatron_saved(layer, needs, setting, kernels))), kept.input_bytes)
+        by_operator = _megatron_saved(layer, needs, setting, kernels)
+        kept = Kept(round(sum(_kept(layer, by_operator, setting))), kept.input_bytes)
     return LayerBytes(kept, 0, working, backward, backward, needs.any)
+
+
+def _kept(layer: Layer, saved: Iterable[float], setting: Setting) -> Iterable[float]:
+    """Without what the backward computes again."""
+    if not setting.computed_again:
+        return saved
+    return kept_beside(layer.operators, tuple(saved), setting.computed_again)
 
 
 def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> SplitBytes:

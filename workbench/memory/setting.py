@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.model.block_modules import BlockModule
 from workbench.model.layer import Operator, Pointwise, Shard
 
 FLOAT32_BYTES = 4
@@ -19,6 +20,7 @@ class Setting(NamedTuple):
             being features of another module; None: all.
         divides_tokens: tensor-parallel ranks split tokens where the layer is not cut.
         lengths: tokens inside the blocks of every item, ascending.
+        computed_again: modules of a block that its backward computes again.
     """
 
     work: Work
@@ -28,6 +30,7 @@ class Setting(NamedTuple):
     looked_up: float | None = None
     divides_tokens: bool = False
     lengths: tuple[int, ...] = ()
+    computed_again: tuple[BlockModule, ...] = ()
 
     @property
     def wide_bytes(self) -> int:

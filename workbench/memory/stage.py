@@ -223,6 +223,7 @@ class Sizes:
             is_gathered=lengths[0] != lengths[-1],
             looked_up=self._looked_up(stage, microbatch),
             lengths=tuple(lengths),
+            computed_again=self._plan.settings.of(stage.module).computed_again,
         )
 
     def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:

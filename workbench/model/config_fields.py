@@ -28,6 +28,15 @@ def heads_of(
     return Heads(num=num, num_kv=num_kv or num, dim=whole(config, "head_dim", width // num), causal=causal)
 
 
+def number(config: Config, key: str, default: float) -> float:
+    """A number > 0; an absent or null one is the default."""
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{config['model_type']}: {key} must be a number > 0, got {value!r}")
+    return float(value)
+
+
 def text(config: Config, key: str, default: str) -> str:
     """A word; an absent or null one is the default."""
     value = config.get(key)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise
-from workbench.model.module_layers import Projection, Projector, projector_layer
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.transformer import Heads, Keys, cross_attention_operators
 
 

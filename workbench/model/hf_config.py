@@ -6,10 +6,10 @@ from typing import Any
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.model.config_fields import Config
-from workbench.model.families.family import LanguageModel
+from workbench.model.families.family import Ending, LanguageModel
 from workbench.model.families.registry import ARCHITECTURES, architecture_of
 from workbench.model.model_graph import TEXT, Module, Source
-from workbench.model.module_layers import Projector
+from workbench.model.projector import ProjectorKind, to_text
 from workbench.model.trainable import Trainable, with_trainable
 
 
@@ -36,7 +36,8 @@ def module_from_config(
     name: str,
     modality: str,
     trainable: Trainable = Trainable.ALL,
-    projector: Projector | None = None,
+    projector: ProjectorKind | None = None,
+    feature_layer: int | None = None,
     llm_width: int | None = None,
 ) -> Module:
     """The module that transformers would build from this configuration.
@@ -48,6 +49,8 @@ def module_from_config(
         modality: "text" makes it the LLM; anything else an encoder with a projector.
         trainable: what of it is trained.
         projector: of an encoder; default MLP, for Qwen2-VL vision its own merger.
+        feature_layer: hidden state of an encoder that its projector reads, as in `vision_feature_layer`;
+            None: its output.
         llm_width: hidden width of the LLM; encoders and generators need it.
 
     Returns:
@@ -63,19 +66,31 @@ def module_from_config(
     family = architecture_of(config)
     try:
         family.check_modality(modality)
-        layers, used = family.layers(config, projector, llm_width)
+        ending = Ending(projector=projector, feature_layer=feature_layer)
+        layers, used = family.layers(config, ending, llm_width)
     except ValueError as error:
         raise ValueError(f"module {name!r}: {error}") from None
     source = Source(
         architecture=family.model_type,
         config=canonical_json(config),
-        projector=None if used is None else used.value,
+        projector=None if used is None else to_text(used),
+        feature_layer=feature_layer,
     )
     return with_trainable(Module(name=name, modality=modality, layers=layers, source=source), trainable)
 
 
 def modality_of(config: Config) -> str:
-    """ "text", "vision", "audio" or "generator": what a configuration is for, when nobody says."""
+    """ "text", "vision", "audio" or "generator": what a configuration is for, when nobody says.
+
+    Raises:
+        ValueError: an unknown model_type, or a composite of several modules.
+    """
+    inner = [key for key in ("vision_config", "audio_config") if isinstance(config.get(key), dict)]
+    if inner and (isinstance(config.get("text_config"), dict) or "hidden_size" in config):
+        raise ValueError(
+            f"model_type {config.get('model_type')!r} is of several modules ({', '.join(inner)} beside an "
+            "LLM): `workbench init` takes it apart; `modality` says which part of it one module is"
+        )
     return architecture_of(_part_for(config, TEXT)).modality
 
 

@@ -1,13 +1,16 @@
 """How many tokens a module makes of an item: of its native size, of an image, of a clip."""
 
 import json
+from math import isqrt
 from typing import Any
 
 from workbench.data.corpus import ItemTokens
+from workbench.model.config_fields import whole
 from workbench.model.families.family import Architecture, Encoder
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.layer import Attention, Layer, Lookup, Pointwise
 from workbench.model.model_graph import Module
+from workbench.model.projector import POOL, SHUFFLE
 
 
 def native_tokens(module: Module) -> tuple[int, int] | None:
@@ -32,11 +35,20 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
 
 
 def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
-    """Of an image in an encoder of any size; ValueError where the encoder takes one size."""
+    """Of an image in an encoder of any size; ValueError where the encoder takes one size.
+
+    Where its projector merges squares of patches, the image is filled up to whole squares.
+    """
     family = family_of(module)
     if not isinstance(family, Encoder) or family.image_tokens is None:
         raise ValueError(f"module {module.name!r} takes one image size; leave out 'images'")
-    return family.image_tokens(source_config(module), height_px, width_px)
+    config, merged = source_config(module), merged_tokens(module.layers[-1])
+    if merged == 1:
+        return family.image_tokens(config, height_px, width_px)
+    step_px = isqrt(merged) * whole(config, "patch_size", 14)
+    whole_px = (-(-side_px // step_px) * step_px for side_px in (height_px, width_px))
+    inside = family.image_tokens(config, *whole_px).tokens_in
+    return ItemTokens(inside, inside // merged)
 
 
 def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
@@ -44,7 +56,9 @@ def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
     family = family_of(module)
     if not isinstance(family, Encoder) or family.clip_tokens is None:
         raise ValueError(f"module {module.name!r} is no audio encoder; leave out 'seconds'")
-    return family.clip_tokens(source_config(module), duration_s)
+    merged = merged_tokens(module.layers[-1])
+    clips = family.clip_tokens(source_config(module), duration_s)
+    return tuple(ItemTokens(clip.tokens_in, clip.tokens_out // merged) for clip in clips)
 
 
 def check_item(module: Module, tokens: ItemTokens) -> None:
@@ -83,7 +97,7 @@ def _latent_tokens(module: Module) -> tuple[int, int] | None:
 def merged_tokens(projector: Layer) -> int:
     """Neighbouring tokens that become one in a projector layer."""
     for operator in projector.operators:
-        if isinstance(operator, Pointwise) and operator.name == "pool":
+        if isinstance(operator, Pointwise) and operator.name in (POOL, SHUFFLE):
             return int(operator.tokens_scale)
     return 1
 

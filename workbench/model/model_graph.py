@@ -21,12 +21,14 @@ class Source:
     Args:
         architecture: `model_type` of the transformers config, e.g. "siglip_vision_model".
         config: canonical JSON of that config (sorted keys), so that plans hash equally.
-        projector: "linear" or "mlp" for an encoder, None for an LLM.
+        projector: of an encoder: a name, or steps as JSON; None for an LLM.
+        feature_layer: hidden state of an encoder that its projector reads; None: its output.
     """
 
     architecture: str
     config: str
     projector: str | None = None
+    feature_layer: int | None = field(default=None, metadata={WHERE_SET: True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,46 +1,13 @@
 """The layers that modules are chains of: embeddings, blocks, projectors, the LM head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
-from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
+from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 from workbench.model.transformer import Block, Norm, block_operators, norm, residual
 
 MOST_BLOCKS = 10_000
 SHARED_EMBEDDING = "embed_tokens.weight"
-
-
-class Projector(StrEnum):
-    """What carries an encoder's output to the width of its consumer; all have biases.
-
-    LINEAR: one matmul. MLP: matmul to the consumer's width, GELU, square matmul.
-    MERGER: the encoder's own (Qwen2-VL): norm, `merge` neighbouring tokens side by side,
-    square matmul, GELU, matmul.
-    """
-
-    LINEAR = "linear"
-    MLP = "mlp"
-    MERGER = "merger"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """The last layer of an encoder: its final norm, then its projector.
-
-    Args:
-        kind: which projector.
-        in_width: width of the encoder.
-        out_width: width of the consumer.
-        norm: the encoder's final norm, None where it has none.
-        merge: tokens that become one; for MERGER side by side, otherwise their mean.
-    """
-
-    kind: Projector
-    in_width: int
-    out_width: int
-    norm: Norm | None
-    merge: int = 1
 
 
 def block_layers(block: Block, num: int) -> tuple[Layer, ...]:
@@ -155,55 +122,6 @@ def whisper_stem(*, mel_bins: int, width: int, num_positions: int) -> Layer:
             *learned_positions(num_positions, width),
         ),
         out_width=width,
-    )
-
-
-def projector_layer(projection: Projection) -> Layer:
-    """Final norm and projector. Emits the OUT count: what stands in the consumer's sequence."""
-    p, out = projection, TokenCount.OUT
-    operators: list[Operator] = []
-    if p.norm is not None:
-        operators.append(norm("final_norm", p.in_width, p.norm))
-    if p.merge > 1 and p.kind is not Projector.MERGER:
-        operators.append(
-            Pointwise(name="pool", width=p.in_width, num_passes=1, tokens=out, tokens_scale=float(p.merge))
-        )
-    inner = {
-        Projector.LINEAR: None,
-        Projector.MLP: (p.in_width, p.out_width),
-        Projector.MERGER: (p.merge * p.in_width, p.merge * p.in_width),
-    }[p.kind]
-    if inner is None:
-        operators.append(
-            Matmul(name="projector", in_features=p.in_width, out_features=p.out_width, bias=True, tokens=out)
-        )
-    else:
-        enter, middle = inner
-        operators += [
-            Matmul(
-                name="projector.0",
-                in_features=enter,
-                out_features=middle,
-                bias=True,
-                shard=Shard.COLUMN,
-                tokens=out,
-            ),
-            Pointwise(name="projector.gelu", width=middle, num_passes=2, shard=Shard.COLUMN, tokens=out),
-            Matmul(
-                name="projector.2",
-                in_features=middle,
-                out_features=p.out_width,
-                bias=True,
-                shard=Shard.ROW,
-                tokens=out,
-            ),
-        ]
-    return Layer(
-        name="projector",
-        kind=LayerKind.PROJECTOR,
-        operators=tuple(operators),
-        out_width=p.out_width,
-        emits=out,
     )
 
 

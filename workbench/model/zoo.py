@@ -10,15 +10,8 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Layer
 from workbench.model.model_graph import GENERATED, TEXT, Module
-from workbench.model.module_layers import (
-    Projection,
-    Projector,
-    bert_embedding,
-    bert_head,
-    block_layers,
-    patch_embedding,
-    projector_layer,
-)
+from workbench.model.module_layers import bert_embedding, bert_head, block_layers, patch_embedding
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.shape import UNET, Shape, shapes
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.model.transformer import Block, Heads, Mlp, Norm, Placement, vit_block

@@ -9,7 +9,7 @@ projector, Qwen2 Vision with its merger.
 
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, Module
-from workbench.model.module_layers import Projector
+from workbench.model.projector import Projector
 from workbench.model.shape import Shape
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.model.zoo import eva_clip, from_shape

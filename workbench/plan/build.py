@@ -12,7 +12,7 @@ from workbench.plan.check import check
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
@@ -32,8 +32,8 @@ def with_programs(
     """The plan with programs for its stages and microbatches, checked.
 
     Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
-    order. REDUCE_GRAD follows the stage's last pass, STEP ends every program. The LLM and what reads it are
-    the inner stages of schedules that want to know them.
+    order. Gradients are summed behind the stage's last pass, STEP ends every program. The LLM and what
+    reads it are the inner stages of schedules that want to know them.
 
     Args:
         schedule: see `programs_of`.
@@ -68,7 +68,7 @@ def with_programs(
 
 def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
     """What the scheduler needs to know of every stage: microbatches, backwards, consumers."""
-    routing = Routing(plan)
+    routing = routing_of(plan)
     consumers = _consumers(routing)
     nodes = []
     for stage in plan.stages:
@@ -192,7 +192,7 @@ def chunked_microbatches(
     Every module gets the items of those samples; each item is a row of its own. A module none of
     whose items stand in a chunk skips it.
     """
-    routing = Routing(draft)
+    routing = routing_of(draft)
     return tuple(
         microbatch
         for module in draft.model.modules
@@ -229,7 +229,7 @@ def shared_microbatches(
     """
     llm = next(module.name for module in draft.model.modules if module.modality == TEXT)
     _check_divides(draft, samples_per_microbatch, dp[llm])
-    routing, per_round = Routing(draft), samples_per_microbatch * dp[llm]
+    routing, per_round = routing_of(draft), samples_per_microbatch * dp[llm]
     found: list[Microbatch] = []
     for module in draft.model.modules:
         if dp[module.name] > len(draft.batch):

@@ -12,9 +12,9 @@ from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
-from workbench.schedule.action import COMPUTE, MOVES, STEP, Action, Pass
+from workbench.schedule.action import COMPUTE, ROUND, STEP, Action, Pass
 
 
 def check(plan: Plan) -> None:
@@ -30,7 +30,7 @@ def check(plan: Plan) -> None:
     _check_stages(plan)
     _check_replicas(plan)
     _check_microbatches(plan)
-    routing = Routing(plan)
+    routing = routing_of(plan)
     _check_items(routing)
     _check_programs(routing)
     _check_token_shards(routing)
@@ -165,7 +165,7 @@ def _check_programs(routing: Routing) -> None:
 class _Wanted:
     """What a stage has to do: `weights` are the Bs that, where split, have a W beside their I.
 
-    `in_rounds`: its weights are sharded, so its exchanges are numbered.
+    `in_rounds`: its weights are sharded.
     """
 
     actions: set[Action]
@@ -205,7 +205,7 @@ def _check_program(plan: Plan, rank: int, wanted: dict[int, _Wanted]) -> None:
         _check_place(rank, action, done)
         done.add(action)
     for action in program[:-1]:
-        if _is_leaving(action) and (back := action._replace(kind=Pass.UNSHARD)) not in done:
+        if action.kind is Pass.OFFLOAD and (back := action._replace(kind=Pass.ONLOAD)) not in done:
             raise ValueError(f"rank {rank}: action {back} is missing from the program")
     for stage in wanted.values():
         missing = [action for action in stage.actions - done if action.kind is not Pass.B]
@@ -218,10 +218,10 @@ def _check_program(plan: Plan, rank: int, wanted: dict[int, _Wanted]) -> None:
 def _check_work(rank: int, action: Action, wanted: _Wanted) -> None:
     if action in wanted.actions:
         return
-    if action.kind not in COMPUTE and (action.microbatch is not None) != wanted.in_rounds:
-        rule = "want the number of a round" if wanted.in_rounds else "only sharded weights have rounds"
-        raise ValueError(f"rank {rank}: action {action} of stage {action.stage}: {rule}")
-    if action.kind in MOVES or (wanted.in_rounds and action.kind not in COMPUTE):
+    if action.kind in (*ROUND, Pass.OFFLOAD, Pass.ONLOAD):
+        if (action.kind in ROUND) != wanted.in_rounds:
+            rule = "sharded weights stay on the device" if wanted.in_rounds else "its weights are not sharded"
+            raise ValueError(f"rank {rank}: action {action} of stage {action.stage}: {rule}")
         return
     whole = action._replace(kind=Pass.B)
     if action.kind not in (Pass.I, Pass.W) or whole not in wanted.actions:
@@ -239,18 +239,13 @@ def _missing_of_backward(whole: Action, wanted: _Wanted, done: set[Action]) -> l
 _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
-def _is_leaving(action: Action) -> bool:
-    """Whether it takes a stage to the host; with a number it is the end of a round."""
-    return action.kind is Pass.RESHARD and action.microbatch is None
-
-
 def _check_place(rank: int, action: Action, done: set[Action]) -> None:
     """F before B or I, I before W, a backward whole or split, reduction after all; weights are there."""
-    away = action._replace(kind=Pass.RESHARD, microbatch=None)
-    if action == away._replace(kind=Pass.UNSHARD) and away not in done:
+    away = Action(action.stage, Pass.OFFLOAD)
+    if action.kind is Pass.ONLOAD and away not in done:
         raise ValueError(f"rank {rank}: action {action} stands before {away}: its stage has not left")
-    if action.kind in COMPUTE and away in done and away._replace(kind=Pass.UNSHARD) not in done:
-        raise ValueError(f"rank {rank}: action {action} stands after {away}, before its stage's UNSHARD")
+    if action.kind in COMPUTE and away in done and (back := away._replace(kind=Pass.ONLOAD)) not in done:
+        raise ValueError(f"rank {rank}: action {action} stands after {away}, before {back}")
     for rival in _RIVALS.get(action.kind, ()):
         if action._replace(kind=rival) in done:
             raise ValueError(
@@ -261,8 +256,8 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
     if before is not None and before not in done:
         earlier = "its forward" if before.kind is Pass.F else str(before)
         raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
-    if action._replace(kind=Pass.REDUCE_GRAD, microbatch=None) in done:
-        raise ValueError(f"rank {rank}: action {action} stands after its stage's REDUCE_GRAD")
+    if (reduced := Action(action.stage, Pass.REDUCE_GRAD)) in done:
+        raise ValueError(f"rank {rank}: action {action} stands after {reduced}")
 
 
 def _check_agreement(plan: Plan) -> None:

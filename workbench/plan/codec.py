@@ -11,31 +11,32 @@ from workbench.frozen_json import FrozenJson, Shorthand, check_keys, parse_json
 from workbench.model.layer import Operator
 from workbench.plan.kept import kept
 from workbench.plan.plan import Plan
-from workbench.schedule.action import Action, parse_action
+from workbench.schedule.action import NEWEST, SPELLINGS, Action, Spelling
 from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench plan"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = NEWEST  # versions differ in the names of actions alone
 
 
 @kept
 def plan_hash(plan: Plan) -> str:
     """SHA-256 of the canonical JSON. Costs and predictions are not part of a plan, nor of its hash.
 
+    Actions are hashed by their names of version 1: what was stored of a plan is of it in any version.
     Kept, as encoding a model takes longer than simulating it.
     """
-    return _digest(_JSON.encode(plan))
+    canonical = json.dumps(_JSON[1].encode(plan), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def dumps(plan: Plan) -> str:
-    """The plan file's text; equal plans give equal text."""
-    document = _JSON.encode(plan)
-    header = {"format": FORMAT, "schema_version": SCHEMA_VERSION, "hash": _digest(document)}
-    return json.dumps(header | {"plan": document}, indent=1) + "\n"
+def dumps(plan: Plan, version: int = SCHEMA_VERSION) -> str:
+    """The plan file's text in a version of the format; equal plans give equal text."""
+    header = {"format": FORMAT, "schema_version": version, "hash": plan_hash(plan)}
+    return json.dumps(header | {"plan": _JSON[version].encode(plan)}, indent=1) + "\n"
 
 
 def loads(text: str) -> Plan:
-    """The plan of a file's text.
+    """The plan of a file's text, of any version.
 
     Raises:
         ValueError: not JSON, another format or version, unknown or missing keys, a value of the
@@ -44,14 +45,18 @@ def loads(text: str) -> Plan:
     document = parse_json(text, "plan file")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not a plan file: want a JSON object with format {FORMAT!r}")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(
-            f"plan file has schema version {document.get('schema_version')}, want {SCHEMA_VERSION}"
-        )
-    check_keys(document, {"format", "schema_version", "hash", "plan"}, set(), "plan file")
-    if document["hash"] != _digest(document["plan"]):
+    plan = _plan_of(document)
+    if document["hash"] != plan_hash(plan):
         raise ValueError(f"plan file is corrupt: content does not have the hash {document['hash']!r:.20}...")
-    plan = _JSON.decode(Plan, document["plan"], "plan")
+    return plan
+
+
+def _plan_of(document: dict[str, Any]) -> Plan:
+    version: Any = document.get("schema_version")
+    if version not in range(1, SCHEMA_VERSION + 1):
+        raise ValueError(f"plan file has schema version {version!r:.20}, want 1 to {SCHEMA_VERSION}")
+    check_keys(document, {"format", "schema_version", "hash", "plan"}, set(), "plan file")
+    plan = _JSON[version].decode(Plan, document["plan"], "plan")
     assert isinstance(plan, Plan)
     return plan
 
@@ -69,15 +74,13 @@ def write_plan(plan: Plan, path: Path) -> None:
     write_text(dumps(plan), path)
 
 
-def _digest(document: object) -> str:
-    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+def _actions(spelling: Spelling) -> Shorthand:
+    def read(data: Any, where: str) -> Action:
+        if not isinstance(data, str):
+            raise ValueError(f"{where}: want an action such as '2F0', got {data!r:.60}")
+        return spelling.read(data)
 
-
-def _action(data: Any, where: str) -> Action:
-    if not isinstance(data, str):
-        raise ValueError(f"{where}: want an action such as '2F0', got {data!r:.60}")
-    return parse_action(data)
+    return Shorthand(spelling.write, read)
 
 
 def _item(data: Any, where: str) -> Item:
@@ -86,6 +89,9 @@ def _item(data: Any, where: str) -> Item:
     return Item(*data)
 
 
-_JSON = FrozenJson(
-    shorthands={Action: Shorthand(str, _action), Item: Shorthand(list, _item)}, tagged=get_args(Operator)
-)
+_JSON = {
+    version: FrozenJson(
+        shorthands={Action: _actions(spelling), Item: Shorthand(list, _item)}, tagged=get_args(Operator)
+    )
+    for version, spelling in SPELLINGS.items()
+}

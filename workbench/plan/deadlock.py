@@ -7,8 +7,8 @@ from itertools import chain, groupby, pairwise
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
-from workbench.plan.task_graph import Kind, Task
-from workbench.schedule.action import STEP, Action, Pass
+from workbench.plan.task_graph import Task
+from workbench.schedule.action import STEP, Action, Pass, TaskKind
 from workbench.schedule.precedence import ring
 
 MOST_LINKS = 12  # of a ring that a message spells out
@@ -105,7 +105,7 @@ def _members(row: Transfer) -> tuple[int, ...]:
 
 
 def _groups_on(lowered: Lowered, action: Action, rank: int) -> Iterator[int]:
-    """Groups of a REDUCE_GRAD that this rank is in, in issue order."""
+    """Groups that an action reduces and this rank is in, in issue order."""
     for index in lowered.reductions.get(action, ()):
         if rank in lowered.groups[index].ranks:
             yield index
@@ -200,7 +200,7 @@ def _check_groups(lowered: Lowered) -> None:
     reached: Counter[tuple[int, int]] = Counter()
     for rank, program in lowered.plan.program.items():
         for action in program:
-            if action.kind is Pass.REDUCE_GRAD:
+            if action in lowered.reductions:
                 reached.update((index, rank) for index in _groups_on(lowered, action, rank))
     for group in lowered.groups:
         times = {rank: reached[group.index, rank] for rank in group.ranks}
@@ -260,15 +260,15 @@ def _report(lowered: Lowered, model: Model, cycle: Sequence[int], queues: Iterab
     wire = next((row for slot in rows for row in slot if row.route is not Route.LOCAL), None)
     if wire is not None:
         return "\n".join(lines) + _both_queues(lowered, wire)
-    passes = [tasks[node] for node in cycle if node < num_tasks and tasks[node].kind is Kind.PASS]
+    passes = [tasks[node] for node in cycle if node < num_tasks and tasks[node].kind is TaskKind.PASS]
     stuck = {rank: task.action for task in reversed(passes) for rank in reversed(task.ranks)}
     return "\n".join(lines) + "\n" + _programs(lowered, list(reversed(stuck.items()))[:2])
 
 
 def _tell(task: Task) -> str:
-    if task.kind is Kind.ALL_REDUCE:
+    if task.kind is TaskKind.ALL_REDUCE:
         return f"gradient group {task.group} of ranks {list(task.ranks)}"
-    if task.kind is Kind.FSDP:
+    if task.kind is TaskKind.FSDP:
         return f"{task.action} of all replicas"
     return f"rank {','.join(map(str, task.ranks))} before {task.action}"
 

@@ -6,7 +6,7 @@ from workbench.cost.roofline import Grid, Work, attention_flop, layer_flop
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer
 from workbench.plan.plan import Microbatch, Plan
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.plan.work import work_of
 
 WHOLE = Grid()  # the layer uncut
@@ -21,7 +21,7 @@ def model_flop(plan: Plan) -> float:
 
     Complexity: O(microbatches x layers), once per distinct shape.
     """
-    routing = Routing(plan)
+    routing = routing_of(plan)
     counted = cache(_layer_flop)
     total = 0.0
     for microbatch in plan.microbatches:

@@ -12,7 +12,7 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.build import schedule_nodes, shared_microbatches, with_programs
 from workbench.plan.check import check
 from workbench.plan.plan import Microbatch, Plan
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.token_shards import token_shards
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -187,7 +187,7 @@ def _followers(plan: Plan, llm: str, module: str, number: int) -> list[Microbatc
 
     Every replica of the LLM has its own replica of the encoder, or several equal ones.
     """
-    routing = Routing(plan)
+    routing = routing_of(plan)
     llm_replicas, replicas = plan.replicas(llm), plan.replicas(module)
     copies = len(replicas) // len(llm_replicas)
     found: list[Microbatch] = []

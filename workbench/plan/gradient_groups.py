@@ -45,7 +45,7 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
 
 
 def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tuple[int, ...]]:
-    """Which groups each REDUCE_GRAD all-reduces.
+    """Which groups each REDUCE_GRAD sums.
 
     A tied weight is reduced once on a rank, with the last of its module's stages there, whether that
     uses it or not: so all ranks come to it behind the same layers. Stages whose weights are sharded
@@ -77,7 +77,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
 
 
 def reduction_order(plan: Plan) -> tuple[int, ...]:
-    """Stages that hold weights which other ranks hold too, in the order of their REDUCE_GRADs.
+    """Stages that hold weights which other ranks hold too, in the order in which they are reduced.
 
     One order for the whole plan: where a rank has several stages, all ranks reduce the same
     groups in the same order, so that no two wait for each other.
@@ -142,12 +142,10 @@ def _grid_groups(
             tuple(sorted({row[place] for stage in stages for row in stage.ranks}))
             for place in range(stages[0].tp)
         )
+    num_elements = _elements(plan, weights, stages[0])
     for place, ranks in enumerate(held):
         yield GradientGroup(
-            index=first_index + place,
-            ranks=ranks,
-            weights=(weights,),
-            num_elements=_elements(plan, weights, stages[0]),
+            index=first_index + place, ranks=ranks, weights=(weights,), num_elements=num_elements
         )
 
 
@@ -192,7 +190,7 @@ def _last_reducers(plan: Plan) -> dict[int, bool]:
         ids = {stage.id for stage in chain}
         for rank in latest:
             for action in plan.program.get(rank, ()):
-                if action.kind is Pass.REDUCE_GRAD and action.microbatch is None and action.stage in ids:
+                if action.kind is Pass.REDUCE_GRAD and action.stage in ids:
                     latest[rank] = action.stage
         found |= {stage.id: latest[stage.flat_ranks[0]] == stage.id for stage in chain}
     return found

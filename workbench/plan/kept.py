@@ -15,7 +15,7 @@ def kept(derive: Callable[Concatenate[Plan, Given], Result]) -> Callable[Concate
 
     The answers live as long as the plan object, like its look-up tables; `replace` makes a plan without them.
     """
-    name = f"{derive.__module__}.{derive.__qualname__}"
+    name = _name(derive)
 
     @wraps(derive)
     def answer(plan: Plan, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -26,3 +26,12 @@ def kept(derive: Callable[Concatenate[Plan, Given], Result]) -> Callable[Concate
         return answers[key]
 
     return answer
+
+
+def give(plan: Plan, derive: Callable[[Plan], Result], answer: Result) -> None:
+    """Let a kept function of a plan alone answer so, of a plan that stands for more than it holds."""
+    vars(plan).setdefault(_name(derive), {})[()] = answer
+
+
+def _name(derive: Callable[..., object]) -> str:
+    return f"{derive.__module__}.{derive.__qualname__}"

@@ -10,11 +10,20 @@ from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
 from workbench.plan.alike import alike_replicas, part_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
+from workbench.plan.kept import kept
 from workbench.plan.lowered import Direction, Lowered, Route, Slice
 from workbench.plan.order import issue_ticks
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.routing import Holding, Routing
-from workbench.plan.row_drafts import Names, ProducerRows, RowContent, RowDraft, in_issue_order, issue_key
+from workbench.plan.routing import Holding, Routing, routing_of
+from workbench.plan.row_drafts import (
+    Names,
+    Path,
+    ProducerRows,
+    RowContent,
+    RowDraft,
+    in_issue_order,
+    issue_key,
+)
 from workbench.plan.token_owners import Run, feature_runs, held_runs
 from workbench.schedule.action import Action, Pass
 
@@ -33,18 +42,13 @@ def lower(plan: Plan) -> Lowered:
 
     Complexity: O(actions + rows + items) apart from sorting.
     """
-    transfers = in_issue_order(_runs(plan))
-    inputs: dict[Action, list[int]] = {}
-    outputs: dict[Action, list[int]] = {}
-    for transfer in transfers:
-        inputs.setdefault(transfer.consumer, []).append(transfer.row)
-        outputs.setdefault(transfer.producer, []).append(transfer.row)
+    rows = in_issue_order(_runs(plan))
     groups = gradient_groups(plan)
     return Lowered(
         plan=plan,
-        transfers=transfers,
-        inputs={action: tuple(rows) for action, rows in inputs.items()},
-        outputs={action: tuple(rows) for action, rows in outputs.items()},
+        transfers=rows.transfers,
+        inputs=rows.inputs,
+        outputs=rows.outputs,
         groups=groups,
         reductions=reductions(plan, groups),
     )
@@ -188,41 +192,36 @@ def _sources(
     return found
 
 
-def _rows(routing: Routing, boundary: _Boundary) -> Iterator[RowDraft]:
+def _drafts(plan: Plan, boundary: _Boundary) -> Iterator[RowDraft]:
     """The rows of one boundary, forward and, where a gradient flows, back."""
-    plan = routing.plan
     producer, consumer = boundary.producer, boundary.consumer
-    there = (
-        Action(producer.id, Pass.F, boundary.source.index),
-        Action(consumer.id, Pass.F, boundary.target.index),
-    )
-    content = RowContent(
-        edge=boundary.edge,
-        direction=Direction.FORWARD,
-        producer=there[0],
-        consumer=there[1],
-        width=plan.model.module(producer.module).layers[boundary.after_layer].out_width,
-    )
-    route = _inside_module if producer.module == consumer.module else _between_modules
-    yield from route(producer, consumer, _sized(plan, content, boundary.forward))
+    source, target = boundary.source.index, boundary.target.index
+    width = plan.model.module(producer.module).layers[boundary.after_layer].out_width
+    there = Action(producer.id, Pass.F, source), Action(consumer.id, Pass.F, target)
+    yield from _one_way(plan, boundary.edge, Direction.FORWARD, there, width, boundary.forward)
     if boundary.backward is not None:
-        back = content._replace(
-            direction=Direction.BACKWARD,
-            producer=_backward_action(plan, consumer, boundary.target.index),
-            consumer=_backward_action(plan, producer, boundary.source.index),
-        )
-        yield from route(consumer, producer, _sized(plan, back, boundary.backward))
+        back = _backward_action(plan, consumer, target), _backward_action(plan, producer, source)
+        yield from _one_way(plan, boundary.edge, Direction.BACKWARD, back, width, boundary.backward)
 
 
-def _sized(plan: Plan, content: RowContent, parts: Sequence[tuple[Slice, ...]]) -> list[RowContent | None]:
-    """The content once per part; None for one without tokens, which makes no row."""
-    found: list[RowContent | None] = []
-    token_bytes = content.width * plan.settings.precision.num_bytes
-    for slices in parts:
+def _one_way(
+    plan: Plan,
+    edge: str,
+    direction: Direction,
+    ends: tuple[Action, Action],
+    width: int,
+    parts: Sequence[tuple[Slice, ...]],
+) -> Iterator[RowDraft]:
+    """From every context-parallel place that has tokens of it."""
+    producer, consumer = ends
+    token_bytes = width * plan.settings.precision.num_bytes
+    for slices, paths in zip(parts, _paths(plan, producer.stage, consumer.stage), strict=True):
         num_tokens = sum(piece.num_tokens for piece in slices)
-        sized = content._replace(slices=slices, num_tokens=num_tokens, num_bytes=num_tokens * token_bytes)
-        found.append(sized if num_tokens else None)
-    return found
+        if num_tokens:
+            num_bytes = num_tokens * token_bytes
+            yield RowDraft(
+                RowContent(edge, direction, producer, consumer, width, slices, num_tokens, num_bytes), paths
+            )
 
 
 def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
@@ -231,28 +230,15 @@ def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
     return split if split in plan.program_actions else Action(stage.id, Pass.B, microbatch)
 
 
-def _inside_module(
-    source: Stage, destination: Stage, parts: Sequence[RowContent | None]
-) -> Iterator[RowDraft]:
-    """Between stages of one module: each rank to the rank at its place in the grid, its tokens alone.
+@kept
+def _paths(plan: Plan, source: int | None, destination: int | None) -> tuple[tuple[Path, ...], ...]:
+    """From every context-parallel place of one stage to another stage.
 
+    Between stages of one module each rank sends to the rank at its place in the grid, its tokens alone.
     Where the tensor-parallel degree changes, a context-parallel place sends from its first
     rank to the other's, which broadcasts to the rest of its place.
-    """
-    for row, from_ranks, to_ranks in zip(parts, source.ranks, destination.ranks, strict=True):
-        if row is None:
-            continue
-        if len(from_ranks) != len(to_ranks):
-            yield from _leader_to_group(row, from_ranks, to_ranks)
-            continue
-        for from_rank, to_rank in zip(from_ranks, to_ranks, strict=True):
-            yield _routed(row, from_rank, to_rank)
 
-
-def _between_modules(
-    source: Stage, destination: Stage, parts: Sequence[RowContent | None]
-) -> Iterator[RowDraft]:
-    """Between modules: every context-parallel place of the source sends what it holds to the
+    Between modules every context-parallel place of the source sends what it holds to the
     destination's leader, which broadcasts it in its whole tp x cp group; each rank there keeps
     the tokens it owns. So a token crosses once, and a gradient is summed where it is used.
 
@@ -263,29 +249,33 @@ def _between_modules(
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     sections 3.1 and 3.2.
     """
-    for row, from_ranks in zip(parts, source.ranks, strict=True):
-        if row is not None:
-            yield from _leader_to_group(row, from_ranks, destination.flat_ranks)
+    here, there = plan.stage[source or 0], plan.stage[destination or 0]
+    if here.module != there.module:
+        return tuple(_leader_to_group(from_ranks, there.flat_ranks) for from_ranks in here.ranks)
+    return tuple(
+        tuple(map(_path, from_ranks, to_ranks))
+        if len(from_ranks) == len(to_ranks)
+        else _leader_to_group(from_ranks, to_ranks)
+        for from_ranks, to_ranks in zip(here.ranks, there.ranks, strict=True)
+    )
 
 
-def _leader_to_group(
-    content: RowContent, from_ranks: Sequence[int], to_ranks: Sequence[int]
-) -> Iterator[RowDraft]:
+def _leader_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[Path, ...]:
     """Leader to leader, then broadcast to the others; a rank on both sides keeps its own.
 
     Tensor-parallel ranks of one place hold the same output.
     """
-    leader, *kept = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
-    for rank in kept:
-        yield _routed(content, rank, rank)
-    yield _routed(content, leader if leader in from_ranks else from_ranks[0], leader)
-    others = [rank for rank in to_ranks if rank != leader and rank not in kept]
+    leader, *kept_there = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
+    paths = [_path(rank, rank) for rank in kept_there]
+    paths.append(_path(leader if leader in from_ranks else from_ranks[0], leader))
+    others = tuple(rank for rank in to_ranks if rank != leader and rank not in kept_there)
     if others:
-        yield RowDraft(content, Route.BROADCAST, leader, tuple(others), follows=True)
+        paths.append(Path(Route.BROADCAST, leader, others, follows=True))
+    return tuple(paths)
 
 
-def _routed(content: RowContent, from_rank: int, to_rank: int) -> RowDraft:
-    return RowDraft(content, Route.LOCAL if from_rank == to_rank else Route.P2P, from_rank, (to_rank,))
+def _path(from_rank: int, to_rank: int) -> Path:
+    return Path(Route.LOCAL if from_rank == to_rank else Route.P2P, from_rank, (to_rank,))
 
 
 def _runs(plan: Plan) -> list[ProducerRows]:
@@ -304,8 +294,8 @@ def _runs(plan: Plan) -> list[ProducerRows]:
 
 
 def _original_runs(plan: Plan) -> list[ProducerRows]:
-    routing = Routing(plan)
-    drafts = [row for boundary in _boundaries(routing) for row in _rows(routing, boundary)]
+    routing = routing_of(plan)
+    drafts = [row for boundary in _boundaries(routing) for row in _drafts(plan, boundary)]
     ticks = issue_ticks(plan, drafts)
     by_producer: dict[Action, list[RowDraft]] = {}
     for draft in drafts:

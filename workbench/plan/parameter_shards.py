@@ -1,10 +1,11 @@
 """Stages whose weights are sharded among their replicas and brought together for use (FSDP, HSDP)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from workbench.plan.kept import kept
 from workbench.plan.plan import Plan, Sharding, Stage
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ def is_sharded(plan: Plan, stage: Stage) -> bool:
     return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
 
 
+@kept
 def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     """Units of a plan, in the order of its stages. Programs are not looked at.
 
@@ -97,6 +99,13 @@ def _instances(plan: Plan, module: str) -> dict[int, int]:
 def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
     """Stage -> its unit."""
     return {stage: unit for unit in shard_units(plan) for stage in unit.stages}
+
+
+def unit_of(units: Mapping[int, ShardUnit], action: Action) -> ShardUnit:
+    """The unit whose weights a round's action is about; ValueError where its stage has none."""
+    if action.stage is None or action.stage not in units:
+        raise ValueError(f"action {action}: the weights of stage {action.stage} are not sharded")
+    return units[action.stage]
 
 
 def in_units(draft: Plan) -> Plan:
@@ -192,7 +201,7 @@ def _check_ties(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
 def check_rounds(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
     """Raise ValueError where the programs of sharded stages do not gather, let go and reduce as they must.
 
-    Of every stage the rounds are UNSHARD n, passes, RESHARD n, and REDUCE_GRAD n behind a backward that
+    Of every stage the rounds are ALL_GATHER n, passes, FREE n, and REDUCE_SCATTER n behind a backward that
     trains; all stages of a unit have the same. `waits_of` says what waits for what.
     """
     for unit in units:
@@ -212,15 +221,15 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
 
 
 def _rounds(plan: Plan, rank: int, stage: int, *, is_trained: bool) -> Iterator[Action]:
-    """The exchanges of a stage, in order."""
+    """The collectives of a stage's rounds, in order."""
     state = _State()
     for action in plan.program.get(rank, ()):
-        if action.stage == stage and (action.kind is not Pass.REDUCE_GRAD or action.microbatch is not None):
+        if action.stage == stage and action.kind in (*COMPUTE, *ROUND):
             state.do(rank, action, is_trained=is_trained)
-            if action.kind in (Pass.UNSHARD, Pass.REDUCE_GRAD):
+            if action.kind in FSDP:
                 yield action
     if state.is_whole or state.owes:
-        kind = Pass.RESHARD if state.is_whole else Pass.REDUCE_GRAD
+        kind = Pass.FREE if state.is_whole else Pass.REDUCE_SCATTER
         raise ValueError(f"rank {rank}: {Action(stage, kind, state.number)} is missing from the program")
 
 
@@ -234,35 +243,35 @@ class _State:
 
     def do(self, rank: int, action: Action, *, is_trained: bool) -> None:
         rule = {
-            Pass.UNSHARD: self._unshard,
-            Pass.RESHARD: self._reshard,
-            Pass.REDUCE_GRAD: self._reduce,
+            Pass.ALL_GATHER: self._gather,
+            Pass.FREE: self._free,
+            Pass.REDUCE_SCATTER: self._scatter,
         }.get(action.kind, self._use)(action, is_trained=is_trained)
         if rule is not None:
             raise ValueError(
                 f"rank {rank}: action {action} of a stage whose weights are sharded: want {rule}"
             )
 
-    def _unshard(self, action: Action, *, is_trained: bool) -> str | None:
+    def _gather(self, action: Action, *, is_trained: bool) -> str | None:
         if self.is_whole or self.owes or action.microbatch != self.number + 1:
             return f"round {self.number + 1} here, behind all of the one before"
         self.number, self.is_whole = self.number + 1, True
         return None
 
-    def _reshard(self, action: Action, *, is_trained: bool) -> str | None:
+    def _free(self, action: Action, *, is_trained: bool) -> str | None:
         if not self.is_whole or action.microbatch != self.number:
-            return "it once, behind the UNSHARD of its round"
+            return "it once, behind the ALL_GATHER of its round"
         self.is_whole = False
         return None
 
-    def _reduce(self, action: Action, *, is_trained: bool) -> str | None:
+    def _scatter(self, action: Action, *, is_trained: bool) -> str | None:
         if self.is_whole or action.microbatch != self.number or not is_trained:
-            return "it behind the RESHARD of its round, where weights train"
+            return "it behind the FREE of its round, where weights train"
         self.owes = False
         return None
 
     def _use(self, action: Action, *, is_trained: bool) -> str | None:
         if not self.is_whole or action.kind in (Pass.I, Pass.W):
-            return "F or B, between UNSHARD and RESHARD"
+            return "F or B, between ALL_GATHER and FREE"
         self.owes = self.owes or (action.kind is Pass.B and is_trained)
         return None

@@ -7,6 +7,7 @@ from math import lcm
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import WHERE_SET, Item, Sample
+from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernels import Kernels
 from workbench.schedule.action import Action
@@ -48,8 +49,13 @@ class Stage:
 
     @property
     def expert_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Neighbours that hold all experts together, place by place; each group holds a copy of them."""
+        """Neighbours that hold all experts together, place by place; each group holds a copy of them.
+
+        Beyond the stage's own ranks they are those of the replicas behind it, which lie next to it.
+        """
         flat = self.flat_ranks
+        if self.ep > len(flat):
+            return (tuple(range(flat[0], flat[0] + self.ep)),)
         return tuple(flat[first : first + self.ep] for first in range(0, len(flat), self.ep))
 
     @property
@@ -154,6 +160,7 @@ class ModuleSettings:
         instances: number of copies of a sharded state.
         key_exchange: how context-parallel ranks bring queries and keys together.
         sequence_parallel: tensor-parallel ranks split the tokens between attentions and MLPs.
+        computed_again: modules of every block that the backward computes again, where not all of it is.
     """
 
     module: str
@@ -162,6 +169,7 @@ class ModuleSettings:
     instances: int = 1
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
     sequence_parallel: bool = field(default=False, metadata={WHERE_SET: True})
+    computed_again: tuple[BlockModule, ...] = field(default=(), metadata={WHERE_SET: True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

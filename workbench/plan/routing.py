@@ -7,6 +7,7 @@ from workbench.data.sample import Item, Segment
 from workbench.model.frozen import GradientFlow, Needs, gradient_flow
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
+from workbench.plan.kept import kept
 from workbench.plan.plan import Microbatch, Plan, Stage
 
 
@@ -20,7 +21,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class Routing:
-    """Look-ups over one plan. All are cached: build one `Routing` and pass it on."""
+    """Look-ups over one plan. All are cached: ask `routing_of` for it."""
 
     plan: Plan
 
@@ -162,6 +163,12 @@ class Routing:
     @cached_property
     def _flows(self) -> "_Flows":
         return _Flows(self.plan)
+
+
+@kept
+def routing_of(plan: Plan) -> Routing:
+    """The plan's one `Routing`."""
+    return Routing(plan)
 
 
 class _Present(dict[tuple[str, frozenset[int]], frozenset[str]]):

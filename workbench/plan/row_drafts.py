@@ -22,17 +22,20 @@ class RowContent(NamedTuple):
     num_bytes: int = 0
 
 
-class RowDraft(NamedTuple):
-    """A row without its number; `follows`: it broadcasts what the draft before it brought.
+class Path(NamedTuple):
+    """Where a row goes; `follows`: it broadcasts what the row before it brought."""
 
-    A tuple for speed: a Transfer is made once, when its number is known.
-    """
-
-    content: RowContent
     route: Route
     source_rank: int
     destination_ranks: tuple[int, ...]
     follows: bool = False
+
+
+class RowDraft(NamedTuple):
+    """Rows without numbers, one after another: the same content on several paths."""
+
+    content: RowContent
+    paths: tuple[Path, ...]
 
     @property
     def producer(self) -> Action:
@@ -41,6 +44,28 @@ class RowDraft(NamedTuple):
     @property
     def consumer(self) -> Action:
         return self.content.consumer
+
+    def numbered(self, first_row: int) -> list[Transfer]:
+        """From that number on."""
+        edge, direction, producer, consumer, width, slices, num_tokens, num_bytes = self.content
+        return [
+            Transfer(
+                row,
+                edge,
+                direction,
+                route,
+                producer,
+                consumer,
+                source_rank,
+                destination_ranks,
+                slices,
+                num_tokens,
+                width,
+                num_bytes,
+                row - 1 if follows else None,
+            )
+            for row, (route, source_rank, destination_ranks, follows) in enumerate(self.paths, first_row)
+        ]
 
 
 class ProducerRows(NamedTuple):
@@ -54,85 +79,83 @@ class ProducerRows(NamedTuple):
     drafts: tuple[RowDraft, ...]
     names: "Names | None" = None
 
-    def numbered(self, first_row: int) -> list[Transfer]:
-        """From that number on."""
-        drafts = enumerate(self.drafts, first_row)
-        if self.names is None:
-            return [
-                _transfer(row, draft, draft.content, draft.source_rank, draft.destination_ranks)
-                for row, draft in drafts
-            ]
-        rank, content_of = self.names.rank, self.names.contents(self.drafts)
-        return [
-            _transfer(
-                row,
-                draft,
-                content_of[id(draft.content)],
-                rank[draft.source_rank],
-                tuple([rank[one] for one in draft.destination_ranks]),
-            )
-            for row, draft in drafts
-        ]
+    def renamed(self) -> Iterable[RowDraft]:
+        """The drafts by their own names."""
+        return self.drafts if self.names is None else map(self.names.draft, self.drafts)
 
 
 class Names:
     """What stages, ranks and samples of one replica are called in an equal one."""
 
     def __init__(self, first: Replica, other: Replica) -> None:
-        self.rank = dict(zip(first.ranks, other.ranks, strict=True))
+        self._rank = dict(zip(first.ranks, other.ranks, strict=True))
         self._action = first.actions_as(other)
         self._sample = dict(zip(first.samples, other.samples, strict=True))
-        self._slices: dict[int, tuple[Slice, ...]] = {}  # by identity: rows of many boundaries share them
+        # by identity: rows of many boundaries share them
+        self._slices: dict[int, tuple[Slice, ...]] = {}
+        self._paths: dict[int, tuple[Path, ...]] = {}
 
     def rows(self, of_first: ProducerRows) -> ProducerRows:
         """The other replica's rows."""
         return of_first._replace(producer=self._action[of_first.producer], names=self)
 
-    def contents(self, drafts: Iterable[RowDraft]) -> dict[int, RowContent]:
-        """By identity of what the drafts carry: ranks that carry the same share it."""
-        return {key: self._content(each) for key, each in {id(d.content): d.content for d in drafts}.items()}
-
-    def _content(self, content: RowContent) -> RowContent:
-        slices = self._slices.get(id(content.slices))
-        if slices is None:
-            sample = self._sample
-            slices = self._slices[id(content.slices)] = tuple(
-                Slice(Item(sample[item.sample], item.k), source, destination, num_tokens)
-                for item, source, destination, num_tokens in content.slices
-            )
-        return content._replace(
-            producer=self._action[content.producer], consumer=self._action[content.consumer], slices=slices
+    def draft(self, of_first: RowDraft) -> RowDraft:
+        """The other replica's draft."""
+        (edge, direction, producer, consumer, width, slices, num_tokens, num_bytes), paths = of_first
+        content = RowContent(
+            edge,
+            direction,
+            self._action[producer],
+            self._action[consumer],
+            width,
+            self._renamed_slices(slices),
+            num_tokens,
+            num_bytes,
         )
+        return RowDraft(content, self._renamed_paths(paths))
+
+    def _renamed_slices(self, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
+        if id(slices) not in self._slices:
+            sample = self._sample
+            self._slices[id(slices)] = tuple(
+                Slice(Item(sample[item.sample], item.k), source, destination, num_tokens)
+                for item, source, destination, num_tokens in slices
+            )
+        return self._slices[id(slices)]
+
+    def _renamed_paths(self, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        if id(paths) not in self._paths:
+            rank = self._rank
+            self._paths[id(paths)] = tuple(
+                Path(route, rank[source], tuple(rank[one] for one in destinations), follows)
+                for route, source, destinations, follows in paths
+            )
+        return self._paths[id(paths)]
 
 
-def in_issue_order(runs: Iterable[ProducerRows]) -> tuple[Transfer, ...]:
+class Numbered(NamedTuple):
+    """Rows in their order, and which of them an action waits for and makes ready; see `Lowered`."""
+
+    transfers: tuple[Transfer, ...]
+    inputs: dict[Action, tuple[int, ...]]
+    outputs: dict[Action, tuple[int, ...]]
+
+
+def in_issue_order(runs: Iterable[ProducerRows]) -> Numbered:
     """Number the rows by (tick of the producer, producer, consumer)."""
-    found: list[Transfer] = []
+    transfers: list[Transfer] = []
+    inputs: dict[Action, list[int]] = {}
+    outputs: dict[Action, tuple[int, ...]] = {}
     for run in sorted(runs, key=lambda run: (run.tick, issue_key(run.producer))):
-        found += run.numbered(len(found))
-    return tuple(found)
+        first = len(transfers)
+        for draft in run.renamed():
+            rows = draft.numbered(len(transfers))
+            inputs.setdefault(draft.consumer, []).extend(range(len(transfers), len(transfers) + len(rows)))
+            transfers += rows
+        outputs[run.producer] = tuple(range(first, len(transfers)))
+    return Numbered(tuple(transfers), {action: tuple(rows) for action, rows in inputs.items()}, outputs)
 
 
 def issue_key(action: Action) -> tuple[int, str, int]:
     """Order of the passes of one tick."""
     return (action.stage or 0, action.kind, action.microbatch or 0)
-
-
-def _transfer(
-    row: int, draft: RowDraft, content: RowContent, source_rank: int, destination_ranks: tuple[int, ...]
-) -> Transfer:
-    return Transfer(
-        row=row,
-        edge=content.edge,
-        direction=content.direction,
-        route=draft.route,
-        producer=content.producer,
-        consumer=content.consumer,
-        source_rank=source_rank,
-        destination_ranks=destination_ranks,
-        slices=content.slices,
-        num_tokens=content.num_tokens,
-        width=content.width,
-        num_bytes=content.num_bytes,
-        after=row - 1 if draft.follows else None,
-    )

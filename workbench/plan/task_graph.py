@@ -1,11 +1,7 @@
 """Who waits for whom in a lowered plan, once for all who ask: deadlock check, sweep and engine.
 
-What is a task and what is not:
-
-    pass        a pass of a stage, or a move of its weights: takes its turn on all ranks of the stage
-    fsdp        an all-gather or reduce-scatter of sharded parameters: all ranks of the unit meet
-    all-reduce  of one gradient group: its ranks meet; where a rank's REDUCE_GRAD has no group, its own
-    step        of one rank
+Which task an action is part of says `schedule/action.MEANING`; a sum of gradients is as many tasks as it
+has gradient groups on a rank, or one of the rank's own where it has none.
 
 Rows of communication are nodes behind the tasks: they wait for links besides, which is no matter of order.
 
@@ -17,26 +13,18 @@ order; neither begins before the passes that stand in front of it. STEP stands b
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Plan, Program
-from workbench.schedule.action import Action, Pass
-from workbench.schedule.sharded import is_exchange, waits_of
+from workbench.schedule.action import MEANING, Action, TaskKind
+from workbench.schedule.sharded import waits_of
 
 Ints = NDArray[np.int64]
-
-
-class Kind(StrEnum):
-    PASS = "pass"
-    FSDP = "fsdp"
-    ALL_REDUCE = "all-reduce"
-    STEP = "step"
 
 
 class Task(NamedTuple):
@@ -44,11 +32,11 @@ class Task(NamedTuple):
 
     Args:
         action: an fsdp collective is named after its unit's first stage, an all-reduce after the
-            REDUCE_GRAD that first covers it.
-        group: gradient group of an all-reduce; None: of a REDUCE_GRAD that has none on its rank.
+            action that first covers it.
+        group: gradient group of an all-reduce; None: of an action that has none on its rank.
     """
 
-    kind: Kind
+    kind: TaskKind
     action: Action
     ranks: tuple[int, ...]
     group: int | None = None
@@ -58,7 +46,7 @@ class Joined(NamedTuple):
     """What one action of a rank or program takes part in beside its passes.
 
     Args:
-        action: REDUCE_GRAD or UNSHARD, by the program's own name.
+        action: a collective, by the program's own name.
         tasks: one after another.
         last_pass: the task in front of it in the program; None: there is none.
         awaited: tasks on other lanes that it waits for.
@@ -102,7 +90,7 @@ class TaskGraph:
         steps: rank -> task.
         groups: gradient group -> task; groups that nobody reduces are absent.
         fsdp: [programs] their fsdp collectives, in order.
-        reductions: rank -> its REDUCE_GRADs of whole weights, in order.
+        reductions: rank -> its sums of gradients, in order.
     """
 
     tasks: tuple[Task, ...]
@@ -126,14 +114,24 @@ class TaskGraph:
     @cached_property
     def num_missing(self) -> Ints:
         """[N] how many edges end in each node."""
-        return np.bincount(self.after, minlength=self.num_nodes).astype(np.int64)
+        return num_missing(self.after, self.num_nodes)
 
     @cached_property
     def adjacency(self) -> tuple[Ints, Ints]:
         """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]]."""
-        counts = np.bincount(self.before, minlength=self.num_nodes)
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        return offsets, self.after[np.argsort(self.before, kind="stable")]
+        return adjacency(self.before, self.after, self.num_nodes)
+
+
+def num_missing(after: Ints, num_nodes: int) -> Ints:
+    """[N] how many edges end in each node."""
+    return np.bincount(after, minlength=num_nodes).astype(np.int64)
+
+
+def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
+    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], as edges stand."""
+    counts = np.bincount(before, minlength=num_nodes)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return offsets, after[np.argsort(before, kind="stable")]
 
 
 def task_graph(
@@ -151,21 +149,40 @@ def task_graph(
     """
     graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
     num_tasks = len(graph.tasks)
-    for place, row in enumerate(rows):
-        graph.before += (graph.passes[row.producer] if row.after is None else num_tasks + row.after,)
-        graph.before += (num_tasks + place,)
-        graph.after += (num_tasks + place, graph.passes[row.consumer])
+    nodes = num_tasks + np.arange(len(rows))
+    awaited = _places(graph.passes, (row.consumer for row in rows))
+    made = _places(graph.passes, (row.producer for row in rows))
+    ready = [
+        task if row.after is None else num_tasks + row.after for task, row in zip(made, rows, strict=True)
+    ]
     return TaskGraph(
         tasks=tuple(graph.tasks),
         num_rows=len(rows),
-        before=np.array(graph.before, dtype=np.int64),
-        after=np.array(graph.after, dtype=np.int64),
+        before=_joined(graph.before, ready, nodes),
+        after=_joined(graph.after, nodes, awaited),
         passes=graph.passes,
         steps=graph.steps,
         groups=graph.groups,
         fsdp=tuple(graph.fsdp),
         reductions=graph.reductions,
     )
+
+
+def _places(passes: Mapping[Action, int], actions: Iterable[Action]) -> list[int]:
+    """Their tasks; what names the same object again and again, as rows do, is looked up once."""
+    found: list[int] = []
+    last, place = None, -1
+    for action in actions:
+        if action is not last:
+            last, place = action, passes[action]
+        found.append(place)
+    return found
+
+
+def _joined(of_tasks: Sequence[int], into_rows: ArrayLike, out_of_rows: ArrayLike) -> Ints:
+    """One end of every edge: between tasks, then by row the edge into it and the one out of it."""
+    of_rows = np.stack((into_rows, out_of_rows), axis=1).ravel()
+    return np.concatenate((of_tasks, of_rows)).astype(np.int64)
 
 
 class _Builder:
@@ -191,17 +208,17 @@ class _Builder:
             self._add_program(program)
 
     def _add_action(self, action: Action) -> None:
-        if is_exchange(action, self._units):
+        kind = MEANING[action.kind].task
+        if kind is TaskKind.FSDP:
             name = self._name(action)
             if name not in self._collectives:
-                ranks = self._units[action.stage or 0].ranks
-                self._collectives[name] = self._new(Task(Kind.FSDP, name, ranks))
-        elif action.stage is not None and action.kind is not Pass.REDUCE_GRAD:
-            self.passes[action] = self._new(Task(Kind.PASS, action, self._ranks_of[action.stage]))
+                self._collectives[name] = self._new(Task(kind, name, unit_of(self._units, action).ranks))
+        elif kind is TaskKind.PASS and action.stage is not None:
+            self.passes[action] = self._new(Task(kind, action, self._ranks_of[action.stage]))
 
     def _name(self, action: Action) -> Action:
         """What all replicas call an fsdp collective."""
-        return action._replace(stage=self._units[action.stage or 0].stages[0])
+        return action._replace(stage=unit_of(self._units, action).stages[0])
 
     def _new(self, task: Task) -> int:
         self.tasks.append(task)
@@ -215,21 +232,22 @@ class _Builder:
 
     def _add_program(self, program: Program) -> None:
         """Passes and fsdp collectives are the same on all its ranks, all-reduces and STEP each rank's own."""
-        waits = waits_of(program.actions, self._units)
+        waits = waits_of(program.actions)
         last_pass: int | None = None
         collectives: list[Joined] = []
         sums: list[Joined] = []  # tasks still to be told, rank by rank
         has_step = False
         for action in program.actions:
             awaited = tuple(self._collectives[self._name(wait)] for wait in waits.get(action, ()))
-            if action in self.passes:
+            kind = MEANING[action.kind].task
+            if kind is TaskKind.PASS:
                 self._follow(self.passes[action], last_pass, *awaited)
                 last_pass = self.passes[action]
-            elif is_exchange(action, self._units):
+            elif kind is TaskKind.FSDP:
                 task = self._collectives[self._name(action)]
                 self._follow(task, last_pass, collectives[-1].tasks[0] if collectives else None)
                 collectives.append(Joined(action, (task,), last_pass))
-            elif action.kind is Pass.REDUCE_GRAD:
+            elif kind is TaskKind.ALL_REDUCE:
                 sums.append(Joined(action, (), last_pass, awaited))
             else:
                 has_step = True
@@ -238,25 +256,24 @@ class _Builder:
         for rank in program.ranks:
             self._add_reductions(rank, sums)
             if has_step:
-                self.steps[rank] = self._new(Task(Kind.STEP, program.actions[-1], (rank,)))
+                self.steps[rank] = self._new(Task(TaskKind.STEP, program.actions[-1], (rank,)))
                 reduced = [joined.tasks[-1] for joined in self.reductions[rank]]
                 self._follow(self.steps[rank], *ends, *reduced, last_pass)
 
     def _add_reductions(self, rank: int, sums: Iterable[Joined]) -> None:
-        """One all-reduce after another, each REDUCE_GRAD's behind the passes in front of it."""
+        """One all-reduce after another, each action's behind the passes in front of it."""
         lane: list[Joined] = []
-        holder: dict[int | None, Action] = {None: Action(None, Pass.REDUCE_GRAD)}
+        holder: dict[int, Action] = {}
         earlier: int | None = None
         for joined in sums:
             tasks = tuple(self._all_reduces(rank, joined.action))
             for task, after in zip(tasks, (earlier, *tasks), strict=False):
                 group = self.tasks[task].group
-                if group is not None and group in holder:
+                if group is not None and holder.setdefault(group, joined.action) != joined.action:
                     raise ValueError(
                         f"rank {rank}: gradient group {group} must be reduced once, "
                         f"it stands in {holder[group]} and {joined.action}"
                     )
-                holder[group] = joined.action
                 self._follow(task, after, *joined.awaited)
             self._follow(tasks[0], joined.last_pass)
             lane.append(joined._replace(tasks=tasks))
@@ -266,10 +283,12 @@ class _Builder:
     def _all_reduces(self, rank: int, action: Action) -> Iterable[int]:
         for group in self._groups_on.get((rank, action), (None,)):
             if group is None:
-                yield self._new(Task(Kind.ALL_REDUCE, action, (rank,)))
+                yield self._new(Task(TaskKind.ALL_REDUCE, action, (rank,)))
             else:
                 if group not in self.groups:
-                    self.groups[group] = self._new(Task(Kind.ALL_REDUCE, action, self._members[group], group))
+                    self.groups[group] = self._new(
+                        Task(TaskKind.ALL_REDUCE, action, self._members[group], group)
+                    )
                 yield self.groups[group]
 
 
@@ -278,7 +297,7 @@ def _groups_on(
     members: Mapping[int, tuple[int, ...]],
     reductions: Mapping[Action, tuple[int, ...]],
 ) -> dict[tuple[int, Action], list[int]]:
-    """(rank, REDUCE_GRAD of a stage of its own) -> its groups, in issue order; absent where it has none."""
+    """(rank, sum of a stage of its own) -> its groups, in issue order; absent where it has none."""
     found: dict[tuple[int, Action], list[int]] = {}
     for action, indices in reductions.items():
         holders = frozenset(ranks_of[action.stage or 0])

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from workbench.plan.plan import Plan, Sharding, Stage
-from workbench.schedule.action import Pass
+from workbench.schedule.action import MOVES
 
 
 class OneWeight(NamedTuple):
@@ -25,7 +25,7 @@ def tied_on(plan: Plan, rank: int) -> tuple[OneWeight, ...]:
     stages = plan.stages_on.get(rank, ())
     if len(stages) < 2:
         return ()
-    moved = {a.stage for a in plan.program.get(rank, ()) if a.kind in (Pass.RESHARD, Pass.UNSHARD)}
+    moved = {a.stage for a in plan.program.get(rank, ()) if a.kind in MOVES}
     for stage in stages:
         if stage.id in moved or plan.settings.of(stage.module).sharding is Sharding.PARAMETERS:
             continue

@@ -1,12 +1,13 @@
 """Seconds and bytes of a step where every rank holds a part of every layer's parameters (FSDP, HSDP)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
-from workbench.cost.group_link import group_link
+from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
 from workbench.memory.layer import state_bytes
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
@@ -55,7 +56,9 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     for part in (*choice.encoders, choice.llm):
         layers += [(part, layer) for layer in prices.layers(part, job.microbatch_samples)]
     moved = [layer_exchange(prices, part, layer) for part, layer in layers]
-    one = list(_rounds([layer for _, layer in layers], moved))
+    slowed_s = loss_on(job.cluster)
+    busy = [busy_share(_near(prices, part)) for part, _ in layers]
+    one = list(_rounds([layer for _, layer in layers], moved, busy, slowed_s))
     once_s = _lanes_s(one)
     more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
     last_s = max(once_s, _summed_s(one))
@@ -81,13 +84,25 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     )
 
 
-def _rounds(layers: Sequence[LayerPrice], moved: Sequence[LayerExchange]) -> Iterator[_Round]:
-    """Forwards, then the backwards that there are; the last layer does both at once."""
+def _rounds(
+    layers: Sequence[LayerPrice],
+    moved: Sequence[LayerExchange],
+    busy: Sequence[float],
+    lost_s: Callable[[float, float], float],
+) -> Iterator[_Round]:
+    """Forwards, then the backwards that there are; the last layer does both at once.
+
+    Each loses some seconds to what travels beside it.
+    """
     for place, layer in enumerate(layers):
-        yield _Round(place, layer.forward_s, moved[place].gather_s, 0.0, 0.0)
+        gather_s = moved[place].gather_s
+        yield _Round(
+            place, layer.forward_s + lost_s(busy[place] * gather_s, layer.forward_s), gather_s, 0.0, 0.0
+        )
     for place in reversed(range(len(layers))):
-        if layers[place].backward_s > 0:
-            yield _Round(place, layers[place].backward_s, *moved[place])
+        if (backward_s := layers[place].backward_s) > 0:
+            beside_s = busy[place] * (moved[place].gather_s + moved[place].scatter_s)
+            yield _Round(place, backward_s + lost_s(beside_s, backward_s), *moved[place])
 
 
 def _joined(rounds: Sequence[_Round]) -> list[_Round]:
@@ -127,11 +142,16 @@ def _lanes_s(rounds: Sequence[_Round]) -> float:
     return total_s + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
 
 
+def _near(prices: ModulePrices, part: ModuleChoice) -> Link:
+    """What joins the ranks of an instance."""
+    return group_link(prices.job.cluster, num_ranks=part.num_holders // part.instances, stride=1)
+
+
 def layer_exchange(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> LayerExchange:
     """Of a layer whose parameters the holders of each instance shard."""
     job, num_ranks = prices.job, part.num_holders // part.instances
     size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
-    near = group_link(job.cluster, num_ranks=num_ranks, stride=1)
+    near = _near(prices, part)
     far = group_link(job.cluster, num_ranks=part.instances, stride=num_ranks)
     gradient_bytes = layer.trained * size.gradient
 

@@ -11,7 +11,7 @@ from workbench.cost.model import CostModel
 from workbench.memory.stage import GRADIENTS, Sizes, state_of
 from workbench.model.model_graph import Edge
 from workbench.plan.plan import KeyExchange, Plan, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.planner.planner_cost import Belief
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.timing.stage_seconds import Flags, PassSeconds, Seconds, StageSeconds
@@ -106,7 +106,7 @@ class StageBounds:
         if self._schedule.offload:
             return
         held: Counter[int] = Counter()
-        routing = Routing(plan)
+        routing = routing_of(plan)
         for rank in plan.ranks:
             index = plan.cluster.node_of(rank)
             node = plan.cluster.nodes[index]

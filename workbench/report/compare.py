@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from workbench.drift import Drifted, Run, drift_between, drifted
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.trace import Executor, Span, Trace
 
@@ -58,16 +59,26 @@ class Row:
 class Comparison:
     """Rows in the order of `Group`; inside a group by kind, stage or rank.
 
-    `executor`: of the traces that the simulated one is held against, executed or emulated.
+    Args:
+        executor: of the traces that the simulated one is held against, executed or emulated.
+        drift: of the machine since it was calibrated, see `workbench.drift`; None where nobody read it.
     """
 
     plan_hash: str
     rows: tuple[Row, ...]
     executor: Executor = Executor.EXECUTED
+    drift: float | None = None
 
     @property
     def total(self) -> Row:
         return next(row for row in self.rows if row.group is Group.TOTAL)
+
+    @property
+    def drifted(self) -> Drifted | None:
+        """The error of the iteration, with drift and without; None where nothing took any time."""
+        total = self.total
+        run = Run(predicted_s=total.simulated, executed_s=total.executed, drift=self.drift)
+        return drifted([run]) if min(total.executed) > 0 else None
 
     def of(self, group: Group) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.group is group)
@@ -79,6 +90,7 @@ class Comparison:
             "executor": self.executor.value,
             "repetitions": len(self.total.executed),
             "error_fraction": self.total.error_fraction,
+            **({} if self.drifted is None else asdict(self.drifted)),
             "spread_fraction": self.total.spread_fraction,
             "rows": [
                 {
@@ -122,7 +134,12 @@ def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
             executed=tuple(trace.iteration_s for trace in times),
         ),
     ]
-    return Comparison(plan_hash=simulated.plan_hash, rows=tuple(rows), executor=executed[0].executor)
+    return Comparison(
+        plan_hash=simulated.plan_hash,
+        rows=tuple(rows),
+        executor=executed[0].executor,
+        drift=drift_between(simulated, times),
+    )
 
 
 def timed(executed: Sequence[Trace]) -> tuple[Trace, ...]:

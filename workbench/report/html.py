@@ -15,6 +15,7 @@ from workbench.report.tables import (
     STAGE_HEADERS,
     TITLES,
     comparison_headers,
+    interval_text,
     milliseconds,
     percent,
     row_cells,
@@ -22,7 +23,7 @@ from workbench.report.tables import (
     stage_cells,
 )
 from workbench.report.timeline import MOST_ROWS, legend_html, timeline_rows, timeline_svg
-from workbench.timing.provenance import unmeasured_costs
+from workbench.timing.provenance import interval_of, unmeasured_costs
 from workbench.trace import Trace
 
 
@@ -121,12 +122,18 @@ def _cards(entry: Entry, comparison: Comparison | None) -> str:
     cards.append(("samples per step", str(len(plan.batch))))
     if entry.simulated:
         cards.append(("simulated", milliseconds(entry.simulated.iteration_s)))
+        if interval_of(entry.simulated) is not None:
+            cards.append(("80 % within", interval_text(entry.simulated)))
     if entry.emulated:
         cards.append(("emulated", milliseconds(entry.emulated.iteration_s)))
     if comparison is not None:
         total = comparison.total
         cards.append((f"executed, median of {len(total.executed)}", milliseconds(total.executed_median)))
         cards.append(("error", percent(total.error_fraction, signed=True)))
+        found = comparison.drifted
+        if found is not None and found.drift is not None:
+            cards.append(("drift of the machine", percent(found.drift, signed=True)))
+            cards.append(("error without drift", percent(found.error_corrected, signed=True)))
         cards.append(("spread of the runs", percent(total.spread_fraction, signed=False)))
     shown = "".join(f'<div class="card"><b>{escape(v)}</b><span>{k}</span></div>' for k, v in cards)
     return f'<div class="cards">{shown}</div>'

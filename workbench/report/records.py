@@ -8,7 +8,7 @@ from typing import Any
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
 from workbench.search.drive import Candidate
-from workbench.timing.provenance import unmeasured_costs, utilisation
+from workbench.timing.provenance import interval_of, noise_of, unmeasured_costs, utilisation
 from workbench.trace import Trace
 
 
@@ -16,7 +16,21 @@ def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
     """Figures of a predicted step (seconds, bytes, fractions) and what was not measured."""
     header = {"plan_hash": trace.plan_hash, "strategy": plan.strategy}
     figures = asdict(step_metrics(trace)) | {"mfu": utilisation(trace)}
-    return header | figures | {"unmeasured": list(unmeasured_costs(trace))}
+    unsure = {
+        "interval_80": interval_record(trace),
+        "unmeasured": list(unmeasured_costs(trace)),
+        "noise": list(noise_of(trace)),
+    }
+    return header | figures | unsure
+
+
+def interval_record(trace: Trace) -> dict[str, Any] | None:
+    """Ends of the 80 % interval and the reasons of its width, as deviations of the step's logarithm."""
+    found = interval_of(trace)
+    if found is None:
+        return None
+    doubts = {doubt.about: doubt.deviation for doubt in found.doubts}
+    return {"low_s": found.low_s, "high_s": found.high_s, "doubts": doubts}
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
@@ -27,6 +41,13 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     if candidate.dollars_per_sample is not None:
         rate["dollars_per_sample"] = candidate.dollars_per_sample
     return simulated_record(candidate.plan, candidate.trace) | rate
+
+
+def search_record(job: str, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """All candidates, best first; a tie's interval overlaps the best's."""
+    ties = ({"tie": each.ties(candidates[0])} if each.plan is not None else {} for each in candidates)
+    found = [candidate_record(each) | tie for each, tie in zip(candidates, ties, strict=True)]
+    return {"job": job, "candidates": found}
 
 
 def executed_record(plan: Plan, traces: Sequence[Trace], files: Sequence[Path]) -> dict[str, Any]:

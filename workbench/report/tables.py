@@ -8,11 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.cost.profile import Profile
+from workbench.drift import Drifted
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Comparison, Group, Row
 from workbench.search.drive import Candidate
-from workbench.timing.provenance import utilisation
+from workbench.timing.provenance import interval_of, utilisation
 from workbench.trace import Trace
 from workbench.units import gib, ms
 
@@ -24,6 +25,7 @@ TITLES = {
 }
 
 
+TIED = " ="  # behind a candidate that the best does not beat for sure
 LEFT = ("", "module", "ranks")  # headers of left-aligned columns
 
 STAGE_HEADERS = (
@@ -83,20 +85,33 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
             table.add_row(Text(TITLES[group], style="bold"))
         for row in rows:
             table.add_row(f"  {row_label(row, plan)}", *row_cells(row))
+    table.caption = drift_text(comparison.drifted)
+    table.caption_justify = "left"
     return table
+
+
+def drift_text(found: Drifted | None) -> str:
+    """Drift, and the error with and without it."""
+    if found is None or found.drift is None or found.error_corrected is None:
+        return "drift of the machine: not read"
+    return (
+        f"the machine ran {found.drift:+.1%} slower than when it was calibrated: error {found.error:+.1%}, "
+        f"corrected {found.error_corrected:+.1%}"
+    )
 
 
 def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
     """The figures of named traces of one plan, a line each."""
     title = f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks"
-    table = titled(
-        title, ("", "iteration", "idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
-    )
+    figures_of = ("idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
+    has_intervals = any(interval_of(trace) is not None for _, trace in traces)
+    table = titled(title, ("", "iteration", *(("80 % within",) if has_intervals else ()), *figures_of))
     for name, trace in traces:
         figures = step_metrics(trace)
         table.add_row(
             name,
             milliseconds(figures.iteration_s),
+            *((interval_text(trace),) if has_intervals else ()),
             percent(figures.bubble_fraction, signed=False),
             percent(utilisation(trace), signed=False),
             f"{figures.imbalance:.2f}",
@@ -105,6 +120,23 @@ def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
             "-" if trace.loss is None else f"{trace.loss:.6f}",
         )
     return table
+
+
+def interval_text(trace: Trace) -> str:
+    """`12-15 ms`; a dash for what was executed."""
+    found = interval_of(trace)
+    if found is None:
+        return "-"
+    return f"{milliseconds(found.low_s).removesuffix(' ms')}-{milliseconds(found.high_s)}"
+
+
+def held_text(simulated: Trace, executed_s: float) -> str | None:
+    """Whether the predicted interval holds what was executed; None for a trace without one."""
+    found = interval_of(simulated)
+    if found is None:
+        return None
+    verdict = "holds" if found.holds(executed_s) else "misses"
+    return f"80 % interval {interval_text(simulated)} {verdict} the executed {milliseconds(executed_s)}"
 
 
 def step_names(*, steps: int, warmup: int, repetitions: int) -> list[str]:
@@ -126,22 +158,26 @@ def losses_text(losses: Sequence[float], warmup: int) -> str:
 
 def search_table(job: str, candidates: Sequence[Candidate]) -> Table:
     """Strategies of a search, best first; one without a plan says why."""
-    headers = ["", "ranks", "stages", "iteration", "samples/s/rank", "MFU", "idle", "memory"]
+    headers = ["", "ranks", "stages", "iteration", "80 % in", "samples/s\nper rank", "MFU", "idle", "memory"]
     has_price = any(candidate.dollars_per_sample is not None for candidate in candidates)
     headers += ["$/1,000 samples"] if has_price else []
     modules = next((", ".join(m.name for m in c.plan.model.modules) for c in candidates if c.plan), "")
     table = titled(f"job {job}, best first; stages of {modules}", headers)
-    refused = []
+    refused, best = [], candidates[0]
+    if any(candidate.ties(best) for candidate in candidates[1:]):
+        refused.append(f"{TIED.strip()} the interval overlaps the best's: a tie")
     for candidate in candidates:
         if candidate.plan is None or candidate.trace is None:
             refused.append(f"{candidate.strategy}: {candidate.refusal}")
             continue
         figures = candidate.metrics
+        is_tie = candidate is not best and candidate.ties(best)
         table.add_row(
-            candidate.strategy,
+            candidate.strategy + (TIED if is_tie else ""),
             str(len(candidate.plan.ranks)),
             stage_counts(candidate.plan),
             milliseconds(figures.iteration_s),
+            interval_text(candidate.trace).removesuffix(" ms"),
             f"{candidate.samples_per_s_per_rank:.4g}",
             percent(utilisation(candidate.trace), signed=False),
             percent(figures.bubble_fraction, signed=False),
@@ -173,15 +209,19 @@ def titled(title: str, headers: Sequence[str]) -> Table:
 
 def demo_table(record: Mapping[str, Any]) -> Table:
     """The demo's `as_json()`: every plan predicted and executed, and the errors over all of them."""
-    headers = ("", "ranks", "predicted", "executed", "error", "spread of the runs")
+    headers = ("", "ranks", "predicted", "executed", "error", "drift", "corrected", "spread of the runs")
     table = titled(f"{len(record['plans'])} plans, {record['machine']}", headers)
     for row in record["plans"]:
         times = (milliseconds(row["predicted_s"]), milliseconds(row["executed_s"]))
-        errors = (percent(row["error"], signed=True), percent(row["spread"], signed=False))
-        table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors)
+        errors = [percent(row[name], signed=True) for name in ("error", "drift", "error_corrected")]
+        spread = percent(row["spread"], signed=False)
+        table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors, spread)
     table.caption = (
         f"median |error| {record['median_abs_error']:.1%}, worst {record['worst_abs_error']:.1%}, "
-        f"median spread of the runs {record['spread']:.1%}"
+        f"median spread of the runs {record['spread']:.1%}\n"
+        f"drift {percent(record['drift'], signed=True)}, median error {record['error']:+.1%}, "
+        f"corrected {percent(record['error_corrected'], signed=True)}; calibrated again "
+        f"{record['recalibrated']} times"
     )
     table.caption_justify = "left"
     return table
@@ -196,6 +236,11 @@ def fits_table(profile: Profile) -> Table:
         errors = (percent(value, signed=False) for value in (found.median, found.p90))
         table.add_row(found.table, str(found.num_points), *errors)
     return table
+
+
+def noise_warning(noise: Sequence[str]) -> tuple[str, ...]:
+    """What stands first where a profile's measurement is not to be trusted; nothing where it is."""
+    return (f"NOISY: {'; '.join(noise)}: calibrate again on a quiet machine",) if noise else ()
 
 
 def row_label(row: Row, plan: Plan | None) -> str:
@@ -230,6 +275,14 @@ def unmeasured_text(names: Sequence[str]) -> str:
     if not names:
         return "Every cost of this prediction was measured."
     return "\n".join(("Not measured, but scaled or sourced:", *(f"  - {name}" for name in names)))
+
+
+def rests_on_text(unmeasured: Sequence[str], noise: Sequence[str]) -> str:
+    """What the prediction rests on: without a measurement, or on one that is not to be trusted."""
+    if not noise:
+        return unmeasured_text(unmeasured)
+    found = ["Measured, but not to be trusted:", *(f"  - {line}" for line in noise)]
+    return "\n".join(found + ([unmeasured_text(unmeasured)] if unmeasured else []))
 
 
 def milliseconds(duration_s: float) -> str:

@@ -1,19 +1,23 @@
-"""An action: one pass of one stage over one microbatch, in torch's letters."""
+"""An action: one pass of one stage over one microbatch, in torch's letters, or what stands between passes."""
 
 import re
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Pass(StrEnum):
-    """torch.distributed.pipelining's letters; zero-bubble's "B" is our `I`."""
+    """torch.distributed.pipelining's letters, zero-bubble's "B" is our `I`; and what is no pass, by name."""
 
     F = "F"
     B = "B"
     I = "I"  # noqa: E741  (torch's letter for the input gradient)
     W = "W"
-    UNSHARD = "UNSHARD"
-    RESHARD = "RESHARD"
+    ALL_GATHER = "ALL_GATHER"
+    FREE = "FREE"
+    REDUCE_SCATTER = "REDUCE_SCATTER"
+    OFFLOAD = "OFFLOAD"
+    ONLOAD = "ONLOAD"
     REDUCE_GRAD = "REDUCE_GRAD"
     STEP = "STEP"
 
@@ -21,17 +25,117 @@ class Pass(StrEnum):
     __hash__ = str.__hash__
 
 
-COMPUTE = (Pass.F, Pass.B, Pass.I, Pass.W)
-MOVES = (Pass.UNSHARD, Pass.RESHARD)
-_CONTINUES = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
+class Activity(StrEnum):
+    """What an action is made of: by this it is priced."""
 
-_TEXT = re.compile(r"(\d+)(?:(F|B|I|W)(\d+)|(UNSHARD|RESHARD|REDUCE_GRAD)(\d+)?)|STEP")
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+    COPY = "copy"  # between the device and its host
+    RELEASE = "release"  # of memory, in no time
+    UPDATE = "update"
+
+
+class TaskKind(StrEnum):
+    """Who does an action together, and in which lane of theirs it takes its turn.
+
+    PASS: all ranks of the stage.
+    FSDP: all ranks that shard the stage's weights, beside their passes.
+    ALL_REDUCE: the ranks of each gradient group, one group after another, beside both.
+    STEP: each rank for itself, behind all else.
+    """
+
+    PASS = "pass"
+    FSDP = "fsdp"
+    ALL_REDUCE = "all-reduce"
+    STEP = "step"
+
+
+class Number(StrEnum):
+    """What the number behind an action's name counts."""
+
+    NOTHING = "nothing"
+    MICROBATCH = "microbatch"
+    ROUND = "round"
+
+
+class Meaning(NamedTuple):
+    """All that is known of a kind of action: who orders, prices, runs or counts actions reads it here.
+
+    Args:
+        about: what it does, in a few words.
+        activity: what it is made of.
+        task: who does it, in which lane.
+        number: what its number counts.
+        weights: 1: its stage's weights come to the device; -1: they leave it; 0: neither.
+        measured_as: the kind under which a profile has the executor's share of it; None: its own.
+    """
+
+    about: str
+    activity: Activity
+    task: TaskKind
+    number: Number = Number.NOTHING
+    weights: int = 0
+    measured_as: Pass | None = None
+
+
+def _pass(about: str) -> Meaning:
+    return Meaning(about, Activity.COMPUTE, TaskKind.PASS, Number.MICROBATCH)
+
+
+MEANING: Mapping[Pass, Meaning] = {
+    Pass.F: _pass("forward"),
+    Pass.B: _pass("whole backward"),
+    Pass.I: _pass("gradient of the input, where the backward is split"),
+    Pass.W: _pass("gradient of the weights, where the backward is split"),
+    Pass.ALL_GATHER: Meaning(
+        "brings a stage's sharded weights together",
+        Activity.COLLECTIVE,
+        TaskKind.FSDP,
+        Number.ROUND,
+        weights=1,
+    ),
+    Pass.FREE: Meaning(
+        "drops the weights that were gathered", Activity.RELEASE, TaskKind.PASS, Number.ROUND, weights=-1
+    ),
+    Pass.REDUCE_SCATTER: Meaning(
+        "sums gradients of sharded weights, for each rank its part",
+        Activity.COLLECTIVE,
+        TaskKind.FSDP,
+        Number.ROUND,
+        measured_as=Pass.REDUCE_GRAD,
+    ),
+    Pass.OFFLOAD: Meaning(
+        "takes a stage's weights and optimizer state to the host",
+        Activity.COPY,
+        TaskKind.PASS,
+        weights=-1,
+    ),
+    Pass.ONLOAD: Meaning("brings them back to the device", Activity.COPY, TaskKind.PASS, weights=1),
+    Pass.REDUCE_GRAD: Meaning(
+        "sums a stage's gradients over its replicas", Activity.COLLECTIVE, TaskKind.ALL_REDUCE
+    ),
+    Pass.STEP: Meaning("updates a rank's weights", Activity.UPDATE, TaskKind.STEP),
+}
+
+
+def measured_as(kind: Pass) -> Pass:
+    """The kind under which a profile has what the executor adds to such an action."""
+    return MEANING[kind].measured_as or kind
+
+
+COMPUTE = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COMPUTE)
+COLLECTIVES = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COLLECTIVE)
+FSDP = tuple(kind for kind in Pass if MEANING[kind].task is TaskKind.FSDP)
+ROUND = tuple(kind for kind in Pass if MEANING[kind].number is Number.ROUND)  # of sharded weights
+MOVES = tuple(kind for kind in Pass if MEANING[kind].weights)
+_CONTINUES = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
 
 
 class Action(NamedTuple):
     """Printed `2F0`, `2REDUCE_GRAD` or `STEP` (which belongs to the rank: stage -1 is not used).
 
-    Of a stage whose weights are sharded, `2UNSHARD0` begins round 0: there the number is the round's.
+    `microbatch` is the number behind the name: of a stage whose weights are sharded, `2ALL_GATHER0` begins
+    round 0.
     """
 
     stage: int | None
@@ -47,23 +151,69 @@ class Action(NamedTuple):
     def continues(self) -> "Action | None":
         """The pass of the same stage and microbatch that this one needs; None for a forward."""
         before = _CONTINUES.get(self.kind)
-        return None if before is None else self._replace(kind=before)
+        return None if before is None else Action(self.stage, before, self.microbatch)
 
 
 STEP = Action(None, Pass.STEP)
+_TEXT = re.compile(r"([0-9]*)([A-Z_]+)([0-9]*)")
+
+
+class Spelling:
+    """Names of kinds in one version of plan and trace files; a number may tell apart two that share one."""
+
+    def __init__(self, renamed: Mapping[Pass, str]) -> None:
+        self._name = {kind: renamed.get(kind, kind.value) for kind in Pass}
+        self._kind = {
+            (kind is Pass.STEP, self._name[kind], MEANING[kind].number is not Number.NOTHING): kind
+            for kind in Pass
+        }
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all kinds."""
+        return self._name.values()
+
+    def write(self, action: Action) -> str:
+        """The action as text, as `str` where nothing was renamed."""
+        stage, kind, number = action
+        return f"{'' if stage is None else stage}{self._name[kind]}{'' if number is None else number}"
+
+    def read(self, text: str) -> Action:
+        """What `write` wrote; ValueError where it is no action."""
+        match = _TEXT.fullmatch(text)
+        stage, name, number = ("", "", "") if match is None else match.groups()
+        kind = self._kind.get((not stage, name, number != ""))
+        if kind is None:
+            raise ValueError(f"bad action {text!r}: want {self._forms()} or STEP, e.g. '2F0'")
+        return Action(int(stage) if stage else None, kind, int(number) if number else None)
+
+    def _forms(self) -> str:
+        """`<stage><F|B|I|W><microbatch>` and the like."""
+        names: dict[Number, list[str]] = {}
+        for kind in Pass:
+            if kind is not Pass.STEP:
+                names.setdefault(MEANING[kind].number, []).append(self._name[kind])
+        return ", ".join(
+            f"<stage><{'|'.join(alike)}>" + (f"<{number}>" if number is not Number.NOTHING else "")
+            for number, alike in names.items()
+        )
+
+
+SPELLINGS: Mapping[int, Spelling] = {
+    1: Spelling(
+        {
+            Pass.ALL_GATHER: "UNSHARD",
+            Pass.FREE: "RESHARD",
+            Pass.REDUCE_SCATTER: "REDUCE_GRAD",
+            Pass.OFFLOAD: "RESHARD",
+            Pass.ONLOAD: "UNSHARD",
+        }
+    ),
+    2: Spelling({}),
+}  # by version of plan and trace files
+NEWEST = max(SPELLINGS)
 
 
 def parse_action(text: str) -> Action:
     """`'2F0'` as an action; ValueError when it is none."""
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f"bad action {text!r}: want <stage><F|B|I|W><microbatch>, "
-            "<stage><UNSHARD|RESHARD|REDUCE_GRAD>[round] or STEP, e.g. '2F0'"
-        )
-    stage, kind, microbatch, collective, number = match.groups()
-    if stage is None:
-        return STEP
-    if collective is not None:
-        return Action(int(stage), Pass(collective), None if number is None else int(number))
-    return Action(int(stage), Pass(kind), int(microbatch))
+    return SPELLINGS[NEWEST].read(text)

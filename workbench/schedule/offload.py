@@ -8,7 +8,7 @@ from workbench.schedule.action import Action, Pass
 def with_offload(actions: Sequence[Action], stages: Collection[int]) -> tuple[Action, ...]:
     """A program in which these stages go to the host after their last forward and return for their backward.
 
-    RESHARD stands behind a stage's last F, UNSHARD before its first B or I, or at the end where it has
+    OFFLOAD stands behind a stage's last F, ONLOAD before its first B or I, or at the end where it has
     none: weights are back for the next step. In the total order that programs are restrictions of,
     both stand beside a pass of their stage, so nothing can deadlock that could not before.
 
@@ -36,9 +36,9 @@ def with_offload(actions: Sequence[Action], stages: Collection[int]) -> tuple[Ac
                     f"stage {action.stage} cannot be offloaded: {actions[last_forward[action.stage]]} comes "
                     f"after {action}; want all microbatches in one window"
                 )
-            found.append(Action(action.stage, Pass.UNSHARD))
+            found.append(Action(action.stage, Pass.ONLOAD))
         found.append(action)
         if last_forward.get(action.stage) == place:
-            found.append(Action(action.stage, Pass.RESHARD))
-    found += [Action(stage, Pass.UNSHARD) for stage in last_forward if stage not in first_backward]
+            found.append(Action(action.stage, Pass.OFFLOAD))
+    found += [Action(stage, Pass.ONLOAD) for stage in last_forward if stage not in first_backward]
     return tuple(found)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.eager import with_eager_forwards
-from workbench.schedule.graph_aware import graph_aware_1f1b
-from workbench.schedule.parts import Programs
+from workbench.schedule.graph_aware import check_dag, graph_aware_1f1b, topological_positions
+from workbench.schedule.parts import Programs, part_by_part
 from workbench.schedule.spec import Problem, ScheduleSpec
 
 NOBODY: Mapping[int, int] = {}  # no forward of these stages follows another
@@ -67,7 +67,7 @@ def _check(stages: Sequence[int], num_microbatches: int) -> None:
 
 def _on_dag(problem: Problem) -> Programs:
     """Graph-aware 1F1B; with `run_ahead`, forwards of frozen encoders come that many microbatches earlier."""
-    programs = graph_aware_1f1b(problem.nodes, problem.groups)
+    programs = _graph_aware(problem)
     if not problem.run_ahead:
         return programs
     if not problem.frozen_sources:
@@ -89,8 +89,15 @@ def _forwards_first(problem: Problem) -> Programs:
     """
     return {
         group: tuple(sorted(actions, key=lambda action: action.kind is not Pass.F))
-        for group, actions in graph_aware_1f1b(problem.nodes, problem.groups).items()
+        for group, actions in _graph_aware(problem).items()
     }
+
+
+def _graph_aware(problem: Problem) -> Programs:
+    """Part by part, as replicas mostly are alike; what is wrong is told by the names of the whole."""
+    check_dag(problem.nodes, problem.groups)
+    topological_positions({node.stage: node for node in problem.nodes}, problem.groups)
+    return part_by_part(problem.nodes, problem.groups, graph_aware_1f1b)
 
 
 SPEC = ScheduleSpec(

@@ -1,6 +1,6 @@
 """A scheduling problem in independent parts: replicas that share no stage, no ranks and no reader."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.schedule.action import Action
@@ -32,7 +32,7 @@ class Part:
     def original(self, action: Action) -> Action:
         """The action of the whole problem."""
         assert action.stage is not None
-        return action._replace(stage=self.stages[action.stage])
+        return Action(self.stages[action.stage], action.kind, action.microbatch)
 
     def original_programs(self, programs: Programs) -> Programs:
         """Programs by the groups of the whole problem."""
@@ -40,6 +40,22 @@ class Part:
             tuple(self.stages[stage] for stage in group): tuple(map(self.original, actions))
             for group, actions in programs.items()
         }
+
+
+def part_by_part(
+    nodes: Sequence[ScheduleNode],
+    groups: Sequence[Group],
+    programs_of: Callable[[Sequence[ScheduleNode], Sequence[Group]], Programs],
+) -> Programs:
+    """The programs of all groups, where those of a part follow from it alone, of equal parts only once."""
+    known: dict[tuple[object, ...], Programs] = {}
+    found: Programs = {}
+    for part in independent_parts(nodes, groups, ()):
+        shape = part.nodes, part.groups
+        if shape not in known:
+            known[shape] = programs_of(*shape)
+        found |= part.original_programs(known[shape])
+    return {group: found[group] for group in map(tuple, groups)}
 
 
 def independent_parts(

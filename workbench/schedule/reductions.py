@@ -20,7 +20,7 @@ def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
     ranks of a stage could come to its reduction at different passes.
 
     Args:
-        programs: passes, and rounds of shared-out weights, by the stages that some ranks hold;
+        programs: passes, and rounds of sharded weights, by the stages that some ranks hold;
             restrictions of one total order.
         reduced: stages whose gradients are reduced, in the order in which every rank does it.
 
@@ -55,7 +55,7 @@ def _due(place: Mapping[Action, int], reduced: Sequence[int]) -> dict[int, int]:
     last: dict[int | None, int] = {}
     for action, index in place.items():
         last[action.stage] = max(index, last.get(action.stage, -1))
-    scatters = sorted(index for action, index in place.items() if action.kind is Pass.REDUCE_GRAD)
+    scatters = sorted(index for action, index in place.items() if action.kind is Pass.REDUCE_SCATTER)
     next_scatter = dict(pairwise(scatters))
     due: dict[int, int] = {}
     latest = -1

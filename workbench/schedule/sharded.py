@@ -1,14 +1,12 @@
-"""When ranks that shard a stage's weights all-gather them: rounds of UNSHARD, passes and RESHARD."""
+"""When ranks that shard a stage's weights all-gather them: rounds of ALL_GATHER, passes and FREE."""
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import groupby
 from typing import NamedTuple
 
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.schedule.action import COMPUTE, FSDP, MEANING, Action, Pass, TaskKind
 from workbench.schedule.parts import Group, Programs
-
-EXCHANGES = (Pass.UNSHARD, Pass.REDUCE_GRAD)  # of a sharded stage, with a number, these run beside its passes
 
 
 class _Visit(NamedTuple):
@@ -31,8 +29,8 @@ class _Round(NamedTuple):
 def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Collection[int]) -> Programs:
     """The programs with weights all-gathered ahead of use, freed behind it, and gradients reduce-scattered.
 
-    A round of a unit is UNSHARD, its passes, RESHARD and, behind a backward that trains it, REDUCE_GRAD.
-    Its UNSHARD stands in front of the passes of the round before: weights travel while those compute,
+    A round of a unit is ALL_GATHER, its passes, FREE and, behind a backward that trains it, REDUCE_SCATTER.
+    Its ALL_GATHER stands in front of the passes of the round before: weights travel while those compute,
     and at most two units are whole at once. Every rank of a unit takes part in every round; one
     without work in it only gathers and lets go, and gives zeros. Rounds are a common supersequence
     of what the replicas do, so all come to them in one order.
@@ -65,12 +63,12 @@ def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Col
     return found
 
 
-def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action, tuple[Action, ...]]:
-    """What passes, RESHARDs and STEP of a program wait for among its exchanges.
+def waits_of(actions: Sequence[Action]) -> dict[Action, tuple[Action, ...]]:
+    """What passes, sums, FREEs and STEP of a program wait for among its all-gathers and reduce-scatters.
 
-    A pass and a RESHARD wait for their round's UNSHARD; whatever comes next behind a REDUCE_GRAD waits
-    for the REDUCE_GRAD before it, so that at most two units have whole gradients; STEP waits for all.
-    A REDUCE_GRAD without a number, which adds up a stage's parts, waits for the stage's last with one.
+    A pass and a FREE wait for their round's ALL_GATHER; whatever comes next behind a REDUCE_SCATTER waits
+    for the REDUCE_SCATTER before it, so that at most two units have whole gradients; STEP waits for all.
+    A sum over replicas, which adds up a stage's parts, waits for the stage's last REDUCE_SCATTER.
 
     Complexity: O(actions).
     """
@@ -81,9 +79,9 @@ def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action
     latest: Action | None = None
     pending: Action | None = None
     for action in actions:
-        if is_exchange(action, sharded):
+        if action.kind in FSDP:
             exchanges.append(action)
-            if action.kind is Pass.UNSHARD:
+            if action.kind is Pass.ALL_GATHER:
                 gathered[action.stage] = action
             else:
                 latest, pending = action, latest
@@ -92,18 +90,13 @@ def waits_of(actions: Sequence[Action], sharded: Collection[int]) -> dict[Action
         waits = (gathered.get(action.stage), pending)
         if action.kind is Pass.STEP:
             found[action] = tuple(exchanges)
-        elif action.kind is Pass.REDUCE_GRAD:
+        elif MEANING[action.kind].task is TaskKind.ALL_REDUCE:
             if action.stage in scattered:
                 found[action] = (scattered[action.stage],)
         elif any(waits):
             found[action] = tuple(wait for wait in waits if wait is not None)
             pending = None
     return found
-
-
-def is_exchange(action: Action, sharded: Collection[int]) -> bool:
-    """Whether an action all-gathers a sharded stage's weights, or reduce-scatters their gradients."""
-    return action.microbatch is not None and action.kind in EXCHANGES and action.stage in sharded
 
 
 def _together(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group]]:
@@ -200,7 +193,7 @@ def _written(
     def act(slot: int, kind: Pass) -> Action:
         return Action(stage_of[rounds[slot].unit], kind, rounds[slot].number)
 
-    found: list[Action] = [act(0, Pass.UNSHARD)] if rounds else []
+    found: list[Action] = [act(0, Pass.ALL_GATHER)] if rounds else []
     done = place = 0
     for slot, turn in enumerate(rounds):
         mine = []
@@ -211,11 +204,11 @@ def _written(
             found += actions[done : mine[0].first]
             done = mine[0].first
         if slot + 1 < len(rounds):
-            found.append(act(slot + 1, Pass.UNSHARD))
+            found.append(act(slot + 1, Pass.ALL_GATHER))
         if mine:
             found += actions[done : mine[-1].last]
             done = mine[-1].last
-        found.append(act(slot, Pass.RESHARD))
+        found.append(act(slot, Pass.FREE))
         if turn.reduces:
-            found.append(act(slot, Pass.REDUCE_GRAD))
+            found.append(act(slot, Pass.REDUCE_SCATTER))
     return (*found, *actions[done:])

@@ -24,8 +24,8 @@ class Letters(StrEnum):
 def to_torch_csv(programs: Programs, consumers: Mapping[int, Sequence[int]]) -> str:
     """A linear schedule as torch writes and loads it: line r is the program of pipeline rank r.
 
-    Only passes are written: torch refuses other actions in this format, adds UNSHARD and
-    REDUCE_GRAD itself when it loads the file, and has no letter for STEP.
+    Only passes are written: torch refuses other actions in this format, adds
+    collectives itself when it loads the file, and has no letter for STEP.
 
     Args:
         programs: ranks -> actions, in pipeline order; the tensor- and context-parallel ranks of

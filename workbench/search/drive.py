@@ -13,6 +13,7 @@ from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
+from workbench.timing.provenance import interval_of
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
 
@@ -44,6 +45,13 @@ class Candidate:
         if self.trace is None:
             raise ValueError(f"strategy {self.strategy}: {self.refusal}")
         return step_metrics(self.trace)
+
+    def ties(self, other: "Candidate") -> bool:
+        """Whether both have a plan and intervals that overlap: either may be the faster one."""
+        if self.trace is None or other.trace is None:
+            return False
+        own, others = interval_of(self.trace), interval_of(other.trace)
+        return own is not None and others is not None and own.overlaps(others)
 
     @property
     def samples_per_s_per_rank(self) -> float:

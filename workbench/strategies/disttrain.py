@@ -181,7 +181,7 @@ def _gpus(job: Job, pool: Pool) -> GpuPool:
         name=pool.name,
         num_gpus=pool.num_ranks,
         gpu_bytes=float(cluster.nodes[0].memory_bytes),
-        gpu_bytes_per_s=cluster.inter.bytes_per_s,
+        gpu_bytes_per_s=cluster.rank_bytes_per_s,
         dollars_per_hour=pool.dollars_per_hour or 0.0,
     )
 
@@ -196,7 +196,7 @@ def _task(job: Job, units: tuple[Unit, ...], pools: tuple[GpuPool, ...] = ()) ->
         num_gpus=sum(pool.num_gpus for pool in pools) if pools else usable_ranks(job),
         gpu_bytes=float(job.cluster.nodes[0].memory_bytes),
         virtual_stages=job.schedule.virtual_stages,
-        gpu_bytes_per_s=job.cluster.inter.bytes_per_s,
+        gpu_bytes_per_s=job.cluster.rank_bytes_per_s,
         cut=Cut.LAYERS,
         pools=pools,
     )

@@ -14,7 +14,7 @@ from workbench.model.model_graph import TEXT, Module
 from workbench.plan.check import check
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Program
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
@@ -114,7 +114,7 @@ def deferring_microbatches(
     draft: Plan, assignments: tuple[MicrobatchAssignment, ...]
 ) -> tuple[tuple[Microbatch, ...], Followers]:
     """Microbatches of all modules and replicas, and which encoder microbatch was cut from which."""
-    routing = Routing(draft)
+    routing = routing_of(draft)
     found: list[Microbatch] = []
     followers: dict[tuple[str, int], dict[int, int]] = {}
     for module in draft.model.modules:

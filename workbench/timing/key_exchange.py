@@ -9,7 +9,7 @@ from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import area
 from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
 from workbench.plan.plan import KeyExchange, Microbatch, Plan
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import Places, owned_tokens
 from workbench.plan.work import row_mask
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
@@ -35,7 +35,7 @@ class ExchangedAttention:
 
     def __init__(self, plan: Plan, cost: CostModel, inner: AttentionModel | None) -> None:
         self._plan, self._cost, self._inner = plan, cost, inner
-        self._routing = Routing(plan)
+        self._routing = routing_of(plan)
         self._masks: dict[tuple[str, int, int], tuple[Bitfield, tuple[Places, ...]]] = {}
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:

@@ -1,25 +1,28 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from workbench.collector import collector_paused
+from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut
+from workbench.cost.execution import ActivationCut, SavedInput
+from workbench.cost.group_link import busy_share, slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
 from workbench.memory.stage import GRADIENTS, state_of
+from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.sequence import token_borders
 from workbench.plan.work import work_of
-from workbench.schedule.action import COMPUTE, MOVES, Action, Pass
+from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.timing.key_exchange import with_key_exchange
 from workbench.timing.weights import WeightPrices
@@ -82,10 +85,10 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     """Price every action that stands in a program.
 
     Passes are sums over the stage's layers by the exact frozen rule for the modules present
-    in the microbatch; REDUCE_GRAD is its groups' all-reduces one after the other, of shared-out
-    weights a reduce-scatter of the unit, as UNSHARD is a gather of it; STEP is each rank's own
-    optimizer update, and what is said about weights then. Each is as many times longer as was
-    measured in a pipeline, and each action also takes the executor's measured overhead.
+    in the microbatch; a sum of gradients is its groups' all-reduces one after the other, a collective
+    of sharded weights one of the unit for each of its tensors; STEP is each rank's own optimizer update,
+    and what is said about weights then. Each is as many times longer as was measured in a pipeline, and
+    each action also takes the executor's measured overhead; copies to and from the host only that.
 
     Args:
         attention: times of attentions that follow from masks, token shards and a kernel's
@@ -116,20 +119,23 @@ class GridLinks(NamedTuple):
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
-    """The slowest link of each axis: tensor-parallel ranks in a node keep its link when keys leave it."""
+    """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
+    leave it.
+    """
+    experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
     if stage.tp * stage.cp == 1:
-        return GridLinks(None, None)
+        return GridLinks(None, None, experts)
     columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    experts = cluster.slowest(stage.expert_ranks) if stage.ep > 1 else None
-    return GridLinks(cluster.slowest(stage.ranks), cluster.slowest(columns), experts)
+    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, columns), experts)
 
 
 class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
         self._attention = attention
-        self._routing = Routing(self._plan)
+        self._routing = routing_of(self._plan)
         self._units = sharded_stages(self._plan)
+        self._slowed_s = loss_on(self._plan.cluster)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
@@ -149,31 +155,45 @@ class _Pricing:
         return self.unmeasured | self._weights.unmeasured
 
     def duration_s(self, action: Action) -> float:
-        if action.kind is Pass.STEP:
+        meaning = MEANING[action.kind]
+        if meaning.activity is Activity.UPDATE:
             return max(self.steps_s.values())
+        if meaning.activity is Activity.RELEASE:
+            return 0.0
         stage = self._plan.stage[_stage_of(action)]
-        profile = self._cost_on[stage.id].profile
-        overhead_s, factor = profile.overhead_s(action.kind), profile.pipeline_factor(action.kind)
-        if stage.id in self._units and action.kind not in COMPUTE and action.microbatch is not None:
-            return 0.0 if action.kind is Pass.RESHARD else overhead_s + factor * self._round_s(action)
-        if action.kind is Pass.REDUCE_GRAD:
-            return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
-        if action.kind in MOVES:
+        profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
+        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
+        if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
-        if action.kind not in COMPUTE:
-            raise ValueError(f"action {action}: {action.kind} has no price; want passes, REDUCE_GRAD or STEP")
+        if meaning.activity is Activity.COMPUTE:
+            return overhead_s + factor * self._pass_s(action, stage)
+        if meaning.task is TaskKind.FSDP:
+            return overhead_s + factor * self._round_s(action)
+        return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
+
+    def _pass_s(self, action: Action, stage: Stage) -> float:
         microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
         if microbatch is None:
             raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
         times = self._times(stage, microbatch)
         if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
             raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
-        return overhead_s + factor * times.of(action.kind)
+        return times.of(action.kind) + self._lost_s(stage, action.kind, times)
+
+    def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
+        """What a pass between sharded weights loses to the rounds beside it, its own for its neighbours'."""
+        if stage.id not in self._units:
+            return 0.0
+        beside_s = self._round_s(Action(stage.id, Pass.ALL_GATHER, 0))
+        if kind is Pass.B and self._units[stage.id].trained:
+            beside_s += self._round_s(Action(stage.id, Pass.REDUCE_SCATTER, 0))
+        busy_s = beside_s * busy_share(self._weights.link(self._units[stage.id].ranks))
+        return self._slowed_s(busy_s, times.of(kind))
 
     def _round_s(self, action: Action) -> float:
         """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
-        unit, settings = self._units[_stage_of(action)], self._plan.settings
-        if action.kind is Pass.UNSHARD:
+        unit, settings = unit_of(self._units, action), self._plan.settings
+        if action.kind is Pass.ALL_GATHER:
             kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
         else:
             kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
@@ -199,9 +219,25 @@ class _Pricing:
             needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
             times = self._layer_times(stage, microbatch, self._links[stage.id])
             settings = self._plan.settings.of(stage.module)
-            self._known[key] = pass_times(times, needs, settings.recompute)
+            again = self._again(stage, microbatch, self._links[stage.id], settings.computed_again)
+            self._known[key] = pass_times(times, needs, settings.recompute, again)
             self.unmeasured |= self._known[key].unmeasured
         return self._known[key]
+
+    def _again(
+        self, stage: Stage, microbatch: Microbatch, links: GridLinks, modules: Collection[BlockModule]
+    ) -> tuple[float, ...]:
+        """[layers] seconds of what a backward computes again of each; none: of none."""
+        if not modules:
+            return ()
+        layers, cost = self._plan.model.module(stage.module).layers, self._cost_on[stage.id]
+        borders, found = token_borders(self._plan, stage), []
+        for index in range(*stage.layers):
+            part = part_of(layers[index], modules)
+            machine = self._dividing(cost) if index in borders.divided else cost
+            time = None if part is None else self._layer_time(part, stage, microbatch, links, machine)
+            found.append(0.0 if time is None else time.forward_s)
+        return tuple(found)
 
     def _shape(self, stage: Stage) -> tuple[object, ...]:
         """What stages share whose passes take equal times."""
@@ -232,7 +268,7 @@ class _Pricing:
         """The same machine where tensor-parallel ranks split tokens between products."""
         if id(cost) not in self._divided:
             self._divided[id(cost)] = cost.executed(
-                replace(cost.execution, activations=ActivationCut.SEQUENCE)
+                replace(cost.execution, activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
             )
         return self._divided[id(cost)]
 
@@ -308,8 +344,12 @@ def with_gathers(time: LayerTime, behind_s: float, back_s: float) -> LayerTime:
     )
 
 
-def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute) -> PassTimes:
+def pass_times(
+    times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute, again_s: Sequence[float] = ()
+) -> PassTimes:
     """Sums over the layers of a stage; a layer is computed again where any of its gradients runs.
+
+    `again_s` are seconds of those parts of each that are computed again where not all of it is.
 
     A forward keeps something for the backward only where a gradient runs and nothing is computed again.
 
@@ -324,7 +364,8 @@ def pass_times(times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Re
         ),
         through_s=sum(time.through_s(need) for time, need in pairs),
         weights_s=sum(time.weights_s(need) for time, need in pairs),
-        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any),
+        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any)
+        + sum(seconds for seconds, need in zip(again_s, needs, strict=bool(again_s)) if need.any),
         split_through_s=sum(time.split_through_s(need) for time, need in pairs),
         split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),
         unmeasured=frozenset(unmeasured_of(times)),

@@ -14,7 +14,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
 from workbench.timing.price import GridLinks, grid_links, pass_times
@@ -72,7 +72,7 @@ class StageSeconds:
         self._kinds: dict[str, tuple[Kind, ...]] = {}
         self._place: dict[tuple[str, tuple[tuple[Item, ...], ...]], int] = {}
         self._sums: dict[tuple[object, ...], Seconds] = {}
-        routing = Routing(draft)
+        routing = routing_of(draft)
         for module in draft.model.modules:
             found: dict[Kind, int] = {}
             for microbatch in draft.microbatches:

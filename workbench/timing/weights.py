@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from workbench.cost.collectives import Collective
+from workbench.cost.execution import InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -17,7 +18,7 @@ from workbench.schedule.action import Action
 class WeightPrices:
     """Prices of gradient groups, each over the link of its own ranks.
 
-    What runs in a lane of its own, beside passes, is REDUCE_GRAD's; what the runtime does when it
+    What runs in a lane of its own, beside passes, is the sum's; what the runtime does when it
     waits for that, or after the update, is the STEP's.
 
     Args:
@@ -32,7 +33,7 @@ class WeightPrices:
         self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
-        """Of a REDUCE_GRAD: its groups one after the other, on the rank that has most of them."""
+        """Of a sum of gradients: its groups one after the other, on the rank that has most of them."""
         by_rank = dict.fromkeys(ranks, 0.0)
         for index in self._lowered.reductions.get(action, ()):
             if index not in self._reductions:
@@ -55,19 +56,46 @@ class WeightPrices:
         found = self._partial_s(group) if len(group.ranks) == 1 else 0.0
         if len(instance) == 1:
             return found
-        settings = self._plan.settings
-        part_bytes = group.num_elements * settings.gradient_bytes / len(instance)
-        found += self.collective_s(Collective.ALL_REDUCE, part_bytes, peers)
-        num_bytes = group.num_elements * settings.precision.num_bytes
-        return found + self.collective_s(Collective.ALL_GATHER, num_bytes, instance)
+        run = self._cost_of(instance[:1]).execution
+        if run.instance_sums is InstanceSums.AT_STEP:
+            found += self._instances_s(group, len(instance), peers)
+        num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
+        if run.updated_weights is UpdatedWeights.GATHERED:
+            return found + self.collective_s(Collective.ALL_GATHER, num_bytes, instance)
+        return found + self._owners_s(group, num_bytes, instance)
+
+    def _owners_s(self, group: GradientGroup, num_bytes: float, instance: Sequence[int]) -> float:
+        """One broadcast after another, each of what one rank owns; a sum at its owner is the mirror image."""
+        num_owners = min(len(instance), self._num_tensors(group))
+        return num_owners * self.collective_s(Collective.BROADCAST, num_bytes / num_owners, instance)
+
+    def _num_tensors(self, group: GradientGroup) -> int:
+        found = 0
+        for weights in group.weights:
+            layers = self._plan.model.module(weights.module).layers
+            found += 1 if weights.layer is None else len(layers[weights.layer].parameters())
+        return found
+
+    def _instances_s(self, group: GradientGroup, num_parts: int, peers: Sequence[int]) -> float:
+        """One rank's part of a group added up over instances."""
+        part_bytes = group.num_elements * self._plan.settings.gradient_bytes / num_parts
+        return self.collective_s(Collective.ALL_REDUCE, part_bytes, peers)
 
     def _reduction_s(self, group: GradientGroup) -> float:
         """One all-reduce; where an optimizer updates parts, they are all that a rank needs the sum of."""
         num_bytes = group.num_elements * self._plan.settings.gradient_bytes
         shards = optimizer_shards(self._plan, group)
-        kind = Collective.ALL_REDUCE if shards.num_shards == 1 else Collective.REDUCE_SCATTER
-        ranks = group.ranks if shards.num_shards == 1 else shards.instances[0]
-        return self.collective_s(kind, num_bytes, ranks) + self._partial_s(group)
+        if shards.num_shards == 1:
+            return self.collective_s(Collective.ALL_REDUCE, num_bytes, group.ranks) + self._partial_s(group)
+        instance = shards.instances[0]
+        run, found = self._cost_of(instance[:1]).execution, self._partial_s(group)
+        if run.updated_weights is UpdatedWeights.GATHERED:
+            found += self.collective_s(Collective.REDUCE_SCATTER, num_bytes, instance)
+        else:
+            found += self._owners_s(group, num_bytes, instance)
+        if run.instance_sums is InstanceSums.BEHIND_EACH:
+            found += self._instances_s(group, len(instance), shards.peers(group.ranks[0]))
+        return found
 
     def _partial_s(self, group: GradientGroup) -> float:
         """The sum over tensor-parallel ranks that divide tokens: of weights that all of them hold whole."""
@@ -92,10 +120,14 @@ class WeightPrices:
         """Seconds on a ring of these ranks; 0 for one rank."""
         if len(ranks) == 1:
             return 0.0
-        key, cost = tuple(ranks), self._cost_of(ranks[:1])
-        if key not in self._links:
-            self._links[key] = ring_link(self._plan.cluster, key)
-        link = self._links[key]
+        cost, link = self._cost_of(ranks[:1]), self.link(ranks)
         if not cost.collectives.is_measured(kind, len(ranks), link):
             self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
         return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+
+    def link(self, ranks: Sequence[int]) -> Link:
+        """What a ring of these ranks runs over."""
+        key = tuple(ranks)
+        if key not in self._links:
+            self._links[key] = ring_link(self._plan.cluster, key)
+        return self._links[key]

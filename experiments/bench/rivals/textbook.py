@@ -5,7 +5,7 @@ grants requests in the order in which processes were created, so with contention
 on that order, and every wait costs a process switch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from simpy.core import Environment
 from simpy.events import ProcessGenerator
@@ -58,21 +58,21 @@ class _Textbook:
         self.samples: list[MemorySample] = []
         self._lowered = lowered
         self._duration_s = duration_s
-        self._memory = memory or MemoryTable({}, {}, {})
+        self._memory = memory or _nothing(lowered)
         self._arrived = [self.env.event() for _ in lowered.transfers]
         self._links: dict[tuple[str, int], Resource] = {}
 
     def run(self, program: Program) -> ProcessGenerator:
         """Do a rank's actions in order."""
         rank, held = program.ranks[0], self._memory.static_bytes.get(program.ranks[0], 0)
-        for action in program.actions:
+        for place, action in enumerate(program.actions):
             for row in self._lowered.inputs.get(action, ()):
                 yield self._arrived[row]
             start_s = self.env.now
-            held += self._memory.acquired_bytes.get((rank, action), 0)
+            held += self._memory.acquired_bytes[rank][place]
             self.samples.append(MemorySample(rank, start_s, held))
             yield self.env.timeout(self._duration_s(action))
-            held -= self._memory.released_bytes.get((rank, action), 0)
+            held -= self._memory.released_bytes[rank][place]
             self.samples.append(MemorySample(rank, self.env.now, held))
             self.spans.append(Span(rank, Lane.COMPUTE, action, start_s, self.env.now))
             for row in self._lowered.outputs.get(action, ()):
@@ -102,3 +102,11 @@ class _Textbook:
         if key not in self._links:
             self._links[key] = Resource(self.env)
         return self._links[key], link
+
+
+def _nothing(lowered: Lowered) -> MemoryTable:
+    """The account of actions that take no memory."""
+    moved: dict[int, Sequence[int]] = {
+        rank: [0] * len(program) for rank, program in lowered.plan.program.items()
+    }
+    return MemoryTable(dict.fromkeys(moved, 0), moved, moved)

@@ -21,7 +21,7 @@ from workbench.masks.bitfield import concatenate
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import KeyExchange, Microbatch, Plan, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import row_mask
 
@@ -39,7 +39,7 @@ def shared_data(
 
     Positions, targets and features follow the tokens.
     """
-    routing = Routing(plan)
+    routing = routing_of(plan)
     shares = token_shares(plan, stage, microbatch, context)
     carries = routing.flow(microbatch).carries[stage.module]
     shared = replace(
@@ -58,7 +58,7 @@ def token_shares(plan: Plan, stage: Stage, microbatch: Microbatch, context: Cont
     module = plan.model.module(stage.module)
     return TokenShares(
         mask=concatenate([row_mask(plan, module, row) for row in microbatch.rows]),
-        owned=_owned(Routing(plan), stage, microbatch, context, TokenCount.IN),
+        owned=_owned(routing_of(plan), stage, microbatch, context, TokenCount.IN),
         member=context.member,
     )
 

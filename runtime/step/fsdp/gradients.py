@@ -12,7 +12,6 @@ from runtime.step.timing import Recorder
 from runtime.step.weight_bucket import WeightBucket
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Lowered, Weights
-from workbench.schedule.action import Action
 
 
 class ShardedGradients(Gradients):
@@ -42,13 +41,6 @@ class ShardedGradients(Gradients):
         """Those of whole weights, then the parts of the others."""
         yield from super().parameters()
         yield from self._sharded.parameters()
-
-    def reduce(self, action: Action) -> None:
-        """Start a REDUCE_GRAD."""
-        if self._sharded.is_exchange(action):
-            self._sharded.start(action)
-        else:
-            super().reduce(action)
 
     def finish(self) -> None:
         """Wait for all reductions; errors as `Gradients.finish`."""

@@ -15,7 +15,7 @@ from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Weights
 from workbench.plan.parameter_shards import ShardUnit
 from workbench.schedule.action import STEP, Action, Pass
-from workbench.schedule.sharded import is_exchange, waits_of
+from workbench.schedule.sharded import waits_of
 from workbench.trace import Lane
 
 
@@ -116,17 +116,13 @@ class ShardedStages:
 
     def follow(self, program: Sequence[Action], recorder: Recorder) -> None:
         """From now on do this program's rounds."""
-        self._waits, self._recorder = waits_of(program, self._units), recorder
-
-    def is_exchange(self, action: Action) -> bool:
-        """Whether an action of the program is done here, beside the passes."""
-        return is_exchange(action, self._units)
+        self._waits, self._recorder = waits_of(program), recorder
 
     def start(self, action: Action) -> None:
-        """Begin an UNSHARD or a REDUCE_GRAD."""
+        """Begin an ALL_GATHER or a REDUCE_SCATTER."""
         assert action.stage is not None
         held, start = self._held[action.stage], self._mesh.clock.stamp()
-        if action.kind is Pass.UNSHARD:
+        if action.kind is Pass.ALL_GATHER:
             traffic, parts = Traffic.GATHER, [(weights, weights.gather()) for weights in held.values()]
         else:
             trained = (weights for weights in held.values() if weights.is_trained)
@@ -137,7 +133,7 @@ class ShardedStages:
             self._mesh.clock.follow(travelling.work, channel, self._awaited(action), started.ends.append)
 
     def let_go(self, stage: int) -> None:
-        """RESHARD: only this rank's part stays."""
+        """FREE: only this rank's part stays."""
         for weights in self._held[stage].values():
             weights.let_go()
 
@@ -209,7 +205,7 @@ class ShardedStages:
             for weights in self._held[stage].values():
                 if weights.is_trained:
                     travelling = weights.start_whole_gradient()
-                    self._wait(travelling, Action(stage, Pass.REDUCE_GRAD))
+                    self._wait(travelling, Action(stage, Pass.REDUCE_SCATTER))
                     assert travelling.flat is not None
                     yield from weights.pieces(travelling.flat)
 
@@ -226,7 +222,7 @@ class ShardedStages:
         for module in sorted(modules, key=place):
             stage = module.stage.id
             for weights in self._held.get(stage, {}).values():
-                self._wait(weights.gather(), Action(stage, Pass.UNSHARD))
+                self._wait(weights.gather(), Action(stage, Pass.ALL_GATHER))
             yield module
             for weights in self._held.get(stage, {}).values():
                 weights.let_go()

@@ -52,6 +52,13 @@ def siglip(config: Config) -> Tower:
     return _fixed_size_vit(config, tower)
 
 
+def _idefics3(config: Config) -> Tower:
+    """SigLIP's tower under other defaults, without its pooling head."""
+    sizes = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+    given = {key: value for key, value in config.items() if value is not None}
+    return siglip({**sizes, **given})
+
+
 def _clip(config: Config) -> Tower:
     """The last block's patches go to the projector; the final norm is the class token's alone."""
     tower = _Vit(patch=32, pre_norm=Norm.LAYER, final_norm=None, class_token=True, activation="quick_gelu")
@@ -94,4 +101,18 @@ SIGLIP = Encoder(
     examples={"siglip": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
     make=siglip,
     shapes={"siglip": shaped_siglip},
+)
+IDEFICS3_VISION = Encoder(
+    name="Idefics3 vision",
+    role="vision",
+    model_type="idefics3_vision",
+    examples={"idefics3": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
+    make=_idefics3,
+)
+SMOLVLM_VISION = Encoder(
+    name="SmolVLM vision",
+    role="vision",
+    model_type="smolvlm_vision",
+    examples={"smolvlm": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
+    make=_idefics3,
 )

@@ -9,7 +9,8 @@ from dataclasses import replace
 from workbench.model.config_fields import Config, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Example, Generator, Layers
 from workbench.model.layer import Layer, LayerKind, Matmul, Pointwise, TokenCount
-from workbench.model.module_layers import Projection, Projector, block_layers, projector_layer
+from workbench.model.module_layers import block_layers
+from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.transformer import Norm, norm, vit_block
 
 TIME_TOKENS = 1

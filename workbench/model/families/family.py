@@ -9,7 +9,7 @@ from workbench.data.corpus import ItemTokens
 from workbench.model.config_fields import Config
 from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
-from workbench.model.module_layers import Projection, Projector, projector_layer
+from workbench.model.projector import Projection, Projector, ProjectorKind, projector_layer, shown
 from workbench.model.shape import Shape
 from workbench.model.transformer import Norm
 
@@ -83,6 +83,24 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a module ends, where a job says it.
+
+    Args:
+        projector: None: the family's usual one.
+        feature_layer: which hidden state of an encoder the projector reads; None: its output.
+    """
+
+    projector: ProjectorKind | None = None
+    feature_layer: int | None = None
+
+    def refuse_feature_layer(self, model_type: str) -> None:
+        """ValueError where one is given, for what is no encoder."""
+        if self.feature_layer is not None:
+            raise ValueError(f"{model_type} is no encoder: it has no feature_layer, got {self.feature_layer}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture(Family):
     """A family that is planned from a configuration.
 
@@ -114,13 +132,13 @@ class Architecture(Family):
 
     @abstractmethod
     def layers(
-        self, config: Config, projector: Projector | None, llm_width: int | None
-    ) -> tuple[Layers, Projector | None]:
+        self, config: Config, ending: Ending, llm_width: int | None
+    ) -> tuple[Layers, ProjectorKind | None]:
         """All layers of the module, and the projector that it has.
 
         Raises:
-            ValueError: a missing or impossible dimension, a projector that it cannot have, or no
-                `llm_width` where it has one.
+            ValueError: a missing or impossible dimension, an ending that it cannot have, or no
+                `llm_width` where it has a projector.
         """
 
 
@@ -147,14 +165,13 @@ class LanguageModel(Architecture):
                 f"{self.model_type} is a language model: modality must be 'text', got {modality!r}"
             )
 
-    def layers(
-        self, config: Config, projector: Projector | None, llm_width: int | None
-    ) -> tuple[Layers, None]:
+    def layers(self, config: Config, ending: Ending, llm_width: int | None) -> tuple[Layers, None]:
         del llm_width
-        if projector is not None:
+        if ending.projector is not None:
             raise ValueError(
-                f"{self.model_type} is a language model: it has no projector, got {projector.value!r}"
+                f"{self.model_type} is a language model: it has no projector, got {shown(ending.projector)}"
             )
+        ending.refuse_feature_layer(self.model_type)
         return self.make(config), None
 
 
@@ -179,11 +196,25 @@ class Tower:
     projectors: tuple[Projector, ...] = (Projector.MLP, Projector.LINEAR)
     is_read: bool = False
 
-    def projector(self, kind: Projector, llm_width: int) -> Layer:
+    def up_to(self, feature_layer: int) -> "Tower":
+        """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
+
+        Blocks behind it are left out, and so is the final norm.
+
+        Raises:
+            ValueError: there is no such hidden state.
+        """
+        states = len(self.layers)
+        if not -states <= feature_layer < states:
+            raise ValueError(f"feature_layer must be from {-states} to {states - 1}, got {feature_layer}")
+        return replace(self, layers=self.layers[: feature_layer % states + 1], norm=None)
+
+    def projector(self, kind: ProjectorKind, llm_width: int) -> Layer:
         """Its last layer; ValueError for a projector that it cannot end with."""
-        if kind not in self.projectors:
+        has_own = self.projectors == (Projector.MERGER,)
+        if kind not in self.projectors if isinstance(kind, Projector) else has_own:
             allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
-            raise ValueError(f"its projector must be {allowed}, got {kind.value!r}")
+            raise ValueError(f"its projector must be {allowed}, got {shown(kind)}")
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
@@ -211,13 +242,13 @@ class Encoder(Architecture):
 
     what: ClassVar[str] = "an encoder"
 
-    def layers(
-        self, config: Config, projector: Projector | None, llm_width: int | None
-    ) -> tuple[Layers, Projector]:
+    def layers(self, config: Config, ending: Ending, llm_width: int | None) -> tuple[Layers, ProjectorKind]:
         tower = self.make(config)
+        if ending.feature_layer is not None:
+            tower = tower.up_to(ending.feature_layer)
         if llm_width is None:
             raise ValueError("an encoder needs llm_width, the width its projector ends with")
-        used = tower.projectors[0] if projector is None else projector
+        used = tower.projectors[0] if ending.projector is None else ending.projector
         return (*tower.layers, tower.projector(used, llm_width)), used
 
 
@@ -234,12 +265,12 @@ class Generator(Architecture):
 
     what: ClassVar[str] = "a generator"
 
-    def layers(
-        self, config: Config, projector: Projector | None, llm_width: int | None
-    ) -> tuple[Layers, Projector]:
+    def layers(self, config: Config, ending: Ending, llm_width: int | None) -> tuple[Layers, ProjectorKind]:
         if llm_width is None:
             raise ValueError("a generator needs llm_width, the width its projector begins with")
-        used = projector or Projector.MLP
-        if used is Projector.MERGER:
-            raise ValueError("its projector must be 'linear' or 'mlp', got 'merger'")
+        ending.refuse_feature_layer(self.model_type)
+        used = ending.projector or Projector.MLP
+        if used not in (Projector.LINEAR, Projector.MLP):
+            raise ValueError(f"its projector must be 'linear' or 'mlp', got {shown(used)}")
+        assert isinstance(used, Projector)
         return self.make(config, used, llm_width), used

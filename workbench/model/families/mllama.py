@@ -22,13 +22,8 @@ from workbench.model.layer import (
     Pointwise,
     TokenCount,
 )
-from workbench.model.module_layers import (
-    Projector,
-    block_layers,
-    lm_head,
-    token_embedding,
-    unequal_block_layers,
-)
+from workbench.model.module_layers import block_layers, lm_head, token_embedding, unequal_block_layers
+from workbench.model.projector import Projector
 from workbench.model.transformer import (
     Block,
     Heads,

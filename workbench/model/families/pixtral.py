@@ -1,7 +1,9 @@
 """Pixtral's vision tower."""
 
 from dataclasses import replace
+from math import ceil
 
+from workbench.data.corpus import ItemTokens
 from workbench.model.config_fields import Config, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.module_layers import block_layers, patch_embedding
@@ -27,10 +29,19 @@ def _pixtral(config: Config) -> Tower:
     return Tower(layers=layers, width=width, norm=None)
 
 
+def _image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
+    """Patches of the image; one larger than `image_size` is scaled down to it first."""
+    patch, longest = whole(config, "patch_size", 16), whole(config, "image_size", 1024)
+    shrunk = max(1.0, height_px / longest, width_px / longest)
+    rows, columns = (max(1, ceil(side / shrunk / patch)) for side in (height_px, width_px))
+    return ItemTokens(rows * columns, rows * columns)
+
+
 PIXTRAL = Encoder(
     name="Pixtral",
     role="vision",
     model_type="pixtral",
     examples={"pixtral": Example(config=EXAMPLE_VIT | {"hidden_act": "silu"}, tokens=(64, 64))},
     make=_pixtral,
+    image_tokens=_image_tokens,
 )

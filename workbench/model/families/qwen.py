@@ -24,6 +24,12 @@ def _qwen3(config: Config) -> Layers:
     return _windowed(config, layers)
 
 
+def _qwen_vl_text(config: Config) -> Layers:
+    """Qwen2's outline. Differs: positions of three axes are counted as one rotation, as work they are."""
+    defaults = absent(152064, 8192, 29568, 80, 64, num_key_value_heads=8)
+    return _windowed(config, llama_like(config, defaults=defaults, heads={"bias": "qkv"}, mlp={}))
+
+
 def _windowed(config: Config, layers: Layers) -> Layers:
     """Where windows are used, blocks slide from `max_window_layers` on."""
     if not config.get("use_sliding_window"):
@@ -49,4 +55,19 @@ QWEN3 = LanguageModel(
     model_type="qwen3",
     examples={"qwen3": Example(config=EXAMPLE_LLM | {"head_dim": 32})},
     make=_qwen3,
+)
+_THREE_AXES = "its positions have three axes (M-RoPE); the runtime rotates by one"
+QWEN2_VL_TEXT = LanguageModel(
+    name="Qwen2-VL text",
+    model_type="qwen2_vl_text",
+    reason=_THREE_AXES,
+    examples={"qwen2-vl text": Example(config=EXAMPLE_LLM)},
+    make=_qwen_vl_text,
+)
+QWEN2_5_VL_TEXT = LanguageModel(
+    name="Qwen2.5-VL text",
+    model_type="qwen2_5_vl_text",
+    reason=_THREE_AXES,
+    examples={"qwen2.5-vl text": Example(config=EXAMPLE_LLM)},
+    make=_qwen_vl_text,
 )

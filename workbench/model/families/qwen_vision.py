@@ -7,7 +7,8 @@ from typing import Any
 from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
 from workbench.model.config_fields import Config, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
-from workbench.model.module_layers import Projector, patch_embedding, unequal_block_layers
+from workbench.model.module_layers import patch_embedding, unequal_block_layers
+from workbench.model.projector import Projector
 from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Heads, Mlp, Norm
 

@@ -6,7 +6,8 @@ from typing import Any
 from workbench.data.corpus import ItemTokens, whisper_tokens
 from workbench.model.config_fields import Config, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
-from workbench.model.module_layers import Projector, block_layers, whisper_stem
+from workbench.model.module_layers import block_layers, whisper_stem
+from workbench.model.projector import Projector
 from workbench.model.shape import Shape
 from workbench.model.transformer import Norm, vit_block
 
@@ -44,6 +45,19 @@ def _qwen2_audio(config: Config) -> Tower:
     given = {key: value for key, value in config.items() if value is not None}
     projectors = (Projector.LINEAR, Projector.MLP)
     return replace(_whisper({**sizes, **given}), merge=2, projectors=projectors)
+
+
+def _voxtral(config: Config) -> Tower:
+    """Whisper's encoder under the keys of a decoder."""
+    sizes = {
+        "d_model": whole(config, "hidden_size", 1280),
+        "encoder_layers": whole(config, "num_hidden_layers", 32),
+        "encoder_attention_heads": whole(config, "num_attention_heads", 20),
+        "encoder_ffn_dim": whole(config, "intermediate_size", 5120),
+        "num_mel_bins": whole(config, "num_mel_bins", 128),
+        "max_source_positions": whole(config, "max_source_positions", 1500),
+    }
+    return _whisper({"model_type": config["model_type"], **sizes})
 
 
 def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
@@ -86,4 +100,25 @@ QWEN2_AUDIO = Encoder(
     model_type="qwen2_audio_encoder",
     examples={"qwen2-audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
     make=_qwen2_audio,
+    clip_tokens=_clip_tokens,
+)
+VOXTRAL_ENCODER = Encoder(
+    name="Voxtral encoder",
+    role="audio",
+    model_type="voxtral_encoder",
+    examples={
+        "voxtral": Example(
+            config={
+                "hidden_size": EXAMPLE_WIDTH,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "intermediate_size": 512,
+                "num_mel_bins": 80,
+                "max_source_positions": EXAMPLE_TOKENS,
+            }
+        )
+    },
+    make=_voxtral,
+    clip_tokens=_clip_tokens,
+    has_longest_item=True,
 )

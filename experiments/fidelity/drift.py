@@ -1,0 +1,82 @@
+"""Drift of the machine, made on purpose: somebody takes half a core once calibration is over.
+
+Setup:   the demo's plans, calibrated on this machine as it is; while they run, a process beside them works
+         for half of every 20 ms, on any core.
+Ours:    drift is named, and predictions times it come within a tenth of what was executed.
+Run:     python -m experiments.fidelity.drift [--json] [--burn SHARE] [--out FOLDER]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from experiments.demo import DemoResult, run_demo
+from experiments.fidelity.burner import burning
+from experiments.harness.command import command_line
+from workbench.drift import MOST_DRIFT, drift_warning
+from workbench.report.progress import ticking
+from workbench.report.tables import noise_warning, percent
+
+HALF = 0.5
+MOST_CORRECTED = 0.10
+
+
+def goals(result: DemoResult) -> dict[str, bool]:
+    """What has to hold beside a burner."""
+    drift, corrected = result.drift, result.error_corrected
+    return {
+        f"drift beyond {MOST_DRIFT:.0%} is named": drift_warning(drift) is not None,
+        f"median error corrected <= {MOST_CORRECTED:.0%}": corrected is not None
+        and abs(corrected) <= MOST_CORRECTED,
+    }
+
+
+def lines(result: DemoResult) -> Iterator[str]:
+    """The figures as text, what is wrong with the machine first."""
+    warning = drift_warning(result.drift)
+    if warning is not None:
+        yield warning
+    yield from noise_warning(result.noise)
+    yield f"{'plan':44s} {'executed':>10s} {'error':>7s} {'drift':>7s} {'corrected':>9s} {'spread':>7s}"
+    for row in result.plans:
+        drift, corrected = (percent(found, signed=True) for found in (row.drift, row.error_corrected))
+        yield (
+            f"{row.plan:44s} {row.executed_s * 1e3:7.1f} ms {row.error:+7.1%} {drift:>7s} {corrected:>9s} "
+            f"{row.spread:7.1%}"
+        )
+    yield (
+        f"median error {result.error:+.1%}, corrected {percent(result.error_corrected, signed=True)}; "
+        f"calibrated again {result.recalibrated} times"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when the goals hold, 1 when not, 2 for bad input."""
+    options = _parse(arguments)
+    try:
+        with ticking("drift", None, quiet=options.json) as ticker:
+            result = run_demo(options.out, ticker.at, beside=partial(burning, options.burn))
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 2
+    found = goals(result)
+    print("\n".join(lines(result)))
+    for goal, holds in found.items():
+        print(f"goal: {goal}: {'holds' if holds else 'MISSED'}")
+    if options.json:
+        print(json.dumps(result.as_json() | {"goals": found}))
+    return 0 if all(found.values()) else 1
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument("--burn", type=float, default=HALF, help="share of a core that somebody takes")
+    parser.add_argument("--out", type=Path, default=Path("out/drift"), help="folder for profile and steps")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

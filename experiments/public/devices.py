@@ -1,0 +1,79 @@
+"""Devices that were measured, each left out and predicted from another by the two data sheets.
+
+Setup:   products and causal attention of A100, H100, H200 and L40S (aiconfigurator), products and
+         memory-bound operators of A40, A100 and H100 (vidur), collectives inside a node of A100, H100 and
+         H200; L20 has no measurement of its own. Sizes of training only: products of 1 GFLOP, sequences of
+         1,024 tokens, tensors and messages of 1 MiB and more.
+Ours:    the rules of `workbench profile new`; beside them products scaled by the ratio of peaks alone.
+         Fits of the profiles that ship are means over the pairs of one architecture, or of two.
+Beside:  an all-reduce of eight GB200 over NVLink, printed by lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test.
+Run:     python -m experiments.public.devices [--json]
+"""
+
+import numpy as np
+
+from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.script import Parts, main, script
+from workbench.calibrate.device_sheet import shipped_sheet
+from workbench.calibrate.earned import Earned, Rule, earned
+from workbench.cost.collectives import Collective, Collectives
+from workbench.cost.profile import load_profile
+from workbench.units import GB
+
+RULES = {
+    Rule.PRODUCTS: "products",
+    Rule.PEAKS: "products_by_peaks",
+    Rule.ATTENTION: "attention",
+    Rule.MEMORY: "memory",
+    Rule.COLLECTIVES: "collectives",
+}
+RANKS = 8
+ALL_REDUCE_BYTES = 8 * 2**30
+TOLERANCE = 0.17  # what scaled collectives earned, in the mean
+GB200 = PaperNumber(
+    "gb200/all_reduce_bus_gbytes_per_s", 811, "GB/s", "highlights, 2 nodes of 4 GPUs over MNNVL", TOLERANCE
+)
+
+
+@script()
+def run() -> Parts:
+    """Every rule on every pair."""
+    found = earned()
+    evidence = Evidence()
+    for rule, name in RULES.items():
+        for alike, kind in ((True, "alike"), (False, "other")):
+            pairs = [each for each in found if each.rule is rule and each.alike is alike]
+            if not pairs:
+                continue
+            for figure in ("median", "p90", "signed"):
+                value = float(np.mean([getattr(each, figure) for each in pairs]))
+                evidence.ours[f"{name}/{kind}/{figure}"] = value
+            evidence.notes += [_line(each) for each in pairs]
+    evidence.add(GB200, _bus_gbytes_per_s("GB200"))
+    ours = evidence.ours
+    for kind in ("alike", "other"):
+        evidence.claim(
+            f"roofline and waves are no worse than peaks alone ({kind} architecture)",
+            ours[f"products/{kind}/median"] <= ours[f"products_by_peaks/{kind}/median"],
+        )
+    return [evidence]
+
+
+def _line(found: Earned) -> str:
+    return (
+        f"{found.rule}: {found.device} after {found.like}: median {found.median:.1%}, "
+        f"90th percentile {found.p90:.1%}, signed {found.signed:+.1%}, {found.num_points} points"
+    )
+
+
+def _bus_gbytes_per_s(device: str) -> float:
+    """2 (n - 1) / n of the tensor over the seconds of its all-reduce, as nccl-tests counts."""
+    profile = load_profile(device)
+    assert shipped_sheet(device).link_ranks >= RANKS
+    link = profile.machine_link("intra").link
+    seconds = Collectives(profile).seconds(Collective.ALL_REDUCE, ALL_REDUCE_BYTES, RANKS, link)
+    return 2 * (RANKS - 1) / RANKS * ALL_REDUCE_BYTES / seconds / GB
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,153 @@
+"""Published training runs as rows of ours: what a page prints, what a convention fills, what was measured.
+
+Source: `experiments/public/data`, whose README names the pages and their licences.
+"""
+
+import csv
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.llm_table.row_interval import unsaid_of
+
+FOLDER = Path(__file__).parent / "data"
+FRAMEWORK = "x_framework"
+DIVISION = " / "
+PER_CENT = 100.0
+TERA = 1e12
+
+
+class Target(StrEnum):
+    """What a page prints: seconds of an iteration, TFLOP/s a GPU, or MFU in per cent."""
+
+    SECONDS = "measured_s"
+    TFLOPS = "measured_tflops"
+    MFU = "measured_mfu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One published run.
+
+    Args:
+        data_set: the file that it stands in, without its ending.
+        line: of that file.
+        framework: whose conventions hold.
+        cells: what `workbench predict` is told, blanks filled.
+        target: what was printed.
+        measured: in the target's unit.
+        unscorable: why nothing can price it; None: something can.
+        unsaid: columns that matter and that the page leaves blank, whatever a convention fills in.
+    """
+
+    data_set: str
+    line: int
+    framework: str
+    cells: Mapping[str, str]
+    target: Target
+    measured: float
+    unscorable: str | None
+    unsaid: frozenset[str] = frozenset()
+
+    @property
+    def model(self) -> str:
+        return self.cells.get("model", "")
+
+    def predicted(self, iteration_s: float) -> float:
+        """What the page would print for such an iteration."""
+        if self.target is Target.SECONDS:
+            return iteration_s
+        flop_per_s = counted_flop(self) / iteration_s / float(self.cells["gpus"])
+        if self.target is Target.TFLOPS:
+            return flop_per_s / TERA
+        return PER_CENT * flop_per_s / PEAK_FLOP_PER_S[self.cells["gpu"]]
+
+    def error(self, iteration_s: float) -> float:
+        """Relative difference from what was printed; above zero: predicted too slow."""
+        ratio = self.predicted(iteration_s) / self.measured
+        return ratio - 1 if self.target is Target.SECONDS else 1 - ratio
+
+
+PEAK_FLOP_PER_S = {"A100-80GB": 312e12, "H100": 989e12}  # dense two-byte products, NVIDIA's data sheets
+
+
+def counted_flop(row: Published) -> float:
+    """FLOP of an iteration as the row's page counts them: of a GPT, scores in full.
+
+    Source: Narayanan et al. 2021, section 5.1, equation 3: 96 B s l h^2 (1 + s / 6h + V / 16 l h) with full
+    recomputation. Without it, forward and backward alone: three quarters of the blocks', and the head's.
+    """
+    batch, sequence, layers, hidden, vocab = (
+        float(row.cells[name]) for name in ("global_batch", "sequence", "layers", "hidden", "vocab")
+    )
+    block = 24 * batch * sequence * layers * hidden**2 * (1 + sequence / (6 * hidden))
+    passes = 4 if row.framework == "Megatron-LM SC21" else 3  # that page counts the second forward
+    return passes * block + 6 * batch * sequence * hidden * vocab
+
+
+def published() -> tuple[Published, ...]:
+    """Every row of every file, in the files' order; ValueError for a row without a measurement."""
+    found = []
+    for path in sorted(FOLDER.glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            found += [_row(path.stem, line, cells) for line, cells in enumerate(csv.DictReader(file), 2)]
+    return tuple(found)
+
+
+def _row(data_set: str, line: int, printed: Mapping[str, str]) -> Published:
+    target = next((target for target in Target if printed.get(target)), None)
+    if target is None:
+        raise ValueError(f"{data_set}.csv: line {line}: want one of {', '.join(Target)}, got none")
+    framework = printed[FRAMEWORK]
+    return Published(
+        data_set=data_set,
+        line=line,
+        framework=framework,
+        cells={name: value for name, value in filled(framework, printed).items() if value},
+        target=target,
+        measured=float(printed[target]),
+        unscorable=_unscorable(framework, printed),
+        unsaid=unsaid_of(printed),
+    )
+
+
+def filled(framework: str, printed: Mapping[str, str]) -> dict[str, str]:
+    """The cells with blanks filled by the framework's conventions, in their order."""
+    cells = dict(printed)
+    for rule in conventions()["rule"]:
+        if not cells.get(rule["column"]) and _holds(rule, framework, printed):
+            cells[rule["column"]] = _value(rule["value"], cells)
+    return cells
+
+
+def _unscorable(framework: str, printed: Mapping[str, str]) -> str | None:
+    found = (rule["reason"] for rule in conventions()["unscorable"] if _holds(rule, framework, printed))
+    return next(found, None)
+
+
+def _holds(rule: Mapping[str, Any], framework: str, printed: Mapping[str, str]) -> bool:
+    when = rule.get("when", {})
+    is_told = all(printed.get(name, "") == value for name, value in when.items())
+    return is_told and fnmatchcase(framework, rule["framework"])
+
+
+def _value(value: str, cells: Mapping[str, str]) -> str:
+    """The value itself, or columns divided by one another: `gpus / tp / pp`."""
+    first, *divisors = value.split(DIVISION)
+    if not divisors:
+        return value
+    result = int(cells[first])
+    for name in divisors:
+        result //= int(cells[name])
+    return str(result)
+
+
+@cache
+def conventions() -> dict[str, Any]:
+    """`rule` and `unscorable` of `data/conventions.toml`."""
+    return tomllib.loads((FOLDER / "conventions.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,179 @@
+"""Checkpoints of composite models: their loss is that of the whole model, and they come back bit by bit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM
+from transformers.models.auto import modeling_auto
+
+from runtime.data.batches import SyntheticSource, count_targets, microbatch_data
+from runtime.launch import run_local
+from runtime.models.choose import adapter_of
+from runtime.models.weights import finish_export, weights_of, write_part
+from runtime.rank_job import RunSettings
+from runtime.step.stage_module import build_stage_module
+from runtime.world.pool import Pool
+from tests import cross_models
+from tests.plans import disjoint_plan
+from tests.test_composites import CONFIGS, modules_of
+from tests.test_composites_run import FEATURES, tokens_of, whole_model
+from tests.test_cross_attention import loss_of
+from workbench.data.sample import Sample, Segment
+from workbench.model.composites.composite import LLM
+from workbench.model.composites.registry import take_apart
+from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.plan.plan import Plan, Precision
+
+torch.set_num_threads(1)
+F64 = torch.float64
+TWO_SIDED = ("gemma3", "paligemma")  # their prompts and images are read in both directions
+TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
+LOSSES = [name for name in FEATURES if name not in (*TWO_SIDED, *TILED)]
+IMAGE = 90  # the id that stands where an image or a clip does
+ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
+
+
+def plan_of(name: str) -> Plan:
+    modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
+    (encoder,) = [module for called, module in modules.items() if called != LLM]
+    tokens = tokens_of(encoder)
+    sample = (Segment(TEXT, 0, 5, 5), Segment(encoder.name, 0, *tokens), Segment(TEXT, 1, 9, 9))
+    graph: ModelGraph = connect("whole", (encoder, modules[LLM]))
+    cuts = {encoder.name: (len(encoder.layers),), LLM: (2, len(modules[LLM].layers) - 2)}
+    return disjoint_plan(graph, (Sample(0, sample),), cuts)
+
+
+def saved(name: str, folder: Path) -> nn.Module:
+    """transformers' own model with weights that are not zero, and its checkpoint."""
+    config = {**CONFIGS[name], **{key: IMAGE for key in ID_KEYS if key in known_keys(name)}}
+    torch.manual_seed(1)
+    model = whole_model(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+def known_keys(name: str) -> set[str]:
+    return set(whole_model(CONFIGS[name]).config.to_dict())
+
+
+def whole_loss(name: str, model: Any, plan: Plan) -> float:
+    """Mean over the targets that the plan has, of the whole model's logits."""
+    first, last = plan.stages[0], plan.stages[-1]
+    source = SyntheticSource(0)
+    encoder, *_, llm = plan.microbatches
+    raw = microbatch_data(plan, first, encoder, source, dtype=F64).raw
+    seen = microbatch_data(plan, plan.stages[1], llm, source, dtype=F64)
+    asked = microbatch_data(plan, last, llm, source, dtype=F64)
+    assert seen.input_ids is not None
+    assert asked.labels is not None
+    ids = seen.input_ids.clone()
+    ids[ids < 0] = IMAGE
+    features = FEATURES[name](model, torch.stack(list(raw)))
+    embedded = model.get_input_embeddings()(ids)
+    embedded = torch.where((seen.input_ids < 0)[:, None], 0.0, embedded)
+    embedded[seen.input_ids < 0] = features
+    logits = model(inputs_embeds=embedded[None]).logits[0]
+    loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_first_loss_is_that_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
+    plan = plan_of(name)
+    model = saved(name, tmp_path / "whole")
+    settings = RunSettings(steps=1, warmup=0, weights=tmp_path / "whole", precision=Precision.FLOAT64)
+    result = run_local(plan, settings, pool=pool)
+    expected = whole_loss(name, model, plan)
+    assert result.losses[0] == pytest.approx(expected, rel=1e-10)
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                assert name not in found
+                found[name] = file.get_tensor(name)
+    return found
+
+
+@pytest.mark.parametrize("name", [*FEATURES, "mllama"])
+def test_a_checkpoint_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
+    """With what no module has; and transformers loads it."""
+    origin, target = tmp_path / "whole", tmp_path / "again"
+    model = saved(name, origin)
+    plan = plan_of_text(name) if name == "mllama" else plan_of(name)
+    for stage in plan.stages:
+        module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
+        write_part(target, stage.module, stage.layers[0], module.owned_weights())
+    finish_export(target, plan.model, origin)
+    before, after = tensors_of(origin), tensors_of(target)
+    assert before.keys() == after.keys()
+    for key, weight in before.items():
+        assert torch.equal(weight, after[key]), key
+    kind = CONFIGS[name]["model_type"]
+    images = kind in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    auto = AutoModelForImageTextToText if images else AutoModelForMultimodalLM
+    again, loading = auto.from_pretrained(target, output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    loaded = dict(again.named_parameters())
+    for key, weight in model.named_parameters():
+        assert torch.equal(loaded[key].to(F64), weight), key
+
+
+def plan_of_text(name: str) -> Plan:
+    """Its modules side by side, of a sample without images."""
+    parts = modules_of(dict(take_apart(CONFIGS[name]).modules))
+    graph = connect("whole", tuple(parts.values())[::-1])
+    cuts = {module.name: (len(module.layers),) for module in graph.modules}
+    return disjoint_plan(graph, (Sample(0, (Segment(TEXT, 0, 4, 4),)),), cuts)
+
+
+def test_a_tensor_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    saved("llava", tmp_path)
+    tensors = tensors_of(tmp_path) | {"vision_tower.extra.weight": torch.zeros(2)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"unexpected tensors vision_tower\.extra\.weight"):
+        weights_of(tmp_path, adapter_of(plan_of("llava").model.module("vision")))
+
+
+def test_modules_of_other_names_are_refused(tmp_path: Path) -> None:
+    saved("llava", tmp_path)
+    module = replace(plan_of("llava").model.module("vision"), name="eyes")
+    with pytest.raises(ValueError, match=r"is a checkpoint of vision, llm; want modules of these names"):
+        weights_of(tmp_path, adapter_of(module))
+
+
+def test_the_first_loss_of_cross_attention_is_that_of_the_whole_model(tmp_path: Path, pool: Pool) -> None:
+    """Llama 3.2 Vision's: an image of two tiles and one of four."""
+    config = {
+        "model_type": "mllama",
+        "vision_config": cross_models.VISION,
+        "text_config": cross_models.LANGUAGE,
+        "image_token_index": cross_models.LANGUAGE["vocab_size"],
+    }
+    torch.manual_seed(1)
+    model = whole_model(config)
+    with torch.no_grad():  # gates that let images through
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.05)
+    model.save_pretrained(tmp_path / "whole")
+    modules = modules_of(dict(take_apart(config).modules))
+    graph = cross_models.model(modules["vision"], modules[LLM])
+    words, image = cross_models.words, cross_models.image
+    sample = Sample(0, (words(0, 4), image(0, (1, 2)), words(1, 6), image(1, (2, 2)), words(2, 5)))
+    plan = disjoint_plan(graph, (sample,), {"vision": (len(modules["vision"].layers),), LLM: (3, 5)})
+    settings = RunSettings(seed=5, steps=1, warmup=0, weights=tmp_path / "whole", precision=Precision.FLOAT64)
+    result = run_local(plan, settings, pool=pool)
+    expected = float(loss_of(model, sample).detach()) / count_targets(sample)
+    assert result.losses[0] == pytest.approx(expected, rel=1e-10)

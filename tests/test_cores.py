@@ -1,0 +1,77 @@
+"""Processes that keep cores awake: at idle priority, while wanted, and never longer than their parent."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.world.cores import Keepers
+from runtime.world.pool import Place, Pool
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no idle priority elsewhere")
+PATIENCE_S = 30.0
+
+
+def state(process: int) -> str:
+    """As the system's letter; empty where there is no such process."""
+    path = Path(f"/proc/{process}/stat")
+    return path.read_text().rpartition(")")[2].split()[0] if path.is_file() else ""
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    stop_s = time.monotonic() + PATIENCE_S
+    while not holds() and time.monotonic() < stop_s:
+        time.sleep(0.01)
+    return holds()
+
+
+def test_a_core_is_kept_awake_while_wanted() -> None:
+    keepers, core = Keepers(), min(os.sched_getaffinity(0))
+    keepers.wake([core])
+    (process,) = keepers.process_ids
+    assert eventually(lambda: os.sched_getscheduler(process) == os.SCHED_IDLE)
+    assert os.sched_getaffinity(process) == {core}
+    assert eventually(lambda: state(process) == "R")
+    keepers.rest()
+    assert eventually(lambda: state(process) == "T")
+    keepers.wake([core])
+    assert keepers.process_ids == (process,)
+    assert eventually(lambda: state(process) == "R")
+    keepers.close()
+    assert keepers.process_ids == ()
+    assert eventually(lambda: state(process) == "")
+
+
+def test_it_ends_with_its_parent() -> None:
+    program = (
+        "import os, time; from runtime.world.cores import Keepers; keepers = Keepers();"
+        "keepers.wake([min(os.sched_getaffinity(0))]); (one,) = keepers.process_ids;\n"
+        "while os.sched_getscheduler(one) != os.SCHED_IDLE: time.sleep(0.01)\n"
+        "keepers.rest(); print(one, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    process = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert eventually(lambda: state(process) in ("", "Z"))
+
+
+def _idle(place: Place) -> int:
+    return place.process
+
+
+def test_a_pool_keeps_them_for_jobs_with_a_core_a_process() -> None:
+    num_cores = len(os.sched_getaffinity(0))
+    with Pool(num_cores + 1) as pool:
+        pool.run(_idle, num_cores + 1)
+        assert pool.all_process_ids() == pool.process_ids()
+        pool.run(_idle, 1)
+        (keeper,) = set(pool.all_process_ids()) - set(pool.process_ids())
+        assert eventually(lambda: state(keeper) == "T")
+    assert eventually(lambda: state(keeper) == "")

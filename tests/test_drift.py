@@ -1,0 +1,178 @@
+"""Drift of a machine: its arithmetic, who reads the yardstick, what profiles and comparisons say of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.launch import run_local
+from runtime.rank_job import RunSettings
+from runtime.world.yardstick import LEAST_TURNS, MOST_S, Yardstick, yardstick_of
+from sim.step.engine import simulate
+from tests.test_fidelity import tiny_plan
+from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, dump_profile, ideal_profile, parse_profile
+from workbench.drift import (
+    YARDSTICK,
+    Run,
+    drift_of,
+    drift_warning,
+    drifted,
+    is_beyond,
+    smoothed,
+    yardstick_s,
+)
+from workbench.plan.lower import lower
+from workbench.report.compare import compare
+from workbench.report.tables import noise_warning, rests_on_text
+from workbench.timing.price import price
+from workbench.timing.provenance import noise_of, with_provenance
+from workbench.trace import Executor, Trace
+
+SECONDS = st.floats(1e-3, 1e3)
+
+
+# ---- arithmetic ----
+
+
+def test_half_the_time_at_half_the_speed_is_a_third_longer() -> None:
+    assert drift_of(1.0, [1.0, 2.0, 1.0, 2.0]) == pytest.approx(1 / 3)
+
+
+def test_without_a_reading_there_is_no_drift() -> None:
+    assert drift_of(None, [1.0]) is None
+    assert drift_of(1.0, [None, None]) is None
+    assert smoothed([1.0, None], [[None], [1.0]])[1] is None
+
+
+@given(SECONDS, SECONDS, st.floats(-0.5, 2.0))
+def test_a_prediction_corrected_by_its_own_error_is_exact(
+    predicted_s: float, calibrated_s: float, drift: float
+) -> None:
+    read_s = calibrated_s * (1 + drift)
+    found = drifted([Run(predicted_s, (predicted_s * (1 + drift),), drift_of(calibrated_s, [read_s]))])
+    assert found.drift == pytest.approx(drift, abs=1e-9)
+    assert found.error == pytest.approx(1 / (1 + drift) - 1)
+    assert found.error_corrected == pytest.approx(0, abs=1e-9)
+
+
+@given(SECONDS, st.lists(SECONDS, min_size=1, max_size=5), st.floats(0.1, 10))
+def test_a_calibration_between_rounds_counts_as_if_it_had_held_before(
+    predicted_s: float, steps_s: list[float], pace: float
+) -> None:
+    """A machine that runs at another pace in the second round, and was calibrated again for it."""
+    paced = tuple(step_s * pace for step_s in steps_s)
+    both = drifted([Run(predicted_s, tuple(steps_s)), Run(predicted_s * pace, paced)])
+    assert both.error == pytest.approx(drifted([Run(predicted_s, tuple(steps_s))]).error)
+    assert both.drift is None
+    assert both.error_corrected is None
+
+
+def test_nothing_executed_is_refused() -> None:
+    for steps_s in ((), (0.0,)):
+        with pytest.raises(ValueError, match="more than 0 s"):
+            drifted([Run(1.0, steps_s)])
+
+
+def test_readings_of_neighbours_count() -> None:
+    found = smoothed([1.0] * 9, [[1.0]] * 8 + [[2.0]])
+    assert found[:5] == [0.0] * 5  # too far from the last
+    assert all(drift is not None and drift > 0 for drift in found[5:])
+
+
+def test_beyond_a_tenth_it_is_said_first() -> None:
+    assert not is_beyond(None)
+    assert drift_warning(0.099) is drift_warning(-0.1) is drift_warning(None) is None
+    assert "18.0% slower" in (drift_warning(0.18) or "")
+    assert "18.0% faster" in (drift_warning(-0.18) or "")
+
+
+# ---- the yardstick ----
+
+
+def test_a_reading_keeps_to_its_budget_and_leaves_threads_and_seed_alone() -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    assert len(Yardstick(torch.device("cpu")).turns_s(0.0)) == LEAST_TURNS
+    turns_s = Yardstick(torch.device("cpu")).turns_s(10.0)
+    assert sum(turns_s[:-1]) <= MOST_S
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_processes_beyond_the_cores_do_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    reads = [yardstick_of(process, torch.device("cpu")) is not None for process in range(4)]
+    assert reads == [True, True, False, False]
+
+
+def test_every_executed_step_carries_a_reading() -> None:
+    result = run_local(tiny_plan(2), RunSettings(steps=2, repetitions=2))
+    readings = [yardstick_s(trace) for trace in result.traces]
+    assert len(readings) == 4
+    assert all(reading is not None and reading > 0 for reading in readings)
+
+
+# ---- profiles, traces, comparisons ----
+
+
+def profile_read(calibrated_s: float | None, noise: tuple[str, ...] = ()) -> Profile:
+    return replace(ideal_profile("mine"), yardstick_s=calibrated_s, noise=noise)
+
+
+def simulated_by(profile: Profile) -> Trace:
+    plan = tiny_plan(2)
+    prices = price(lower(plan), CostModel(profile))
+    trace = simulate(lower(plan), prices.duration_s, step_s=prices.step_s)
+    return with_provenance(trace, plan, profile, prices)
+
+
+def executed_like(simulated: Trace, pace: float, read_s: float) -> Trace:
+    spans = tuple(s._replace(start_s=s.start_s * pace, end_s=s.end_s * pace) for s in simulated.spans)
+    return Trace(
+        plan_hash=simulated.plan_hash,
+        executor=Executor.EXECUTED,
+        spans=spans,
+        details=((YARDSTICK, repr(read_s)),),
+    )
+
+
+def test_profiles_without_drift_and_noise_are_written_as_before() -> None:
+    text = dump_profile(ideal_profile())
+    assert "noise" not in text
+    assert "yardstick" not in text
+    noisy = profile_read(1e-3, ("others were at work",))
+    assert parse_profile(dump_profile(noisy)) == noisy
+
+
+def test_comparison_says_error_with_drift_and_without() -> None:
+    simulated = simulated_by(profile_read(1e-3))
+    record = compare(simulated, [executed_like(simulated, 1.25, 1.25e-3)]).as_json()
+    assert record["drift"] == pytest.approx(0.25)
+    assert record["error"] == record["error_fraction"] == pytest.approx(-0.2)
+    assert record["error_corrected"] == pytest.approx(0, abs=1e-9)
+    old = compare(simulated_by(profile_read(None)), [executed_like(simulated, 1.25, 1.25e-3)]).as_json()
+    assert (old["drift"], old["error_corrected"]) == (None, None)
+
+
+def test_a_noisy_profile_is_not_called_measured() -> None:
+    noisy = simulated_by(profile_read(1e-3, ("layers, forward: sizes left out are 31% off in the median",)))
+    text = rests_on_text((), noise_of(noisy))
+    assert "Every cost" not in text
+    assert "31%" in text
+    assert rests_on_text((), noise_of(simulated_by(profile_read(1e-3)))).startswith("Every cost")
+    assert noise_warning(()) == ()
+    assert noise_warning(("a", "b"))[0].startswith("NOISY: a; b")
+
+
+def test_factors_of_a_running_pipeline_hold_for_the_pace_of_its_rehearsals() -> None:
+    profile = profile_read(1e-3)
+    simulated = simulated_by(profile)
+    rehearsal = Rehearsal(simulated=simulated, executed=(executed_like(simulated, 2.0, 2e-3),))
+    found = with_pipeline_factors(profile, [rehearsal])
+    assert found.yardstick_s == pytest.approx(2e-3)
+    assert found.pipeline_factor("F") == pytest.approx(2.0)
+    alone = replace(rehearsal, executed=(replace(rehearsal.executed[0], details=()),))
+    assert with_pipeline_factors(profile, [alone]).yardstick_s == profile.yardstick_s

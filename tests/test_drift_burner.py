@@ -1,0 +1,67 @@
+"""The burner takes what it says, and what a drifting demo prints."""
+
+import time
+
+import pytest
+
+from experiments.demo import DemoResult, PlanResult
+from experiments.fidelity.burner import burning
+from experiments.fidelity.drift import goals, lines, main
+from runtime.world.busy_cores import process_seconds
+
+
+def result(drift: float | None, corrected: float | None) -> DemoResult:
+    row = PlanResult(
+        plan="one",
+        mix="projectors",
+        num_ranks=2,
+        plan_hash="a" * 64,
+        predicted_s=1.0,
+        executed_s=1.25,
+        lowest_s=1.2,
+        highest_s=1.3,
+        drift=drift,
+        error=-0.2,
+        error_corrected=corrected,
+        spread=0.08,
+        loss=5.0,
+    )
+    return DemoResult(
+        median_abs_error=0.2,
+        worst_abs_error=0.2,
+        drift=drift,
+        error=-0.2,
+        error_corrected=corrected,
+        worst_abs_error_corrected=corrected,
+        spread=0.08,
+        recalibrated=1,
+        noise=(),
+        machine="a machine",
+        plans=(row,),
+    )
+
+
+def test_drift_stands_first_and_goals_are_of_the_corrected_error() -> None:
+    drifting = result(0.25, 0.0)
+    assert next(lines(drifting)).startswith("DRIFT: the machine ran 25.0% slower")
+    assert list(goals(drifting).values()) == [True, True]
+    assert list(goals(result(0.25, 0.12)).values()) == [True, False]
+    assert list(goals(result(0.05, -0.16)).values()) == [False, False]
+    assert list(goals(result(None, None)).values()) == [False, False]
+    assert next(lines(result(None, None))).startswith("plan ")
+
+
+def test_a_burner_takes_no_more_than_its_share_and_ends() -> None:
+    with burning(0.5) as burner:
+        time.sleep(1.0)
+        before_s, start_s = process_seconds([burner])[burner], time.monotonic()
+        time.sleep(1.0)
+        share = (process_seconds([burner])[burner] - before_s) / (time.monotonic() - start_s)
+    assert 0 < share < 0.6  # on a busy machine it gets less
+    assert not process_seconds([burner])
+
+
+def test_a_share_of_more_than_a_core_is_refused() -> None:
+    assert main(["--burn", "1.5"]) == 2
+    with pytest.raises(ValueError, match=r"share of a core in \(0, 1\], got 0"), burning(0.0):
+        pass

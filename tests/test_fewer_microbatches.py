@@ -1,0 +1,102 @@
+"""A row's time and bytes out of a plan of few microbatches are those of the plan of all of them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.predict import iteration_s
+from sim.step.more_microbatches import iteration_of_more_s
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.llm_table.columns import read_row
+from workbench.llm_table.fewer_microbatches import passes_of_all, with_few
+from workbench.llm_table.llm_row import LlmRow
+from workbench.llm_table.predict import RowPredictor, with_replicas
+from workbench.llm_table.row_bytes import row_bytes
+from workbench.llm_table.row_plan import plan_of
+from workbench.plan.lower import lower
+from workbench.schedule.action import Action, Pass
+from workbench.timing.price import price
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> LlmRow:
+    pp = draw(st.integers(1, 6))
+    virtual_stages = draw(st.integers(1, 3)) if pp > 1 else 1
+    dp, micro_batch = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    microbatches = draw(st.integers(1, 40)) if virtual_stages == 1 else pp * draw(st.integers(1, 7))
+    cells = {
+        "hidden": draw(st.sampled_from([64, 256, 1024])),
+        "layers": pp * virtual_stages * draw(st.integers(1, 2)),
+        "heads": 4,
+        "sequence": draw(st.sampled_from([32, 512, 2048])),
+        "vocab": draw(st.sampled_from([100, 50_000])),
+        "global_batch": dp * micro_batch * microbatches,
+        "micro_batch": micro_batch,
+        "tp": draw(st.sampled_from([1, 2, 4])),
+        "cp": draw(st.sampled_from([1, 1, 2])),
+        "pp": pp,
+        "dp": dp,
+        "virtual_stages": virtual_stages,
+        "gpus_per_node": draw(st.sampled_from([1, 2, 3, 4, 8])),
+        "inter_gbytes_per_s": draw(st.sampled_from([1e-3, 0.1, 1, 50])),
+        "tied": draw(st.sampled_from(["yes", "no"])),
+        "recompute": draw(st.sampled_from(["none", "full"])),
+        "attention": draw(st.sampled_from(["flash", "stored"])),
+        "optimizer": draw(st.sampled_from(["plain", "distributed"])),
+    }
+    return read_row({name: str(value) for name, value in cells.items()})
+
+
+def by_all(row: LlmRow) -> tuple[float, int]:
+    """Seconds and bytes by the plan that holds every microbatch."""
+    cost = RowPredictor(iteration_s).cost(row)
+    alone = lower(plan_of(row, cost.profile))
+    whole = with_replicas(alone, row)
+    return iteration_s(whole, price(whole, cost)), row_bytes(alone, row)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows())
+def test_few_microbatches_say_what_all_would(row):
+    found = RowPredictor(iteration_s).predict(row)
+    seconds, num_bytes = by_all(row)
+    assert found.iteration_s == pytest.approx(seconds, rel=1e-12)
+    assert found.peak_bytes == num_bytes
+
+
+def test_a_long_pipeline_is_planned_with_few():
+    cells = {"hidden": 64, "layers": 8, "heads": 4, "sequence": 32, "global_batch": 512, "pp": 8}
+    row = read_row({name: str(value) for name, value in cells.items()})
+    assert with_few(row).num_microbatches == 9
+    assert with_few(replace(row, virtual_stages=2, pp=4)).num_microbatches == 8
+    assert with_few(replace(row, global_batch=9)) == replace(row, global_batch=9)
+    assert with_few(replace(row, virtual_stages=2, pp=5)) == replace(row, virtual_stages=2, pp=5)
+
+
+def test_a_plan_in_another_order_is_planned_whole():
+    cells = {"hidden": 64, "layers": 2, "heads": 4, "sequence": 32, "global_batch": 16, "pp": 2}
+    row = read_row({name: str(value) for name, value in cells.items()})
+    plan = plan_of(with_few(row), load_profile(row.gpu))
+    orders = passes_of_all(plan, row)
+    assert orders is not None
+    assert {len(order) for order in orders} == {32}
+    first, *others = plan.programs
+    swapped = replace(first, actions=(*reversed(first.actions[:2]), *first.actions[2:]))
+    assert passes_of_all(replace(plan, programs=(swapped, *others)), row) is None
+    sharded = replace(first, actions=(Action(0, Pass.UNSHARD, 0), *first.actions))
+    assert passes_of_all(replace(plan, programs=(sharded, *others)), row) is None
+
+
+def test_orders_that_wait_for_each_other_are_refused():
+    cells = {"hidden": 64, "layers": 2, "heads": 4, "sequence": 32, "global_batch": 16, "pp": 2}
+    row = read_row({name: str(value) for name, value in cells.items()})
+    lowered = lower(plan_of(with_few(row), load_profile(row.gpu)))
+    orders = passes_of_all(lowered.plan, row)
+    assert orders is not None
+    backwards_first = tuple(sorted(orders[0], key=lambda action: action.kind))
+    prices = price(lowered, CostModel(load_profile(row.gpu)))
+    with pytest.raises(ValueError, match="wait for each other"):
+        iteration_of_more_s(lowered, prices, (backwards_first, orders[1]))

@@ -1,0 +1,172 @@
+"""Intervals of predictions: their form, what feeds them, and where commands show them."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from workbench.cli.app import app
+from workbench.cost.execution import Execution
+from workbench.cost.profile import Fit, ideal_profile, load_profile
+from workbench.timing.doubts import BETWEEN_NODES, OF_OTHERS, SCALED, deviation_of, doubts_of
+from workbench.timing.interval import MEDIAN_OF_NORMAL, Doubt, Interval, Z, interval
+from workbench.timing.provenance import interval_of, with_interval
+from workbench.timing.shares import SLOWER, Source, shares_of
+from workbench.trace import Executor, Trace
+
+SIZES = st.lists(st.floats(0, 0.5), min_size=1, max_size=6)
+JOB = "examples/tiny.yaml"
+EVEN = {source: 1 / len(Source) for source in Source}
+
+
+def doubts(sizes: list[float]) -> list[Doubt]:
+    return [Doubt(str(index), size) for index, size in enumerate(sizes)]
+
+
+def half_width(found: Interval) -> float:
+    return math.log(found.high_s / found.low_s) / 2
+
+
+@given(st.floats(1e-3, 1e3), SIZES, st.floats(0, 1))
+def test_prediction_lies_in_the_middle_of_its_logarithm(seconds: float, sizes: list[float], together: float):
+    found = interval(seconds, doubts(sizes), together=together)
+    assert math.sqrt(found.low_s * found.high_s) == pytest.approx(seconds)
+    assert found.holds(seconds)
+
+
+@given(SIZES)
+def test_reasons_add_up_between_squares_and_sums(sizes: list[float]):
+    apart, joint = (half_width(interval(1.0, doubts(sizes), together=each)) for each in (0.0, 1.0))
+    assert apart == pytest.approx(Z * math.sqrt(sum(size**2 for size in sizes)))
+    assert joint == pytest.approx(Z * sum(sizes))
+    assert apart - 1e-12 <= half_width(interval(1.0, doubts(sizes))) <= joint + 1e-12
+
+
+@given(SIZES, st.floats(1e-3, 0.5))
+def test_one_more_reason_makes_it_wider(sizes: list[float], more: float):
+    assert half_width(interval(1.0, doubts([*sizes, more]))) > half_width(interval(1.0, doubts(sizes)))
+
+
+def test_four_of_five_draws_lie_within():
+    rng, parts = np.random.default_rng(0), (0.1, 0.05)
+    found = interval(1.0, doubts(list(parts)), together=0.0)
+    drawn = np.exp(rng.normal(0, parts, (100_000, 2)).sum(axis=1))
+    assert np.mean((drawn >= found.low_s) & (drawn <= found.high_s)) == pytest.approx(0.8, abs=0.005)
+
+
+def test_overlap_is_mutual():
+    left, right, far = Interval(1.0, 2.0), Interval(2.0, 3.0), Interval(2.5, 4.0)
+    assert left.overlaps(right)
+    assert right.overlaps(left)
+    assert not left.overlaps(far)
+    assert not far.overlaps(left)
+
+
+@pytest.mark.parametrize("size", [-0.1, math.inf, math.nan])
+def test_a_deviation_is_a_finite_number(size: float):
+    with pytest.raises(ValueError, match="want a deviation >= 0"):
+        Doubt("x", size)
+
+
+def test_shares_are_those_of_a_sum():
+    rates = {Source.PRODUCTS: 5.0, Source.ATTENTION: 2.0, Source.MEMORY: 1.0, Source.REST: 2.0}
+
+    def seconds(run: Execution) -> float:
+        work = rates[Source.PRODUCTS] / run.matmul_rate + rates[Source.ATTENTION] / run.attention_rate
+        return work + rates[Source.MEMORY] / run.memory_rate + rates[Source.REST]
+
+    shares = shares_of(seconds, Execution(), seconds(Execution()))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert {name: share * 10 for name, share in shares.items() if share > 1e-9} == pytest.approx(rates)
+
+
+def test_hidden_costs_have_no_share():
+    def seconds(run: Execution) -> float:
+        return max(10.0 / run.matmul_rate, 8.0 / run.collective_rate)
+
+    assert 8 * (1 + SLOWER) < 10
+    shares = shares_of(seconds, Execution(), 10.0)
+    assert shares[Source.COLLECTIVES] == 0.0
+    assert shares[Source.PRODUCTS] == pytest.approx(1.0)
+
+
+def test_tables_err_as_their_fits_say():
+    profile = replace(ideal_profile(), fits=(Fit(table="matmul", num_points=9, median=0.02, p90=0.1),))
+    found = deviation_of(profile, Source.PRODUCTS, across_nodes=False)
+    assert found == pytest.approx(0.02 / MEDIAN_OF_NORMAL)
+    assert deviation_of(profile, Source.ATTENTION, across_nodes=False) == SCALED[Source.ATTENTION]
+    assert deviation_of(profile, Source.REDUCTION, across_nodes=True) == BETWEEN_NODES
+
+
+def test_a_device_by_data_sheet_is_less_sure_than_its_like():
+    found = {
+        name: half_width(interval(1.0, doubts_of(load_profile(name), EVEN, across_nodes=False)))
+        for name in ("H100", "H100-500W", "B200", "GB300")
+    }
+    assert found["H100-500W"] < found["B200"] < found["GB300"]
+
+
+def test_presumed_cells_are_named():
+    said = {doubt.about for doubt in doubts_of(load_profile("GB300"), EVEN, across_nodes=False)}
+    assert "card_gbytes_per_s presumed" in said
+    assert "products, scaled from H100" in said
+
+
+def test_what_nobody_said_widens():
+    profile, unsaid = load_profile("H100"), (Doubt("recompute not said", 0.1),)
+    known, unknown = (
+        interval(1.0, doubts_of(profile, EVEN, across_nodes=False, unsaid=more)) for more in ((), unsaid)
+    )
+    assert half_width(unknown) > half_width(known) > Z * OF_OTHERS
+
+
+def test_a_trace_keeps_its_interval():
+    trace = Trace(plan_hash="0" * 64, executor=Executor.SIMULATED, spans=())
+    assert interval_of(trace) is None
+    found = interval(1.0, doubts([0.1, 0.2]))
+    assert interval_of(with_interval(trace, found)) == found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of the tiny job and its simulated trace."""
+    made = tmp_path_factory.mktemp("interval")
+    said("plan", JOB, "--profile", "H100", "-o", made / "a.plan.json")
+    said("simulate", made / "a.plan.json", "--profile", "H100", "--trace", made / "a.sim.json")
+    return made
+
+
+def said(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_simulate_compare_and_report_show_it(folder: Path):
+    plan, trace = folder / "a.plan.json", folder / "a.sim.json"
+    record = json.loads(said("simulate", plan, "--profile", "H100", "--json").splitlines()[-1])
+    found = record["interval_80"]
+    assert found["low_s"] < record["iteration_s"] < found["high_s"]
+    assert found["doubts"]["the step beyond its kernels"] == OF_OTHERS
+    assert "80 % within" in said("simulate", plan, "--profile", "H100")
+    executed = folder / "a.run.json"
+    executed.write_text(trace.read_text().replace('"simulated"', '"executed"'))
+    assert "holds the executed" in said("compare", trace, executed)
+    assert json.loads(said("compare", trace, executed, "--json").splitlines()[-1])["interval_80"] == found
+    said("report", folder, "-o", folder / "report.html")
+    assert "80 % within" in (folder / "report.html").read_text()
+
+
+def test_search_shows_ties():
+    record = json.loads(said("search", JOB, "--profile", "H100", "--json").splitlines()[-1])
+    best, *others = (each for each in record["candidates"] if "iteration_s" in each)
+    for each in others:
+        overlaps = each["interval_80"]["low_s"] <= best["interval_80"]["high_s"]
+        assert each["tie"] is overlaps
+    assert {True, False} == {each["tie"] for each in others}

@@ -1,0 +1,74 @@
+"""Builds profiles of devices that nobody measured out of data sheets, and writes those that ship.
+
+`python -m workbench.calibrate.derived [FOLDER]` writes B200, B300, GB200, GB300, H100 at 500 W, A100-40GB,
+L40S and MI300X, the same bytes every time, after the measured profiles that ship.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from workbench.calibrate.device_sheet import DeviceSheet, check_sheet, shipped_sheet, shipped_sheets
+from workbench.calibrate.earned import RULES, Rule, fits_of
+from workbench.calibrate.transfer import rescaled
+from workbench.cost.device_names import shipped_device
+from workbench.cost.profile import PROFILES, Profile, load_profile, write_profile
+
+LIKE = {
+    "A100-40GB": "A100-80GB",
+    "B200": "H100",
+    "B300": "H100",
+    "GB200": "H100",
+    "GB300": "H100",
+    "H100-500W": "H100",
+    "L40S": "A100-80GB",
+    "MI300X": "H100",
+}
+"""Devices that ship by data sheet -> the measured one whose kernels they are taken to run."""
+
+
+# Of the table's products, what training sustains on Blackwell below 1,400 W; others as the device they
+# follow. Between 0.62 (products of a B200 in MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json
+# @e691807, 49 % of the peak) and 0.89 (Transformer Engine on B300, 70 %), fitted to eight rows of
+# Megatron-Bridge (Llama 3 8B).
+SUSTAINED_BLACKWELL = {"B200": 0.73, "GB200": 0.73}
+_FITTED = "fitted to NVIDIA-NeMo/Megatron-Bridge, Llama 3 8B, between two published rates of products"
+
+
+def profile_of(sheet: DeviceSheet, like: str, *, name: str | None = None) -> Profile:
+    """The profile of a device out of its sheet, with the errors that such rescaling earned as its fits.
+
+    Args:
+        sheet: of the device.
+        like: a shipped, measured device of the nearest kind.
+        name: of the profile; None: the device's.
+
+    Raises:
+        ValueError: cells that contradict one another, an unknown device, or one that is itself rescaled.
+    """
+    check_sheet(sheet, [shipped_sheet(each) for each in shipped_sheets()])
+    measured = shipped_device(like, [each for each in shipped_sheets() if each not in LIKE])
+    of_like = shipped_sheet(measured)
+    made = rescaled(sheet, load_profile(measured), of_like)
+    rules = [rule for rule in RULES if made.collectives or rule is not Rule.COLLECTIVES]
+    power = made.power
+    if power is not None and sheet.device in SUSTAINED_BLACKWELL:
+        share = SUSTAINED_BLACKWELL[sheet.device]
+        power = replace(power, sustained_products=share, sustained_source=_FITTED)
+    return replace(made, name=name or sheet.device, power=power, fits=fits_of(sheet, of_like, rules))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write all that ship into the folder given, by default the one they ship in."""
+    parser = argparse.ArgumentParser(prog="workbench.calibrate.derived", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=PROFILES)
+    folder = parser.parse_args(arguments).folder
+    for device, like in LIKE.items():
+        write_profile(profile_of(shipped_sheet(device), like), folder / f"{device}.json")
+        sys.stdout.write(f"{device}: after {like}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,183 @@
+"""What rescaling by data sheets earns: measured devices are left out and predicted after one another."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+
+import numpy as np
+
+from workbench.calibrate.data_sheet import DataSheet
+from workbench.calibrate.device_sheet import DeviceSheet, shipped_sheet
+from workbench.calibrate.public import attention_table, matmul_table
+from workbench.calibrate.transfer import rescaled
+from workbench.cost.collectives import by_ranks
+from workbench.cost.interpolate import Surface
+from workbench.cost.profile import CollectiveTable, Fit, Profile, Table, load_profile
+
+PROFILES = ("A40", "A100-80GB", "H100", "H200")
+L40S = "L40S"  # products and attention were measured, links and memory-bound kernels were not
+LARGE = 1e9  # FLOP of a product of training
+LONG = 1024  # tokens of a sequence of training
+LARGE_BYTES = 2.0**20  # of a message or a tensor of training
+NUM_DIGITS = 4
+
+
+class Rule(StrEnum):
+    """What is rescaled, as fits name it."""
+
+    PRODUCTS = "matmul, scaled by data sheets"
+    PEAKS = "matmul, scaled by peaks alone"
+    ATTENTION = "attention, scaled by data sheets"
+    MEMORY = "memory-bound kernels, scaled by data sheets"
+    COLLECTIVES = "collectives, scaled by data sheets"
+
+
+RULES = (Rule.PRODUCTS, Rule.ATTENTION, Rule.MEMORY, Rule.COLLECTIVES)
+"""Those by which profiles are made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earned:
+    """One device predicted after another.
+
+    Args:
+        rule: of what.
+        device: that was left out.
+        like: the one whose tables were rescaled.
+        alike: whether both are of one architecture.
+        num_points: sizes of training that were measured.
+        median, p90: of the absolute relative errors of seconds.
+        signed: median of the relative errors; negative: predicted too fast.
+    """
+
+    rule: Rule
+    device: str
+    like: str
+    alike: bool
+    num_points: int
+    median: float
+    p90: float
+    signed: float
+
+
+@cache
+def earned() -> tuple[Earned, ...]:
+    """Every rule on every ordered pair of measured devices, at sizes that training has.
+
+    Complexity: O(pairs x points); where two tables have other points, O(points^2).
+    """
+    machines = _measured()
+    found: list[Earned] = []
+    for sheet, truth in machines:
+        for of_like, like in machines:
+            if like is truth:
+                continue
+            guess = rescaled(sheet, like, of_like)
+            by_peaks = _by_peaks(sheet, like, of_like)
+            for rule in Rule:
+                made = by_peaks if rule is Rule.PEAKS else guess
+                errors = [error for pair in _tables(rule, made, truth, like) for error in _errors(*pair)]
+                if errors:
+                    found.append(_summary(rule, sheet, of_like, errors))
+    return tuple(found)
+
+
+def fits_of(sheet: DeviceSheet, of_like: DeviceSheet, rules: Sequence[Rule]) -> tuple[Fit, ...]:
+    """What rules earned between devices as alike as these two: of one architecture, or of several.
+
+    Median and 90th percentile are the means over the pairs; a rule without a pair of one architecture
+    takes the others.
+    """
+    alike = sheet.architecture == of_like.architecture
+    fits = []
+    for rule in rules:
+        pairs = [each for each in earned() if each.rule is rule]
+        pairs = [each for each in pairs if each.alike is alike] or pairs
+        median, p90 = (float(np.mean([getattr(each, name) for each in pairs])) for name in ("median", "p90"))
+        num_points = sum(each.num_points for each in pairs)
+        fits.append(Fit(table=rule, num_points=num_points, median=_digits(median), p90=_digits(p90)))
+    return tuple(fits)
+
+
+def _measured() -> list[tuple[DeviceSheet, Profile]]:
+    """Sheet and measured profile of every device that has both."""
+    known = [(shipped_sheet(name), load_profile(name)) for name in PROFILES]
+    sheet = shipped_sheet(L40S)
+    published = DataSheet(sheet=sheet, aiconfigurator=L40S, vidur=None)
+    empty = Table()
+    alone = replace(
+        known[0][1],
+        name=L40S,
+        device=L40S,
+        matmul=matmul_table(published),
+        attention=attention_table(published),
+        pointwise=empty,
+        normalization=empty,
+        collectives=(),
+    )
+    return [*known, (sheet, alone)]
+
+
+def _by_peaks(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile:
+    """What the ratio of peaks alone makes of the products: the rule that the others are held against."""
+    ratio = sheet.bfloat16_flop_per_s / of_like.bfloat16_flop_per_s
+    points = tuple((*point[:-1], point[-1] * ratio) for point in like.matmul.points)
+    return replace(like, matmul=replace(like.matmul, points=points))
+
+
+def _tables(rule: Rule, guess: Profile, truth: Profile, like: Profile) -> Iterator[tuple[Table, Table]]:
+    """Pairs of a rescaled and a measured table, where the one was rescaled from a measured one."""
+    if rule is Rule.COLLECTIVES:
+        for scaled, found in zip(guess.collectives, truth.collectives, strict=False):
+            yield from zip(_lines(scaled), _lines(found), strict=True)
+        return
+    names = {
+        Rule.PRODUCTS: ("matmul",),
+        Rule.PEAKS: ("matmul",),
+        Rule.ATTENTION: ("attention",),
+        Rule.MEMORY: ("pointwise", "normalization"),
+    }[rule]
+    for name in names:
+        scaled, found, source = (getattr(each, name) for each in (guess, truth, like))
+        if found.measured and source.measured:
+            yield scaled, found
+
+
+def _lines(found: CollectiveTable) -> list[Table]:
+    return [
+        Table(axes=("bytes",), points=tuple(points)) for _, points in sorted(by_ranks(found.table).items())
+    ]
+
+
+def _errors(scaled: Table, truth: Table) -> list[float]:
+    """Relative errors of seconds at the measured sizes of training."""
+    known = {point[:-1]: point[-1] for point in scaled.points}
+    surface = Surface(scaled.points)
+    wanted = [point for point in truth.points if _is_of_training(truth, point)]
+    guesses = [known.get(point[:-1]) or surface.read(*point[:-1]).rate for point in wanted]
+    return [point[-1] / guess - 1 for point, guess in zip(wanted, guesses, strict=True)]
+
+
+def _is_of_training(table: Table, point: tuple[float, ...]) -> bool:
+    if table.axes[0] == "m":
+        return 2.0 * point[0] * point[1] * point[2] >= LARGE
+    return point[0] >= (LONG if table.axes[0] == "length" else LARGE_BYTES)
+
+
+def _summary(rule: Rule, sheet: DeviceSheet, of_like: DeviceSheet, errors: Sequence[float]) -> Earned:
+    absolute = np.abs(errors)
+    return Earned(
+        rule=rule,
+        device=sheet.device,
+        like=of_like.device,
+        alike=sheet.architecture == of_like.architecture,
+        num_points=len(errors),
+        median=float(np.median(absolute)),
+        p90=float(np.quantile(absolute, 0.9)),
+        signed=float(np.median(errors)),
+    )
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.{NUM_DIGITS}g}")

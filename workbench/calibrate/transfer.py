@@ -1,0 +1,226 @@
+"""The tables of a measured device, rescaled to another by what the two data sheets say.
+
+Every rule is a ratio of physical times on the two devices, so that what the measured kernels lose beyond
+physics stays in. `earned` says what each rule earned where both devices were measured.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.calibrate.device_sheet import DeviceSheet
+from workbench.calibrate.physics import compute_rates, memory_seconds, power_share, product_seconds
+from workbench.cost.device_limits import NarrowRate, PowerLimit
+from workbench.cost.profile import (
+    CollectiveTable,
+    MachineLink,
+    Profile,
+    Provenance,
+    SustainedHeads,
+    SustainedProducts,
+    Table,
+)
+
+PCIE_LATENCY_S = 10e-6  # assumed, as of the measured profiles without NVLink
+NUM_DIGITS = 4
+INTRA, INTER = "intra", "inter"
+CARD = "line rate of a device's network card; latency typical"
+
+Rescale = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # points' coordinates -> factors on rates
+
+
+def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile:
+    """The profile of a device that nobody measured, after one that somebody did; without fits.
+
+    Products: rate times the ratio of roofline times with waves of tiles (`product_seconds`), at the
+    rates of the fastest measured products where both sheets have them, else at the peaks.
+    Attention: times the ratio of bfloat16 peaks; it computes on tiles that stay on a processor. Under a power
+    limit both lose `power_share`. Memory-bound kernels: launch time stays, the rest goes by bandwidth.
+    Collectives over NVLink or its like: latency stays, the rest goes by bandwidth; a device without takes the
+    ring formula over PCIe. Layers measured as a whole, and what was measured in pipelines, are left out.
+
+    Args:
+        sheet: of the device.
+        like: a measured profile; kernels of the device are taken to be as good as its.
+        of_like: its sheet.
+
+    Complexity: O(points).
+    """
+    products, heads = _products(sheet, of_like), _attention(sheet, of_like)
+    fastest, _ = compute_rates(sheet, of_like)
+    links, collectives = _links(sheet, like, of_like), _collectives(sheet, like, of_like)
+    return replace(
+        like,
+        name=sheet.device,
+        device=sheet.device,
+        memory_bytes=int(sheet.memory_bytes),
+        peak_flop_per_s=sheet.peaks,
+        peak_bytes_per_s=sheet.memory_bytes_per_s,
+        provenance=_provenance(sheet, like),
+        matmul=_rescaled(like.matmul, products, like, fastest),
+        attention=_rescaled(like.attention, heads, like),
+        pointwise=_rescaled(like.pointwise, _moved(like.pointwise, sheet, of_like), like),
+        normalization=_rescaled(like.normalization, _moved(like.normalization, sheet, of_like), like),
+        sustained_products=tuple(
+            SustainedProducts(direction=each.direction, table=_rescaled(each.table, products, like, fastest))
+            for each in like.sustained_products
+        ),
+        sustained_attention=tuple(
+            SustainedHeads(
+                head_dim=each.head_dim,
+                causal=each.causal,
+                forward=_rescaled(each.forward, heads, like),
+                backward=_rescaled(each.backward, heads, like),
+            )
+            for each in like.sustained_attention
+        ),
+        power=_power(sheet, like),
+        narrow_rates=_narrow(sheet),
+        in_pipeline=(),
+        optimizer_s_per_parameter=(),
+        layers=(),
+        links=links,
+        collectives=collectives,
+        node_ranks=sheet.link_ranks,
+        like=like.name,
+        presumed=sheet.presumed,
+        unmeasured=_unmeasured(sheet, like, collectives),
+        fits=(),
+    )
+
+
+def _power(sheet: DeviceSheet, like: Profile) -> PowerLimit | None:
+    """The sheet's limit, under which the rescaled rates hold; what is sustained of them as on the other."""
+    return None if like.power is None else replace(like.power, rated_w=sheet.power_w, source="its data sheet")
+
+
+def _narrow(sheet: DeviceSheet) -> tuple[NarrowRate, ...]:
+    """FP8 products over bfloat16 ones, where the sheet has the fastest of both."""
+    wide, narrow = sheet.reached_bfloat16_flop_per_s, sheet.reached_fp8_flop_per_s
+    if wide is None or narrow is None:
+        return ()
+    source = dict(sheet.sources)["reached_fp8_tflop_per_s"]
+    is_measured = "reached_fp8_tflop_per_s" not in sheet.presumed
+    return (
+        NarrowRate(product_format="fp8", rate=_digits(narrow / wide), measured=is_measured, source=source),
+    )
+
+
+def _products(sheet: DeviceSheet, of_like: DeviceSheet) -> Rescale:
+    rate, rate_of_like = compute_rates(sheet, of_like)
+    return lambda at: product_seconds(of_like, at, rate_of_like) / product_seconds(sheet, at, rate)
+
+
+def _attention(sheet: DeviceSheet, of_like: DeviceSheet) -> Rescale:
+    ratio = sheet.bfloat16_flop_per_s * power_share(sheet)
+    ratio /= of_like.bfloat16_flop_per_s * power_share(of_like)
+    return lambda at: np.full(len(at), ratio)
+
+
+def _moved(table: Table, sheet: DeviceSheet, of_like: DeviceSheet) -> Rescale:
+    """Seconds of each point, of which the bytes at the table's best rate go by bandwidth."""
+
+    def factors(at: NDArray[np.float64]) -> NDArray[np.float64]:
+        rates = np.asarray([point[-1] for point in table.points])
+        seconds = at[:, 0] / rates
+        moved_s = memory_seconds(seconds, at[:, 0], float(rates.max()), sheet, of_like)
+        return np.asarray(seconds / moved_s)
+
+    return factors
+
+
+def _rescaled(table: Table, rescale: Rescale, like: Profile, fastest: float = math.inf) -> Table:
+    if not table.points:
+        return table
+    at = np.asarray(table.points, dtype=np.float64)[:, :-1]
+    points = tuple(
+        (*point[:-1], _digits(min(fastest, point[-1] * factor)))
+        for point, factor in zip(table.points, rescale(at), strict=True)
+    )
+    source = f"{table.source}, {like.name} scaled by data sheets"
+    return replace(table, points=points, measured=False, source=source)
+
+
+def _links(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> tuple[MachineLink, MachineLink]:
+    inter = MachineLink(
+        scope=INTER,
+        name="network card",
+        bytes_per_s=sheet.card_bytes_per_s,
+        latency_s=like.machine_link(INTER).latency_s,
+        measured=False,
+        source=CARD,
+    )
+    if sheet.link_bytes_per_s is None:
+        intra = MachineLink(
+            scope=INTRA,
+            name="pcie",
+            bytes_per_s=sheet.pcie_bytes_per_s,
+            latency_s=PCIE_LATENCY_S,
+            measured=False,
+            source="PCIe line rate; latency assumed",
+        )
+        return intra, inter
+    measured = like.machine_link(INTRA)
+    share = 1.0 if of_like.link_bytes_per_s is None else measured.bytes_per_s / of_like.link_bytes_per_s
+    intra = MachineLink(
+        scope=INTRA,
+        name=measured.name,
+        bytes_per_s=_digits(share * sheet.link_bytes_per_s),
+        latency_s=measured.latency_s,
+        measured=False,
+        source=f"{like.name} scaled by data sheets",
+    )
+    return intra, inter
+
+
+def _collectives(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> tuple[CollectiveTable, ...]:
+    if sheet.link_bytes_per_s is None or of_like.link_bytes_per_s is None:
+        return ()
+    share = of_like.link_bytes_per_s / sheet.link_bytes_per_s
+    return tuple(
+        replace(found, table=_rescaled(found.table, _exchanged(found.table, share), like))
+        for found in like.collectives
+        if found.scope == INTRA
+    )
+
+
+def _exchanged(table: Table, share: float) -> Rescale:
+    """Seconds of each point; beyond those of the smallest message among as many ranks, by bandwidth."""
+
+    def factors(at: NDArray[np.float64]) -> NDArray[np.float64]:
+        seconds = at[:, 1] / np.asarray([point[-1] for point in table.points])
+        start = np.asarray([seconds[at[:, 0] == ranks].min() for ranks in at[:, 0]])
+        return np.asarray(seconds / (start + (seconds - start) * share))
+
+    return factors
+
+
+def _provenance(sheet: DeviceSheet, like: Profile) -> Provenance:
+    sources = dict.fromkeys(f"{source}" for _, source in sheet.sources)
+    return Provenance(
+        date=like.provenance.date,
+        clocks="not measured: scaled by data sheets",
+        sources=(*like.provenance.sources, *sources),
+    )
+
+
+def _unmeasured(
+    sheet: DeviceSheet, like: Profile, collectives: tuple[CollectiveTable, ...]
+) -> tuple[str, ...]:
+    scaled = f"{like.name} scaled by data sheets"
+    said, costs = dict(sheet.sources), ("matmul", "attention", "memory-bound kernels", "intra link")
+    kept = (reason for reason in like.unmeasured if not reason.startswith((*costs, INTER)))
+    return (
+        *(f"{cost}: {scaled}" for cost in costs[:-1]),
+        f"collectives: {scaled}" if collectives else "collectives: ring formula over PCIe",
+        f"inter link: {CARD}",
+        *(f"{cell} presumed: {said[cell]}" for cell in sheet.presumed),
+        *kept,
+    )
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.{NUM_DIGITS}g}")

@@ -1,0 +1,77 @@
+"""Commands on profiles of devices: new, show, check."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.calibrate.derived import profile_of
+from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
+from workbench.cli.console import emit_json, show
+from workbench.cli.options import Json
+from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
+from workbench.report.profile_tables import facts_table, profile_record
+from workbench.report.tables import fits_table, unmeasured_text
+from workbench.whole_file import check_writable
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Profiles of devices: made from a data sheet, shown, checked.",
+)
+
+
+@app.command("new")
+def new_command(
+    name: Annotated[str, typer.Argument(help="of the profile", metavar="NAME")],
+    from_sheet: Annotated[
+        Path, typer.Option("--from-sheet", help="CSV file of cells: cell, value, standing, source")
+    ],
+    like: Annotated[str, typer.Option(help="measured device whose kernels it is taken to run")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="profile file to write; default: NAME.json")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the profile of a device that nobody measured out of its data sheet."""
+    path = output or Path(f"{name}.json")
+    check_writable(path)
+    profile = profile_of(read_sheet(from_sheet), like, name=name)
+    write_profile(profile, path)
+    _tell(profile, {"output": str(path)}, f"written to {path}", as_json=as_json)
+
+
+@app.command("show")
+def show_command(
+    name: Annotated[str, typer.Argument(help="shipped name or file", metavar="NAME")], as_json: Json = False
+) -> None:
+    """Show what a profile says of its device, how well, and what nobody measured."""
+    _tell(load_profile(name), {}, as_json=as_json)
+
+
+@app.command("check")
+def check_command(
+    file: Annotated[Path, typer.Argument(help="profile file, or data sheet (.csv)", metavar="FILE")],
+    as_json: Json = False,
+) -> None:
+    """Say whether a profile or a data sheet is sound; the first wrong field otherwise."""
+    if file.suffix == ".csv":
+        sheet = read_sheet(file)
+        check_sheet(sheet, [shipped_sheet(each) for each in shipped_sheets()])
+        found: dict[str, Any] = {"device": sheet.device, "presumed": list(sheet.presumed)}
+        told = f"{file}: sound; presumed: {', '.join(sheet.presumed) or 'nothing'}"
+    else:
+        profile = parse_profile(file.read_text(), where=str(file))
+        found = {"device": profile.device, "presumed": list(profile.presumed)}
+        told = f"{file}: sound; {len(profile.unmeasured)} costs that nobody measured"
+    if as_json:
+        emit_json({"file": str(file)} | found)
+    else:
+        show(told)
+
+
+def _tell(profile: Profile, more: dict[str, Any], *texts: str, as_json: bool) -> None:
+    if as_json:
+        emit_json(profile_record(profile) | more)
+    else:
+        show(facts_table(profile), fits_table(profile), unmeasured_text(profile.unmeasured), *texts)

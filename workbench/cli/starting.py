@@ -1,0 +1,75 @@
+"""The command that writes a first job file for a model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli.console import emit_json, show
+from workbench.cli.options import Json
+from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
+from workbench.report.tables import titled
+from workbench.whole_file import check_writable, write_text
+
+
+def init_command(
+    model: Annotated[
+        str,
+        typer.Argument(help="config.json, folder of a checkpoint, or a name of the zoo", metavar="MODEL"),
+    ],
+    gpus: Annotated[str, typer.Option(help="how many of which device: 16xH100")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="job file to write")],
+    nodes: Annotated[int | None, typer.Option(min=1, help="default: nodes of eight GPUs")] = None,
+    train: Annotated[Train, typer.Option(help="what is trained")] = Train.LLM,
+    text_tokens: Annotated[int, typer.Option(min=1, max=10_000_000, help="of a sample")] = 1024,
+    image: Annotated[
+        str | None, typer.Option(help="HEIGHTxWIDTH in pixels, for encoders of any size; default: 448x448")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a job file for a model: a composite one is taken apart into encoders, projectors and LLM."""
+    check_writable(output)
+    machines = machines_of(gpus, nodes)
+    made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image))
+    write_text(made.text, output)
+    if as_json:
+        emit_json({"job": str(output), **_record(made)})
+        return
+    table = titled(f"{model} on {gpus}", ("module", "modality", "layers", "weights", "trainable"))
+    for module in made.model.modules:
+        trained = sum(
+            weight.num_elements for layer in module.layers if layer.trainable for weight in layer.parameters()
+        )
+        table.add_row(
+            module.name,
+            module.modality,
+            str(len(module.layers)),
+            f"{module.num_parameters:,}",
+            f"{trained:,}",
+        )
+    show(table, f"written to {output}; next: workbench search {output}")
+
+
+def _record(made: Draft) -> dict[str, Any]:
+    modules = {
+        module.name: {"layers": len(module.layers), "weights": module.num_parameters}
+        for module in made.model.modules
+    }
+    if made.parts is None:
+        return {"modules": modules}
+    return {
+        "modules": modules,
+        "token_ids": dict(made.parts.token_ids),
+        "dropped": {dropped.weights: dropped.what for dropped in made.parts.dropped},
+        "notes": list(made.parts.notes),
+    }
+
+
+def _pixels(image: str | None) -> tuple[int, int] | None:
+    if image is None:
+        return None
+    height, _, width = image.partition("x")
+    sides = [int(side) if side.isdecimal() and len(side) < 6 else 0 for side in (height, width)]
+    if not all(1 <= side <= LARGEST_IMAGE_PX for side in sides):
+        raise ValueError(f"--image: want HEIGHTxWIDTH in pixels, got {image!r}; nearest: 448x448")
+    return sides[0], sides[1]

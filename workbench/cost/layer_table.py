@@ -1,0 +1,68 @@
+"""A layer measured as a whole: its sizes and their seconds."""
+
+from dataclasses import dataclass
+
+from workbench.cost.roofline import RowWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPoint:
+    """One measured size of a layer: `rows` packed sequences of equal size.
+
+    Args:
+        rows: packed sequences of the call.
+        tokens_in: of one of them.
+        attention_area: query-key pairs of one of them.
+        forward_s: that keeps what a backward needs.
+        input_grad_s: gradients of inputs.
+        weight_grad_s: gradients of weights.
+        weight_only_s: a backward that weights ask for and the input does not; None: not measured.
+        forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
+        split_input_s: input gradients of a backward that leaves weight gradients for later; None: as
+            `input_grad_s`.
+        split_weight_s: weight gradients that were left for later; None: as `weight_grad_s`.
+        context_tokens, reader_tokens, context_area: of cross-attention, as those of `RowWork`.
+    """
+
+    rows: int
+    tokens_in: int
+    attention_area: int
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    weight_only_s: float | None = None
+    forward_only_s: float | None = None
+    split_input_s: float | None = None
+    split_weight_s: float | None = None
+    context_tokens: int = 0
+    reader_tokens: int = 0
+    context_area: int = 0
+
+    def __post_init__(self) -> None:
+        areas = self.attention_area, self.context_tokens, self.reader_tokens, self.context_area
+        if min(self.rows, self.tokens_in) < 1 or min(areas) < 0:
+            raise ValueError(f"measured layer: want >= 1 row and token, area >= 0, got {self}")
+
+    @property
+    def row(self) -> RowWork:
+        """One of its rows; how many tokens leave the module decides nothing."""
+        read = self.context_tokens, self.reader_tokens, self.context_area
+        return RowWork(self.tokens_in, self.tokens_in, self.attention_area, *read)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """A layer measured as a whole.
+
+    Args:
+        signature: what it shares with layers that take the same time.
+        precision: it was measured in.
+        tp, cp: ranks it was cut for, by tensor and by context parallelism.
+        points: measured sizes.
+    """
+
+    signature: str
+    precision: str
+    tp: int = 1
+    cp: int = 1
+    points: tuple[LayerPoint, ...]

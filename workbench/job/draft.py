@@ -1,0 +1,270 @@
+"""A first job file for a model that somebody has: its modules, the cluster, a batch to start from."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workbench.cost.profile import known_profiles, load_profile
+from workbench.job.job_file import parse_spec
+from workbench.job.parts import model_of, zoo_names
+from workbench.model.composites.composite import LLM, Part, Parts
+from workbench.model.composites.registry import COMPOSITES, take_apart
+from workbench.model.hf_config import modality_of, read_config
+from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.projector import Projector, ProjectorStep
+
+USUAL_PER_NODE = 8
+MICROBATCHES = 8  # a replica and step, to start from
+MOST_STAGES = 8  # of the LLM, before its layers are divided by tensor parallelism
+STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
+TRAINED_BYTES = 18  # a weight: two-byte copy, float32 gradient, copy and two moments
+FROZEN_BYTES = 2
+LARGEST_IMAGE_PX = 10_000
+_NOISE = (  # keys of a config.json that say nothing about its layers
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+)
+
+
+class Train(StrEnum):
+    """ALL weights; LLM: it and the projectors, over frozen encoders; PROJECTORS alone."""
+
+    ALL = "all"
+    LLM = "llm"
+    PROJECTORS = "projectors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Where the job is to run.
+
+    Args:
+        device: a shipped profile.
+        gpus: in all.
+        per_node: of a node.
+    """
+
+    device: str
+    gpus: int
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        return self.gpus // self.per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A job file that is not written yet.
+
+    Args:
+        text: of the file, with comments.
+        model: its modules.
+        parts: what a composite was taken apart into; None where the model is no composite.
+    """
+
+    text: str
+    model: ModelGraph
+    parts: Parts | None
+
+
+def machines_of(gpus: str, nodes: int | None) -> Machines:
+    """`16xH100` and a number of nodes; left out: nodes of eight, or one.
+
+    Raises:
+        ValueError: other words, an unknown device, GPUs that nodes do not share equally.
+    """
+    found = re.fullmatch(r"(\d{1,7})x(.+)", gpus)
+    if found is None or int(found[1]) < 1:
+        raise ValueError(f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: 8xH100")
+    number, device = int(found[1]), found[2]
+    known = known_profiles()
+    if device not in known:
+        near = difflib.get_close_matches(device, known, n=1, cutoff=0.0)
+        raise ValueError(f"--gpus: want one of {', '.join(known)}, got {device!r}; nearest: {near[0]}")
+    count = nodes or -(-number // USUAL_PER_NODE)
+    if number % count:
+        nearest = max(d for d in range(1, count + 1) if number % d == 0)
+        raise ValueError(f"--nodes: must divide {number} GPUs, got {count}; nearest: {nearest}")
+    return Machines(device=device, gpus=number, per_node=number // count)
+
+
+def draft(
+    model: str, machines: Machines, *, train: Train, text_tokens: int, image_px: tuple[int, int] | None
+) -> Draft:
+    """A job that `plan` takes as it is.
+
+    Args:
+        model: a config.json, the folder of a checkpoint, or a name of the zoo.
+        machines: where.
+        train: what.
+        text_tokens: of a sample.
+        image_px: (height, width) of images, for encoders of any size; None: 448 x 448.
+
+    Raises:
+        ValueError: no such model, a composite that is not taken apart, an encoder alone.
+    """
+    name, parts, modules = _modules(model, train)
+    spec: dict[str, Any] = {"name": name, "model": {"modules": modules}, **_cluster(machines)}
+    graph = _built(spec)
+    layout, replicas = _layout(graph, machines)
+    spec |= {"batch": _batch(parts, graph, replicas, text_tokens, image_px), "layouts": layout}
+    spec |= {"precision": "bfloat16", "optimizer_precision": "float32", "profile": machines.device}
+    text = _text(spec, parts)
+    parse_spec(text, where="draft")
+    return Draft(text=text, model=graph, parts=parts)
+
+
+def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any]]:
+    """The job's name, what was taken apart, and the words for its modules."""
+    if model in zoo_names():
+        return model, None, {LLM: {"zoo": model, "trainable": "all"}}
+    if not Path(model).exists():
+        near = difflib.get_close_matches(model, zoo_names(), n=1, cutoff=0.0)
+        raise ValueError(
+            f"model {model!r}: no such file, folder or name of the zoo; nearest name: {near[0]}; of a model "
+            "on a hub, give its config.json"
+        )
+    config = read_config(model)
+    path = Path(model).resolve()
+    name = path.name if path.is_dir() else path.parent.name
+    if str(config.get("model_type")) in COMPOSITES:
+        parts = take_apart(config)
+        return name, parts, {called: _module(called, part, train) for called, part in parts.modules.items()}
+    inner = [key for key in ("vision_config", "audio_config", "text_config") if key in config]
+    if inner:
+        take_apart(config)
+    if modality_of(config) != TEXT:
+        kind = config["model_type"]
+        raise ValueError(f"model {model!r}: {kind} is an encoder; want a model with an LLM")
+    return name, None, {LLM: {"config": _plain(config), "trainable": "all"}}
+
+
+def _module(called: str, part: Part, train: Train) -> dict[str, Any]:
+    said: dict[str, Any] = {"config": _plain(part.config), "trainable": _trainable(called, train)}
+    if isinstance(part.projector, Projector):
+        said["projector"] = part.projector.value
+    elif part.projector is not None:
+        said["projector"] = [_step(step) for step in part.projector]
+    if part.feature_layer is not None:
+        said["feature_layer"] = part.feature_layer
+    return said
+
+
+def _trainable(called: str, train: Train) -> str:
+    if called == LLM:
+        return "none" if train is Train.PROJECTORS else "all"
+    return "all" if train is Train.ALL else "projector"
+
+
+def _step(step: ProjectorStep) -> dict[str, Any]:
+    if step.norm is not None:
+        return {"norm": step.norm.value, "eps": step.eps, "offset": step.offset}
+    if step.merge is not None:
+        return {"merge": step.merge, "how": step.how.value}
+    if step.act is not None:
+        return {"act": step.act}
+    return {"linear": "out" if step.linear_out else step.linear, "bias": step.bias}
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what says nothing about layers."""
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in _NOISE and not key.startswith("_") and value is not None
+    }
+
+
+def _cluster(machines: Machines) -> dict[str, Any]:
+    return {
+        "cluster": {
+            "device": machines.device,
+            "nodes": machines.nodes,
+            "ranks_per_node": machines.per_node,
+        }
+    }
+
+
+def _built(spec: Mapping[str, Any]) -> ModelGraph:
+    """The model alone, to see how large it is."""
+    batch = {"samples": 1, "fixed": {"text_tokens": 1}}
+    text = yaml.safe_dump({**spec, "batch": batch, "profile": "any"})
+    checked = parse_spec(text, where="draft")
+    return model_of(checked.name, checked.model, folder=Path())
+
+
+def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]:
+    """Tensor parallelism by which every module's state fits on a few stages, and replicas of all modules."""
+    room = STATE_SHARE * load_profile(machines.device).memory_bytes
+    layouts, ranks = {}, 0
+    for module in graph.modules:
+        state = sum(
+            weight.num_elements * (TRAINED_BYTES if layer.trainable else FROZEN_BYTES)
+            for layer in module.layers
+            for weight in layer.parameters()
+        )
+        tp = 1
+        while state / room > tp * MOST_STAGES and tp < machines.per_node:
+            tp *= 2
+        stages = min(len(module.layers), max(1, -(-int(state) // int(room * tp))))
+        layouts[module.name] = {"tp": tp}
+        ranks += tp * stages
+    return layouts, max(1, machines.gpus // ranks)
+
+
+def _batch(
+    parts: Parts | None,
+    graph: ModelGraph,
+    replicas: int,
+    text_tokens: int,
+    image_px: tuple[int, int] | None,
+) -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    for module in graph.modules:
+        if module.modality == TEXT or parts is None:
+            continue
+        said = dict(parts.modules[module.name].items)
+        if "images" in said and image_px is not None:
+            said["images"] = [list(image_px)]
+        items[module.modality] = {"each": 1, **said}
+    fixed = {"text_tokens": text_tokens, **({"items": items} if items else {})}
+    return {
+        "samples": MICROBATCHES * replicas,
+        "microbatch_samples": 1,
+        "replicas": replicas,
+        "fixed": fixed,
+    }
+
+
+def _text(spec: Mapping[str, Any], parts: Parts | None) -> str:
+    lines = [f"# {line}" for line in _comments(parts)]
+    body: str = yaml.safe_dump(
+        json.loads(json.dumps(spec)), sort_keys=False, default_flow_style=None, width=100
+    )
+    return "\n".join([*lines, body])
+
+
+def _comments(parts: Parts | None) -> Iterator[str]:
+    if parts is None:
+        return
+    for module, number in parts.token_ids.items():
+        yield f"{module}: its outputs stand where the text has token {number}"
+    seen: dict[str, str] = {}
+    for dropped in parts.dropped:
+        seen.setdefault(dropped.what, dropped.weights)
+    for what, weights in seen.items():
+        yield f"left out: {weights}* ({what})"
+    yield from parts.notes

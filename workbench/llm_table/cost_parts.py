@@ -1,0 +1,145 @@
+"""Where a row's iteration goes: seconds of the busiest rank by kind of work, and what it waits for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from workbench.cost.expert_parallel import on_rank
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.roofline import Grid, Work
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Stage
+from workbench.plan.work import work_of
+from workbench.schedule.action import COMPUTE, Pass
+from workbench.timing.price import Price, grid_links
+
+AT_ONCE = Link(name="at once", bytes_per_s=1e30, latency_s=0.0)
+KINDS = {"products": (Matmul,), "attention": (Attention,), "memory_bound": (Pointwise, Lookup)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostParts:
+    """Seconds of an iteration; they add up to it.
+
+    Args:
+        products: matrix products.
+        attention: scores and weighted sums.
+        memory_bound: norms, activations, residuals, tables, the loss.
+        in_layers: collectives inside layers, and gaps between kernels.
+        data: what data-parallel ranks exchange, as far as nothing else runs beside it.
+        optimizer: the update, with gathers that belong to it.
+        idle: bubbles of the pipeline and its messages.
+    """
+
+    products: float
+    attention: float
+    memory_bound: float
+    in_layers: float
+    data: float
+    optimizer: float
+    idle: float
+
+    def continued(self, more: "CostParts", times: float) -> "CostParts":
+        """These, and `times` times what `more` has beyond them."""
+        mine = {name: getattr(self, name) for name in PARTS}
+        return CostParts(**{name: own + times * (getattr(more, name) - own) for name, own in mine.items()})
+
+    def shares(self) -> dict[str, float]:
+        """Of the whole, by name."""
+        total = sum(getattr(self, name) for name in PARTS)
+        return {name: getattr(self, name) / total for name in PARTS}
+
+
+PARTS = tuple(field.name for field in fields(CostParts))  # as `columns.SHARES`
+
+
+def parts_of(
+    whole: Lowered,
+    prices: Price,
+    cost: CostModel,
+    iteration_s: float,
+    *,
+    num_repeats: float,
+    retimed: Callable[[Price], float],
+) -> CostParts:
+    """The parts of a priced row.
+
+    Args:
+        whole: the plan that stands for all replicas.
+        prices: of it.
+        cost: the row's machine.
+        iteration_s: of all microbatches.
+        num_repeats: microbatches of the row for each of the plan.
+        retimed: seconds of an iteration at other prices.
+
+    Complexity: O(actions), a second timing, and one pricing of each distinct layer.
+    """
+    plan = whole.plan
+    passes = {
+        program.ranks[0]: sum(prices.durations_s[a] for a in program.actions if a.kind in COMPUTE)
+        for program in plan.programs
+    }
+    rank = max(passes, key=lambda each: passes[each])
+    busy_s, step_s = passes[rank] * num_repeats, prices.steps_s[rank]
+    data_s = max(0.0, iteration_s - retimed(_without_exchanges(prices)))
+    shares = _shares(whole, cost, [stage for stage in plan.stages if rank in stage.flat_ranks])
+    return CostParts(
+        **{kind: busy_s * shares[kind] for kind in KINDS},
+        in_layers=busy_s * max(0.0, 1 - sum(shares.values())),
+        data=data_s,
+        optimizer=step_s,
+        idle=max(0.0, iteration_s - busy_s - step_s - data_s),
+    )
+
+
+def _without_exchanges(prices: Price) -> Price:
+    """Everything between data-parallel ranks at once; moves and passes as they are."""
+    durations_s = {
+        action: seconds if action.kind in COMPUTE or action.kind is Pass.STEP else 0.0
+        for action, seconds in prices.durations_s.items()
+    }
+    return replace(prices, durations_s=durations_s)
+
+
+def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, float]:
+    """Of the passes of these stages, by the operators of their layers alone."""
+    plan = whole.plan
+    work = work_of(plan, plan.microbatches[0])
+    totals = dict.fromkeys((*KINDS, "all"), 0.0)
+    known: dict[int, dict[str, float]] = {}
+    for stage in stages:
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            if id(layer.operators) not in known:
+                known[id(layer.operators)] = _by_kind(layer, stage, work, plan, cost)
+            for kind, seconds in known[id(layer.operators)].items():
+                totals[kind] += seconds
+    return {kind: min(1.0, totals[kind] / totals["all"]) for kind in KINDS}
+
+
+def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:
+    """Seconds of a layer's forward and backward: of its operators by kind, and of all it does."""
+    links = grid_links(plan.cluster, stage)
+
+    def seconds(layer: Layer, model: CostModel, tensor: Link | None, context: Link | None) -> float:
+        time = model.layer_time(
+            layer,
+            work,
+            tp=stage.tp,
+            cp=stage.cp,
+            precision=plan.settings.precision,
+            link=tensor,
+            context_link=context,
+        )
+        return time.forward_s + time.input_grad_s + time.weight_grad_s
+
+    held = on_rank(layer, work, Grid(stage.tp, stage.cp, stage.ep))
+    found = {kind: seconds(_only(held, kind), cost, AT_ONCE, AT_ONCE) for kind in KINDS}
+    model = cost.with_expert_parallel(stage.ep, links.experts)
+    return found | {"all": seconds(layer, model, links.tensor, links.context)}
+
+
+def _only(layer: Layer, kind: str) -> Layer:
+    """The layer with the operators of one kind, cut as they are."""
+    held = tuple(operator for operator in layer.operators if isinstance(operator, KINDS[kind]))
+    return replace(layer, operators=held, tied=())

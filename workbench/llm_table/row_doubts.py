@@ -1,0 +1,43 @@
+"""What of a prediction rests on something that nobody measured, and matters for the row."""
+
+from collections.abc import Iterable, Mapping
+
+from workbench.llm_table.llm_row import LlmRow, Number
+
+SMALL = 0.05  # share of the time below which a cost's doubts are left out
+PARTS_OF = (
+    ("inter link", ("in_layers", "data", "optimizer", "idle")),
+    ("card_", ("in_layers", "data", "optimizer", "idle")),
+    ("collectives", ("in_layers", "data", "optimizer")),
+    ("experts", ("in_layers",)),
+    ("moe_overlap", ("in_layers",)),
+    ("matmul", ("products",)),
+    ("product", ("products",)),
+    ("attention", ("attention",)),
+    ("memory-bound", ("memory_bound",)),
+    ("optimizer", ("optimizer",)),
+    ("between ranks", ("data", "optimizer")),
+)  # words of a doubt -> the parts of the time that it concerns
+ALWAYS = ("executor overhead",)  # of every plan on a GPU, so that it tells no row from another
+OTHER_FORMATS = ("float32", "float64")
+IN_NODES = ("inter link", "card_")
+
+
+def told(doubts: Iterable[str], shares: Mapping[str, float], row: LlmRow) -> tuple[str, ...]:
+    """The doubts about what takes a notable part of the row's time, sorted; each once.
+
+    A doubt that another says with a reason is left to that one.
+    """
+    kept = {each for each in doubts if _matters(each, shares, row)}
+    return tuple(sorted(each for each in kept if not any(o.startswith(f"{each}: ") for o in kept)))
+
+
+def _matters(doubt: str, shares: Mapping[str, float], row: LlmRow) -> bool:
+    if doubt.startswith(ALWAYS) or (doubt.startswith(OTHER_FORMATS) and row.precision is not Number.FP32):
+        return False
+    if doubt.startswith(IN_NODES) and row.num_gpus <= row.gpus_per_nvlink_domain:
+        return False
+    for word, parts in PARTS_OF:
+        if word in doubt:
+            return sum(shares[part] for part in parts) >= SMALL
+    return "presumed" not in doubt

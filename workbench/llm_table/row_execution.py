@@ -1,0 +1,49 @@
+"""How a row's layers are computed: its kernels, its cuts, and the format of its products."""
+
+from dataclasses import replace
+
+from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, GradientSum, InstanceSums
+from workbench.cost.flash import FlashKernel
+from workbench.cost.products import ProductFormat
+from workbench.cost.traffic import Dropout
+from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, YesNo
+
+TENSOR_PIECES = 4  # of a product beside its collective: Transformer Engine's default number of splits
+FORMATS = {
+    Number.FP8: ProductFormat.FP8,
+    Number.MXFP8: ProductFormat.MXFP8,
+    Number.NVFP4: ProductFormat.NVFP4,
+}
+GENERATIONS = {Scores.FLASH1: FlashKernel.FLASH1, Scores.FLASH2: FlashKernel.FLASH2}
+
+
+def execution_of(row: LlmRow, base: Execution) -> Execution:
+    """The base with what the row says.
+
+    Systems that store scores are of a time when models were trained with dropout (Korthikanti et al. 2022
+    count its masks); gradients in float32 are added up by the products that make them.
+    """
+    is_stored, sums_wide = row.attention is Scores.STORED, row.grad_precision is GradientNumber.FP32
+    return replace(
+        base,
+        attention=AttentionKernel.STORED if is_stored else AttentionKernel.FUSED,
+        flash=GENERATIONS.get(row.attention, base.flash),
+        dropout=Dropout.MASKED if is_stored else base.dropout,
+        gradient_sum=GradientSum.MAIN if sums_wide else GradientSum.OWN,
+        activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
+        instance_sums=InstanceSums.BEHIND_EACH,
+        updated_weights=row.updated_weights,
+        overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
+        products=FORMATS.get(row.precision, base.products),
+        num_devices=row.num_gpus,
+    )
+
+
+def doubts(row: LlmRow) -> frozenset[str]:
+    """What the row asks for that was not measured; of narrow products the price says it."""
+    found = set()
+    if row.precision is Number.FP16:
+        found.add("fp16: rates of bf16")
+    if row.moe_overlap is YesNo.YES:
+        found.add("moe_overlap: exchanges hidden behind the layer's own compute")
+    return frozenset(found)

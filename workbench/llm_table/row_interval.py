@@ -1,0 +1,65 @@
+"""Why the prediction of a row may be off: its costs by share, and what the row leaves unsaid."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from workbench.cost.profile import Profile
+from workbench.llm_table.cost_parts import CostParts
+from workbench.llm_table.llm_row import LlmRow, Number
+from workbench.timing.doubts import doubts_of
+from workbench.timing.interval import Doubt
+from workbench.timing.shares import Source
+
+UNIFORM = 12**-0.5  # deviation of what lies anywhere between two ends, over their distance
+NARROW = (Number.FP8, Number.MXFP8, Number.NVFP4)
+OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
+
+# Columns that training runs often leave open -> (whole step, or one source; what an unknown answer spans).
+# A second forward of all blocks is a third of the other passes. Samples of a microbatch change how well
+# kernels are filled: a tenth. What is hidden may be all of a source's share, sharding moves half of it.
+SPANS: dict[str, tuple[Source | None, float]] = {
+    "recompute": (None, 1 / 3),
+    "micro_batch": (None, 0.1),
+    "attention": (None, 0.05),
+    "zero_stage": (Source.REDUCTION, 0.5),
+    "dp_overlap": (Source.REDUCTION, 1.0),
+    "tp_overlap": (Source.COLLECTIVES, 1.0),
+    "sequence_parallel": (Source.COLLECTIVES, 0.5),
+    "inter_gbytes_per_s": (Source.REDUCTION, 1.0),
+}
+
+
+def unsaid_of(cells: Mapping[str, str]) -> frozenset[str]:
+    """Columns that may matter and that a row leaves to their defaults."""
+    return frozenset(name for name in SPANS if not (cells.get(name) or "").strip())
+
+
+def reasons_of(row: LlmRow, profile: Profile, parts: CostParts, unsaid: Collection[str]) -> tuple[Doubt, ...]:
+    """Every reason why a row's iteration may be off, those of the machine first."""
+    across, shares = row.num_gpus > row.gpus_per_nvlink_domain, _sources(parts)
+    more = (*_unsaid(unsaid, shares), *_narrow(row, shares))
+    return doubts_of(profile, shares, across_nodes=across, unsaid=more)
+
+
+def _sources(parts: CostParts) -> Mapping[Source, float]:
+    """What each source decides of the iteration; waiting grows as what is waited for."""
+    busy = {
+        Source.PRODUCTS: parts.products,
+        Source.ATTENTION: parts.attention,
+        Source.MEMORY: parts.memory_bound + parts.optimizer,
+        Source.COLLECTIVES: parts.in_layers,
+        Source.REDUCTION: parts.data,
+    }
+    total = sum(busy.values())
+    return {source: seconds / total for source, seconds in busy.items()}
+
+
+def _unsaid(names: Collection[str], shares: Mapping[Source, float]) -> Iterator[Doubt]:
+    for name, (source, span) in SPANS.items():
+        if name in names:
+            share = 1.0 if source is None else shares[source]
+            yield Doubt(f"{name} not said", share * span * UNIFORM)
+
+
+def _narrow(row: LlmRow, shares: Mapping[Source, float]) -> Iterator[Doubt]:
+    if row.precision in NARROW:
+        yield Doubt(f"{row.precision} by the ratio of peaks", shares[Source.PRODUCTS] * OF_NARROW)

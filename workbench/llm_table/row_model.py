@@ -1,0 +1,209 @@
+"""The model of a row as layers: embedding, blocks, head."""
+
+from dataclasses import replace
+from functools import lru_cache
+from operator import attrgetter
+
+from workbench.llm_table.llm_row import Architecture, LlmRow, YesNo
+from workbench.llm_table.row_decoder import decoder_head, decoder_operators
+from workbench.model.experts import Experts, with_experts
+from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise, Shard
+from workbench.model.model_graph import TEXT, ModelGraph, Module
+from workbench.model.module_layers import learned_positions, lm_head, patch_embedding, token_embedding
+from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators, norm
+
+MODULE = "llm"
+CHANNELS = 3  # of an image
+SHAPE = (
+    *("architecture", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "qk_norm"),
+    *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank", "tp"),
+    *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
+    *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers"),
+)  # fields that a model depends on
+_shape_of = attrgetter(*SHAPE)
+
+
+def model_of(row: LlmRow) -> ModelGraph:
+    """Embedding, blocks and head; rows of one shape share their layers."""
+    modules = (Module(name=MODULE, modality=TEXT, layers=_layers(_Shape(row))),)
+    return ModelGraph(name=MODULE, modules=modules)
+
+
+class _Shape:
+    """A row where only its model counts: rows of equal shape are equal."""
+
+    def __init__(self, row: LlmRow) -> None:
+        self.row, self._values = row, _shape_of(row)
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Shape) and self._values == other._values
+
+
+@lru_cache(maxsize=512)
+def _layers(shape: _Shape) -> tuple[Layer, ...]:
+    row = shape.row
+    blocks: list[tuple[Operator, ...]] = []
+    known: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
+    for index in range(row.layers):
+        kind = _is_windowed(row, index), row.experts > 0 and index >= row.first_dense_layers
+        if kind not in known:
+            known[kind] = _operators(row, is_windowed=kind[0], has_experts=kind[1])
+        blocks.append(known[kind])
+    if row.decoder_layers:
+        blocks += [decoder_operators(row)] * row.decoder_layers
+    return (_embedding(row), *_block_layers(row, blocks), _head(row))
+
+
+def _is_windowed(row: LlmRow, index: int) -> bool:
+    return row.window > 0 and not (row.full_every and (index + 1) % row.full_every == 0)
+
+
+def _block_layers(row: LlmRow, blocks: list[tuple[Operator, ...]]) -> list[Layer]:
+    """A layer a block; with adapters each is frozen behind a layer of its adapters."""
+    found = []
+    adapters = _adapters(row) if row.lora_rank else ()
+    for index, operators in enumerate(blocks):
+        block = Layer(name=f"block.{index}", kind=LayerKind.BLOCK, operators=operators, out_width=row.hidden)
+        if adapters:
+            adapter = replace(block, name=f"adapter.{index}", operators=adapters)
+            found += [adapter, replace(block, trainable=False)]
+        else:
+            found.append(block)
+    return found
+
+
+def _adapters(row: LlmRow) -> tuple[Operator, ...]:
+    """Two narrow products beside each product of a block.
+
+    Source: Hu et al. 2021, "LoRA", section 4.1. Differs: they stand in front of the block, not inside.
+    """
+    operators = _operators(row, is_windowed=False, has_experts=False)
+    found: list[Operator] = []
+    for place, each in enumerate(each for each in operators if isinstance(each, Matmul)):
+        found += [
+            Matmul(name=f"lora.{place}.a", in_features=each.in_features, out_features=row.lora_rank),
+            Matmul(name=f"lora.{place}.b", in_features=row.lora_rank, out_features=each.out_features),
+        ]
+    return tuple(found)
+
+
+def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Operator, ...]:
+    block = block_of(row)
+    if is_windowed:
+        block = replace(block, heads=replace(block.heads, num_keys=mean_keys(row.window, row.sequence)))
+    operators = block_operators(block)
+    if row.is_mla:
+        operators = _with_mla(operators, row)
+    if not has_experts:
+        return operators
+    layer = Layer(name="block", kind=LayerKind.BLOCK, operators=operators, out_width=row.hidden)
+    shared = row.shared_expert_ffn
+    experts = Experts(
+        num=row.experts,
+        num_chosen=row.topk,
+        mlp=replace(block.mlp, width=row.expert_ffn),
+        shared=replace(block.mlp, width=shared) if shared else None,
+    )
+    return with_experts(layer, experts).operators
+
+
+def block_of(row: LlmRow) -> Block:
+    """The block of the row's architecture. With more tensor-parallel ranks than key heads, each has one."""
+    has_biases = row.architecture in (Architecture.GPT, Architecture.VIT)
+    return Block(
+        width=row.hidden,
+        heads=Heads(
+            num=row.heads,
+            num_kv=max(row.kv_heads, row.tp),
+            dim=row.head_dim,
+            causal=row.architecture not in (Architecture.VIT, Architecture.T5),
+            bias="qkvo" if has_biases else "",
+            fused=True,
+            qk_norm=Norm.RMS if row.qk_norm is YesNo.YES else None,
+            rotary=row.architecture is Architecture.LLAMA,
+        ),
+        mlp=Mlp(
+            width=row.ffn,
+            gated=row.gated_mlp is YesNo.YES,
+            activation="silu" if row.architecture is Architecture.LLAMA else "gelu",
+            bias=has_biases,
+            fused=True,
+        ),
+        norm=Norm.LAYER if has_biases else Norm.RMS,
+    )
+
+
+def mean_keys(window: int, sequence: int) -> int:
+    """Keys of a query in the mean, where each sees itself and the `window` - 1 before it."""
+    seen = min(window, sequence)
+    return max(1, round((seen * sequence - seen * (seen - 1) / 2) / sequence))
+
+
+def _with_mla(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:
+    """Multi-head latent attention in place of a block's.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. A head's scores are `nope_dim` + `rope_dim` wide and
+    its values `v_dim`; `Attention` has one width, their mean, for which FLOP are the same.
+    """
+    places = {each.name: place for place, each in enumerate(operators)}
+    score_dim = row.nope_dim + row.rope_dim
+    rotated = row.heads * row.rope_dim + row.rope_dim
+    attention = operators[places["attention"]]
+    assert isinstance(attention, Attention)
+    middle: tuple[Operator, ...] = (
+        *_latent_queries(row, score_dim),
+        Matmul(name="kv_down_proj", in_features=row.hidden, out_features=row.kv_lora + row.rope_dim),
+        norm("kv_latent_norm", row.kv_lora, Norm.RMS),
+        Matmul(
+            name="kv_up_proj",
+            in_features=row.kv_lora,
+            out_features=row.heads * (row.nope_dim + row.v_dim),
+            shard=Shard.COLUMN,
+        ),
+        Pointwise(name="up_proj.rotary", width=rotated, num_passes=2, shard=Shard.COLUMN),
+        replace(attention, num_kv_heads=row.heads, head_dim=(score_dim + row.v_dim) // 2),
+        Matmul(name="o_proj", in_features=row.heads * row.v_dim, out_features=row.hidden, shard=Shard.ROW),
+    )
+    return (*operators[: places["qkv_proj"]], *middle, *operators[places["o_proj"] + 1 :])
+
+
+def _latent_queries(row: LlmRow, score_dim: int) -> tuple[Operator, ...]:
+    width = row.heads * score_dim
+    if not row.q_lora:
+        return (Matmul(name="q_proj", in_features=row.hidden, out_features=width, shard=Shard.COLUMN),)
+    return (
+        Matmul(name="q_down_proj", in_features=row.hidden, out_features=row.q_lora),
+        norm("q_latent_norm", row.q_lora, Norm.RMS),
+        Matmul(name="q_up_proj", in_features=row.q_lora, out_features=width, shard=Shard.COLUMN),
+    )
+
+
+def _embedding(row: LlmRow) -> Layer:
+    is_frozen = row.lora_rank > 0
+    if row.architecture is Architecture.VIT:
+        elements = CHANNELS * row.patch**2
+        found = patch_embedding(
+            patch_elements=elements, width=row.hidden, bias=True, num_patches=row.sequence
+        )
+        return replace(found, trainable=not is_frozen)
+    positions: tuple[Operator, ...] = ()
+    if row.architecture is Architecture.GPT:
+        positions = learned_positions(row.sequence, row.hidden)
+    is_tied = row.tied is YesNo.YES
+    found = token_embedding(row.padded_vocab, row.hidden, more=positions, tied=is_tied)
+    return replace(found, trainable=not is_frozen)
+
+
+def _head(row: LlmRow) -> Layer:
+    """Of a vit over one vector an image, of an encoder-decoder over the decoder's tokens."""
+    is_vit = row.architecture is Architecture.VIT
+    kind = Norm.LAYER if row.architecture in (Architecture.GPT, Architecture.VIT) else Norm.RMS
+    head = lm_head(row.padded_vocab, row.hidden, kind, tied=row.tied is YesNo.YES and not is_vit)
+    if is_vit:
+        head = decoder_head(head, 1 / row.sequence)
+    elif row.decoder_layers:
+        head = decoder_head(head, row.decoder_sequence / row.sequence)
+    return replace(head, trainable=not row.lora_rank)

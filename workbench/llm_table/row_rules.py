@@ -1,0 +1,132 @@
+"""Rules between the cells of one row: what must divide what, and what contradicts what."""
+
+from workbench.cost.device_names import shipped_device
+from workbench.cost.profile import known_profiles
+from workbench.llm_table.llm_row import Architecture, LlmRow, Optimizer, YesNo
+
+
+def check_row(row: LlmRow) -> None:
+    """ValueError, `column: rule, got value; nearest valid choice`, for the first rule that is broken."""
+    _check_device(row)
+    _check_degrees(row)
+    _check_model(row)
+    _check_experts(row)
+    _check_pipeline(row)
+    _check_sharding(row)
+
+
+def _check_device(row: LlmRow) -> None:
+    if "." not in row.gpu and "/" not in row.gpu:
+        try:
+            shipped_device(row.gpu, known_profiles())
+        except ValueError as error:
+            raise ValueError(f"gpu: {error}") from None
+    if row.gpus_per_nvlink_domain % row.gpus_per_node:
+        nearest = max(1, row.gpus_per_nvlink_domain // row.gpus_per_node) * row.gpus_per_node
+        _refuse("gpus_per_nvlink_domain", "want whole nodes", row.gpus_per_nvlink_domain, nearest)
+
+
+def check_repeated(row: LlmRow, *, gpus: int, grad_accum: int, optimizer: Optimizer | None) -> None:
+    """ValueError where a cell contradicts what follows from others; 0 and None were not told."""
+    if gpus not in (0, row.num_gpus):
+        told = f"tp {row.tp} x cp {row.cp} x pp {row.pp} x dp {row.dp}"
+        _refuse("gpus", f"want {told} = {row.num_gpus}", gpus, row.num_gpus)
+    if grad_accum not in (0, row.num_microbatches):
+        rule = f"want global_batch / (dp x micro_batch) = {row.num_microbatches}"
+        _refuse("grad_accum", rule, grad_accum, row.num_microbatches)
+    own = Optimizer.DISTRIBUTED if row.zero_stage else Optimizer.PLAIN
+    if optimizer not in (None, own):
+        _refuse("optimizer", f"want it to agree with zero_stage {row.zero_stage}", optimizer, own)
+
+
+def _check_degrees(row: LlmRow) -> None:
+    check_divides("global_batch", row.global_batch, "dp x micro_batch", row.dp * row.micro_batch)
+    check_divides("heads", row.heads, "tp", row.tp)
+    check_divides("ffn", row.ffn, "tp", row.tp)
+    if row.kv_heads % row.tp and row.tp % row.kv_heads:
+        check_divides("kv_heads", row.kv_heads, "tp", row.tp)
+    check_divides("sequence", row.sequence, "2 x cp" if row.cp > 1 else "cp", 2 * row.cp if row.cp > 1 else 1)
+    if row.sequence_parallel is YesNo.YES and row.sequence % row.tp:
+        check_divides("sequence", row.sequence, "tp (with sequence_parallel)", row.tp)
+
+
+def _check_model(row: LlmRow) -> None:
+    check_divides("heads", row.heads, "kv_heads", row.kv_heads)
+    is_t5 = row.architecture is Architecture.T5
+    for name in ("decoder_layers", "decoder_sequence"):
+        if bool(getattr(row, name)) != is_t5:
+            _refuse(name, "want it with architecture t5 alone", getattr(row, name), 1 if is_t5 else 0)
+    widths = {name: getattr(row, name) for name in ("nope_dim", "rope_dim", "v_dim")}
+    for name, width in widths.items():
+        if row.is_mla and not width and name != "rope_dim":
+            _refuse(name, f"want a width beside kv_lora {row.kv_lora}", width, row.head_dim)
+        if width and not row.is_mla:
+            _refuse(name, "want 0 without kv_lora", width, 0)
+    if row.q_lora and not row.is_mla:
+        _refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
+    if row.full_every and not row.window:
+        _refuse("full_every", "want 0 without a window", row.full_every, 0)
+
+
+def _check_experts(row: LlmRow) -> None:
+    if not row.experts:
+        for name in ("topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers"):
+            if getattr(row, name):
+                _refuse(name, "want 0 without experts", getattr(row, name), 0)
+        if row.ep > 1:
+            _refuse("ep", "want 1 without experts", row.ep, 1)
+        return
+    if not 1 <= row.topk <= row.experts:
+        nearest = min(max(row.topk, 1), row.experts)
+        _refuse("topk", f"want 1 to experts = {row.experts}", row.topk, nearest)
+    if not row.expert_ffn:
+        _refuse("expert_ffn", "want a width beside experts", row.expert_ffn, row.ffn)
+    if row.first_dense_layers > row.layers:
+        _refuse(
+            "first_dense_layers", f"want at most layers = {row.layers}", row.first_dense_layers, row.layers
+        )
+    check_divides("experts", row.experts, "ep", row.ep)
+    ranks = row.dp * row.cp * row.tp
+    check_divides("dp x cp x tp", ranks, "ep", row.ep)
+
+
+def _check_pipeline(row: LlmRow) -> None:
+    num_stages = row.pp * row.virtual_stages
+    if row.virtual_stages > 1:
+        if row.pp < 2:
+            _refuse("virtual_stages", "want 1 where pp is 1", row.virtual_stages, 1)
+        check_divides("microbatches of a replica", row.num_microbatches, "pp (with virtual_stages)", row.pp)
+    places = row.num_blocks + _counted(row)
+    if num_stages > places:
+        _refuse("pp x virtual_stages", f"want at most the {places} layers", num_stages, places)
+    if _counted(row):
+        check_divides("layers with embedding and loss", places, "pp x virtual_stages", num_stages)
+
+
+def _counted(row: LlmRow) -> int:
+    """Of embedding and head, how many count as a block."""
+    return (row.embedding_as_layer is YesNo.YES) + (row.loss_as_layer is YesNo.YES)
+
+
+def _check_sharding(row: LlmRow) -> None:
+    if row.zero_stage > 3:
+        _refuse("zero_stage", "want 0 to 3", row.zero_stage, 3)
+    if row.zero_stage == 0 and row.sharing_ranks > 1:
+        _refuse("shard_group", "want 1 where zero_stage is 0", row.shard_group, 1)
+    check_divides("dp x cp", row.data_ranks, "shard_group", row.sharing_ranks)
+    if row.zero_stage == 3:
+        for name in ("virtual_stages", "ep"):
+            if getattr(row, name) > 1:
+                _refuse(name, "want 1 where zero_stage is 3", getattr(row, name), 1)
+
+
+def _refuse(name: str, rule: str, value: object, nearest: object) -> None:
+    raise ValueError(f"{name}: {rule}, got {value}; nearest: {nearest}")
+
+
+def check_divides(whole: str, total: int, part: str, divisor: int) -> None:
+    """ValueError where a part does not divide the whole; the nearest divisor is named."""
+    if total % divisor:
+        fitting = [d for d in range(1, total + 1) if total % d == 0] if total <= 10**6 else [1]
+        near = min(fitting, key=lambda d: (abs(d - divisor), d))
+        raise ValueError(f"{part}: must divide {whole} = {total}, got {divisor}; nearest: {near}")

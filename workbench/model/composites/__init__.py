@@ -1,0 +1,1 @@
+"""Composite configurations of transformers, taken apart into the modules of a job."""

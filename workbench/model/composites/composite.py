@@ -1,0 +1,160 @@
+"""What a composite configuration is taken apart into, and what composites share."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.model.config_fields import Config
+from workbench.model.projector import ProjectorKind
+
+VISION, AUDIO, LLM = "vision", "audio", "llm"
+DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # names of most language models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One module of a composite.
+
+    Args:
+        config: as a config.json of its own.
+        projector: of an encoder; None: the family's own.
+        feature_layer: hidden state of an encoder that its projector reads; None: its output.
+        weights: how names of its weights begin, in a checkpoint of its own -> in that of the composite; the
+            longest beginning counts.
+        transposed: own names of weights that the composite holds as [in, out].
+        items: words of a job about one item of the size that the model was trained with: `images`, `seconds`
+            or none, where the module itself says it.
+    """
+
+    config: Mapping[str, Any]
+    weights: Mapping[str, str]
+    transposed: tuple[str, ...] = ()
+    projector: ProjectorKind | None = None
+    feature_layer: int | None = None
+    items: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Weights of a composite that no module has.
+
+    Args:
+        weights: how their names begin in the model that transformers builds.
+        what: they are, and why they are not there.
+    """
+
+    weights: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A composite taken apart.
+
+    Args:
+        modules: by name; the LLM last.
+        token_ids: of the tokens in whose places the outputs of an encoder stand, by its name.
+        dropped: what none of the modules has.
+        notes: what a job cannot say of it.
+    """
+
+    modules: Mapping[str, Part]
+    token_ids: Mapping[str, int]
+    dropped: tuple[Dropped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composite:
+    """One kind of composite.
+
+    Args:
+        name: as its papers call it.
+        model_type: of its configuration.
+        take_apart: its parts; ValueError for what it cannot say.
+    """
+
+    name: str
+    model_type: str
+    take_apart: Callable[[Config], Parts]
+
+
+def name_in_composite(part: Part, name: str) -> str:
+    """What a weight of a part is called in the composite's checkpoint."""
+    own = max((start for start in part.weights if name.startswith(start)), key=len)
+    return part.weights[own] + name.removeprefix(own)
+
+
+def spellings(name: str) -> Iterator[str]:
+    """A weight's name in a composite, then what older releases of transformers call it in a checkpoint."""
+    yield name
+    for start, others in _OLDER.items():
+        if name.startswith(start):
+            yield from (other + name.removeprefix(start) for other in others)
+
+
+_OLDER = {  # beginning of a name -> how it begins in checkpoints
+    "model.language_model.": ("language_model.model.", "model."),
+    "lm_head.": ("language_model.lm_head.",),
+    "model.vision_tower.": ("vision_tower.", "vision_tower.vision_model."),
+    "model.vision_model.": ("vision_model.",),
+    "model.audio_tower.": ("audio_tower.",),
+    "model.visual.": ("visual.",),
+    "model.multi_modal_projector.": ("multi_modal_projector.",),
+    "model.image_newline": ("image_newline",),
+}
+
+
+def part_config(config: Config, key: str, model_type: str, absent: Config | None = None) -> dict[str, Any]:
+    """A configuration inside another; `absent`: what it says where the outer one leaves it out."""
+    inner = config.get(key)
+    if inner is None:
+        return {"model_type": model_type, **(absent or {})}
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"{config['model_type']}: {key} must be an object, got {type(inner).__name__}")
+    return {"model_type": model_type, **inner}
+
+
+def text_config(
+    config: Config, model_type: str, *, absent: Config | None = None, ties: bool | None = None
+) -> dict[str, Any]:
+    """The language model's configuration. Whether its table is the head's says the outer configuration.
+
+    Args:
+        config: the composite's.
+        model_type: of the language model, where it does not say.
+        absent: its configuration, where there is none.
+        ties: what the outer configuration means where it says nothing; None: what the inner one says.
+    """
+    inner = part_config(config, "text_config", model_type, absent)
+    outer = config.get("tie_word_embeddings", ties)
+    return inner if outer is None else {**inner, "tie_word_embeddings": bool(outer)}
+
+
+def two_linears(first: int, second: int) -> dict[str, str]:
+    """Names of the matmuls of a projector of steps, as most composites call them."""
+    theirs = "model.multi_modal_projector.linear"
+    return {f"projector.{first}.": f"{theirs}_1.", f"projector.{second}.": f"{theirs}_2."}
+
+
+def token_id(config: Config, *names: str) -> int | None:
+    """The first of these keys that holds a number."""
+    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
+
+
+def token_ids(**ids: int | None) -> dict[str, int]:
+    """Those that are known."""
+    return {module: number for module, number in ids.items() if number is not None}
+
+
+def whole_or(config: Config, key: str, default: int) -> int:
+    """A whole number of any sign; an absent or null one is the default.
+
+    Raises:
+        ValueError: something else, such as a list of layers.
+    """
+    value = config.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{config['model_type']}: {key} must be a whole number, got {value!r}")
+    return value

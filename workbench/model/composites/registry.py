@@ -1,0 +1,49 @@
+"""All composites that are taken apart, in the order in which they are listed."""
+
+import difflib
+from collections.abc import Mapping
+
+from workbench.model.composites.audio import QWEN2_AUDIO, VOXTRAL
+from workbench.model.composites.composite import Composite, Parts
+from workbench.model.composites.gemma import GEMMA3, PALIGEMMA
+from workbench.model.composites.llava import LLAVA, LLAVA_NEXT, LLAVA_ONEVISION
+from workbench.model.composites.mllama import MLLAMA
+from workbench.model.composites.native import MISTRAL3, QWEN2_5_VL, QWEN2_VL
+from workbench.model.composites.tiled import IDEFICS3, INTERNVL, SMOLVLM
+from workbench.model.config_fields import Config
+
+COMPOSITES: Mapping[str, Composite] = {
+    each.model_type: each
+    for each in (
+        LLAVA,
+        LLAVA_NEXT,
+        LLAVA_ONEVISION,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        INTERNVL,
+        GEMMA3,
+        PALIGEMMA,
+        MLLAMA,
+        IDEFICS3,
+        SMOLVLM,
+        MISTRAL3,
+        QWEN2_AUDIO,
+        VOXTRAL,
+    )
+}
+
+
+def take_apart(config: Config) -> Parts:
+    """The modules of a composite configuration.
+
+    Raises:
+        ValueError: no composite of that `model_type`, the nearest is named; or a key that it cannot say.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in COMPOSITES:
+        near = difflib.get_close_matches(str(kind), COMPOSITES, n=1)
+        hint = f" (nearest: {near[0]})" if near else ""
+        raise ValueError(
+            f"composite model_type {kind!r} is not taken apart{hint}; known are {', '.join(COMPOSITES)}"
+        )
+    return COMPOSITES[kind].take_apart(config)

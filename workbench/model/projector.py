@@ -1,0 +1,232 @@
+"""Projectors: what carries an encoder's output to the width of its consumer, step by step."""
+
+import json
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import prod
+
+from workbench.frozen_json import FrozenJson, parse_json
+from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise, Shard, TokenCount
+from workbench.model.transformer import Norm, norm
+
+GATED = "swiglu"  # an activation that halves the width: SiLU of one half times the other
+GATED_PARTS = 2
+POOL, SHUFFLE = "pool", "shuffle"  # operators by which neighbouring tokens become one
+
+
+class Projector(StrEnum):
+    """Projectors that have a name; all have biases.
+
+    LINEAR: one matmul. MLP: matmul to the consumer's width, GELU, square matmul.
+    MERGER: the encoder's own (Qwen2-VL): norm, `merge` neighbouring tokens side by side,
+    square matmul, GELU, matmul.
+    """
+
+    LINEAR = "linear"
+    MLP = "mlp"
+    MERGER = "merger"
+
+
+class Merge(StrEnum):
+    """How neighbouring tokens become one.
+
+    MEAN: of them. CONCAT: side by side, token after token. INTERLEAVE: side by side, channel after channel.
+    """
+
+    MEAN = "mean"
+    CONCAT = "concat"
+    INTERLEAVE = "interleave"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorStep:
+    """One step of a projector: exactly one of `norm`, `merge`, `linear`, `linear_out` and `act`.
+
+    Args:
+        norm: kind of a norm over the token's width.
+        eps: of the norm.
+        offset: added to the norm's weights: 1 in Gemma's.
+        merge: neighbouring tokens that become one: a square of an image's patches, a run of a clip's.
+        how: they do.
+        linear: width that a matmul gives.
+        linear_out: a matmul to the width of the consumer.
+        bias: whether the matmul has one.
+        act: an activation's name; "swiglu" halves the width.
+    """
+
+    norm: Norm | None = None
+    eps: float = 1e-5
+    offset: float = 0.0
+    merge: int | None = None
+    how: Merge = Merge.CONCAT
+    linear: int | None = None
+    linear_out: bool = False
+    bias: bool = True
+    act: str | None = None
+
+    def __post_init__(self) -> None:
+        chosen = (self.norm, self.merge, self.linear, self.linear_out or None, self.act)
+        if sum(each is not None for each in chosen) != 1:
+            raise ValueError(
+                "a projector's step wants exactly one of norm, merge, linear, linear_out and act"
+            )
+        for name, value in (("merge", self.merge), ("linear", self.linear)):
+            if value is not None and value < 1:
+                raise ValueError(f"a projector's {name} must be >= 1, got {value}; nearest: 1")
+
+    @property
+    def is_matmul(self) -> bool:
+        return self.linear is not None or self.linear_out
+
+
+Steps = tuple[ProjectorStep, ...]
+ProjectorKind = Projector | Steps
+
+_OUT = ProjectorStep(linear_out=True)
+_GELU = ProjectorStep(act="gelu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """The last layer of an encoder: its final norm, then its projector.
+
+    Args:
+        kind: which projector.
+        in_width: width of the encoder.
+        out_width: width of the consumer.
+        norm: the encoder's final norm, None where it has none.
+        merge: tokens that become one: for MERGER side by side, for the other names their mean.
+    """
+
+    kind: ProjectorKind
+    in_width: int
+    out_width: int
+    norm: Norm | None
+    merge: int = 1
+
+
+def steps_of(projection: Projection) -> Steps:
+    """What the projector does, in order."""
+    p = projection
+    if not isinstance(p.kind, Projector):
+        return p.kind
+    mean = (ProjectorStep(merge=p.merge, how=Merge.MEAN),) if p.merge > 1 else ()
+    square = ProjectorStep(linear=p.merge * p.in_width)
+    return {
+        Projector.LINEAR: (*mean, _OUT),
+        Projector.MLP: (*mean, ProjectorStep(linear=p.out_width), _GELU, _OUT),
+        Projector.MERGER: (ProjectorStep(merge=p.merge), square, _GELU, _OUT),
+    }[p.kind]
+
+
+def projector_layer(projection: Projection) -> Layer:
+    """Final norm and projector. Emits the OUT count: what stands in the consumer's sequence.
+
+    Two matmuls around an activation are cut over tensor-parallel ranks by columns, then by rows; every
+    other is whole on each rank.
+
+    Raises:
+        ValueError: steps that do not end at the consumer's width.
+    """
+    p, steps = projection, steps_of(projection)
+    operators: list[Operator] = [] if p.norm is None else [norm("final_norm", p.in_width, p.norm)]
+    lays_own_patches = p.kind is Projector.MERGER  # so that merging moves nothing
+    width, rows = p.in_width, merged_by(steps)  # of a token, and tokens that one behind it is made of
+    for index, step in enumerate(steps):
+        if step.merge is None:
+            made = _operator(step, _name(steps, index), width, p.out_width, _shard(steps, index))
+            operators.append(replace(made, tokens=TokenCount.OUT, tokens_scale=float(rows)))
+            width = _width_behind(step, width, p.out_width)
+            continue
+        if not lays_own_patches:
+            operators.append(_merging(step, width, rows))
+        rows //= step.merge
+        width *= 1 if step.how is Merge.MEAN else step.merge
+    if width != p.out_width:
+        raise ValueError(
+            f"projector: want steps that end {p.out_width} wide, as its consumer is, got {width}"
+        )
+    return Layer(
+        name="projector",
+        kind=LayerKind.PROJECTOR,
+        operators=tuple(operators),
+        out_width=p.out_width,
+        emits=TokenCount.OUT,
+    )
+
+
+def merged_by(steps: Steps) -> int:
+    """Tokens that become one on the way."""
+    return prod(step.merge for step in steps if step.merge is not None)
+
+
+def shown(kind: ProjectorKind) -> str:
+    """For an error: its name, or how many steps it has."""
+    return repr(kind.value) if isinstance(kind, Projector) else f"{len(kind)} steps"
+
+
+def to_text(kind: ProjectorKind) -> str:
+    """A name, or steps as one line of JSON; equal projectors, equal text."""
+    return kind.value if isinstance(kind, Projector) else json.dumps(_JSON.encode(kind), sort_keys=True)
+
+
+def from_text(text: str) -> ProjectorKind:
+    """What `to_text` wrote; ValueError for anything else."""
+    if text in tuple(Projector):
+        return Projector(text)
+    steps = _JSON.decode(Steps, parse_json(text, "projector"), "projector")
+    assert isinstance(steps, tuple)
+    return steps
+
+
+def _operator(step: ProjectorStep, name: str, width: int, out_width: int, shard: Shard) -> Pointwise | Matmul:
+    if step.norm is not None:
+        return norm(name, width, step.norm)
+    behind = _width_behind(step, width, out_width)
+    if step.act is not None:
+        passes = 1 + GATED_PARTS if step.act == GATED else 2
+        return Pointwise(name=name, width=behind, num_passes=passes, shard=shard)
+    return Matmul(name=name, in_features=width, out_features=behind, bias=step.bias, shard=shard)
+
+
+def _merging(step: ProjectorStep, width: int, rows: int) -> Pointwise:
+    """A mean reads its tokens; tokens that are laid side by side are read and written."""
+    name, passes = (POOL, 1) if step.how is Merge.MEAN else (SHUFFLE, 2)
+    return Pointwise(
+        name=name, width=width, num_passes=passes, tokens=TokenCount.OUT, tokens_scale=float(rows)
+    )
+
+
+def _width_behind(step: ProjectorStep, width: int, out_width: int) -> int:
+    if step.act == GATED:
+        return width // GATED_PARTS
+    return out_width if step.linear_out else step.linear or width
+
+
+def _name(steps: Steps, index: int) -> str:
+    """projector.0, projector.gelu, projector.2: counted as in a torch Sequential; alone: projector."""
+    working = [at for at, step in enumerate(steps) if step.is_matmul or step.act is not None]
+    step = steps[index]
+    if step.norm is not None:
+        return f"projector.norm_{sum(each.norm is not None for each in steps[:index])}"
+    if step.act is not None:
+        return f"projector.{'gelu' if step.act.startswith('gelu') else step.act}"
+    return "projector" if len(working) == 1 else f"projector.{working.index(index)}"
+
+
+def is_pair(steps: Steps) -> bool:
+    """Whether these three are two matmuls with an activation between them, which keeps channels apart."""
+    entering, act, leaving = steps
+    return entering.is_matmul and act.act not in (None, GATED) and leaving.is_matmul
+
+
+def _shard(steps: Steps, index: int) -> Shard:
+    """Of a pair of matmuls: columns, columns, rows."""
+    shards = (Shard.COLUMN, Shard.COLUMN, Shard.ROW)
+    for first in range(max(0, index - 2), min(index, len(steps) - 3) + 1):
+        if is_pair(steps[first : first + 3]):
+            return shards[index - first]
+    return Shard.REPLICATED
+
+
+_JSON = FrozenJson()

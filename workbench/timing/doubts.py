@@ -1,0 +1,92 @@
+"""Why a priced step may be off: tables by their leave-one-out errors, what was scaled, what was not said."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from workbench.cost.profile import Fit, Profile
+from workbench.timing.interval import MEDIAN_OF_NORMAL, Doubt
+from workbench.timing.shares import Source
+
+# What fits of a source's tables begin with.
+FITS: dict[Source, tuple[str, ...]] = {
+    Source.PRODUCTS: ("matmul", "long loops of products"),
+    Source.ATTENTION: ("attention", "long loops of attention"),
+    Source.MEMORY: ("bytes moved", "memory-bound", "copies", "norms", "pointwise"),
+    Source.COLLECTIVES: ("all_", "reduce_scatter", "collectives"),
+    Source.REDUCTION: ("all_", "reduce_scatter", "collectives"),
+    Source.REST: ("layers",),
+}
+OTHER_MASKS = "attention, other masks"  # of masks that plans of language models do not have
+
+# Deviations of a source without fits. Scaled tables: what scaling between architectures earned
+# (`experiments.public.devices`), as a deviation. Collectives by formula: as ring formulas fit measured links.
+SCALED: dict[Source, float] = {
+    Source.PRODUCTS: 0.18,
+    Source.ATTENTION: 0.17,
+    Source.MEMORY: 0.43,
+    Source.COLLECTIVES: 0.26,
+    Source.REDUCTION: 0.26,
+    Source.REST: 0.2,
+}
+BETWEEN_NODES = (
+    0.4  # no table of collectives between nodes is known; clusters of one kind of card differ as much
+)
+OF_OTHERS = 0.07  # of the whole step, where the training system's own overheads were not measured
+OF_OWN = 0.03  # the same where they were, on that machine
+
+# Deviation of a source whose rates follow from a cell that nobody published.
+PRESUMED: dict[str, tuple[Source, float]] = {
+    "processors": (Source.PRODUCTS, 0.03),
+    "power_watts": (Source.PRODUCTS, 0.1),
+    "bfloat16_tflop_per_s": (Source.PRODUCTS, 0.15),
+    "reached_bfloat16_tflop_per_s": (Source.PRODUCTS, 0.1),
+    "memory_gbytes_per_s": (Source.MEMORY, 0.1),
+    "link_gbytes_per_s": (Source.COLLECTIVES, 0.2),
+    "card_gbytes_per_s": (Source.REDUCTION, 0.25),
+}
+
+
+def doubts_of(
+    profile: Profile, shares: Mapping[Source, float], *, across_nodes: bool, unsaid: Iterable[Doubt] = ()
+) -> tuple[Doubt, ...]:
+    """Every reason why a step may be off, weighted by the share of the step that it touches.
+
+    Args:
+        profile: the machine that was priced.
+        shares: of the step's time, by source, see `shares_of`.
+        across_nodes: whether weights or gradients travel between nodes.
+        unsaid: what whoever asks left open, with what that may change.
+    """
+    tables = (
+        Doubt(_about(profile, source), share * deviation_of(profile, source, across_nodes=across_nodes))
+        for source, share in shares.items()
+    )
+    whole = OF_OWN if profile.overheads_s else OF_OTHERS
+    step = Doubt("the step beyond its kernels", whole)
+    return tuple(doubt for doubt in (*tables, *_presumed(profile, shares), step, *unsaid) if doubt.deviation)
+
+
+def deviation_of(profile: Profile, source: Source, *, across_nodes: bool) -> float:
+    """Of the logarithm of a source's seconds: the mean over its tables' median leave-one-out errors."""
+    if source is Source.REDUCTION and across_nodes:
+        return BETWEEN_NODES
+    found = [fit for fit in profile.fits if _is_of(fit, source)]
+    if not found:
+        return SCALED[source]
+    return sum(fit.median for fit in found) / len(found) / MEDIAN_OF_NORMAL
+
+
+def _is_of(fit: Fit, source: Source) -> bool:
+    return fit.table.startswith(FITS[source]) and not fit.table.startswith(OTHER_MASKS)
+
+
+def _about(profile: Profile, source: Source) -> str:
+    if profile.like is None or source is Source.REST:
+        return source
+    return f"{source}, scaled from {profile.like}"
+
+
+def _presumed(profile: Profile, shares: Mapping[Source, float]) -> Iterator[Doubt]:
+    for cell in profile.presumed:
+        if cell in PRESUMED:
+            source, deviation = PRESUMED[cell]
+            yield Doubt(f"{cell} presumed", shares[source] * deviation)

@@ -1,0 +1,69 @@
+"""How far a prediction may be off: an 80 % interval out of what it rests on, reason by reason.
+
+A step's seconds are taken to err by a factor whose logarithm is normal. Its variance is that of the reasons,
+each with a deviation of its own; reasons err partly together (`TOGETHER`), since the same sources, kernels
+and habits stand behind them. Deviations come from leave-one-out errors where a profile has them.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LEVEL = 0.8
+Z = 1.2816  # of a normal distribution: 80 % lie within so many deviations
+MEDIAN_OF_NORMAL = 0.6745  # deviations within which half of a normal distribution lies
+TOGETHER = 0.3  # correlation of any two reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """One reason why a prediction may be off.
+
+    Args:
+        about: the reason, in words.
+        deviation: of the logarithm of the step's seconds, because of it.
+    """
+
+    about: str
+    deviation: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.deviation < math.inf:
+            raise ValueError(f"doubt {self.about!r}: want a deviation >= 0, got {self.deviation}")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Seconds between which a step lies with a probability of `LEVEL`.
+
+    Args:
+        low_s, high_s: its ends.
+        doubts: what makes it wide, widest first.
+    """
+
+    low_s: float
+    high_s: float
+    doubts: tuple[Doubt, ...] = ()
+
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether both may be the faster one."""
+        return self.low_s <= other.high_s and other.low_s <= self.high_s
+
+    def holds(self, seconds: float) -> bool:
+        """Whether the seconds lie in it."""
+        return self.low_s <= seconds <= self.high_s
+
+
+def interval(seconds: float, doubts: Iterable[Doubt], *, together: float = TOGETHER) -> Interval:
+    """The interval around predicted seconds that some doubts make.
+
+    Raises:
+        ValueError: a correlation outside 0 to 1.
+    """
+    if not 0 <= together <= 1:
+        raise ValueError(f"interval: want a correlation from 0 to 1, got {together}; nearest: {TOGETHER}")
+    widest = tuple(sorted(doubts, key=lambda doubt: -doubt.deviation))
+    apart = sum(doubt.deviation**2 for doubt in widest)
+    joint = sum(doubt.deviation for doubt in widest) ** 2
+    factor = math.exp(Z * math.sqrt((1 - together) * apart + together * joint))
+    return Interval(seconds / factor, seconds * factor, widest)
