@@ -4,8 +4,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ from runtime.models.weights import exporting, refuse_taken
 from runtime.preprocess.source import following_of, source_of
 from runtime.rank_job import Build, RunSettings, run_rank
 from runtime.rank_report import RankReport, RankState
-from runtime.state.checkpoint import Begin, checkpoints_in
-from runtime.state.checkpoint_files import identity_of
+from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
+from runtime.state.checkpoint_files import clear_parts, identity_of
+from runtime.state.save_folder import forget_ended_writer
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Notes, Spread, assemble, iteration_spread, median_trace
 from runtime.step_plans import Planning
@@ -31,7 +32,10 @@ from runtime.world.failure import RankError
 from runtime.world.local_world import join_launched
 from runtime.world.pool import Place, Pool
 from workbench.drift import YARDSTICK
+from workbench.ending import Ended, ending_by_signal
 from workbench.job.run_options import RunOptions, add_arguments
+from workbench.memory.account import static_holders
+from workbench.plain_text import plain
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -126,6 +130,7 @@ def run_lowered(
     steps = settings.repetitions * (settings.warmup + settings.steps)
     heard = None if progress is None else StepLosses(len(ranks), steps, progress)
     with (
+        _parts_cleared(settings.checkpoints),
         exporting(settings.export, lowered.plan.model, settings.weights),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
     ):
@@ -142,6 +147,18 @@ def run_lowered(
             heard=heard,
         )
     return result_of(lowered, reports, settings)
+
+
+@contextmanager
+def _parts_cleared(saves: Checkpoints | None) -> Iterator[None]:
+    """Around processes that save: what they left of a checkpoint is removed when they have failed."""
+    try:
+        yield
+    except BaseException:
+        if saves is not None:
+            clear_parts(saves.folder)
+            forget_ended_writer(saves.folder)
+        raise
 
 
 class StepLosses:
@@ -213,6 +230,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `torchrun ... -m runtime.launch plan.json`; returns the exit code."""
     said = _parse(arguments)
     try:
+        with ending_by_signal():
+            return _launch(said)
+    except Ended as ended:
+        sys.stderr.write(f"ended by {ended.name}\n")
+        raise
+
+
+def _launch(said: dict[str, Any]) -> int:
+    try:
         plan, options = said.pop("plan"), RunOptions(**said)
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
         if missing:
@@ -231,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {plain(str(error))}\n")
         sys.stderr.flush()
         if isinstance(error, RankError) and error.peers:
             time.sleep(ECHO_GRACE_S)  # torchrun names the process that ends first as the cause
@@ -262,7 +288,8 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
         return settings, source
     identity = identity_of(plan, settings.dtype(plan), options.seed)
     begin = Begin.LATEST if options.resume else Begin.ANEW
-    saves = checkpoints_in(options.checkpoint, options.checkpoint_every, begin, identity)
+    num_bytes = sum(sum(static_holders(plan, rank).values()) for rank in plan.ranks)
+    saves = checkpoints_in(options.checkpoint, options.checkpoint_every, begin, identity, num_bytes=num_bytes)
     return replace(settings, checkpoints=saves), source
 
 

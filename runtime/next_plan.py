@@ -3,6 +3,7 @@
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
+from runtime.world.supervised import as_arguments, as_parent, end_with, from_arguments
 from workbench.data.sample import Sample
 from workbench.plan.following import BLOCK_TOKENS, next_plan
 from workbench.plan.lowered import Lowered
@@ -20,7 +22,7 @@ from workbench.plan.plan import Plan
 from workbench.timing.accept import accept
 
 HEADER_BYTES = 8
-FAR_SIDE = "import sys; from runtime.next_plan import main; sys.exit(main())"
+FAR_SIDE = "import sys; from runtime.next_plan import main; sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Planner:
     def __init__(self, plan: Plan, *, block_tokens: int = BLOCK_TOKENS) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", FAR_SIDE],
+            [sys.executable, "-c", FAR_SIDE, *as_arguments(as_parent())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path},
@@ -140,8 +142,10 @@ def _read(pipe: IO[bytes]) -> bytes | None:
     return pipe.read(int.from_bytes(header, "big"))
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """The far side: answers every batch on stdin until stdin ends, as it does with its parent."""
+    end_with(from_arguments(arguments))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     first = _read(sys.stdin.buffer)
     assert first is not None, "the plan comes first"
     plan, block_tokens = pickle.loads(first)

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -160,10 +160,14 @@ def run_steps(
     for repetition in range(settings.repetitions):
         rank = _Rank(lowered, mesh, settings, source, build, place.report, groups)
         readings = _Readings(mesh, yardstick)
-        saves = _saves(lowered, mesh, settings)
-        start = saves.resume(rank.tensors, losses)
-        plans = StepPlans(lowered, settings.following, mesh, timeout_s=settings.timeout_s, start=start)
-        try:
+        with ExitStack() as held:
+            saves = held.enter_context(closing(_saves(lowered, mesh, settings)))
+            start = saves.resume(rank.tensors, losses)
+            plans = held.enter_context(
+                closing(
+                    StepPlans(lowered, settings.following, mesh, timeout_s=settings.timeout_s, start=start)
+                )
+            )
             for step in range(start, num_steps):
                 last = step + 1 == num_steps
                 rank.collects = repetition == 0 and last and settings.collect is Collect.STATE
@@ -177,9 +181,6 @@ def run_steps(
                 place.tell(noted.loss_sum)
                 saves.after_step(step + 1, rank.tensors, losses)
             saves.wait()
-        finally:
-            plans.close()
-            saves.close()
         plannings += plans.plannings
         if repetition == 0 and settings.export is not None:
             rank.write_weights(settings.export)

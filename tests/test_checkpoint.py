@@ -17,12 +17,12 @@ from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import (
     ForeignError,
     Identity,
-    TornError,
     Whole,
     check_whole,
     identity_of,
     latest_whole,
 )
+from runtime.state.tensor_files import TornError
 from runtime.world.pool import Pool, WorldFailed
 from tests.test_next_batches import FOLLOWING, plan_with_owners
 from tests.tiny_models import mixed_batch, plan_of, two_encoders
@@ -122,17 +122,19 @@ def copied(folder: Path, to: Path) -> Path:
 
 def test_torn_checkpoints_are_refused_by_name(lowered, saved, tmp_path):
     whole = copied(saved[0], tmp_path)
-    file = next((whole / "rank-00001" / "tensors").glob("*.distcp"))
+    file = whole / "rank-00001" / "tensors.safetensors"
     content = file.read_bytes()
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
         file.write_bytes(damaged)
-        with pytest.raises(TornError, match=r"step-0000000004 is torn: rank-00001/tensors/.*distcp is not"):
+        with pytest.raises(
+            TornError, match=r"step-0000000004 is torn: .*rank-00001/tensors.safetensors is not"
+        ):
             check_whole(whole, identity(lowered))
     with pytest.raises(TornError, match="is torn"):
         latest_whole(tmp_path, identity(lowered))
-    (whole / "rank-00002" / "rank.json").unlink()
+    (whole / "rank-00002" / "tensors.json").unlink()
     file.write_bytes(content)
-    with pytest.raises(TornError, match=r"rank.json cannot be read"):
+    with pytest.raises(TornError, match=r"rank-00002/tensors.json cannot be read"):
         check_whole(whole, identity(lowered))
 
 
@@ -158,9 +160,9 @@ def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_p
 
 
 def test_a_save_that_cannot_be_written_ends_the_run_by_name(lowered, pool, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "step-0000000002.part").write_text("")
     with pytest.raises(WorldFailed, match=r"checkpoint after step 2 failed: .*Not a directory"):
-        run_lowered(lowered, saving(tmp_path / "file"), pool=pool)
+        run_lowered(lowered, saving(tmp_path), pool=pool)
 
 
 def test_a_whole_job_that_is_killed_while_it_saves_ends_as_one_left_alone():

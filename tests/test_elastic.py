@@ -94,7 +94,9 @@ def test_below_the_threshold_progress_is_saved_and_training_goes_on_from_it(tmp_
     with ElasticTraining(job, ("x", "y"), start=progress) as training:
         training.train(5)
         assert (*first, *training.losses) == pytest.approx(one_process(5), rel=FLOAT32)
-    (tmp_path / "saved" / STAMP).write_text('{"step": 3, "model": "other", "owners": [["llm", 0]]}')
+    (tmp_path / "saved" / STAMP).write_text(
+        '{"step": 3, "model": "other", "owners": [["llm", 0]], "parts": 1}'
+    )
     with pytest.raises(ValueError, match="is of model 'other' with 1 layers, want 'six-blocks' with 8"):
         read_progress(job, tmp_path / "saved")
 

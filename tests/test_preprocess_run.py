@@ -73,7 +73,7 @@ def test_serve_run_status(job: Path) -> None:
     with subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
-        client = ("--keys", keys / "client.json", "--json")
+        client = ("--keys", keys / "trainer.json", "--json")
         ran = accept("preprocess", "run", address, "--batches", 2, "--name", "t", *client, "--step-ms", 1)
         found = json.loads(ran.stdout)
         assert (found["first_position"], found["examples"]) == (0, NUM - 1)

@@ -22,6 +22,7 @@ from runtime.preprocess.keys import (
     write_keys,
 )
 from runtime.preprocess.loader import Batch, ColocatedLoader, Group, ServedLoader
+from runtime.preprocess.messages import Role
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.producer import produce
 from runtime.preprocess.server import Server, ServerSettings
@@ -56,13 +57,13 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 def test_a_server_gives_what_the_trainer_would_make_itself(folder: Path) -> None:
     """Two epochs, two groups, reordered, with keys; the groups together have the batch once."""
-    server_keys, client_keys = make_keys()
+    server_keys, clients = make_keys()
     order = OrderSettings(microbatch=2)
     with serving(folder, keys=server_keys, batch_size=8, order=order, num_producers=2) as server:
         for index in range(2):
             group = Group(index, 2)
             mine = ColocatedLoader(folder, RULE, batch_size=8, order=order, group=group)
-            with loading(server, keys=client_keys, name="t", group=group) as theirs:
+            with loading(server, keys=clients[Role.TRAINER], name="t", group=group) as theirs:
                 for _ in range(6 if index == 0 else 1):
                     assert_same(theirs.next(), mine.next())
     both = [ColocatedLoader(folder, RULE, batch_size=8, group=Group(index, 2)).next() for index in range(2)]
@@ -127,8 +128,10 @@ def test_a_torn_image_is_named(folder: Path, malformed: Malformed) -> None:
 
 
 def test_keys_keep_others_out(folder: Path, tmp_path: Path) -> None:
-    server_path, client_path = write_keys(tmp_path / "keys")
-    assert {path.stat().st_mode & 0o777 for path in (server_path, client_path)} == {0o600}
+    paths = write_keys(tmp_path / "keys")
+    assert [path.name for path in paths] == ["server.json", "producer.json", "trainer.json", "reader.json"]
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+    server_path, _, client_path, _ = paths
     with pytest.raises(ValueError, match="there already"):
         write_keys(tmp_path / "keys")
     keys = read_client_keys(client_path)
@@ -146,7 +149,7 @@ def test_keys_keep_others_out(folder: Path, tmp_path: Path) -> None:
             assert sorted(ids(loader.next())) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="no JSON object"):
         read_client_keys(folder / "data.jsonl")
-    with pytest.raises(ValueError, match="want public, secret, server, got clients, public, secret"):
+    with pytest.raises(ValueError, match="want public, secret, server, got producers, public, readers, "):
         read_client_keys(server_path)
 
 

@@ -23,7 +23,7 @@ def stream(**other: object) -> Stream:
 
 
 def held(example: int) -> Held:
-    return Held({"id": example, "texts": [1], "images": []}, (b"abcd",))
+    return Held({"id": example, "texts": [3], "images": []}, (b"abcd" * 3,))
 
 
 class Service(RuleBasedStateMachine):

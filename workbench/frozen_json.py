@@ -160,6 +160,8 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> object:
             raise ValueError(f"{where}: want a number below 1.8e308, got {len(str(data))} digits") from None
     if not isinstance(data, kind) or (kind is not bool and isinstance(data, bool)):
         raise ValueError(f"{where}: want {kind.__name__}, got {data!r:.60}")
+    if kind is str and not data.isprintable() and not all(c.isprintable() or c in "\n\t" for c in data):
+        raise ValueError(f"{where}: control characters in {data!r:.60}")
     return data
 
 

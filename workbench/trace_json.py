@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.bounded_file import read_bounded
 from workbench.schedule.action import NEWEST, SPELLINGS, Spelling
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 from workbench.units import US_PER_S
@@ -44,7 +45,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 def read_trace(path: Path) -> Trace:
     """The trace of a file that `write_trace` wrote; ValueError in one line for any other file."""
     try:
-        return loads(path.read_text(encoding="utf-8"))
+        return loads(read_bounded(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a trace file: not UTF-8 text at byte {error.start}") from error
     except ValueError as error:

@@ -55,6 +55,7 @@ def start_server(
     sizes = {"max-pixels": 2**22, "batch-size": batch_size, "window": window}
     numbers = sizes | {"producers": producers, "port": port}
     options = [f"--{name}={value}" for name, value in numbers.items()]
+    options.append("--open")
     script = "from workbench.cli.app import main; main()"
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)

@@ -34,6 +34,7 @@ from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.state.checkpoint import Begin, checkpoints_in
 from runtime.state.checkpoint_files import PART, check_whole, clear_parts, identity_of
+from runtime.state.tensor_files import MANIFEST
 from workbench.elastic.layout import Layout
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -88,7 +89,7 @@ class Killings:
         os.killpg(process.pid or 0, signal.SIGKILL)
         process.join(JOB_S)
         pipe.close()
-        written = sum((part / "rank.json").is_file() for part in self._parts())
+        written = sum((part / MANIFEST).is_file() for part in self._parts())
         return Killed(step=self._whole_step(), parts_written=written, num_ranks=len(self._identity.ranks))
 
     def finish(self) -> RunResult:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.bounded_file import read_bounded
 from workbench.data.corpus import TEXT
 from workbench.masks.builders import SAMPLE_MASKS
 
@@ -46,7 +47,7 @@ def read_records(folder: Path) -> tuple[Record, ...]:
         raise ValueError(f"data folder {folder}: no {INDEX} in it")
     records: list[Record] = []
     ids: set[int] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_bounded(path).splitlines(), start=1):
         try:
             record = _record(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.elastic.progress import Progress
+from workbench.bounded_file import read_bounded
 from workbench.cost.hardware import uniform
 from workbench.elastic.availability import Availability, parse_trace
 from workbench.elastic.step_events import StepEvents, told_events, traced_events
@@ -127,7 +128,7 @@ def parsed_trace(
         raise ValueError("elastic: --trace and --event exclude each other")
     if step_s is None:
         raise ValueError("elastic: --trace wants --step-s, the seconds of it that a step stands for")
-    found = parse_trace(trace.name, trace.read_text(encoding="utf-8"))
+    found = parse_trace(trace.name, read_bounded(trace))
     if not found.events:
         raise ValueError(f"{trace}: no node ever joins; those of its first instant are there at the start")
     if not 0 < step_s < float("inf") or not 0 <= notice_s < float("inf"):

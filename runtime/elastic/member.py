@@ -42,7 +42,6 @@ from runtime.world.failure import RankError
 from runtime.world.local_world import join_here
 from runtime.world.mesh import Mesh
 
-POLL_S = 1.0  # how often a process looks whether its supervisor is still there
 SEVER_EVERY_S = 0.02
 MOST_TEXT = 2000  # characters of a trace that are told
 TORN = 3  # exit code: the update was cut off in its middle, so this state is of no use
@@ -91,11 +90,7 @@ class MemberProcess:
                 self._tell(Broken(text=text[:MOST_TEXT], trace=trace))
 
     def _listen(self) -> None:
-        parent = os.getppid()
         while True:
-            while not self._pipe.poll(POLL_S):
-                if os.getppid() != parent:
-                    os.kill(os.getpid(), signal.SIGKILL)
             order = pickle.loads(self._pipe.recv_bytes())
             if order is Order.PAUSE:
                 self._pausing.clear()

@@ -5,7 +5,7 @@ import multiprocessing
 import multiprocessing.connection as mpc
 import os
 import pickle
-import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,6 +20,8 @@ import torch
 from runtime.elastic.job import ElasticJob, Member
 from runtime.elastic.member import live
 from runtime.elastic.orders import Broken, Moment, Order, Told
+from runtime.world.supervised import Parent, as_parent, end_with
+from workbench.ending import ended_by_default
 
 JOIN_S = 5.0
 STDERR = 2
@@ -174,6 +176,8 @@ class Nodes:
         for member in ended:
             held = self._processes.pop(member)
             held.process.join(JOIN_S)
+            if held.process.is_alive():
+                sys.stderr.write(f"{member}, process {held.process.pid}: killed, and does not end\n")
             held.pipe.close()
 
     def close(self) -> None:
@@ -185,7 +189,7 @@ class Nodes:
         moment = self._context.RawValue("i", Moment.IDLE)
         child = self._context.Process(
             target=_serve,
-            args=(self._job, there, moment, self._logs / f"{name}.log"),
+            args=(self._job, there, moment, self._logs / f"{name}.log", as_parent()),
             name=name,
             daemon=True,
         )
@@ -197,9 +201,10 @@ class Nodes:
         return _Process(child, here, moment)
 
 
-def _serve(job: ElasticJob, pipe: mpc.Connection, moment: Any, log: Path) -> None:
+def _serve(job: ElasticJob, pipe: mpc.Connection, moment: Any, log: Path, parent: Parent) -> None:
+    end_with(parent)
     with log.open("wb") as file:
         os.dup2(file.fileno(), STDERR)
     gc.freeze()  # what the parent had imported is not looked through again by every collection
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ended_by_default()
     live(job, pipe, moment)

@@ -4,12 +4,22 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime.elastic.history import ElasticFailed
 from runtime.elastic.job import ElasticJob, Member, held_by
 from runtime.elastic.nodes import Nodes
 from runtime.elastic.orders import Save, Saved
+from runtime.state.tensor_files import (
+    OLD_METADATA,
+    TornError,
+    check_tensors,
+    manifest_sha256,
+    old_format,
+    read_stamp,
+)
 from workbench.elastic.layout import Layout
+from workbench.whole_file import write_text
 
 STAMP = "progress.json"
 
@@ -40,7 +50,7 @@ def save_progress(
     dead = [layer for layer in range(len(job.chain.owners)) if (layer, 0) not in owner_of]
     if dead:
         raise ElasticFailed(f"no process holds layer {dead[0]} ({len(dead)} layers in all)")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True)  # a new one
     members = tuple(dict.fromkeys(owner_of.values()))
     for number, member in enumerate(members):
         owners = tuple(job.chain.owners[layer] for (layer, _), holder in owner_of.items() if holder == member)
@@ -48,13 +58,15 @@ def save_progress(
     heard = nodes.gather(members, Saved, job.step_s)
     if heard.is_trouble:
         raise ElasticFailed(heard.describe())
+    parts = [folder / f"part{number}" for number in range(len(members))]
     stamp = {
         "step": step,
         "model": job.model.name,
         "owners": [list(owner) for owner in job.chain.owners],
         "parts": _num_parts(job),
+        "manifests": {part.name: manifest_sha256(part) for part in parts},
     }
-    (folder / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+    write_text(json.dumps(stamp), folder / STAMP)
     return Progress(folder=folder, step=step)
 
 
@@ -70,22 +82,47 @@ def _part_of(job: ElasticJob, member: Member) -> int:
 def read_progress(job: ElasticJob, folder: Path) -> Progress:
     """A folder of `save_progress`, of the same model, its weights sharded as this job does.
 
+    Every byte of it is read.
+
     Raises:
-        ValueError: it is torn, of another model, or in another number of parts.
+        TornError: something is missing or was changed.
+        ValueError: it is of another model, in another number of parts, or of the format before this one.
     """
     try:
-        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no whole progress: {error}") from error
-    owners = [list(owner) for owner in job.chain.owners]
-    if stamp["model"] != job.model.name or stamp["owners"] != owners:
+        stamp = read_stamp(folder / STAMP)
+        match stamp:
+            case {"step": int(step), "model": str(model), "owners": list(owners), "parts": int(num_parts)}:
+                _check_model(job, folder, model, owners, num_parts)
+            case _:
+                raise TornError(f"{folder / STAMP} has no step, model, owners or parts")
+        _check_parts(folder, stamp)
+    except TornError as error:
+        raise TornError(f"{folder} holds no whole progress: {error}") from None
+    return Progress(folder=folder, step=step)
+
+
+def _check_model(job: ElasticJob, folder: Path, model: str, owners: list[Any], num_parts: int) -> None:
+    own = [list(owner) for owner in job.chain.owners]
+    if model != job.model.name or owners != own:
         raise ValueError(
-            f"{folder} is of model {stamp['model']!r} with {len(stamp['owners'])} layers, "
-            f"want {job.model.name!r} with {len(owners)}"
+            f"{folder} is of model {model!r:.80} with {len(owners)} layers, "
+            f"want {job.model.name!r} with {len(own)}"
         )
-    if stamp["parts"] != _num_parts(job):
+    if num_parts != _num_parts(job):
         raise ValueError(
-            f"{folder} holds weights in {stamp['parts']} parts, the job keeps them in {_num_parts(job)}: "
-            f"want stages of {stamp['parts']} ranks that share them out, or none that do if that is 1"
+            f"{folder} holds weights in {num_parts} parts, the job keeps them in {_num_parts(job)}: "
+            f"want stages of {num_parts} ranks that share them out, or none that do if that is 1"
         )
-    return Progress(folder=folder, step=int(stamp["step"]))
+
+
+def _check_parts(folder: Path, stamp: dict[str, Any]) -> None:
+    found = {path.name for path in folder.iterdir() if path.is_dir()}
+    if any((folder / name / OLD_METADATA).exists() for name in found):
+        raise old_format(folder)
+    sums = stamp.get("manifests")
+    if not isinstance(sums, dict) or sums.keys() != found:
+        raise TornError(f"{folder / STAMP} is of other folders than are there")
+    for name, sha256 in sums.items():
+        if manifest_sha256(folder / name) != sha256:
+            raise TornError(f"{folder / name} is not what was written")
+        check_tensors(folder / name)

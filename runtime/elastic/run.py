@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -16,12 +16,15 @@ from runtime.elastic.node_killer import NodeKiller
 from runtime.elastic.progress import STAMP, Progress, read_progress
 from runtime.elastic.step_data import StepData
 from runtime.elastic.training import ElasticTraining
+from runtime.state.save_folder import written_alone
+from runtime.state.tensor_files import TornError, read_stamp
 from runtime.world.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import AtStep, StepEvents
 from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import ElasticTemplates
 
+NUM_SAVES = 2  # on the disk at a time: the last one, and the one that is being written
 SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
 
 
@@ -101,14 +104,29 @@ def latest_progress(job: ElasticJob, folder: Path) -> Progress:
     """The furthest whole save of a folder, or the one that the folder is.
 
     Raises:
-        ValueError: there is none, or it is of another model.
+        ValueError: there is none, all are torn, or it is of another model.
     """
     if (folder / STAMP).is_file():
         return read_progress(job, folder)
     saves = sorted(path.parent for path in folder.glob(f"*/{STAMP}"))
     if not saves:
         raise ValueError(f"{folder}: no whole save in it; want a folder that --checkpoint wrote")
-    return max((read_progress(job, save) for save in saves), key=lambda progress: progress.step)
+    torn = []
+    for save in sorted(saves, key=_step_of, reverse=True):
+        try:
+            return read_progress(job, save)
+        except TornError as error:
+            torn.append(str(error))
+    raise TornError("; ".join(torn))
+
+
+def _step_of(save: Path) -> int:
+    """That a save says it is of; -1 where it says nothing."""
+    try:
+        step = read_stamp(save / STAMP).get("step")
+    except TornError:
+        return -1
+    return step if isinstance(step, int) else -1
 
 
 def run_elastic(
@@ -130,7 +148,11 @@ def run_elastic(
         warn: called where progress could not be saved and training goes on.
     """
     refusal, log, watch = None, _Log(saving), CoreWatch()
-    with _asked_to_stop() as asked, ElasticTraining(job, events.start, start=start) as training:
+    with (
+        nullcontext() if saving is None else written_alone(saving.folder),
+        _asked_to_stop() as asked,
+        ElasticTraining(job, events.start, start=start) as training,
+    ):
         try:
             while training.step < steps and not asked:
                 _take_step(training, events.at(training.step), log.killed_s)
@@ -188,7 +210,7 @@ class _Log:
         place = self.saving.place(training.step)
         try:
             self.saved = training.save(place)
-        except ElasticFailed as error:
+        except (ElasticFailed, OSError) as error:
             shutil.rmtree(place, ignore_errors=True)  # a part of it
             return f"progress was not saved: {error}"
         if before is not None:

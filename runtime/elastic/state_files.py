@@ -24,7 +24,8 @@ def read_state(folder: Path, empty: Holdings) -> None:
     """
     missing = dict(_keyed(empty))
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
-        read_tensors(part, {key: missing.pop(key) for key in sorted(keys_in(part) & missing.keys())})
+        if keys := sorted(keys_in(part) & missing.keys()):
+            read_tensors(part, {key: missing.pop(key) for key in keys})
     if missing:
         raise ValueError(f"{folder}: {min(missing)} is in none of its parts")
 

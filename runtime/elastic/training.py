@@ -1,6 +1,5 @@
 """Trains on nodes that come and go: votes on every step, and a new layout when a node is lost or new."""
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from runtime.elastic.nodes import Heard, Nodes
 from runtime.elastic.orders import Begin, Fetch, Fetched, Order, Paused, Ready, TrainStep, Vote
 from runtime.elastic.progress import Progress, save_progress
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout, write_plan
+from runtime.world.scratch import ScratchFolder
 from workbench.elastic.layout import Layout
 from workbench.elastic.reconfigure import CannotContinueError
 
@@ -74,8 +74,8 @@ class ElasticTraining:
         self._change: _Change | None = None
         self._num_unexplained = self._generation = 0
         self._planned: tuple[int, Layout] | None = None
-        self._scratch = tempfile.TemporaryDirectory(prefix="elastic-")
-        self.nodes = Nodes(job, Path(self._scratch.name))
+        self._scratch = ScratchFolder("elastic-")
+        self.nodes = Nodes(job, self._scratch.path)
         for node in nodes:
             self.nodes.start(node)
 
@@ -89,7 +89,7 @@ class ElasticTraining:
         trace: TracebackType | None,
     ) -> None:
         self.nodes.close()
-        self._scratch.cleanup()
+        self._scratch.close()
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -200,7 +200,7 @@ class ElasticTraining:
 
     def _plan_file(self, layout: Layout) -> Path:
         """Of the next step; written once."""
-        path = Path(self._scratch.name) / f"step{self.step}"
+        path = self._scratch.path / f"step{self.step}"
         if self._planned != (self.step, layout):
             (path.parent / f"step{self.step - 2}").unlink(missing_ok=True)
             write_plan(self.job, layout, self.step, path)
@@ -247,7 +247,7 @@ class ElasticTraining:
         self._is_world = False
         for rank, member in enumerate(members):
             order = Begin(
-                rendezvous=Path(self._scratch.name) / f"world{self._generation}",
+                rendezvous=self._scratch.path / f"world{self._generation}",
                 rank=rank,
                 plan=path,
                 step=self.step,

@@ -5,7 +5,6 @@ Source: Cornstarch v1, section 3 and Listing 1 (`MultimodalParallelSpec.apply`);
 """
 
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -36,6 +35,7 @@ from runtime.models.weights import SINGLE
 from runtime.rank_job import TORCH_TYPE, Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
+from runtime.world.scratch import ScratchFolder
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import MachineLink, Profile, ideal_profile
@@ -237,12 +237,12 @@ class MultimodalParallelModule:
         prepared, job = self._ready(batch)
         plan = self._plan_of(job)
         lowered, _ = accept(plan)
-        with tempfile.TemporaryDirectory(prefix="weights-") as folder:
-            self._save(Path(folder), self._runner.modules(plan))
+        with ScratchFolder("weights-") as folder:
+            self._save(folder, self._runner.modules(plan))
             settings = RunSettings(
                 steps=steps,
                 timeout_s=self._timeout_s,
-                weights=Path(folder),
+                weights=folder,
                 optimizer=optimizer,
                 collect=Collect.STATE,
             )

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from runtime.models.adapter import Adapter
 from runtime.models.choose import adapter_of
+from workbench.bounded_file import entry_in, read_bounded
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.hf_config import read_config
 from workbench.model.model_graph import ModelGraph, Module
 
+MOST_INDEX_BYTES = 2**27
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -165,14 +167,23 @@ def _files(folder: Path, module: str) -> dict[str, Path]:
     index = folder / INDEX
     try:
         if index.is_file():
-            placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return {name: folder / file for name, file in placed.items()}
+            placed = json.loads(read_bounded(index, MOST_INDEX_BYTES))["weight_map"]
+            files = {file: entry_in(folder, file) for file in dict.fromkeys(placed.values())}
+            return {name: files[file] for name, file in placed.items()}
         single = folder / SINGLE
         if not single.is_file():
             raise ValueError(f"module {module!r}: {folder} has neither {SINGLE} nor {INDEX}")
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
-    except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+    except (
+        SafetensorError,
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"module {module!r}: {folder} is not readable as safetensors: {error}") from None
 
 

@@ -8,6 +8,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from runtime.preprocess.example import Buffer, unpacked
 from runtime.preprocess.keys import ClientKeys
+from workbench.plain_text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,11 @@ class Connection:
             return None
         first, *rest = self._socket.recv_multipart(copy=False)
         message = Message(unpacked(first.buffer), tuple(frame.buffer for frame in rest))
+        reason = plain(str(message.header.get("reason", "")))
         if message.kind == "fatal":
-            raise ValueError(f"server {self.address} has given up: {message.header['reason']}")
+            raise ValueError(f"server {self.address} has given up: {reason}")
         if message.kind == "refused":
-            raise ValueError(f"server {self.address} refuses a message: {message.header['reason']}")
+            raise ValueError(f"server {self.address} refuses a message: {reason}")
         return message
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runtime.preprocess.keys import ClientKeys
 from runtime.preprocess.producer import settings_text
+from runtime.world.supervised import as_arguments, as_parent
 
 MOST_STILLBORN = 3  # in a row: then something is wrong with all of them
 KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # says nothing about the others
@@ -74,12 +75,15 @@ class Crew:
         """End all of them; those that do not go within 5 s are killed."""
         for process in self._at_work.values():
             process.terminate()
-        for process in self._at_work.values():
+        for name, process in self._at_work.items():
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)
+            if process.poll() is None:
+                sys.stderr.write(f"producer {name}, process {process.pid}: killed, and does not end\n")
         self._at_work.clear()
 
     def _start(self) -> None:
@@ -88,7 +92,9 @@ class Crew:
             self._address, self._folder, keys=self._keys, name=name, silence_s=self._silence_s
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.preprocess.producer"], stdin=subprocess.PIPE, text=True
+            [sys.executable, "-m", "runtime.preprocess.producer", *as_arguments(as_parent())],
+            stdin=subprocess.PIPE,
+            text=True,
         )
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:  # it has ended: `replace_lost` says so

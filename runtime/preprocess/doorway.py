@@ -7,10 +7,14 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from runtime.preprocess.example import Buffer
 from runtime.preprocess.keys import ServerKeys
+from runtime.preprocess.messages import Role
 
 HEARTBEAT_MS = 2000
 GONE_MS = 10_000  # a host that vanished without a word
-MOST_PER_TURN = 256
+MOST_PER_TURN = 64  # so that nobody waits long behind the others
+MOST_FRAME_BYTES = 2**26
+MOST_UNREAD = 64  # messages of one peer
+HANDSHAKE_MS = 2000  # that a connection which says nothing may take up a descriptor
 
 
 class Doorway:
@@ -19,20 +23,35 @@ class Doorway:
     Args:
         port: 0: any free one.
         own_client: public key of the server's own producers, let in beside those of `keys`.
+        most_bytes: of one frame; a peer that announces more is cut off before anything is allocated.
     """
 
-    def __init__(self, host: str, port: int, keys: ServerKeys | None, *, own_client: str | None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: ServerKeys | None,
+        *,
+        own_client: str | None,
+        most_bytes: int = MOST_FRAME_BYTES,
+    ) -> None:
         self._context = zmq.Context()
+        self._roles: dict[str, Role] = {} if keys is None else dict(keys.roles)
+        if own_client is not None:
+            self._roles[own_client] = Role.PRODUCER
+        self._has_keys = keys is not None
         self._guard: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 200
         self._socket.router_mandatory = True
+        self._socket.maxmsgsize = most_bytes
+        self._socket.rcvhwm = MOST_UNREAD
+        self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, GONE_MS
         if keys is not None:
             self._guard = ThreadAuthenticator(self._context)
             self._guard.start()
-            allowed = frozenset({*keys.clients, *([own_client] if own_client else [])})
-            self._guard.configure_curve_callback("*", _Allowed(allowed))
+            self._guard.configure_curve_callback("*", _Allowed(frozenset(self._roles)))
             self._socket.curve_server = True
             self._socket.curve_secretkey = keys.secret.encode()
         bracketed = f"[{host}]" if ":" in host else host
@@ -44,8 +63,11 @@ class Doorway:
             raise ValueError(f"address tcp://{bracketed}:{port}: cannot listen there: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def received(self, wait_s: float) -> Iterator[tuple[bytes, list[zmq.Frame]]]:
-        """(peer, frames) of what has arrived, after waiting at most `wait_s` for the first."""
+    def received(self, wait_s: float) -> Iterator[tuple[bytes, Role | None, list[zmq.Frame]]]:
+        """(peer, its key's role, frames) of what has arrived, after waiting at most `wait_s` for the first.
+
+        Without keys nobody has a role.
+        """
         if not self._socket.poll(round(1000 * wait_s)):
             return
         for _ in range(MOST_PER_TURN):
@@ -54,7 +76,11 @@ class Doorway:
             except zmq.Again:
                 return
             if frames:
-                yield peer.bytes, frames
+                yield peer.bytes, self._role(frames[0]), frames
+
+    def _role(self, frame: zmq.Frame) -> Role | None:
+        """Of whoever sent it; the authenticator has let in nobody whose key has none."""
+        return self._roles[str(frame.get("User-Id"))] if self._has_keys else None
 
     def send(self, peer: bytes, frames: list[Buffer]) -> bool:
         """Whether the peer is still there; it leaves in the background."""

@@ -1,24 +1,33 @@
 """CURVE keys: who may connect to a preprocessing server, and which server is the right one."""
 
 import json
+import os
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from runtime.preprocess.messages import Role
+from workbench.plain_text import plain
+from workbench.strict_json import parse_strict
+
 KEY_CHARACTERS = 40  # of a key of 32 bytes in Z85
 PRIVATE = 0o600
-SERVER_FILE, CLIENT_FILE = "server.json", "client.json"
+OTHERS = 0o077
+SERVER_FILE = "server.json"
+MOST_FILE_BYTES = 2**20
+LISTS = {Role.PRODUCER: "producers", Role.TRAINER: "trainers", Role.READER: "readers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKeys:
-    """The server's own pair and the public keys of everyone who may connect."""
+    """The server's own pair, and the public keys of everyone who may connect with what each may do."""
 
     public: str
     secret: str
-    clients: tuple[str, ...]
+    roles: tuple[tuple[str, Role], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +39,15 @@ class ClientKeys:
     server: str
 
 
-def make_keys() -> tuple[ServerKeys, ClientKeys]:
-    """A server's keys and those of its only client, fresh from the system's random source."""
-    server, client = client_pair(), client_pair()
-    return (
-        ServerKeys(public=server[0], secret=server[1], clients=(client[0],)),
-        ClientKeys(public=client[0], secret=client[1], server=server[0]),
-    )
+def make_keys() -> tuple[ServerKeys, dict[Role, ClientKeys]]:
+    """A server's keys and those of one client of each role, fresh from the system's random source."""
+    public, secret = client_pair()
+    clients = {}
+    for role in Role:
+        own, own_secret = client_pair()
+        clients[role] = ClientKeys(public=own, secret=own_secret, server=public)
+    roles = tuple((keys.public, role) for role, keys in clients.items())
+    return ServerKeys(public=public, secret=secret, roles=roles), clients
 
 
 def client_pair() -> tuple[str, str]:
@@ -45,34 +56,45 @@ def client_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def write_keys(folder: Path) -> tuple[Path, Path]:
-    """`server.json` and `client.json`, readable by their owner alone.
+def write_keys(folder: Path) -> tuple[Path, ...]:
+    """`server.json`, `producer.json`, `trainer.json`, `reader.json`, readable by their owner alone.
 
     Raises:
         ValueError: one of them is there already; keys are never replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = (folder / SERVER_FILE, folder / CLIENT_FILE)
-    for path in paths:
+    server, clients = make_keys()
+    contents = {folder / SERVER_FILE: _server_file(server)}
+    contents |= {folder / f"{role}.json": asdict(keys) for role, keys in clients.items()}
+    for path in contents:
         if path.exists():
             raise ValueError(f"keys {path}: there already; give another folder")
-    server, client = make_keys()
-    for path, content in zip(paths, (asdict(server), asdict(client)), strict=True):
+    for path, content in contents.items():
         path.touch(mode=PRIVATE, exist_ok=False)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return paths
+    return tuple(contents)
+
+
+def _server_file(keys: ServerKeys) -> dict[str, Any]:
+    lists = {name: [key for key, held in keys.roles if held is role] for role, name in LISTS.items()}
+    return {"public": keys.public, "secret": keys.secret, **lists}
 
 
 def read_server_keys(path: Path) -> ServerKeys:
-    """ValueError where the file holds no server's keys."""
-    data = _read(path, {"public", "secret", "clients"})
-    clients: list[Any] = data["clients"] if isinstance(data["clients"], list) else [None]
-    _check(path, data["public"], data["secret"], *clients)
-    return ServerKeys(public=data["public"], secret=data["secret"], clients=tuple(clients))
+    """ValueError where the file holds no server's keys, or others can read it."""
+    data = _read(path, {"public", "secret", *LISTS.values()})
+    found: list[tuple[Any, Role]] = []
+    for role, name in LISTS.items():
+        held = data[name] if isinstance(data[name], list) else [None]
+        found += [(key, role) for key in held]
+    _check(path, data["public"], data["secret"], *(key for key, _ in found))
+    if len(dict(found)) != len(found):
+        raise ValueError(f"keys {path}: a client's key stands twice; want one role for each")
+    return ServerKeys(public=data["public"], secret=data["secret"], roles=tuple(found))
 
 
 def read_client_keys(path: Path) -> ClientKeys:
-    """ValueError where the file holds no client's keys."""
+    """ValueError where the file holds no client's keys, or others can read it."""
     data = _read(path, {"public", "secret", "server"})
     _check(path, *data.values())
     return ClientKeys(**data)
@@ -80,12 +102,17 @@ def read_client_keys(path: Path) -> ClientKeys:
 
 def _read(path: Path, names: set[str]) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MOST_FILE_BYTES + 1)
+        data = parse_strict(content, most_bytes=MOST_FILE_BYTES)
+    except ValueError as error:
         raise ValueError(f"keys {path}: no JSON object: {error}") from None
+    if stat.S_ISREG(mode) and mode & OTHERS:
+        raise ValueError(f"keys {path}: others can read it; want it readable by its owner alone: chmod 600")
     if not isinstance(data, dict) or set(data) != names:
         found = ", ".join(sorted(map(str, data))) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"keys {path}: want {', '.join(sorted(names))}, got {found}")
+        raise ValueError(f"keys {path}: want {', '.join(sorted(names))}, got {plain(found, 80)}")
     return data
 
 

@@ -39,6 +39,15 @@ class Leases:
     def num_lent(self) -> int:
         return len(self._open) - self.num_waiting
 
+    def holder(self, task: Task) -> bytes | None:
+        """The producer that has the task now."""
+        lease = self._open.get(task)
+        return None if lease is None else lease.producer
+
+    def is_open(self, task: Task) -> bool:
+        """Whether its first result is still wanted."""
+        return task in self._open
+
     def add(self, task: Task) -> None:
         """ValueError where it is open already."""
         if task in self._open:

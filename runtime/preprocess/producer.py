@@ -7,6 +7,7 @@ what it needs, keys included, as JSON from its standard input.
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from runtime.preprocess.connection import Connection, Message
 from runtime.preprocess.example import Buffer, example_frames, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, rule_from_json
 from runtime.preprocess.keys import ClientKeys, key_hint
+from runtime.world.supervised import end_with, from_arguments
 from workbench.units import S_PER_DAY
 
 READY_AGAIN_S = 3.0  # a server that was started anew does not know its producers
@@ -84,8 +86,9 @@ def settings_text(address: str, folder: Path, *, keys: ClientKeys | None, name: 
     )
 
 
-def main() -> int:
-    """Entry point of a local producer."""
+def main(arguments: Sequence[str]) -> int:
+    """Entry point of a local producer; it ends with its server."""
+    end_with(from_arguments(arguments))
     settings = json.loads(sys.stdin.read())
     keys = None if settings["keys"] is None else ClientKeys(**settings["keys"])
     try:
@@ -105,4 +108,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,8 @@
 """The preprocessing server: lends examples to producers, hands whole batches to trainers."""
 
+import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,12 +15,14 @@ import zmq
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.crew import Crew
 from runtime.preprocess.doorway import Doorway
-from runtime.preprocess.example import Buffer, example_of, packed, unpacked
-from runtime.preprocess.images import Rule, rule_as_json
+from runtime.preprocess.example import Buffer, example_of, packed, preprocess
+from runtime.preprocess.images import MalformedImageError, Rule, rule_as_json
 from runtime.preprocess.keys import ClientKeys, ServerKeys, client_pair
 from runtime.preprocess.leases import Task
+from runtime.preprocess.messages import KINDS_OF, WITH_BUFFERS, Role, parse_message
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.stream import Content, Held, Malformed, Skipped, Stream
+from workbench.plain_text import plain
 from workbench.units import S_PER_DAY
 
 POLL_S = 0.1
@@ -26,7 +30,8 @@ STILL_S = 1.0  # between two words to a producer that has nothing to do
 PRESENCE_S = 10.0  # between two looks whether a trainer is still there
 RECORDS_PER_MESSAGE = 2000
 MOST_PRODUCERS = 1024
-BAD_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+MOST_PEERS = 4096  # producers or trainers in all, and those whose bad messages are counted
+MOST_BAD = 16  # messages of one peer that are refused before the peer is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,9 @@ class _Want:
 class Server:
     """One socket, one thread, and the local producers.
 
+    A peer may say anything: what is no message of its role is refused, and a peer that goes on is
+    dropped and named. What one peer can make the server keep is bounded, and so is the number of peers.
+
     Nothing is kept that a trainer could not ask for again: a server that is started anew goes on
     where its trainers are. Memory is bounded by `window` batches per trainer.
 
@@ -91,7 +99,7 @@ class Server:
     """
 
     def __init__(self, settings: ServerSettings, keys: ServerKeys | None = None) -> None:
-        refuse_open_address(settings.host, keys)
+        refuse_open_address(settings.host, has_keys=keys is not None)
         self._settings = settings
         self._records = read_records(settings.folder)
         self._stream = Stream(
@@ -103,6 +111,8 @@ class Server:
         )
         own = None if keys is None else client_pair()
         self._doorway = Doorway(settings.host, settings.port, keys, own_client=own and own[0])
+        self._bad: OrderedDict[bytes, int] = OrderedDict()  # messages; the peers heard of longest ago go
+        self._dropped: list[str] = []
         self.address = self._doorway.address
         self._idle: list[bytes] = []
         self._producers: set[bytes] = set()
@@ -151,8 +161,8 @@ class Server:
 
     def turn(self) -> None:
         """Everything that waits in the socket, then everything that can be handed out."""
-        for peer, frames in self._doorway.received(POLL_S):
-            self._hear(peer, frames)
+        for peer, role, frames in self._doorway.received(POLL_S):
+            self._hear(peer, role, frames)
         now_s = time.monotonic()
         for name in self._crew.replace_lost():
             self._forget_producer(name.encode())
@@ -166,19 +176,39 @@ class Server:
         self._crew.end()
         self._doorway.close()
 
-    def _hear(self, peer: bytes, frames: list[zmq.Frame]) -> None:
+    def _hear(self, peer: bytes, role: Role | None, frames: list[zmq.Frame]) -> None:
+        """One message of a peer; role None: without keys everybody has all."""
+        if self._bad.get(peer, 0) >= MOST_BAD:
+            return
         try:
-            header = unpacked(frames[0].buffer)
-            if header["kind"] not in self._on:
-                raise ValueError(f"no message of kind {header['kind']!r}")
-            self._on[header["kind"]](peer, header, tuple(frame.buffer for frame in frames[1:]))
+            header = parse_message(frames[0].buffer)
+            kind, buffers = header["kind"], tuple(frame.buffer for frame in frames[1:])
+            if role is not None and kind not in KINDS_OF[role]:
+                raise ValueError(f"a {role}'s key does not allow messages of kind {kind}")
+            if buffers and kind not in WITH_BUFFERS:
+                raise ValueError(f"{kind}: want no buffers, got {len(buffers)}")
+            self._on[kind](peer, header, buffers)
         except _FatalImageError as error:
             raise ValueError(str(error)) from None
-        except BAD_MESSAGE as error:
-            self._send(peer, packed("refused", reason=f"{type(error).__name__}: {error}"))
+        except ValueError as error:
+            self._refuse(peer, plain(str(error)))
+
+    def _refuse(self, peer: bytes, reason: str) -> None:
+        self._send(peer, packed("refused", reason=reason))
+        self._bad[peer] = self._bad.pop(peer, 0) + 1
+        while len(self._bad) > MOST_PEERS:
+            self._bad.popitem(last=False)
+        if self._bad[peer] == MOST_BAD:
+            name = plain(peer.decode(errors="backslashreplace"), 80)
+            self._dropped = [*self._dropped[-99:], name]
+            sys.stderr.write(f"preprocess: peer {name!r} dropped after {MOST_BAD} bad messages: {reason}\n")
+            self._forget_producer(peer)
+            self._forget_trainer(peer)
 
     def _on_ready(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         del header, buffers
+        if peer not in self._producers and len(self._producers) >= MOST_PEERS:
+            raise ValueError(f"there are {MOST_PEERS} producers already")
         self._crew.heard_of(peer.decode(errors="replace"))
         self._producers.add(peer)
         if peer not in self._idle:
@@ -187,17 +217,26 @@ class Server:
     def _on_done(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         self._on_ready(peer, header, buffers)
         example_of(header["example"], buffers)
-        self._num_done += self._stream.put(_task(header), Held(header["example"], buffers))
+        self._num_done += self._stream.put(header["task"], Held(header["example"], buffers))
 
     def _on_malformed(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         self._on_ready(peer, header, buffers)
-        self._leave_out(_task(header), str(header["path"]), str(header["reason"]))
+        task = header["task"]
+        if self._stream.leases.holder(task) != peer:
+            return  # too late, or never its own
+        record = self._stream.record(task)
+        try:
+            preprocess(record, self._settings.folder, self._settings.rule)
+        except MalformedImageError as error:
+            self._leave_out(task, str(error.path), plain(str(error)))
+        else:
+            raise ValueError(f"malformed: the images of example {record.id} can be read here")
 
     def _on_hello(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         del buffers
         stream = self._stream
         content = {
-            "done": stream.done(str(header["name"])),
+            "done": stream.done(header["name"]),
             "window": stream.window,
             "batch_size": stream.batch_size,
             "num_batches": stream.num_batches,
@@ -207,25 +246,37 @@ class Server:
 
     def _on_find(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         del buffers
-        self._send(peer, packed("found", position=self._stream.batch_of(int(header["example"]))))
+        self._send(peer, packed("found", position=self._stream.batch_of(header["example"])))
 
     def _on_want(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         del buffers
-        name, position = str(header["name"]), int(header["position"])
-        done, group, num_groups = int(header["done"]), int(header["group"]), int(header["num_groups"])
+        name, position, done = header["name"], header["position"], header["done"]
+        group, num_groups = header["group"], header["num_groups"]
         if not done <= position < done + self._stream.window or not 0 <= group < num_groups:
             raise ValueError(
                 f"trainer {name!r}: want positions from {done} to below {done + self._stream.window} and "
                 f"groups below {num_groups}, got position {position} of group {group}"
             )
+        self._know_trainer(peer, name)
         self._stream.progress(name, done)
-        self._trainers[peer] = name
-        self._wants[peer, position] = _Want(name, group, num_groups, Content(header["content"]))
+        for key in [key for key in self._wants if key[0] == peer and key[1] < done]:
+            del self._wants[key]
+        if sum(key[0] == peer for key in self._wants) >= 2 * self._stream.window:
+            raise ValueError(f"trainer {name!r} waits for {2 * self._stream.window} batches already")
+        self._wants[peer, position] = _Want(name, group, num_groups, header["content"])
 
     def _on_finished(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         del buffers
-        self._trainers[peer] = str(header["name"])
-        self._stream.progress(str(header["name"]), int(header["done"]))
+        self._know_trainer(peer, header["name"])
+        self._stream.progress(header["name"], header["done"])
+
+    def _know_trainer(self, peer: bytes, name: str) -> None:
+        """A peer is one trainer: another name of it would have batches of its own prepared."""
+        if self._trainers.setdefault(peer, name) != name:
+            raise ValueError(f"this peer is trainer {self._trainers[peer]!r}, and cannot be {name!r}")
+        if len(self._trainers) > MOST_PEERS:
+            del self._trainers[peer]
+            raise ValueError(f"there are {MOST_PEERS} trainers already")
 
     def _on_leave(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         del header, buffers
@@ -233,7 +284,7 @@ class Server:
 
     def _on_records(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
         del buffers
-        start = int(header["start"])
+        start = header["start"]
         chosen = self._records[start : start + RECORDS_PER_MESSAGE]
         lines = [[record.id, record.segments, record.mask] for record in chosen]
         self._send(peer, packed("records", start=start, total=len(self._records), records=lines))
@@ -250,6 +301,7 @@ class Server:
             "batches": self._stream.num_open,
             "waiting": self._stream.leases.num_waiting,
             "lent": self._stream.leases.num_lent,
+            "dropped": self._dropped,
         }
         self._send(peer, packed("status", **content))
 
@@ -334,18 +386,13 @@ class _FatalImageError(ValueError):
     """One that no message may excuse."""
 
 
-def _task(header: Mapping[str, Any]) -> Task:
-    position, place = header["task"]
-    return int(position), int(place)
-
-
-def refuse_open_address(host: str, keys: ServerKeys | None) -> None:
+def refuse_open_address(host: str, *, has_keys: bool) -> None:
     """ValueError where others could reach the address and there are no keys."""
     try:
         own = ip_address(host).is_loopback
     except ValueError:
         raise ValueError(f"host: want an address like 127.0.0.1, got {host!r}") from None
-    if not own and keys is None:
+    if not own and not has_keys:
         raise ValueError(
             f"host {host}: others can reach it; want keys, see `workbench preprocess keys`, or 127.0.0.1"
         )

@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from runtime.data.records import AUDIO, Record
+from runtime.data.records import AUDIO, IMAGE, Record, text_tokens
 from runtime.preprocess.example import Buffer, num_frames
 from runtime.preprocess.leases import Leases, Task
 from runtime.preprocess.order import OrderSettings, Size, ordered
+from workbench.data.corpus import TEXT
+
+MOST_SHARES = 8  # ways in which one batch is assigned to groups at a time
+MOST_REMEMBERED = 4096  # consumers that have left
 
 
 class Malformed(StrEnum):
@@ -137,8 +141,11 @@ class Stream:
         if done < 0:
             raise ValueError(f"consumer {name!r}: want a position >= 0, got {done}")
         if self._done.get(name) != done or name not in self._active:
+            self._done.pop(name, None)
             self._done[name] = done
             self._active.add(name)
+            for other in [other for other in self._done if other not in self._active][:-MOST_REMEMBERED]:
+                del self._done[other]
             self._refresh()
 
     def leave(self, name: str) -> None:
@@ -147,7 +154,13 @@ class Stream:
         self._refresh()
 
     def put(self, task: Task, result: Held | Skipped) -> bool:
-        """Keep a task's result; False: it had one, or nobody wants it any more."""
+        """Keep a task's result; False: it had one, or nobody wants it any more.
+
+        Raises:
+            ValueError: the result is of another example, or not as the example's texts and images are.
+        """
+        if not self.leases.is_open(task):
+            return False
         if isinstance(result, Held):
             if result.header["id"] != self.record(task).id:
                 raise ValueError(
@@ -155,11 +168,22 @@ class Stream:
                 )
             if len(result.buffers) != num_frames(result.header):
                 raise ValueError(f"task {task}: {len(result.buffers)} buffers do not fit their description")
+            self._check_parts(task, result.header)
         if not self.leases.complete(task):
             return False
         position, place = task
         self._batches[position].results[place] = result
         return True
+
+    def _check_parts(self, task: Task, header: Mapping[str, Any]) -> None:
+        """Texts are known before anybody tokenizes them; of images, their number."""
+        record = self.record(task)
+        lengths = [len(text_tokens(record, k)) for k in range(len(record.of(TEXT)))]
+        if header["texts"] != lengths or len(header["images"]) != len(record.of(IMAGE)):
+            raise ValueError(
+                f"task {task}: want texts of {lengths} tokens and {len(record.of(IMAGE))} images of example "
+                f"{record.id}, got {header['texts']} and {len(header['images'])}"
+            )
 
     def share(self, position: int, group: int, num_groups: int) -> Share | None:
         """One group's part of a batch, in execution order; None: it is not whole yet, or out of reach."""
@@ -168,6 +192,8 @@ class Stream:
             return None
         held = [result for result in batch.results if isinstance(result, Held)]
         if num_groups not in batch.shares:
+            while len(batch.shares) >= MOST_SHARES:
+                batch.shares.pop(next(iter(batch.shares)))
             batch.shares[num_groups] = ordered([each.size for each in held], num_groups, self._order)
         chosen = batch.shares[num_groups][group]
         return Share(

@@ -6,7 +6,6 @@ import random
 import resource
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,27 +18,29 @@ import torch
 from torch import Tensor, nn
 
 from runtime.state.checkpoint_files import (
-    TENSORS,
+    KEPT,
     Identity,
     Whole,
     clear_parts,
+    drop_rank,
     finish,
-    finish_rank,
+    finished,
     latest_whole,
     part_folder,
     rank_folder,
-    read_about,
     refuse_taken,
 )
+from runtime.state.rank_notes import RankNotes, notes_from
+from runtime.state.save_folder import check_folder, give_back, take
 from runtime.state.tensor_files import read_tensors, write_tensors
 from runtime.step.optimizer import step_count
 from runtime.world.failure import RankError
+from runtime.world.supervised import Parent, as_parent, end_with
 
 RANDOM = "random/torch"
 ERRORS = 3  # the file number, after standard input, output and error, of the pipe for what went wrong
 MOST_TEXT = 2000  # bytes of it
 LOOK_EVERY_S = 0.005
-WATCH_EVERY_S = 0.05
 MOST_FILES = 65_536  # open ones that a forked process looks for to close
 
 Live = Callable[[], Mapping[str, Tensor]]
@@ -82,12 +83,20 @@ class Begin(Enum):
     LATEST = "latest"  # whole one, if there is one
 
 
-def checkpoints_in(folder: Path, every: int, begin: Begin, identity: Identity) -> Checkpoints:
-    """Settings of a run that saves into a folder.
+def checkpoints_in(
+    folder: Path, every: int, begin: Begin, identity: Identity, *, num_bytes: int = 0
+) -> Checkpoints:
+    """Settings of a run that saves into a folder, which is made.
+
+    Args:
+        num_bytes: about what one checkpoint takes.
 
     Raises:
-        ValueError: checkpoints that are torn, of another run, or in the way.
+        ValueError: checkpoints that are torn, of another run, or in the way; a folder that another process
+            writes to, that cannot be written to, or that is too full.
     """
+    there = sum(path.stat().st_size for each in finished(folder) for path in each.rglob("*"))
+    check_folder(folder, (KEPT + 1) * num_bytes - there)  # those that are kept, and one that is written
     if begin is Begin.ANEW:
         refuse_taken(folder)
         return Checkpoints(folder=folder, every=every)
@@ -131,9 +140,9 @@ class RankCheckpoints:
     """One rank's part of all checkpoints of a run.
 
     A save forks this process: the child sees the tensors as they are at that moment, whatever the
-    next steps do to them, and writes them with torch's distributed checkpoint. So a step is held
+    next steps do to them, and writes them. So a step is held
     up by the fork alone, and by a save that is still running when the next is due. The first rank's
-    child waits for the others' and gives the checkpoint its name.
+    child waits for the others' and gives the checkpoint its name. The first rank is the folder's writer.
     Differs: torch's own `async_save` from a process starts an interpreter per rank that forms a
     world of its own and waits for it up to half an hour, and pool workers may not start one; its
     thread takes turns of the interpreter that trains.
@@ -141,6 +150,9 @@ class RankCheckpoints:
     Args:
         settings: None: nothing is saved, and the run starts from its own weights.
         timeout_s: for any save, from its start.
+
+    Raises:
+        ValueError: another process is the folder's writer.
     """
 
     def __init__(
@@ -148,7 +160,9 @@ class RankCheckpoints:
     ) -> None:
         self._settings, self._identity = settings, identity
         self._rank, self._timeout_s = rank, timeout_s
-        if settings is not None and rank == identity.ranks[0]:
+        self._is_writer = settings is not None and rank == identity.ranks[0]
+        if settings is not None and self._is_writer:
+            take(settings.folder)
             clear_parts(settings.folder)  # the others save after their first step, which waits for this rank
         self._child: _Child | None = None
         self.stalls_s: list[float] = []  # of every save
@@ -168,14 +182,13 @@ class RankCheckpoints:
         whole, tensors = self._settings.start, live()
         host = {key: tensor.cpu() for key, tensor in tensors.items()}  # the tensor itself on the CPU
         host[RANDOM] = torch.get_rng_state()
-        read_tensors(rank_folder(whole.folder, self._rank) / TENSORS, host)
+        folder = rank_folder(whole.folder, self._rank)
+        notes = notes_from(read_tensors(folder, host).about, where=folder)
         for key, tensor in tensors.items():
             tensor.copy_(host[key])
         torch.set_rng_state(host[RANDOM])
-        about = read_about(whole, self._rank)
-        version, numbers, gauss = about["python_random"]
-        random.setstate((version, tuple(numbers), gauss))
-        losses += about["losses"]
+        random.setstate(notes.python_random)
+        losses += notes.losses
         return whole.step
 
     def after_step(self, step: int, live: Live, losses: Sequence[float]) -> None:
@@ -191,16 +204,15 @@ class RankCheckpoints:
         folder = self._settings.folder
         host = {key: tensor.cpu() for key, tensor in live().items()}
         host[RANDOM] = torch.get_rng_state()
-        version, numbers, gauss = random.getstate()
-        about = {"losses": list(losses), "python_random": [version, list(numbers), gauss]}
-        parent, (pipe, far_end) = os.getpid(), os.pipe()
+        notes = RankNotes(losses=tuple(losses), python_random=random.getstate())
+        parent, (pipe, far_end) = as_parent(), os.pipe()
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; at the end of a step those here are idle.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
             os.dup2(far_end, ERRORS)
-            self._write(parent, folder, step, host, about)
+            self._write(parent, folder, step, host, notes)
         os.close(far_end)
         deadline = time.monotonic() + self._timeout_s
         self._child = _Child(process=child, step=step, deadline=deadline, pipe=pipe)
@@ -220,6 +232,7 @@ class RankCheckpoints:
         save = f"rank {self._rank}: the checkpoint after step {child.step}"
         if ended[0] == 0:
             _kill(child.process)
+            drop_rank(self._folder, child.step, self._rank)
             raise RankError(f"{save} is not done after {self._timeout_s:g} s")
         text = os.read(child.pipe, MOST_TEXT).decode()
         os.close(child.pipe)
@@ -227,13 +240,21 @@ class RankCheckpoints:
             raise RankError(f"{save} failed: {text or f'exit code {code}'}")
 
     def close(self) -> None:
-        """End a save that still runs, where a run has failed."""
+        """End a save that still runs, where a run has failed, and remove it; the folder is free again."""
         if self._child is not None:
             _kill(self._child.process)
+            drop_rank(self._folder, self._child.step, self._rank)
             self._child = None
+        if self._is_writer:
+            give_back(self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        assert self._settings is not None, "somebody saves"
+        return self._settings.folder
 
     def _write(
-        self, parent: int, root: Path, step: int, host: Mapping[str, Tensor], about: Mapping[str, object]
+        self, parent: Parent, root: Path, step: int, host: Mapping[str, Tensor], notes: RankNotes
     ) -> None:
         """The child's whole life. It leaves nothing of the parent's to be cleaned up, and never returns."""
         folder = rank_folder(part_folder(root, step), self._rank)
@@ -242,13 +263,13 @@ class RankCheckpoints:
             gc.disable()
             gc.freeze()  # objects of the parent must not close files by numbers that are this process's now
             os.closerange(ERRORS + 1, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
-            threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-            write_tensors(folder / TENSORS, host)
-            finish_rank(folder, about)
+            end_with(parent)
+            write_tensors(folder, host, notes.as_json())
             if self._rank == self._identity.ranks[0]:
                 finish(root, step, self._identity, self._timeout_s)
             code = 0
         except BaseException as error:
+            drop_rank(root, step, self._rank)
             text = " ".join(str(error).split()) or type(error).__name__
             os.write(ERRORS, text.encode()[:MOST_TEXT])
         finally:
@@ -260,10 +281,3 @@ def _kill(child: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-
-
-def _leave_with(parent: int) -> None:
-    """A save is of no use to anyone once the process that it belongs to is gone."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_EVERY_S)
-    os._exit(1)

@@ -4,27 +4,32 @@ import json
 import re
 import shutil
 import time
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from runtime.state.tensor_files import (
+    MANIFEST,
+    OLD_METADATA,
+    TornError,
+    check_tensors,
+    manifest_sha256,
+    old_format,
+    read_stamp,
+)
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.whole_file import write_text
 
-STAMP, RANK_STAMP, TENSORS = "stamp.json", "rank.json", "tensors"
+STAMP = "stamp.json"
 PART = ".part"  # of a folder that is being written
-CHUNK_BYTES = 2**20
+OLD_TENSORS = "tensors"  # folder of a rank in the earlier format
 LOOK_EVERY_S = 0.01
 KEPT = 2  # whole checkpoints; older ones are removed
-
-
-class TornError(ValueError):
-    """A checkpoint that is not whole."""
 
 
 class ForeignError(ValueError):
@@ -70,16 +75,6 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05}"
 
 
-def finish_rank(folder: Path, about: Mapping[str, Any]) -> None:
-    """A rank has written all its tensors: note their sizes and sums, which says so to the others.
-
-    Args:
-        about: what else the rank wants to find again; JSON.
-    """
-    files = {path.name: _sums(path) for path in sorted((folder / TENSORS).iterdir())}
-    write_text(json.dumps({"files": files, "about": dict(about)}), folder / RANK_STAMP)
-
-
 def finish(root: Path, step: int, identity: Identity, timeout_s: float) -> Path:
     """Wait for all ranks, stamp the checkpoint and give it its name; older ones but one go.
 
@@ -87,16 +82,17 @@ def finish(root: Path, step: int, identity: Identity, timeout_s: float) -> Path:
         TimeoutError: ranks that did not write in time.
     """
     part, deadline = part_folder(root, step), time.monotonic() + timeout_s
-    while missing := [r for r in identity.ranks if not (rank_folder(part, r) / RANK_STAMP).is_file()]:
+    while missing := [r for r in identity.ranks if not (rank_folder(part, r) / MANIFEST).is_file()]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{part}: nothing from ranks {missing} after {timeout_s:g} s")
         time.sleep(LOOK_EVERY_S)
-    write_text(json.dumps(_stamp(step, identity)), part / STAMP)
+    sums = {str(rank): manifest_sha256(rank_folder(part, rank)) for rank in identity.ranks}
+    write_text(json.dumps(_stamp(step, identity) | {"manifests": sums}), part / STAMP)
     whole = part.with_suffix("")
     if whole.exists():  # of a run that was killed after this step, and resumed before it
         shutil.rmtree(whole)
     part.rename(whole)
-    for old in _steps(root)[:-KEPT]:
+    for old in finished(root)[:-KEPT]:
         shutil.rmtree(old)
     return whole
 
@@ -104,32 +100,48 @@ def finish(root: Path, step: int, identity: Identity, timeout_s: float) -> Path:
 def clear_parts(root: Path) -> None:
     """Remove what saves left that were cut off."""
     for part in root.glob(f"step-*{PART}"):
-        shutil.rmtree(part)
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def drop_rank(root: Path, step: int, rank: int) -> None:
+    """Remove what a rank has written of a checkpoint that will not be finished."""
+    part = part_folder(root, step)
+    shutil.rmtree(rank_folder(part, rank), ignore_errors=True)
+    with suppress(OSError):  # others' parts are in it
+        part.rmdir()
 
 
 def check_whole(folder: Path, identity: Identity) -> Whole:
-    """Read every byte of a checkpoint.
+    """Read every byte of a checkpoint, a chunk at a time; nothing in it is run.
 
     Raises:
         TornError: something is missing or was changed.
         ForeignError: it is of another plan, type, seed or set of ranks.
+        ValueError: it is of the format before this one.
     """
-    stamp = _read(folder / STAMP)
+    try:
+        return _checked(folder, identity)
+    except TornError as error:
+        raise TornError(f"checkpoint {folder} is torn: {error}") from None
+
+
+def _checked(folder: Path, identity: Identity) -> Whole:
+    stamp = read_stamp(folder / STAMP)
     step = stamp.get("step")
     for name, want in _stamp(0, identity).items():
         if name != "step" and stamp.get(name) != want:
-            raise ForeignError(f"checkpoint {folder} is of {name} {stamp.get(name)}, this run of {want}")
+            said = f"{stamp.get(name)!s:.80}"
+            raise ForeignError(f"checkpoint {folder} is of {name} {said}, this run of {want}")
+    if any((rank_folder(folder, rank) / OLD_TENSORS / OLD_METADATA).exists() for rank in identity.ranks):
+        raise old_format(folder)
+    sums = stamp.get("manifests")
     for rank in identity.ranks:
         part = rank_folder(folder, rank)
-        files = _read(part / RANK_STAMP).get("files", {})
-        for name, sums in files.items():
-            path = part / TENSORS / name
-            if not path.is_file() or _sums(path) != sums:
-                raise TornError(
-                    f"checkpoint {folder} is torn: {path.relative_to(folder)} is not what was written"
-                )
-    if not isinstance(step, int) or step < 1:
-        raise TornError(f"checkpoint {folder} is torn: it says step {step}")
+        if not isinstance(sums, dict) or sums.get(str(rank)) != manifest_sha256(part):
+            raise TornError(f"{part / MANIFEST} is not what was written")
+        check_tensors(part)
+    if type(step) is not int or step < 1:
+        raise TornError(f"it says step {step!r:.60}")
     return Whole(folder=folder, step=step)
 
 
@@ -141,7 +153,7 @@ def latest_whole(root: Path, identity: Identity) -> Whole | None:
         TornError: there are checkpoints, and all are torn.
     """
     torn: list[str] = []
-    for folder in reversed(_steps(root)):
+    for folder in reversed(finished(root)):
         try:
             return check_whole(folder, identity)
         except TornError as error:
@@ -153,17 +165,11 @@ def latest_whole(root: Path, identity: Identity) -> Whole | None:
 
 def refuse_taken(root: Path) -> None:
     """Raise ValueError where checkpoints of another run would be mixed with those of a new one."""
-    if taken := _steps(root):
+    if taken := finished(root):
         raise ValueError(f"{root} holds {taken[-1].name} already: want --resume, or another folder")
 
 
-def read_about(whole: Whole, rank: int) -> dict[str, Any]:
-    """What the rank wanted to find again."""
-    about: dict[str, Any] = _read(rank_folder(whole.folder, rank) / RANK_STAMP)["about"]
-    return about
-
-
-def _steps(root: Path) -> Sequence[Path]:
+def finished(root: Path) -> Sequence[Path]:
     """Finished checkpoints, oldest first."""
     found = root.iterdir() if root.is_dir() else ()
     return sorted(path for path in found if re.fullmatch(r"step-\d{10}", path.name))
@@ -177,22 +183,3 @@ def _stamp(step: int, identity: Identity) -> dict[str, Any]:
         "seed": identity.seed,
         "ranks": list(identity.ranks),
     }
-
-
-def _sums(path: Path) -> list[int]:
-    """[bytes, CRC-32] of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
-    return [size, crc]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TornError(f"checkpoint {path.parent} is torn: {path.name} cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise TornError(f"checkpoint {path.parent} is torn: {path.name} holds no object")
-    return found

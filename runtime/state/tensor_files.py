@@ -1,49 +1,270 @@
-"""Named tensors as a folder in the format of torch's distributed checkpoints, written by one process."""
+"""Named tensors as a folder: a safetensors file, and JSON that says what it holds, its size and its SHA-256.
 
-import warnings
+Nothing in it is code when it is read. A folder is whole when its JSON is there, which is written last.
+"""
+
+import hashlib
+import json
+import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+
+from workbench.bounded_file import open_regular
+from workbench.strict_json import parse_strict
+from workbench.whole_file import write_text
+
+TENSORS, MANIFEST = "tensors.safetensors", "tensors.json"
+FORMAT = 1
+CHUNK_BYTES = 2**20
+MOST_MANIFEST_BYTES = 2**27
+HEADER_LENGTH_BYTES = 8
+OLD_METADATA = ".metadata"  # of torch's distributed checkpoints, which are pickles
+NAME_OF = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A new folder; what is written is on the disk when this returns."""
-    with _alone():
-        save(dict(tensors), storage_writer=FileSystemWriter(folder), no_dist=True)
+class TornError(ValueError):
+    """What was written is not there as it was written."""
 
 
-def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill tensors in place.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Type and shape of a tensor; the type as safetensors names it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a folder of tensors says of itself.
+
+    Args:
+        num_bytes, sha256: of the file with the tensors.
+        tensors: what it holds.
+        about: what else its writer wanted to find again.
+    """
+
+    num_bytes: int
+    sha256: str
+    tensors: Mapping[str, Kind]
+    about: Mapping[str, Any]
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None
+) -> None:
+    """Make the folder; what is written is on the disk when this returns. One chunk at a time is copied.
+
+    Args:
+        tensors: on any device.
+        about: whatever else is to be found again, as JSON holds it: strings, finite numbers, lists, objects.
 
     Raises:
-        ValueError: one that the folder does not have, or has in another shape.
+        OSError: it cannot be written; what was begun is removed.
     """
-    reader = FileSystemReader(folder)
-    known = reader.read_metadata().state_dict_metadata
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{TENSORS}.{os.getpid()}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            num_bytes, sha256 = _write(file, tensors)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / TENSORS)
+    finally:
+        temporary.unlink(missing_ok=True)
+    manifest = {
+        "format": FORMAT,
+        "bytes": num_bytes,
+        "sha256": sha256,
+        "tensors": {
+            key: {"dtype": NAME_OF[each.dtype], "shape": list(each.shape)} for key, each in tensors.items()
+        },
+        "about": dict(about or {}),
+    }
+    write_text(json.dumps(manifest, allow_nan=False), folder / MANIFEST)
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """The safetensors format: length of the header, the header, all bytes; the widest types first."""
+    ordered = sorted(tensors.items(), key=lambda each: (-each[1].element_size(), each[0]))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[key] = {
+            "dtype": NAME_OF[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % HEADER_LENGTH_BYTES)
+    sums, num_bytes = hashlib.sha256(), 0
+    for piece in (len(text).to_bytes(HEADER_LENGTH_BYTES, "little"), text, *_pieces(ordered)):
+        file.write(piece)
+        sums.update(piece)
+        num_bytes += len(piece)
+    return num_bytes, sums.hexdigest()
+
+
+def _pieces(tensors: list[tuple[str, Tensor]]) -> Iterator[bytes]:
+    for _, tensor in tensors:
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        for begin in range(0, flat.numel(), CHUNK_BYTES):
+            yield flat[begin : begin + CHUNK_BYTES].cpu().numpy().tobytes()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a folder says of itself.
+
+    Raises:
+        TornError: it says nothing, or nothing of this format.
+    """
+    path = folder / MANIFEST
+    if (folder / OLD_METADATA).exists():
+        raise old_format(folder)
+    try:
+        found = parse_strict(read_small(path), most_bytes=MOST_MANIFEST_BYTES)
+        return _manifest(found)
+    except (OSError, ValueError) as error:
+        raise TornError(f"{path} cannot be read ({error})") from None
+
+
+def old_format(folder: Path) -> ValueError:
+    """The refusal of a folder that torch's distributed checkpoints wrote."""
+    return ValueError(
+        f"{folder} is of the earlier format, torch's distributed checkpoints: to read it is to run the code "
+        "in it; if you trust who wrote it: workbench checkpoint import OLD NEW --trust"
+    )
+
+
+def check_tensors(folder: Path) -> Manifest:
+    """Read every byte of a folder, a chunk at a time.
+
+    Raises:
+        TornError: it is not what was written.
+    """
+    manifest = read_manifest(folder)
+    path = folder / TENSORS
+    if not path.is_file() or _sums(path) != (manifest.num_bytes, manifest.sha256):
+        raise TornError(f"{path} is not what was written")
+    return manifest
+
+
+def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> Manifest:
+    """Check the folder, then fill tensors in place, one after the other.
+
+    Raises:
+        ValueError: it is torn, or a tensor is missing or has another type or shape.
+    """
+    manifest = check_tensors(folder)
     for key, tensor in tensors.items():
-        found = known.get(key)
-        if not isinstance(found, TensorStorageMetadata):
+        kind = manifest.tensors.get(key)
+        if kind is None:
             raise ValueError(f"{folder} has no tensor {key!r}")
-        if found.size != tensor.shape:
-            raise ValueError(f"{folder}: {key!r} is {list(found.size)}, want {list(tensor.shape)}")
-    with _alone():
-        load(dict(tensors), storage_reader=reader, no_dist=True)
+        if kind != (want := Kind(NAME_OF[tensor.dtype], tuple(tensor.shape))):
+            raise ValueError(f"{folder}: {key!r} is {kind}, want {want}")
+    try:
+        with safe_open(folder / TENSORS, framework="pt") as file:
+            for key, tensor in tensors.items():
+                tensor.copy_(file.get_tensor(key))
+    except (SafetensorError, RuntimeError) as error:
+        raise TornError(f"{folder / TENSORS} is not what {MANIFEST} says ({error})") from None
+    return manifest
 
 
 def keys_in(folder: Path) -> frozenset[str]:
     """Names of the tensors of a folder."""
-    return frozenset(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    return frozenset(read_manifest(folder).tensors)
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """torch warns whoever saves or loads by himself that he does so."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
+def manifest_sha256(folder: Path) -> str:
+    """Of what a folder says of itself, for whoever wants to find the same folder again.
+
+    Raises:
+        TornError: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(read_small(folder / MANIFEST)).hexdigest()
+    except (OSError, ValueError) as error:
+        raise TornError(f"{folder / MANIFEST} cannot be read ({error})") from None
+
+
+def read_stamp(path: Path) -> dict[str, Any]:
+    """The JSON object that makes several folders of tensors one whole.
+
+    Raises:
+        TornError: it cannot be read.
+    """
+    try:
+        found = parse_strict(read_small(path), most_bytes=MOST_MANIFEST_BYTES)
+    except (OSError, ValueError) as error:
+        raise TornError(f"{path} cannot be read ({error})") from None
+    if not isinstance(found, dict):
+        raise TornError(f"{path} holds no object")
+    return found
+
+
+def read_small(path: Path) -> bytes:
+    """A regular file that is no longer than a manifest may be; of a longer one, its beginning."""
+    with open_regular(path) as file:
+        return file.read(MOST_MANIFEST_BYTES + 1)
+
+
+def _sums(path: Path) -> tuple[int, str]:
+    """Bytes and SHA-256 of a file."""
+    size, sums = 0, hashlib.sha256()
+    with open_regular(path) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            size += len(chunk)
+            sums.update(chunk)
+    return size, sums.hexdigest()
+
+
+def _manifest(found: Any) -> Manifest:
+    match found:
+        case {
+            "format": int(form),
+            "bytes": int(num_bytes),
+            "sha256": str(sha256),
+            "tensors": dict(tensors),
+            "about": dict(about),
+        } if len(found) == 5:
+            if form != FORMAT:
+                raise ValueError(f"it is of format {form}, this program reads {FORMAT}")
+            if num_bytes < 0 or not re.fullmatch("[0-9a-f]{64}", sha256):
+                raise ValueError("its bytes and sha256 are none")
+            kinds = {key: _kind(key, each) for key, each in tensors.items()}
+            return Manifest(num_bytes=num_bytes, sha256=sha256, tensors=kinds, about=about)
+    raise ValueError("want format, bytes, sha256, tensors and about")
+
+
+def _kind(key: str, found: Any) -> Kind:
+    match found:
+        case {"dtype": str(dtype), "shape": list(shape)} if (
+            len(found) == 2
+            and dtype in NAME_OF.values()
+            and all(type(side) is int and side >= 0 for side in shape)
+        ):
+            return Kind(dtype, tuple(shape))
+    raise ValueError(f"tensor {key!r:.60}: want dtype and shape")

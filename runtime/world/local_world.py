@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from runtime.world.device import CPU, backend_of
+from runtime.world.supervised import end_with_launcher
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = ("lo", "lo0")  # of Linux, of macOS
+AGENT = "TORCHELASTIC_RUN_ID"  # set where torchrun's agent started this process
 MEETING = "world"  # a file's name
 
 
@@ -50,8 +52,11 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
     """Join the world that a launcher describes, as torchrun does, on one machine or on many.
 
     Where all its ranks are on this machine and torchrun made a folder for them, which is new for every
-    attempt, they meet there; all others meet at the launcher's address.
+    attempt, they meet there; all others meet at the launcher's address. From here on a process of torchrun
+    ends with its agent.
     """
+    if AGENT in environment:
+        end_with_launcher()
     file = meeting_of(environment)
     if file is None:
         dist.init_process_group(

@@ -6,7 +6,7 @@ import multiprocessing.connection as mpc
 import os
 import pickle
 import signal
-import tempfile
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +24,9 @@ from runtime.world.allocator import keep_freed_memory
 from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
+from runtime.world.scratch import ScratchFolder
+from runtime.world.supervised import Parent, as_parent, end_with
+from workbench.ending import ended_by_default
 
 GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0
@@ -96,9 +99,7 @@ class Pool:
     _keepers: Keepers = field(default_factory=Keepers)
     _positions: Any = None
     _context: ForkContext = field(default_factory=lambda: multiprocessing.get_context("fork"))
-    _folder: "tempfile.TemporaryDirectory[str]" = field(
-        default_factory=lambda: tempfile.TemporaryDirectory(prefix="ranks-")
-    )
+    _folder: ScratchFolder = field(default_factory=lambda: ScratchFolder("ranks-"))
     _num_jobs: int = 0
 
     def __post_init__(self) -> None:
@@ -149,7 +150,7 @@ class Pool:
         self._fork_missing(size)
         self._keep_awake(size)
         self._num_jobs += 1
-        store = Path(self._folder.name) / f"store{self._num_jobs}"
+        store = self._folder.path / f"store{self._num_jobs}"
         wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
         try:
             for process, cores in enumerate(cores_of(size)):
@@ -205,7 +206,7 @@ class Pool:
         for process in list(self._workers):
             self._end(process)
         self._keepers.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     def _fork_missing(self, size: int) -> None:
         for process in range(size):
@@ -224,7 +225,10 @@ class Pool:
     def _fork(self, process: int) -> _Worker:
         here, there = self._context.Pipe()
         child = self._context.Process(
-            target=_serve, args=(there, self._positions, process), name=f"rank{process}", daemon=True
+            target=_serve,
+            args=(there, self._positions, process, as_parent()),
+            name=f"rank{process}",
+            daemon=True,
         )
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; torch's threads are idle here.
@@ -309,17 +313,20 @@ class Pool:
         if worker.process.is_alive():
             worker.process.kill()
         worker.process.join(JOIN_S)
+        if worker.process.is_alive():
+            sys.stderr.write(f"rank {process}, process {worker.process.pid}: killed, and does not end\n")
         worker.pipe.close()
 
 
-def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
+def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -> None:
     """A worker's life: jobs until the parent is gone."""
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    ended_by_default()
     torch.set_num_threads(1)
     keep_freed_memory()
     gc.freeze()  # what the parent had imported is not looked through again by every collection
-    parent = os.getppid()
-    while (message := _receive(pipe, parent)) is not None:
+    while (message := _receive(pipe)) is not None:
         try:
             order = pickle.loads(message)
         except Exception as error:
@@ -333,15 +340,12 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int) -> None:
             pipe.send_bytes(pickle.dumps(failure))
             return
         pipe.send_bytes(result)
-        _receive(pipe, parent)  # LEAVE
+        _receive(pipe)  # LEAVE
         _leave()
 
 
-def _receive(pipe: mpc.Connection, parent: int) -> bytes | None:
-    """The parent's next message; None when the parent is gone."""
-    while not pipe.poll(1.0):
-        if os.getppid() != parent:
-            return None
+def _receive(pipe: mpc.Connection) -> bytes | None:
+    """The parent's next message; None when it has closed its end."""
     try:
         return pipe.recv_bytes()
     except EOFError:

@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from workbench.bounded_file import read_bounded
 from workbench.calibrate.sustained_rows import DeviceNotes, SustainedAttentionRow, SustainedMatmulRow
 from workbench.whole_file import write_text
 
@@ -295,7 +296,7 @@ def row_of(values: dict[str, Any], where: str) -> Row:
 
 def read_measurement(path: Path) -> Measurement:
     """Read such a file; ValueError names file, line and field of the first thing that is wrong."""
-    lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(read_bounded(path).splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{path}: want a header line, the file is empty")
     header = _parse(path, *lines[0], {"header": Header})

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
+from workbench.ending import Ended, ending_by_signal
+from workbench.plain_text import plain
+
 BAD_INPUT = 2  # exit code
 PIPE_COLUMNS = 120  # of text that goes to a file or a pipe
 
@@ -25,12 +28,12 @@ def one_line(error: Exception) -> str:
 
 def warn(text: str) -> None:
     """One line on stderr about something that will work, but not as well as it could."""
-    sys.stderr.write(f"workbench: warning: {text}\n")
+    sys.stderr.write(f"workbench: warning: {plain(text)}\n")
 
 
 def print_error(text: str) -> None:
     """One line on stderr about what is wrong."""
-    sys.stderr.write(f"workbench: error: {text}\n")
+    sys.stderr.write(f"workbench: error: {plain(text)}\n")
 
 
 class OneLineErrors(TyperGroup):
@@ -42,13 +45,17 @@ class OneLineErrors(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run the command line and exit."""
         try:
-            code = super().main(*args, **(extra | {"standalone_mode": False}))
+            with ending_by_signal():
+                code = super().main(*args, **(extra | {"standalone_mode": False}))
         except (ValueError, OSError, typer.TyperException) as error:
             print_error(one_line(error))
             sys.exit(BAD_INPUT)
         except (typer.Abort, KeyboardInterrupt):
             sys.stderr.write("workbench: interrupted\n")
             sys.exit(130)
+        except Ended as ended:
+            sys.stderr.write(f"workbench: ended by {ended.name}\n")
+            sys.exit(ended.code)
         sys.exit(code if isinstance(code, int) else 0)
 
 

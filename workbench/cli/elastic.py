@@ -69,8 +69,9 @@ def elastic_command(
     """Train for real on nodes that are killed, warned and join, and say before what a step will take."""
     from runtime.elastic.forecast import check_waits, forecast_layouts, predict_steps
     from runtime.elastic.local_nodes import Shape, events_of, last_step, parsed_trace
-    from runtime.elastic.run import Saving, elastic_job, latest_progress
+    from runtime.elastic.run import NUM_SAVES, Saving, elastic_job, latest_progress
     from runtime.elastic.step_data import drawn, read_folder
+    from runtime.state.save_folder import check_folder
     from sim.predict import predict
     from workbench.cli.elastic_training import (
         PLOT,
@@ -124,6 +125,8 @@ def elastic_command(
         found=found, job=trained, events=events, steps=until, forecast=forecast, predictions=predictions
     )
     saving = None if checkpoint is None else Saving(folder=checkpoint, every=checkpoint_every)
+    if saving is not None:
+        check_folder(saving.folder, NUM_SAVES * sum(trained.layer_bytes()))
     print_forecast(task, out, quiet=as_json)
     ran = run_task(task, start, saving, quiet=as_json)
     print_outcome(task, ran, out, as_json=as_json)

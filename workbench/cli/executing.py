@@ -1,5 +1,6 @@
 """Commands that give a plan times: simulate, run, compare."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from workbench.cli.console import emit_json, show
 from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cost.profile import load_profile
 from workbench.drift import drift_warning
+from workbench.ending import Ended
 from workbench.job.device import Device
 from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_for
@@ -177,8 +179,9 @@ def _runner(local: bool, emulate: bool, device: Device | None, profile: str | No
 def _executed(lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool) -> Ran:
     from runtime.launch import run_lowered
 
-    with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker:
-        result = run_lowered(lowered, settings, source=source, progress=_telling(ticker))
+    reached = _Reached()
+    with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker, reached:
+        result = run_lowered(lowered, settings, source=source, progress=reached.noting(_telling(ticker)))
     names = step_names(steps=settings.steps, warmup=settings.warmup, repetitions=settings.repetitions)
     names = names[-len(result.traces) :]  # a resumed run took the last ones
     return Ran(names=names, traces=result.traces, losses=result.losses)
@@ -216,6 +219,29 @@ def _emulated(
     name = f"emulated, median of {result.num_timed} steps"
     traces = (compose(lowered, result, simulate, facts),)
     return Ran(names=[name], traces=traces, losses=result.losses, peak=peak)
+
+
+class _Reached:
+    """Says on standard error how far a run came that a signal ends."""
+
+    def __init__(self) -> None:
+        self._text = "before its first step was done"
+
+    def noting(self, progress: Callable[[int, int, float], None]) -> Callable[[int, int, float], None]:
+        """The same, and it is noted."""
+
+        def note(done: int, total: int, loss: float) -> None:
+            self._text = f"after {done} of {total} steps, loss {loss:.6f}"
+            progress(done, total, loss)
+
+        return note
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Ended | KeyboardInterrupt):
+            sys.stderr.write(f"workbench: the run ends {self._text}\n")
 
 
 def _telling(ticker: Ticker) -> Callable[[int, int, float], None]:

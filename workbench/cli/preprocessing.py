@@ -4,6 +4,7 @@ import math
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -37,7 +38,7 @@ Timeout = Annotated[float, typer.Option(help="seconds, of any single wait")]
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="folder to write them to", metavar="FOLDER")],
 ) -> None:
-    """Write server.json and client.json, readable by their owner alone."""
+    """Write server.json, producer.json, trainer.json and reader.json, readable by their owner alone."""
     from runtime.preprocess.keys import write_keys
 
     show(*(f"written to {path}" for path in write_keys(folder)))
@@ -66,16 +67,24 @@ def serve_command(
         str, typer.Option(help="address to listen on; others than this machine's want --keys")
     ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(help="0: any free one")] = 0,
-    keys: Annotated[Path | None, typer.Option(help="server's keys, see `preprocess keys`")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="server's keys, see `preprocess keys`; default: made for this run")
+    ] = None,
+    is_open: Annotated[
+        bool, typer.Option("--open", help="without keys: whoever is on this machine may connect")
+    ] = False,
     seconds: Annotated[float | None, typer.Option(help="end after that long; default: on interrupt")] = None,
 ) -> None:
     """Hand batches to trainers; images are prepared by processes of this host and any that join."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise ValueError(f"serve: --seconds must be > 0 and finite, got {seconds}")
-    from runtime.preprocess.keys import read_server_keys
+    if is_open and keys is not None:
+        raise ValueError("serve: --open and --keys exclude each other")
+    from runtime.preprocess.keys import SERVER_FILE, read_server_keys, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
-    from runtime.preprocess.server import Server, ServerSettings
+    from runtime.preprocess.server import Server, ServerSettings, refuse_open_address
     from runtime.preprocess.stream import Malformed
+    from runtime.world.scratch import ScratchFolder
 
     settings = ServerSettings(
         folder=data,
@@ -91,13 +100,22 @@ def serve_command(
         host=host,
         port=port,
     )
-    server = Server(settings, None if keys is None else read_server_keys(keys))
+    refuse_open_address(host, has_keys=keys is not None)
     stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # an exception could be lost inside a library's callback
-        signal.signal(number, lambda *_: stopped.set())
-    typer.echo(f"serving {data} at {server.address}")
-    end_s = math.inf if seconds is None else time.monotonic() + seconds
-    server.serve(lambda: stopped.is_set() or time.monotonic() >= end_s)
+    with ExitStack() as held:
+        made = None
+        if keys is None and not is_open:
+            made = held.enter_context(ScratchFolder("preprocess-"))
+            write_keys(made)
+            keys = made / SERVER_FILE
+        server = Server(settings, None if keys is None else read_server_keys(keys))
+        for number in (signal.SIGINT, signal.SIGTERM):  # an exception could be lost in a library's callback
+            signal.signal(number, lambda *_: stopped.set())
+        typer.echo(f"serving {data} at {server.address}")
+        if made is not None:
+            typer.echo(f"keys of producers, trainers and readers, while it runs: {made}")
+        end_s = math.inf if seconds is None else time.monotonic() + seconds
+        server.serve(lambda: stopped.is_set() or time.monotonic() >= end_s)
 
 
 @app.command("produce")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from workbench.bounded_file import read_bounded
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
@@ -120,7 +121,7 @@ def _availability(
     if hours is not None and not 0 < hours < float("inf"):
         raise ValueError(f"failures: --hours must be > 0, got {hours}")
     if trace is not None:
-        found = parse_trace(trace.name, trace.read_text(encoding="utf-8"))
+        found = parse_trace(trace.name, read_bounded(trace))
         if not found.events:
             raise ValueError(f"{trace}: no node ever joins; nodes of time 0 are there from the start")
         return found

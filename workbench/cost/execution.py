@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.cost.device_limits import LaunchTimes
 from workbench.cost.flash import FlashKernel
 from workbench.cost.products import ProductFormat
@@ -250,7 +251,8 @@ _JSON = FrozenJson()
 def load_execution(path: Path) -> Execution:
     """An execution out of a JSON file of its fields; ValueError names the first wrong one."""
     try:
-        execution = _JSON.decode(Execution, parse_json(path.read_text(), "execution"), "execution")
+        data = parse_json(read_bounded(path, MOST_SETTINGS_BYTES), "execution")
+        execution = _JSON.decode(Execution, data, "execution")
     except ValueError as error:
         raise ValueError(f"{path}: {error}; fields: {', '.join(asdict(Execution()))}") from None
     assert isinstance(execution, Execution)

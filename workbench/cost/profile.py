@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.cost.device_limits import LaunchTimes, NarrowRate, PowerLimit
 from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.hardware import Link
@@ -317,10 +318,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
     name, path = str(name_or_path), Path(name_or_path)
     if name in known_profiles() or not path.is_file():
         path = PROFILES / f"{shipped_device(name, known_profiles())}.json"
-        profile = parse_profile(path.read_text(), where=str(path))
+        profile = parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
         check_memory(name, profile.device, profile.memory_bytes)
         return profile
-    return parse_profile(path.read_text(), where=str(path))
+    return parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
 
 
 def parse_profile(text: str, *, where: str = "profile") -> Profile:

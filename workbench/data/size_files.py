@@ -7,6 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from workbench.bounded_file import entry_in, read_bounded
 from workbench.data.sizes import Sizes
 from workbench.on_demand import OnDemand
 
@@ -59,7 +60,7 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(file).splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8: {error}") from None
     for number, line in enumerate(lines, 1):
@@ -78,18 +79,21 @@ def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
 def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Arrow files in the order that the data set's state names them."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        names = [entry["filename"] for entry in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        state = json.loads(read_bounded(folder / "state.json"))
+        files = [entry_in(folder, entry["filename"]) for entry in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder}: not a saved data set, its state.json: {_first_line(error)}") from None
-    for name in names:
+    for file in files:
         try:
-            with pa.memory_map(str(folder / Path(name).name)) as source, pa.ipc.open_stream(source) as reader:
-                columns = _known(folder, reader.schema.names)
+            # Not mapped: what a damaged file says of lengths must not reach beyond what was read.
+            with pa.OSFile(str(file)) as source, pa.ipc.open_stream(source) as reader:
+                columns = _known(file, reader.schema.names)
                 for batch in reader:
-                    yield from batch.select(columns).to_pylist()
-        except pa.ArrowException as error:
-            raise ValueError(f"{folder / name}: not an arrow file: {_first_line(error)}") from None
+                    chosen = batch.select(columns)
+                    chosen.validate(full=True)
+                    yield from chosen.to_pylist()
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise ValueError(f"{file}: not an arrow file: {_first_line(error)}") from None
 
 
 def _known(file: Path, names: list[str]) -> list[str]:

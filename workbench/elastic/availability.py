@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+MOST_S = 10 * 365 * 86_400.0  # of a trace: ten years
+
 
 class Change(StrEnum):
     JOIN = "add"
@@ -126,6 +128,8 @@ def parse_trace(name: str, text: str) -> Availability:
             raise ValueError(f"{name}, line {line}: want the columns t_s, event, node, got {list(row)}")
         try:
             events.append(NodeEvent(time_s=float(row["t_s"]), change=Change(row["event"]), node=row["node"]))
+            if not abs(events[-1].time_s) <= MOST_S:
+                raise ValueError("too far away")
         except (TypeError, ValueError):
             raise ValueError(
                 f"{name}, line {line}: want seconds, add or remove, and a node, got {list(row.values())}"

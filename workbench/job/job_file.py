@@ -4,10 +4,11 @@ import difflib
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.job.schema import JobSpec
+from workbench.plain_yaml import parse_yaml
 
 
 def read_spec(path: Path) -> JobSpec:
@@ -17,7 +18,7 @@ def read_spec(path: Path) -> JobSpec:
         ValueError: one line with the file, the place, the rule and the value.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MOST_SETTINGS_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return parse_spec(text, where=str(path))
@@ -25,35 +26,13 @@ def read_spec(path: Path) -> JobSpec:
 
 def parse_spec(text: str, *, where: str = "job") -> JobSpec:
     """The text of a job.yaml, checked; see `read_spec`."""
-    try:
-        data = yaml.load(text, Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise ValueError(f"{where}: not YAML: {line}{getattr(error, 'problem', error)}") from None
-    except RecursionError:
-        raise ValueError(f"{where}: nested too deeply") from None
+    data = parse_yaml(text, where=where)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: want keys and values, got {type(data).__name__}")
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
         raise ValueError(f"{where}: {_one_line(error)}") from None
-
-
-class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as usual, but a key that stands twice is an error instead of winning silently."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  (yaml's)
-        seen = []
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands twice", key_node.start_mark
-                )
-            seen.append(key)
-        return super().construct_mapping(node, deep=deep)
 
 
 def _one_line(error: ValidationError) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.bounded_file import read_bounded
 from workbench.llm_table.columns import OUTPUTS, check_header
 from workbench.llm_table.predict import Prediction
 
 MOST_ROWS = 1_000_000
 SEPARATOR = " | "  # between unmeasured costs
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
 FIRST_LINE = 2  # of a file's rows, behind the header
 
 
@@ -30,11 +32,14 @@ class CsvTable:
         """The file's text with the columns that are predicted; a row that has an error has that alone."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*self.header, *OUTPUTS])
+        writer.writerow([*map(inert, self.header), *OUTPUTS])
         for row, outcome in zip(self.cells, outcomes, strict=True):
             added = {"error": outcome} if isinstance(outcome, str) else cells_of(outcome)
             writer.writerow(
-                [*(row[name] for name in self.header), *(added.get(name, "") for name in OUTPUTS)]
+                [
+                    *(inert(row[name]) for name in self.header),
+                    *(inert(added.get(name, "")) for name in OUTPUTS),
+                ]
             )
         return out.getvalue()
 
@@ -56,10 +61,24 @@ def cells_of(found: Prediction) -> Mapping[str, str]:
     }
 
 
+def inert(cell: str) -> str:
+    """A cell that a spreadsheet shows instead of running it: a text that begins like a formula gets a quote.
+
+    Numbers stay numbers, negative ones too.
+    """
+    if not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
 def read_table(path: Path) -> CsvTable:
     """The cells of a file; ValueError where it is no CSV, or its header or a row's width is not right."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bounded(path, encoding="utf-8-sig")
         lines = [line for line in csv.reader(io.StringIO(text), strict=True) if any(map(str.strip, line))]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: want a CSV file in UTF-8: {error}") from error

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.model.config_fields import Config
 from workbench.model.families.family import Ending, LanguageModel
 from workbench.model.families.registry import ARCHITECTURES, architecture_of
@@ -19,7 +20,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"model config {str(path)!r}: no such file or folder with a config.json")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_bounded(file, MOST_SETTINGS_BYTES))
     except json.JSONDecodeError as error:
         raise ValueError(f"model config {str(file)!r}: not JSON, line {error.lineno}: {error.msg}") from None
     except RecursionError:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
+from workbench.bounded_file import read_bounded
 from workbench.data.sample import Item
 from workbench.frozen_json import FrozenJson, Shorthand, check_keys, parse_json
 from workbench.model.layer import Operator
@@ -63,7 +64,7 @@ def _plan_of(document: dict[str, Any]) -> Plan:
 def read_plan(path: Path) -> Plan:
     """The plan in a file. Raises ValueError, or OSError when it cannot be read."""
     try:
-        return loads(path.read_text(encoding="utf-8"))
+        return loads(read_bounded(path))
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
 

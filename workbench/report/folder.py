@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.bounded_file import read_bounded
 from workbench.plan.codec import FORMAT, plan_hash, read_plan
 from workbench.plan.plan import Plan
 from workbench.trace import Executor, Trace
@@ -91,7 +92,7 @@ def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_bounded(path))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON (truncated?): {error}") from None
     except RecursionError:

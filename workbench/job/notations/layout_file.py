@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.job.notations.cornstarch import read_spec
 from workbench.job.notations.job_layouts import PLACES, Notation, notation_of
+from workbench.plain_yaml import parse_yaml
 
 
 def content_of(path: Path) -> dict[str, Any]:
@@ -16,9 +16,9 @@ def content_of(path: Path) -> dict[str, Any]:
         ValueError: one line that names the file and what is wrong.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        content = parse_yaml(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
     if isinstance(content, str):
         return {"pipeline_model_parallel_layout": content}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

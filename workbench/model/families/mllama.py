@@ -96,7 +96,7 @@ def tiling_of(config: Config) -> Tiling:
             ratios with too many tiles.
     """
     kind = config["model_type"]
-    taps = tuple(config.get("intermediate_layers_indices") or TAPS)
+    taps = tuple(_indices(config, "intermediate_layers_indices") or TAPS)
     ratios = tuple((int(r), int(c)) for r, c in config.get("supported_aspect_ratios") or RATIOS)
     tower = Tiling(
         width=whole(config, "hidden_size", 1280),
@@ -245,8 +245,16 @@ def _language(config: Config) -> Layers:
 
 def cross_layers(config: Config) -> frozenset[int]:
     """Blocks that look at an image."""
-    listed = config.get("cross_attention_layers")
+    listed = _indices(config, "cross_attention_layers")
     return frozenset(CROSS_LAYERS if listed is None else listed)
+
+
+def _indices(config: Config, key: str) -> list[int] | None:
+    """Numbers of layers; None where the configuration has none."""
+    listed = config.get(key)
+    if listed is not None and not (isinstance(listed, list) and all(type(each) is int for each in listed)):
+        raise ValueError(f"{config['model_type']}: {key} must be whole numbers, got {listed!r:.80}")
+    return listed
 
 
 def _cross_operators(width: int, heads: Heads, mlp: Mlp) -> tuple[Operator, ...]:

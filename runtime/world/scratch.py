@@ -1,0 +1,78 @@
+"""A temporary folder that is removed when its process ends, whatever ends it."""
+
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from runtime.world.owner import MOST_BYTES, Life, owner_from, this_process
+from workbench.whole_file import write_text
+
+MARK = "owner.json"
+# Waits for a word, or for the end of everybody who could say one: this process and those forked from it.
+CLEANER = 'trap "" HUP INT TERM; read -r word; rm -rf -- "$1"'
+JOIN_S = 5.0
+
+
+class ScratchFolder:
+    """A new folder of its owner alone, and a shell beside it that removes it should nobody else.
+
+    The shell waits at the end of a pipe that this process and its forked ones hold, in a session of
+    its own: a signal to the whole group does not reach it. Where it is killed as well, the next
+    folder of the same prefix that is made on this machine removes this one, by its owner's mark.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        sweep(prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        write_text(this_process().as_json(), self.path / MARK)
+        self._cleaner = subprocess.Popen(
+            ["/bin/sh", "-c", CLEANER, "sh", str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        assert self._cleaner.stdin is not None
+        with suppress(BrokenPipeError), self._cleaner.stdin as pipe:
+            pipe.write(b"end\n")
+        self._cleaner.wait(JOIN_S)
+
+
+def sweep(prefix: str) -> tuple[Path, ...]:
+    """Remove this user's folders of that prefix whose owners have ended; those that are gone."""
+    left = [path for path in Path(tempfile.gettempdir()).glob(f"{prefix}*") if _is_left(path)]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return tuple(path for path in left if not path.exists())
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            return False
+        with (folder / MARK).open("rb") as file:
+            return owner_from(file.read(MOST_BYTES + 1)).life() is Life.ENDED
+    except (OSError, ValueError):
+        return False  # not one of these, or just being made

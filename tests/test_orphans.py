@@ -1,0 +1,218 @@
+"""Supervisors that are killed: nothing of theirs runs two seconds later, and their temporary folders go."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.data.scenes import make
+from runtime.world.owner import Owner, this_process
+from runtime.world.scratch import MARK, ScratchFolder, sweep
+from tests.test_cli import accept, job, plan
+
+__all__ = ["job", "plan"]  # fixtures
+
+GONE_S = 2.0
+BEGUN_S = 90.0
+CLI = (sys.executable, "-c", "from workbench.cli.app import main; main()")
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A supervisor and everything that it has started, and its folder for temporary ones."""
+
+    process: "subprocess.Popen[str]"
+    scratch: Path
+
+    def descendants(self) -> frozenset[int]:
+        return descendants_of(self.process.pid)
+
+    def folders(self) -> list[str]:
+        """Its own; torch's launcher and torch's compiler make some as well."""
+        return [path.name for path in self.scratch.iterdir() if not path.name.startswith("torch")]
+
+
+def parents() -> dict[int, int]:
+    """Process -> its parent, of all that run."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX":
+            found[int(stat.parent.name)] = int(fields[1])
+    return found
+
+
+def descendants_of(pid: int) -> frozenset[int]:
+    known, found = parents(), {pid}
+    while more := {child for child, parent in known.items() if parent in found} - found:
+        found |= more
+    return frozenset(found - {pid})
+
+
+def until(holds: Callable[[], bool], within_s: float) -> float | None:
+    """Seconds until it holds; None: it never did."""
+    start_s = time.monotonic()
+    while not holds():
+        if time.monotonic() - start_s > within_s:
+            return None
+        time.sleep(0.02)
+    return time.monotonic() - start_s
+
+
+@contextmanager
+def begun(command: tuple[object, ...], scratch: Path, has_begun: Callable[[], bool]) -> Iterator[Tree]:
+    """A command at work, in a session of its own."""
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        env=os.environ | {"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            assert until(lambda: has_begun() or process.poll() is not None, BEGUN_S) is not None
+            assert process.poll() is None, process.communicate()[1]
+            yield Tree(process, scratch)
+        finally:
+            for pid in (*descendants_of(process.pid), process.pid):
+                if process.poll() is None:
+                    os.kill(pid, signal.SIGKILL)
+            process.kill()
+
+
+@contextmanager
+def running(plan: Path, *launcher: object) -> Iterator[Tree]:
+    """Ranks that have written a checkpoint and go on."""
+    saves = plan.with_name("saves")
+    rest = (plan, "--steps", 100_000, "--checkpoint", saves, "--checkpoint-every", 1)
+    command = (*launcher, *rest) if launcher else (*CLI, "run", *rest, "--local")
+    with begun(command, plan.with_name("scratch"), lambda: bool(list(saves.glob("step-*[0-9]")))) as tree:
+        assert len(tree.descendants()) >= 2
+        yield tree
+
+
+@contextmanager
+def torchrun(plan: Path) -> Iterator[Tree]:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 4, "-m", "runtime.launch")
+    with running(plan, *launcher) as tree:
+        yield tree
+
+
+@contextmanager
+def elastic(job: Path) -> Iterator[Tree]:
+    saves = job.with_name("saves")
+    rest = ("elastic", job, "--nodes", 2, "--steps", 100_000, "--checkpoint", saves, "--checkpoint-every", 1)
+    with begun((*CLI, *rest), job.with_name("scratch"), lambda: bool(list(saves.glob("*/*.json")))) as tree:
+        yield tree
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Tree]:
+    """A server whose producers are there."""
+    make(folder / "data", num_samples=8, seed=0, kinds=("image",))
+    scratch = folder / "scratch"
+    rest = ("preprocess", "serve", folder / "data", "--image-px", 32, "--patch-px", 8, "--producers", 2)
+
+    def is_there() -> bool:
+        ours = [pid for pid in parents() if str(scratch).encode() in environment_of(pid)]
+        return sum(b"preprocess.producer" in command_of(pid) for pid in ours) == 2
+
+    with begun((*CLI, *rest), scratch, is_there) as tree:
+        yield tree
+
+
+def environment_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def all_gone(pids: frozenset[int]) -> bool:
+    return not pids & parents().keys()
+
+
+def killed_alone(tree: Tree) -> None:
+    """SIGKILL to the supervisor; what is left after two seconds, and of its folders a little later."""
+    started = tree.descendants()
+    assert started
+    os.kill(tree.process.pid, signal.SIGKILL)
+    tree.process.wait()
+    assert until(lambda: all_gone(started), GONE_S) is not None, [command_of(pid) for pid in started]
+    assert until(lambda: tree.folders() == [], GONE_S) is not None, tree.folders()
+
+
+def test_ranks_of_a_killed_run_are_gone_with_their_folder_the_stopped_one_too(plan):
+    with running(plan) as tree:
+        os.kill(max(pid for pid in tree.descendants() if b"rm -rf" not in command_of(pid)), signal.SIGSTOP)
+        killed_alone(tree)
+
+
+def test_ranks_of_a_killed_launcher_are_gone(plan):
+    with torchrun(plan) as tree:
+        killed_alone(tree)
+
+
+def test_nodes_of_a_killed_elastic_training_are_gone_with_their_folder(job):
+    with elastic(job) as tree:
+        killed_alone(tree)
+
+
+def test_producers_of_a_killed_server_are_gone(tmp_path):
+    with served(tmp_path) as tree:
+        killed_alone(tree)
+
+
+def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
+    with running(plan) as tree:
+        started = tree.descendants()
+        os.kill(tree.process.pid, signal.SIGTERM)
+        _, said = tree.process.communicate(timeout=20)
+        assert tree.process.returncode == 143
+        assert "Traceback" not in said
+        assert "workbench: the run ends after" in said
+        assert all_gone(started)
+        assert tree.folders() == []
+    saves = plan.with_name("saves")
+    assert not list(saves.glob("*.part"))
+    assert not (saves / "writer.json").exists()
+    steps = 1 + max(int(path.name.removeprefix("step-")) for path in saves.glob("step-*"))
+    accept("run", plan, "--local", "--checkpoint", saves, "--steps", steps, "--resume")
+
+
+def test_folders_of_dead_owners_go_with_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    here = this_process()
+    dead = Owner(host=here.host, boot=here.boot, space=here.space, pid=here.pid, start=here.start - 1)
+    for name, mark in (("ranks-dead", dead.as_json()), ("ranks-mine", here.as_json()), ("ranks-odd", "{")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MARK).write_text(mark)
+    (tmp_path / "ranks-other").mkdir()
+    (tmp_path / "ranks-link").symlink_to(tmp_path / "ranks-dead")
+    assert sweep("ranks-") == (tmp_path / "ranks-dead",)
+    with ScratchFolder("ranks-") as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ranks-link",
+        "ranks-mine",
+        "ranks-odd",
+        "ranks-other",
+    ]

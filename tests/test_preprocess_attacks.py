@@ -1,0 +1,165 @@
+"""A preprocessing server under peers that lie: they are refused, dropped and named, and it goes on."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from runtime.data.scenes import make
+from runtime.preprocess.keys import ClientKeys, make_keys, read_client_keys, write_keys
+from runtime.preprocess.messages import MOST_HEADER_BYTES, Role, parse_message
+from runtime.preprocess.server import MOST_BAD
+from runtime.preprocess.stream import Malformed
+from tests.preprocess_service import WAIT_S, Running, loading, serving
+
+STATUS_S = 1.0  # alone it takes about a millisecond; other tests may have the cores
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make(tmp_path / "data", num_samples=8, seed=3, kinds=("image",))
+    return tmp_path / "data"
+
+
+@contextmanager
+def peer(server: Running, keys: ClientKeys | None = None) -> Iterator["zmq.Socket[bytes]"]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        if keys is not None:
+            socket.curve_publickey = keys.public.encode()
+            socket.curve_secretkey = keys.secret.encode()
+            socket.curve_serverkey = keys.server.encode()
+        socket.connect(server.address)
+        yield socket
+
+
+def answer(socket: "zmq.Socket[bytes]", *frames: bytes) -> dict[str, object]:
+    """What comes first after a message, but for words to an idle producer."""
+    socket.send_multipart(frames)
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s and socket.poll(1000 * WAIT_S):
+        found: dict[str, object] = json.loads(socket.recv_multipart()[0])
+        if found["kind"] not in ("still", "task"):
+            return found
+    raise AssertionError("no answer")
+
+
+def message(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+EXAMPLE = {"id": 0, "texts": [], "images": []}
+WANT = {"kind": "want", "name": "a", "done": 0, "position": 0, "group": 0, "num_groups": 1, "content": "all"}
+ATTACKS = {
+    "task-out-of-batch": message(kind="done", task=[0, 99_999], example=EXAMPLE),
+    "malformed-out-of-stream": message(kind="malformed", task=[0, 10**9], path="x", reason="\x1b[2J"),
+    "side-that-is-no-number": message(
+        kind="done", task=[0, 0], example={"id": 0, "texts": [], "images": [[1, 1, 1, "x"]]}
+    ),
+    "infinite": message(**WANT).replace(b'"done": 0', b'"done": 1e400'),
+    "billion-groups": message(**WANT | {"num_groups": 10**9}),
+    "escape-in-a-name": message(**WANT | {"name": "\x1b]0;owned\x07"}),
+    "long-name": message(**WANT | {"name": "a" * 10**5}),
+    "deep": b'{"kind":"hello","name":' + b"[" * 10**5,
+    "twice": b'{"kind":"status","kind":"status"}',
+    "wide": message(kind="done", task=[0, 0], example=EXAMPLE | {"images": [[1, 1, 1, 1]] * 5000}),
+    "unknown": message(kind="\x1b[31mexec"),
+    "extra": message(kind="status", more=1),
+    "no-object": b"[1]",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
+def test_one_message_never_ends_the_server(folder, attack):
+    """Of no attack anything of the peer's stands unescaped in an answer."""
+    with serving(folder, num_producers=1, malformed=Malformed.FATAL) as server:
+        with peer(server) as socket:
+            socket.send_multipart([attack])
+            found = answer(socket, message(kind="status"))
+            text = json.dumps(found, ensure_ascii=False)
+            assert "\x1b" not in text
+            assert len(text) < 2000
+        with loading(server) as loader:
+            assert len(loader.next().examples) == 4
+        assert server.failure is None
+
+
+def test_a_peer_that_goes_on_is_dropped_and_named(folder, capfd):
+    with serving(folder) as server:
+        with peer(server) as socket:
+            for _ in range(MOST_BAD):
+                assert answer(socket, b"{")["kind"] == "refused"
+            socket.send_multipart([message(kind="status")])
+            assert not socket.poll(500)
+        with loading(server) as loader:
+            assert len(loader.status()["dropped"]) == 1
+            assert len(loader.next().examples) == 4
+    assert f"dropped after {MOST_BAD} bad messages" in capfd.readouterr().err
+
+
+def test_a_peer_is_one_trainer_and_waits_for_no_more_than_it_may(folder):
+    with serving(folder, num_producers=0, window=2) as server, peer(server) as socket:
+        for position in range(2):
+            socket.send_multipart([message(**WANT | {"position": position})])
+        socket.send_multipart([message(**WANT | {"done": 1, "position": 2})])  # the first is given up
+        other = answer(socket, message(**WANT | {"name": "b"}))
+        assert "is trainer 'a', and cannot be 'b'" in str(other["reason"])
+        with loading(server) as loader:
+            assert loader.status()["batches"] <= 2 * 2
+
+
+def test_an_image_that_can_be_read_is_not_left_out_on_a_peers_word(folder):
+    with serving(folder, num_producers=0, malformed=Malformed.FATAL) as server, peer(server) as socket:
+        socket.send_multipart([message(kind="ready")])
+        while (found := json.loads(socket.recv_multipart()[0]))["kind"] != "task":
+            pass
+        task = found["task"]
+        found = answer(socket, message(kind="malformed", task=task, path="/etc", reason="because"))
+        assert "can be read here" in str(found["reason"])
+        assert server.failure is None
+
+
+def test_keys_have_roles(folder):
+    server_keys, clients = make_keys()
+    with serving(folder, keys=server_keys) as server:
+        for role, refused in ((Role.PRODUCER, WANT), (Role.TRAINER, {"kind": "ready"}), (Role.READER, WANT)):
+            with peer(server, clients[role]) as socket:
+                reason = str(answer(socket, message(**refused))["reason"])
+                assert f"a {role}'s key does not allow messages of kind {refused['kind']}" in reason
+        with loading(server, keys=clients[Role.READER]) as reader:
+            assert reader.status()["kind"] == "status"
+
+
+def test_key_files_that_others_can_read_are_refused(tmp_path):
+    path = write_keys(tmp_path / "keys")[2]
+    assert read_client_keys(path).public
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match=r"others can read it; want .* chmod 600"):
+        read_client_keys(path)
+
+
+def test_status_comes_at_once_while_others_shout(folder):
+    with serving(folder) as server, peer(server) as noisy, loading(server) as loader:
+        worst_s = 0.0
+        for _ in range(20):
+            for _ in range(50):
+                noisy.send_multipart([b"x" * 10_000])
+            start_s = time.monotonic()
+            loader.status()
+            worst_s = max(worst_s, time.monotonic() - start_s)
+        assert worst_s < STATUS_S
+
+
+def test_frames_are_bounded(folder):
+    with pytest.raises(ValueError, match=f"at most {MOST_HEADER_BYTES} bytes"):
+        parse_message(b" " * (MOST_HEADER_BYTES + 1))
+    with serving(folder) as server:
+        with peer(server) as socket:
+            socket.send_multipart([message(kind="done", task=[0, 0], example=EXAMPLE), bytes(2**27)])
+            time.sleep(0.5)
+        with loading(server) as loader:
+            assert len(loader.next().examples) == 4

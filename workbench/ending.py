@@ -1,0 +1,50 @@
+"""A signal that asks a program to end lets it clean up, and ends it with the code that shells expect."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ASKING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(SystemExit):
+    """A signal came; the exit code is 128 and its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def ending_by_signal() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP raise `Ended` in the main thread; a second one ends at once.
+
+    Signals that are ignored, as `nohup` has it, stay ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = {number: signal.getsignal(number) for number in ASKING}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, _end)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ended_by_default() -> None:
+    """Undo it in a process forked within it, whose parent cleans up."""
+    for number in ASKING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    del frame
+    signal.signal(number, signal.SIG_DFL)
+    raise Ended(number)

@@ -1,0 +1,60 @@
+"""JSON from somebody else: bounded in size and nesting before it is parsed, each key once, finite numbers."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+MOST_DEPTH = 32
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def parse_strict(content: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH) -> Any:
+    """What the bytes hold.
+
+    Raises:
+        ValueError: too long, nested too deeply, no JSON in UTF-8, a key that stands twice, or a number that
+            is not finite.
+    """
+    if len(content) > most_bytes:
+        raise ValueError(f"want at most {most_bytes} bytes of JSON, got {len(content)}")
+    if depth_of(content) > most_depth:
+        raise ValueError(f"want JSON nested at most {most_depth} deep")
+    return json.loads(
+        content.decode("utf-8"),
+        object_pairs_hook=_each_once,
+        parse_constant=_refuse_constant,
+        parse_float=_finite,
+    )
+
+
+def depth_of(content: bytes) -> int:
+    """How deep brackets are nested outside strings, without parsing anything."""
+    depth = deepest = 0
+    for found in _STRING_OR_BRACKET.finditer(content):
+        if found[0] in (b"[", b"{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif found[0] in (b"]", b"}"):
+            depth -= 1
+    return deepest
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r:.60} stands twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"want finite numbers, got {name}")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"want finite numbers, got {text:.60}")
+    return value
