@@ -99,9 +99,14 @@ def test_experts_lie_over_replicas():
     )
     expert = 3 * 256 * 32
     assert whole - part == pytest.approx(18 * 4 * 7 * expert, rel=1e-3)
+<<<<<<< HEAD
     recorded = RowPredictor(iteration_s, execution=Execution(launch=Launch.GRAPH))  # no host to wait for
     apart, together = (recorded.predict(each).parts.in_layers for each in (over, alone))
     assert apart > 10 * abs(together)
+=======
+    large = dense | {"hidden": 4096, "heads": 32, "sequence": 4096} | MIXTURE
+    assert predicted(**large, ep=8).parts.in_layers > predicted(**large).parts.in_layers
+>>>>>>> refs/heads/rows
 
 
 def test_groups_of_experts_are_the_ranks_that_hold_the_same():
@@ -249,3 +254,10 @@ def test_only_what_matters_is_doubted():
     assert told(doubts, shares, row()) == ("matmul: scaled",)
     far = shares | {"data": 0.06}
     assert told(doubts, far, row(dp=16, global_batch=16)) == ("inter link: line rate", "matmul: scaled")
+
+
+def test_exchanges_of_experts_run_beside_passes():
+    cells = {"hidden": 4096, "heads": 32, "sequence": 4096, "dp": 8, "global_batch": 8, "ep": 8} | MIXTURE
+    ahead, beside = (predicted(**cells, moe_overlap=word) for word in ("no", "yes"))
+    assert beside.iteration_s < ahead.iteration_s
+    assert beside.parts.in_layers < ahead.parts.in_layers

@@ -82,6 +82,13 @@ class KeyTravel(StrEnum):
     BEHIND = "behind"
 
 
+class TokenTravel(StrEnum):
+    """Tokens travel to experts AHEAD of them, or BESIDE another microbatch's passes."""
+
+    AHEAD = "ahead"
+    BESIDE = "beside"
+
+
 class GradientSum(StrEnum):
     """Weight gradients: MAIN, added into float32 by the product; OWN, written in the weights' format."""
 
@@ -113,6 +120,7 @@ class Execution:
         instance_sums: when copies of a sharded optimizer add up their gradients.
         updated_weights: how they reach the ranks of a copy.
         keys: when keys of other context-parallel ranks travel, where a plan does not say.
+        tokens: when tokens travel between the ranks that distribute experts.
         products: format of the operands of products in blocks' linear layers; attention, router, embedding
             and head stay.
         gradient_sum: how weight gradients of two bytes are added up over microbatches.
@@ -151,6 +159,7 @@ class Execution:
     instance_sums: InstanceSums = InstanceSums.AT_STEP
     updated_weights: UpdatedWeights = UpdatedWeights.GATHERED
     keys: KeyTravel = KeyTravel.AHEAD
+    tokens: TokenTravel = TokenTravel.AHEAD
     products: ProductFormat = ProductFormat.SAME
     gradient_sum: GradientSum = GradientSum.MAIN
     loss: LossKernel = LossKernel.PARALLEL

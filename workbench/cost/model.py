@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from workbench.cost.collectives import Collective, Collectives
-from workbench.cost.execution import ActivationCut, Execution, KeyTravel
+from workbench.cost.execution import ActivationCut, Execution, KeyTravel, TokenTravel
 from workbench.cost.expert_parallel import Exchange, exchanges_of, on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
@@ -239,7 +239,22 @@ class _OperatorSums:
         divided = self._cost.execution.activations is ActivationCut.SEQUENCE
         found = exchanges_of(split, self._work, self._grid, self._bytes, divided=divided)
         back = [(index, self._exchange_s(exchange)) for index, exchange in found.backward]
-        return sum(map(self._exchange_s, found.forward)), back
+        there_s = sum(map(self._exchange_s, found.forward))
+        if self._cost.execution.tokens is TokenTravel.AHEAD or not back:
+            return there_s, back
+        return self._beside(split, there_s, back)
+
+    def _beside(
+        self, split: Layer, there_s: float, back: list[tuple[int, float]]
+    ) -> tuple[float, list[tuple[int, float]]]:
+        """What of exchanges stands out where passes of two microbatches take turns: one exchanges while the
+        other computes as much as this layer does."""
+        passes = self._operators.of_layer(split)
+        forward_s = sum(each.forward_s for each in passes)
+        backward_s = sum(each.input_grad_s + each.weight_grad_s for each in passes)
+        back_s = sum(seconds for _, seconds in back)
+        share = max(0.0, back_s - backward_s) / back_s
+        return max(0.0, there_s - forward_s), [(index, share * seconds) for index, seconds in back]
 
     def _exchange_s(self, exchange: Exchange) -> float:
         link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor

@@ -2,7 +2,14 @@
 
 from dataclasses import replace
 
-from workbench.cost.execution import ActivationCut, AttentionKernel, Execution, GradientSum, InstanceSums
+from workbench.cost.execution import (
+    ActivationCut,
+    AttentionKernel,
+    Execution,
+    GradientSum,
+    InstanceSums,
+    TokenTravel,
+)
 from workbench.cost.flash import FlashKernel
 from workbench.cost.products import ProductFormat
 from workbench.cost.traffic import Dropout
@@ -33,6 +40,7 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
         instance_sums=InstanceSums.BEHIND_EACH,
         updated_weights=row.updated_weights,
+        tokens=TokenTravel.BESIDE if row.moe_overlap is YesNo.YES else base.tokens,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         products=FORMATS.get(row.precision, base.products),
         num_devices=row.num_gpus,
