@@ -194,17 +194,11 @@ def test_a_default_execution_changes_nothing():
     ],
 )
 def test_every_number_of_an_execution_slows_what_it_says(field, value):
-<<<<<<< HEAD
     llm = row(tp=2, hidden=512, sequence=2048, vocab=5001, vocab_multiple=1, global_batch=2)
     plain, slow = (
         RowPredictor(iteration_s, execution=run).predict(llm).iteration_s
         for run in (Execution(launch=Launch.GRAPH), Execution(launch=Launch.GRAPH, **{field: value}))
     )
-=======
-    llm = row(tp=2, hidden=2048, sequence=4096, vocab=5001, vocab_multiple=1, global_batch=2)
-    plain = RowPredictor(iteration_s).predict(llm).iteration_s
-    slow = RowPredictor(iteration_s, execution=Execution(**{field: value})).predict(llm).iteration_s
->>>>>>> refs/heads/rows
     assert slow > plain
 
 

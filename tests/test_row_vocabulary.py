@@ -99,14 +99,9 @@ def test_experts_lie_over_replicas():
     )
     expert = 3 * 256 * 32
     assert whole - part == pytest.approx(18 * 4 * 7 * expert, rel=1e-3)
-<<<<<<< HEAD
     recorded = RowPredictor(iteration_s, execution=Execution(launch=Launch.GRAPH))  # no host to wait for
     apart, together = (recorded.predict(each).parts.in_layers for each in (over, alone))
     assert apart > 10 * abs(together)
-=======
-    large = dense | {"hidden": 4096, "heads": 32, "sequence": 4096} | MIXTURE
-    assert predicted(**large, ep=8).parts.in_layers > predicted(**large).parts.in_layers
->>>>>>> refs/heads/rows
 
 
 def test_groups_of_experts_are_the_ranks_that_hold_the_same():
