@@ -77,13 +77,14 @@ def _of_fidelity(suite: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def _published_runs(ours: Mapping[str, float]) -> tuple[str, str, str]:
     sets = sorted(key.removesuffix("/mape") for key in ours if key.endswith("/mape") and key != "all/mape")
     good = [name for name in sets if ours[f"{name}/mape"] <= GOOD]
+    mean, median, inside = (percent(ours[f"all/{name}"]) for name in ("mape", "median", "coverage_80"))
     return (
         "step times that others published, from 8 to 6,144 GPUs",
         code("python -m experiments.public.all"),
         one_line(
-            f"""{len(sets)} data sets, {ours["all/rows"]:.0f} rows, none refused: {percent(ours["all/mape"])} off
-            in the mean, {percent(ours["all/median"])} in the median; at most {percent(GOOD)} on
-            {", ".join(good)} alone; {percent(ours["all/coverage_80"])} lie inside their 80 % interval"""
+            f"""{len(sets)} data sets, {ours["all/rows"]:.0f} rows, none refused: {mean} off in the mean,
+            {median} in the median; at most {percent(GOOD)} on {", ".join(good)} alone; {inside} lie inside
+            their 80 % interval"""
         ),
     )
 
