@@ -48,15 +48,23 @@ def write(outcome: Outcome) -> Path:
 
 
 def commit() -> str | None:
-    """The commit the code is at, with `-dirty` where it differs; None outside a checkout."""
+    """The commit the code is at, with `-dirty` where it differs; None outside a checkout.
+
+    Results that a run has just written are no code.
+    """
+    head = _git("rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return None
+    kept_out = f":(exclude){RESULTS.relative_to(RESULTS.parents[1])}"
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", kept_out)
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*arguments: str) -> str | None:
     done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["git", *arguments], cwd=RESULTS.parents[1], capture_output=True, text=True, check=False
     )
-    return done.stdout.strip() or None
+    return None if done.returncode else done.stdout.strip()
 
 
 def _lines(outcome: Outcome) -> Iterator[str]:
