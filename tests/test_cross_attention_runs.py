@@ -20,7 +20,9 @@ from sim.step.engine import simulate
 from tests import cross_models, tiny_models
 from tests.plans import cluster, disjoint_plan, finish
 from tests.test_parity import SEED, assert_order, assert_parity
+from workbench.cost.execution import Execution, Launch
 from workbench.cost.model import CostModel
+from workbench.cost.operator_passes import kernels_of
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout, load_job
@@ -215,11 +217,10 @@ def test_recomputed_stages(weights: Path) -> None:
 
 
 def test_costs_count_what_is_read() -> None:
-    """A microbatch without an image costs least, the one with three the most."""
+    """Where no host is waited for, a microbatch without an image costs least, one with three the most."""
     plan = plan_of("everything", 3)
     lowered = lower(plan)
-    cost = CostModel(load_profile("A40"))
-    priced = price(lowered, cost)
+    priced = price(lowered, CostModel(load_profile("A40"), Execution(launch=Launch.GRAPH)))
     forward = {a.microbatch: priced.duration_s(a) for a in forward_actions(plan, 2)}
     assert forward[2] < forward[0] < forward[3]
     assert forward[2] < 0.7 * forward[0]
@@ -228,6 +229,25 @@ def test_costs_count_what_is_read() -> None:
     sizes = Sizes(plan, Routing(plan))
     kept = [sizes.of(plan.stage[2], m, keeps=True).kept for m in plan.microbatches_of["llm", 0]]
     assert kept[2] < 0.7 * kept[0] < kept[3]
+
+
+def test_a_host_launches_what_looks_at_images_only_where_there_are_some() -> None:
+    """Tiny kernels end before the next one is launched: a forward takes as long as its launches."""
+    plan = plan_of("everything", 3)
+    cost = CostModel(load_profile("A40"))
+    priced = price(lower(plan), cost)
+    first, end = plan.stage[2].layers
+    layers = plan.model.module("llm").layers[first:end]
+    every_s, words_s = (
+        cost.execution.pass_s(0.0, sum(map(cost.execution.num_kernels, launched)), 0, 1)
+        for launched in (
+            [kernel for layer in layers for kernel in kernels_of(layer)],
+            [kernel for layer in layers if not layer.reads_context for kernel in kernels_of(layer)],
+        )
+    )
+    assert words_s < every_s
+    forward = {a.microbatch: priced.duration_s(a) for a in forward_actions(plan, 2)}
+    assert forward == pytest.approx({0: every_s, 1: every_s, 2: words_s, 3: every_s})
 
 
 def forward_actions(plan: Plan, stage: int) -> list[Action]:

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments.disttrain.figure3 import MODULES, configurations, forward_ms
+from experiments.disttrain.figure3 import MODEL, MODULES, SIDES_PX, configurations, forward_ms
 from experiments.disttrain.figure4 import CASES, LLM_PP, MICROBATCHES, idle_fractions
 from experiments.disttrain.figure17 import executed, judged
 from experiments.disttrain.prose import COVERED, figure_11
-from experiments.disttrain.systems import Systems
+from experiments.disttrain.systems import PROFILE, Images, Systems, Workload
 from experiments.harness.printed import printed_rows
 from experiments.harness.printed_pipeline import StageTimes
+from workbench.cost.execution import Execution, Launch
+from workbench.cost.operator_passes import kernels_of
+from workbench.cost.profile import load_profile
+from workbench.units import ms
 
 SYSTEMS = Systems(CASES["light"])
 CELL = {
@@ -31,7 +35,29 @@ def test_images_of_a_group_are_distributed():
     one, eight = forward_ms(1, 512), forward_ms(8, 512)
     assert one["encoder"] == pytest.approx(eight["encoder"])
     assert set(one) == set(MODULES)
-    assert forward_ms(1, 1024)["generator"] > 3 * one["generator"]
+
+
+def test_a_device_that_waits_for_no_host_takes_longer_for_more_pixels():
+    """Four times the pixels are four times the products and more of attention, at a somewhat better rate."""
+    small, large = (forward_ms(1, side_px, Launch.GRAPH) for side_px in SIDES_PX)
+    for module in ("encoder", "generator"):
+        assert large[module] > 3 * small[module]
+    assert large["LLM stage"] == small["LLM stage"]
+
+
+@pytest.mark.parametrize("side_px", SIDES_PX)
+def test_the_host_bounds_short_forwards_from_below(side_px: int):
+    """It launches as many kernels for a small image as for a large one: a layer takes the longer of both."""
+    systems = Systems(Workload(model=MODEL, images=Images(read=1, drawn=1), side_px=side_px))
+    run = Execution().on(load_profile(PROFILE))
+    eager, recorded = (forward_ms(1, side_px, launch) for launch in Launch)
+    for module in systems.model.modules:
+        if module.name == "llm":
+            continue
+        kernels = sum(run.num_kernels(each) for layer in module.layers for each in kernels_of(layer))
+        host_ms, gaps_ms = (ms(kernels * each_s) for each_s in (run.host_kernel_s, run.kernel_gap_s))
+        assert max(host_ms, recorded[module.name]) <= eager[module.name]
+        assert eager[module.name] <= host_ms + gaps_ms + recorded[module.name]
 
 
 @pytest.mark.parametrize("slow", ["encoder", "llm", "generator"])

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from experiments.harness.command import command_line
 from runtime.measure.microbench import header_here
-from runtime.world.mesh import GATHER, SCATTER
 from runtime.world.pool import Place, Pool
+from runtime.world.tensor_collectives import GATHER, SCATTER
 
 ROUNDS, WARMUP = 60, 10
 NUM_ELEMENTS = 65536

@@ -15,6 +15,7 @@ from experiments.harness.printed_pipeline import StageTimes
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
+from workbench.cost.execution import Execution
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -151,11 +152,16 @@ class _Part:
 
 
 class Systems:
-    """The three systems on one workload, by the cost model of one GPU type."""
+    """The three systems on one workload, by the cost model of one GPU type.
 
-    def __init__(self, workload: Workload) -> None:
+    Args:
+        workload: the model and its samples.
+        execution: how layers run.
+    """
+
+    def __init__(self, workload: Workload, execution: Execution | None = None) -> None:
         self.workload = workload
-        self._cost = CostModel(load_profile(PROFILE))
+        self._cost = CostModel(load_profile(PROFILE), execution)
         self._parts = _parts(workload)
         self._units = tuple(self._unit(part) for part in self._parts)
 

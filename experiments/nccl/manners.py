@@ -22,6 +22,7 @@ import runtime.parallel.tensor.group
 import runtime.world.mesh
 from runtime.world.clock import Channel
 from runtime.world.streams import Event
+from runtime.world.tensor_collectives import GATHER, SCATTER
 
 LOOK_EVERY_S = 0.002
 ENOUGH_S = 3600.0  # no rank of a case lives that long
@@ -223,7 +224,7 @@ def _poison(tensor: Tensor) -> None:
 REAL: Mapping[str, Callable[..., Any]] = {
     name: getattr(dist, name) for name in ("isend", "irecv", "all_reduce", "all_gather", "all_to_all_single")
 }
-REAL_GATHER, REAL_SCATTER = runtime.world.mesh.GATHER, runtime.world.mesh.SCATTER
+REAL_GATHER, REAL_SCATTER = GATHER, SCATTER
 
 
 class PeerOperation(NamedTuple):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.measure.clock import Clock, quartile_spread
-from runtime.world.mesh import GATHER, SCATTER
+from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.calibrate.measurement import CollectiveRow, LinkRow, OverlapRow
 
 ROUNDS = 5

@@ -8,11 +8,8 @@ from torch import Tensor
 
 from runtime.world.clock import HOST, Awaited, Clock
 from runtime.world.failure import RankError, first_line
+from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.plan.lowered import Route, Transfer
-
-# torch 2.13 renamed these two.
-GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 PairKey = tuple[Route, int, int]  # source and destination
 

@@ -68,7 +68,7 @@ COMMANDS = {
     "predict": Command(
         "predicting",
         "predict_command",
-        "Price text-only dense language models, one a row of a CSV file; nothing is fitted.",
+        "Price language models, one a row of a CSV file; nothing is fitted.",
     ),
     "templates": Command(
         "resilience",

@@ -6,7 +6,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.world.clock import HOST, Awaited, Clock
-from runtime.world.mesh import GATHER, SCATTER, Mesh
+from runtime.world.mesh import Mesh
+from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.plan.plan import Stage
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from runtime.parallel.context.group import ContextGroup, Pending
-from runtime.world.mesh import GATHER, SCATTER, Mesh
+from runtime.world.mesh import Mesh
+from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.plan.plan import Stage
 
 

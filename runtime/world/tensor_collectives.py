@@ -1,0 +1,7 @@
+"""Collectives of one tensor, under the names that this torch has for them. Needs torch alone."""
+
+import torch.distributed as dist
+
+# torch 2.13 renamed these two.
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
