@@ -11,6 +11,7 @@ from experiments.entrain.methods import METHODS, assigned, replicas_of
 from experiments.entrain.regrouping import iteration_s
 from experiments.entrain.replica import Replica, chain_of
 from experiments.entrain.series import one_sample_stages
+from experiments.entrain.stage_work import Which
 from experiments.entrain.workload import CORPUS_OF, batch_of
 from workbench.balance.microbatches.assignment import MicrobatchAssignment
 
@@ -34,9 +35,8 @@ def test_encoder_microbatches_are_cut_by_consumer():
 def test_every_method_needs_at_least_the_work_of_the_ranks_it_has(method: str):
     given = replica()
     taken = METHODS[method](given)
-    work_s = sum(given.encoder_work(1).samples_s()) + sum(given.llm_work(1).samples_s())
-    calls_s = sum(float(work.calls_s[:2].sum()) for work in (given.encoder_work(1), given.llm_work(1)))
-    assert taken.iteration_s > (work_s - 2 * len(given.samples) * calls_s) / 8
+    works = (given.encoder_work(1), given.llm_work(1))
+    assert taken.iteration_s > sum(float((work.forward_s + work.backward_s).sum()) for work in works) / 8
     assert len(taken.encoder_forward_s) >= 1
     assert len(taken.llm_forward_s) >= 1
 
@@ -67,11 +67,29 @@ def test_replicas_share_a_batch_out_evenly(method: str):
     assert sorted(ids) == [sample.id for sample in batch.samples]
 
 
+def test_small_calls_take_what_their_launches_take():
+    """The host bounds a call from below; with many samples only the device counts."""
+    for work in (replica().encoder_work(), replica().llm_work()):
+        host_s = work.host_s[Which.FORWARD]
+        device_s = work.forward_s + work.calls_s[Which.FORWARD]
+        alone = work.microbatches_s(Which.FORWARD, [(place,) for place in range(32)])
+        assert (host_s > 0).all()
+        assert (alone == np.maximum(device_s, host_s)).all()
+        (whole,) = work.microbatches_s(Which.FORWARD, [tuple(range(32))])
+        assert (whole > host_s).all()
+        assert whole == pytest.approx(work.forward_s.sum(axis=0) + work.calls_s[Which.FORWARD])
+
+
 @pytest.mark.parametrize("dataset", CORPUS_OF)
-def test_one_sample_gives_each_module_a_stage(dataset: str):
-    found = {one_sample_stages(LLM, sample) for sample in batch_of(dataset, 20, 3)}
-    assert all(sum(stages) == 8 and min(stages) >= 1 for stages in found)
-    assert len(found) > 1 or dataset == "CocoQA"  # single samples disagree
+def test_one_sample_gives_each_module_the_whole_number_nearest_to_its_share(dataset: str):
+    batch = batch_of(dataset, 20, 3)
+    one_by_one = Replica(llm=LLM, samples=batch, stages=(1, 1))
+    pairs = zip(one_by_one.encoder_work().samples_s(), one_by_one.llm_work().samples_s(), strict=True)
+    shares = [8 * encoder_s / (encoder_s + llm_s) for encoder_s, llm_s in pairs]
+    assert max(shares) > min(shares)  # single samples disagree, and in stages if a half lies between
+    assert [one_sample_stages(LLM, sample) for sample in batch] == [
+        (round(share), 8 - round(share)) for share in shares
+    ]
 
 
 def test_bubbles_take_encoder_work_for_nothing():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ REST = (
 
 ALONE = f"""
 import sys
+from contextlib import ExitStack
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -96,10 +98,13 @@ def test_several_processes_measure_what_is_between_them(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     own = [{"RANK": f"{i}", "LOCAL_RANK": f"{i}", ERRORS: f"{tmp_path}/{i}/error.json"} for i in range(2)]
-    ranks = [start(path, **world, **each) for each in own]
-    for rank in ranks:
-        _, problem = rank.communicate(timeout=100)
-        assert rank.returncode == 0, problem
+    with ExitStack() as until_ended:
+        ranks = [until_ended.enter_context(start(path, **world, **each)) for each in own]
+        for rank in ranks:  # one that fails leaves none behind
+            until_ended.callback(rank.kill)
+        for rank in ranks:
+            _, problem = rank.communicate(timeout=100)
+            assert rank.returncode == 0, problem
     rows = read_measurement(path).rows
     assert {row.link for row in rows if isinstance(row, LinkRow)} == {"intra"}
     found = {(row.collective, row.num_ranks) for row in rows if isinstance(row, CollectiveRow)}

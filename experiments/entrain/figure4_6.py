@@ -18,6 +18,7 @@ from functools import cache
 from experiments.cornstarch.modelled import A40
 from experiments.entrain.methods import METHODS
 from experiments.entrain.replica import Replica
+from experiments.entrain.stage_work import Which
 from experiments.entrain.workload import CORPUS_OF, batch_of, work_pool
 from experiments.harness.figure import Grid, Spreads
 from experiments.harness.outcome import Evidence
@@ -48,8 +49,9 @@ def drawn(dataset: str, seed: int) -> Replica:
 def busy_s(replica: Replica) -> float:
     """Seconds of all passes on all stages, one call a microbatch and stage."""
     works = (replica.encoder_work(), replica.llm_work())
-    samples_s = sum(float((work.forward_s + work.backward_s).sum()) for work in works)
-    return samples_s + replica.num_microbatches * sum(float(work.calls_s[:2].sum()) for work in works)
+    chunks = replica.chunks(range(len(replica.samples)))
+    passes = (Which.FORWARD, Which.BACKWARD)
+    return sum(float(work.microbatches_s(which, chunks).sum()) for work in works for which in passes)
 
 
 def idle_shares(dataset: str, num_batches: int = BATCHES) -> dict[str, list[float]]:

@@ -4,7 +4,8 @@ Source: Entrain (dissertation, section 4.4.1). What takes a planner a pass throu
 microbatch is a matrix here, so that hundreds of batches can be studied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
@@ -16,12 +17,11 @@ from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.workload import TP, model
 from workbench.balance.stages.chain_cuts import chain_cuts
 from workbench.balance.stages.partition import partition
-from workbench.cost.model import LayerTime, RowWork, Work
+from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
 from workbench.cost.signature import signature
 from workbench.data.sample import Sample
-from workbench.model.frozen import Needs, gradient_needs
-from workbench.model.layer import Layer
+from workbench.model.frozen import gradient_needs
 from workbench.model.model_graph import TEXT
 
 Seconds = NDArray[np.float64]
@@ -36,24 +36,26 @@ class StageWork(NamedTuple):
         forward_s, backward_s: of whole passes.
         weight_s: the part of the backward that only weights wait for.
         calls_s: [3 passes, stages] of a call without tokens.
+        host_s: [3 passes, stages] that the host takes to launch a call: none is shorter.
     """
 
     forward_s: Seconds
     backward_s: Seconds
     weight_s: Seconds
     calls_s: Seconds
+    host_s: Seconds
 
     def microbatches_s(self, which: "Which", microbatches: Sequence[Sequence[int]]) -> Seconds:
         """[microbatches, stages] seconds of one pass over each."""
         table: Seconds = self[which]
         found = np.array([table[list(places)].sum(axis=0) for places in microbatches])
-        found += self.calls_s[which]
-        return found
+        return np.maximum(found + self.calls_s[which], self.host_s[which])
 
     def samples_s(self) -> list[float]:
         """Forward and backward of each sample in a call of its own over all stages."""
-        alone_s = (self.forward_s + self.backward_s).sum(axis=1)
-        found: list[float] = (alone_s + self.calls_s[:2].sum()).tolist()
+        alone = [(place,) for place in range(len(self.forward_s))]
+        both_s = sum(self.microbatches_s(which, alone) for which in (Which.FORWARD, Which.BACKWARD))
+        found: list[float] = np.sum(both_s, axis=1).tolist()
         return found
 
 
@@ -67,29 +69,39 @@ class Which(IntEnum):
 
 @cache
 def _quadratics(llm: str, module: str, signed: str) -> tuple[Quadratic, Quadratic, Quadratic]:
-    """Forward, backward and weight gradients of a layer, known by its signature."""
+    """The device's forward, backward and weight gradients of a layer, known by its signature."""
+    times = [_passes_s(llm, module, signed, _device_cost(), tokens) for tokens in FIT_TOKENS]
+    forward, backward, weight = (
+        fit_quadratic(FIT_TOKENS, [max(seconds, 1e-12) for seconds in of_pass])
+        for of_pass in zip(*times, strict=True)
+    )
+    return forward, backward, weight
+
+
+@cache
+def _host_s(llm: str, module: str, signed: str) -> tuple[float, float, float]:
+    """What every pass of a layer takes at least: a single token's, where the host launches."""
+    return _passes_s(llm, module, signed, a40_cost(), 1)
+
+
+@cache
+def _device_cost() -> CostModel:
+    """The machine with a host that launches in no time."""
+    cost = a40_cost()
+    return CostModel(cost.profile, replace(cost.execution, host_kernel_s=0.0, host_collective_s=0.0))
+
+
+def _passes_s(llm: str, module: str, signed: str, cost: CostModel, tokens: int) -> tuple[float, float, float]:
+    """Forward, backward and weight gradients of a layer over one item."""
     graph = model(llm).module(module)
     index = next(i for i, layer in enumerate(graph.layers) if signature(layer) == signed)
     needs = gradient_needs(model(llm))[module][index]
-    times = [_time(graph.layers[index], tokens, is_causal=graph.modality == TEXT) for tokens in FIT_TOKENS]
-    parts: Sequence[Callable[[LayerTime], float]] = (
-        lambda time: time.forward_s,
-        lambda time: time.backward_s(needs),
-        lambda time: _weights_s(time, needs),
-    )
-    fitted = [fit_quadratic(FIT_TOKENS, [max(part(time), 1e-12) for time in times]) for part in parts]
-    return fitted[0], fitted[1], fitted[2]
-
-
-def _weights_s(time: LayerTime, needs: Needs) -> float:
-    return time.weight_grad_s if needs.weight_grad else 0.0
-
-
-def _time(layer: Layer, tokens: int, *, is_causal: bool) -> LayerTime:
+    is_causal = graph.modality == TEXT
     area = tokens * (tokens + 1) // 2 if is_causal else tokens * tokens
     out = tokens if is_causal else max(1, tokens // MERGED)
     work = Work((RowWork(tokens, out, area),))
-    return a40_cost().layer_time(layer, work, tp=TP, cp=1, precision="bfloat16")
+    time = cost.layer_time(graph.layers[index], work, tp=TP, cp=1, precision="bfloat16")
+    return time.forward_s, time.backward_s(needs), time.weights_s(needs)
 
 
 Cuts = tuple[tuple[int, int], ...]
@@ -105,6 +117,12 @@ def layer_quadratics(llm: str, module: str) -> NDArray[np.float64]:
     """[layers, 3 passes, 3] coefficients of every layer."""
     fitted = _layers(llm, module)
     return np.array([[(q.square_s, q.linear_s, q.constant_s) for q in of] for of in fitted])
+
+
+@cache
+def layer_host_s(llm: str, module: str) -> NDArray[np.float64]:
+    """[layers, 3 passes] seconds of the host for every layer."""
+    return np.array([_host_s(llm, module, signature(layer)) for layer in model(llm).module(module).layers])
 
 
 @cache
@@ -130,13 +148,18 @@ def tokens_of(samples: Sequence[Sample], module: str) -> NDArray[np.float64]:
 
 
 def stage_work(llm: str, module: str, stages: int | Cuts, samples: Sequence[Sample]) -> StageWork:
-    """Every sample on every stage, so many or cut so. Samples have one image at most."""
+    """Every sample on every stage, so many or cut so. Samples have one image at most.
+
+    Differs: the host bounds a stage's call, not each of its layers.
+    """
     tokens = tokens_of(samples, module)
     cuts = even_cuts(llm, module, stages) if isinstance(stages, int) else stages
     table = stage_quadratics(llm, module, cuts)
     passes = np.einsum("spc,cn->pns", table[:, :, :2], np.stack([tokens**2, tokens]))
     forward, backward, weight = passes
-    return StageWork(forward, backward, weight, table[:, :, 2].T)
+    hosts = layer_host_s(llm, module)
+    host_s = np.array([hosts[first:last].sum(axis=0) for first, last in cuts])
+    return StageWork(forward, backward, weight, table[:, :, 2].T, host_s.T)
 
 
 @cache
@@ -149,7 +172,9 @@ def shared_cuts(
     for module in modules:
         tokens = tokens_of(batch, module)
         powers = ((tokens**2).sum(), tokens.sum(), num_microbatches)
-        costs.append((layer_quadratics(llm, module)[:, :2].sum(axis=1) @ powers).tolist())
+        device_s = layer_quadratics(llm, module)[:, :2] @ powers
+        host_s = num_microbatches * layer_host_s(llm, module)[:, :2]
+        costs.append(np.maximum(device_s, host_s).sum(axis=1).tolist())
     pieces = chain_cuts(costs, num_blocks)
     encoder, text = (tuple(p.layers for p in pieces if p.module == number) for number in range(len(modules)))
     return encoder, text

@@ -1,5 +1,6 @@
 """Seconds and bytes of an optimizer step under a layout, without building its plan."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -186,6 +187,7 @@ class LayoutSteps:
         per_round = choice.llm.dp * self.job.microbatch_samples
         depth = max((encoder.pp for encoder in choice.encoders), default=0)
         forward_s, backward_s = [0.0] * depth, [0.0] * depth
+        round_s = [0.0] * depth  # of a whole round, forward and backward
         ranks = []
         boundary_s = num_bytes = 0.0
         for encoder in choice.encoders:
@@ -199,6 +201,8 @@ class LayoutSteps:
                 ahead_s, behind_s = (crossing.before_s, crossing.after_s) if is_last else (0.0, 0.0)
                 forward_s[at] = max(forward_s[at], calls * chain.forward_s[place] + ahead_s)
                 backward_s[at] = max(backward_s[at], calls * chain.backward_s[place] + behind_s)
+                call_s = chain.forward_s[place] + chain.backward_s[place]
+                round_s[at] = max(round_s[at], math.ceil(calls) * call_s + ahead_s + behind_s)
                 in_flight = min(depth - at + choice.llm.pp, rounds)
                 ranks.append([Held(encoder, stage, max(1.0, calls * in_flight))])
             boundary_s += (crossing.before_s + crossing.after_s) * rounds
@@ -207,7 +211,12 @@ class LayoutSteps:
             [Held(choice.llm, stage, min(choice.llm.pp - place, rounds))]
             for place, stage in enumerate(llm.stages)
         ]
-        passes_s = pipeline_s((*forward_s, *llm.forward_s), (*backward_s, *llm.backward_s), rounds)
+        # Replicas that take turns are as fast as their mean, but the LLM waits for the first whole
+        # forward, and behind its last backward is a whole one.
+        passes_s = max(
+            pipeline_s((*forward_s, *llm.forward_s), (*backward_s, *llm.backward_s), rounds),
+            sum(round_s) + self.llm_s(choice.llm),
+        )
         return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(llm))
 
     def _step(
