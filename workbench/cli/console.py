@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -14,7 +15,8 @@ from workbench.ending import Ended, ending_by_signal
 from workbench.plain_text import plain
 
 BAD_INPUT = 2  # exit code
-PIPE_COLUMNS = 120  # of text that goes to a file or a pipe
+PIPE_COLUMNS = 120  # of text that goes to a file or a pipe, where no table is wider
+MOST_COLUMNS = 240  # beyond which columns of prose are wrapped
 
 
 def one_line(error: Exception) -> str:
@@ -60,10 +62,14 @@ class OneLineErrors(TyperGroup):
 
 
 def show(*parts: Table | str) -> None:
-    """Print for people: as wide as the terminal, or wide enough for every table."""
+    """Print for people: as wide as the terminal, or in a file or pipe wide enough for every table."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_COLUMNS)
+        free = Console(highlight=False, width=MOST_COLUMNS)
+        widths = (
+            Measurement.get(free, free.options, part).maximum for part in parts if isinstance(part, Table)
+        )
+        console = Console(highlight=False, width=max(PIPE_COLUMNS, *widths, 0))
     for part in parts:
         if isinstance(part, str):
             console.print(part, markup=False, soft_wrap=True)
