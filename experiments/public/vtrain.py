@@ -1,7 +1,7 @@
 """1,440 published A100 iteration times, predicted after fitting a few physical numbers to a tenth of them.
 
 Source:  J. Bang et al., "vTrain", MICRO 2024; data/ground_truth_single.csv of its repository.
-Setup:   GPT of hidden 1024 or 2048, one node of 2 to 8 A100, tp x dp x pp; no recomputation.
+Setup:   GPT of hidden 1024 or 2048, one node of 2 to 8 A100, tp x dp x pp; full recomputation.
 Ours:    `workbench predict`'s own path: plan, lowering, price, sweep. Free are numbers of
          `workbench.cost.execution`, fitted on 144 rows drawn with seed 0; errors are those of the
          other 1,296. All-reduces are read from the source's NCCL rows.
