@@ -11,7 +11,7 @@ from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.diffusion import DitAdapter
 from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
-from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter, SmolVlmAdapter
+from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from workbench.model.model_graph import Module
@@ -21,7 +21,6 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "mllama_text_model": CrossDecoderAdapter,
     "siglip_vision_model": SiglipAdapter,
     "idefics3_vision": Idefics3Adapter,
-    "smolvlm_vision": SmolVlmAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
     "aimv2_vision_model": Aimv2Adapter,

@@ -16,7 +16,6 @@ from transformers.models.siglip.modeling_siglip import (
     SiglipVisionConfig,
     SiglipVisionEmbeddings,
 )
-from transformers.models.smolvlm.configuration_smolvlm import SmolVLMVisionConfig
 
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize, grid_or_none
@@ -162,7 +161,10 @@ class SiglipAdapter(VisionAdapter):
 
 
 class Idefics3Adapter(SiglipAdapter):
-    """SigLIP's tower with positions by the place in the image: patches of small images lie far apart."""
+    """SigLIP's tower with positions by the place in the image: patches of small images lie far apart.
+
+    SmolVLM's tower is the same.
+    """
 
     config_class = Idefics3VisionConfig
 
@@ -175,12 +177,6 @@ class Idefics3Adapter(SiglipAdapter):
 
     def block(self, index: int) -> StageLayer:
         return XavierBlock(Idefics3EncoderLayer(self.config), index, self.std)
-
-
-class SmolVlmAdapter(Idefics3Adapter):
-    """SmolVLM's tower is Idefics3's."""
-
-    config_class = SmolVLMVisionConfig
 
 
 class ClipAdapter(VisionAdapter):

@@ -8,6 +8,7 @@ from workbench.model.config_fields import Config
 from workbench.model.projector import ProjectorKind
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
+TILES = "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture"
 DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # names of most language models
 
 

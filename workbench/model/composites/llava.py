@@ -3,6 +3,7 @@
 from workbench.model.composites.composite import (
     DECODER,
     LLM,
+    TILES,
     VISION,
     Composite,
     Dropped,
@@ -44,7 +45,6 @@ _HEADS = {  # of encoders, that no projector reads
     ),
 }
 _NEWLINE = Dropped(weights="model.image_newline", what="learned token at the end of a row of tiles")
-_TILES = "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture"
 
 
 def _llava(config: Config) -> Parts:
@@ -53,12 +53,12 @@ def _llava(config: Config) -> Parts:
 
 def _llava_next(config: Config) -> Parts:
     vision = part_config(config, "vision_config", _CLIP, _CLIP_336)
-    return _parts(config, vision, "llama", feature_layer=-2, dropped=(_NEWLINE,), notes=(_TILES,))
+    return _parts(config, vision, "llama", feature_layer=-2, dropped=(_NEWLINE,), notes=(TILES,))
 
 
 def _llava_onevision(config: Config) -> Parts:
     vision = part_config(config, "vision_config", "siglip_vision_model", _SIGLIP_384)
-    return _parts(config, vision, "qwen2", feature_layer=-1, dropped=(_NEWLINE,), notes=(_TILES,))
+    return _parts(config, vision, "qwen2", feature_layer=-1, dropped=(_NEWLINE,), notes=(TILES,))
 
 
 def _parts(

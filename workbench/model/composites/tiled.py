@@ -3,6 +3,7 @@
 from workbench.model.composites.composite import (
     DECODER,
     LLM,
+    TILES,
     VISION,
     Composite,
     Dropped,
@@ -21,7 +22,6 @@ from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
 
 _TEXT_MODEL = {"model.": "model.text_model.", "lm_head.": "lm_head."}
-_TILES = "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture"
 
 
 def _idefics3(config: Config) -> Parts:
@@ -51,7 +51,7 @@ def _shuffled(config: Config, vision: str) -> Parts:
             LLM: Part(config=text_config(config, "llama", ties=False), weights=_TEXT_MODEL),
         },
         token_ids=token_ids(vision=token_id(config, "image_token_id")),
-        notes=(_TILES,),
+        notes=(TILES,),
     )
 
 
@@ -91,7 +91,7 @@ def _internvl(config: Config) -> Parts:
         },
         token_ids=token_ids(vision=token_id(config, "image_token_id")),
         dropped=dropped,
-        notes=(_TILES,),
+        notes=(TILES,),
     )
 
 

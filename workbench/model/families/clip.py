@@ -103,16 +103,10 @@ SIGLIP = Encoder(
     shapes={"siglip": shaped_siglip},
 )
 IDEFICS3_VISION = Encoder(
-    name="Idefics3 vision",
+    name="Idefics3 vision, SmolVLM vision",
     role="vision",
     model_type="idefics3_vision",
+    aliases=("smolvlm_vision",),
     examples={"idefics3": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
-    make=_idefics3,
-)
-SMOLVLM_VISION = Encoder(
-    name="SmolVLM vision",
-    role="vision",
-    model_type="smolvlm_vision",
-    examples={"smolvlm": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
     make=_idefics3,
 )

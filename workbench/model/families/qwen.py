@@ -56,18 +56,11 @@ QWEN3 = LanguageModel(
     examples={"qwen3": Example(config=EXAMPLE_LLM | {"head_dim": 32})},
     make=_qwen3,
 )
-_THREE_AXES = "its positions have three axes (M-RoPE); the runtime rotates by one"
 QWEN2_VL_TEXT = LanguageModel(
-    name="Qwen2-VL text",
+    name="Qwen2-VL text, Qwen2.5-VL text",
     model_type="qwen2_vl_text",
-    reason=_THREE_AXES,
+    aliases=("qwen2_5_vl_text",),
+    reason="its positions have three axes (M-RoPE); the runtime rotates by one",
     examples={"qwen2-vl text": Example(config=EXAMPLE_LLM)},
-    make=_qwen_vl_text,
-)
-QWEN2_5_VL_TEXT = LanguageModel(
-    name="Qwen2.5-VL text",
-    model_type="qwen2_5_vl_text",
-    reason=_THREE_AXES,
-    examples={"qwen2.5-vl text": Example(config=EXAMPLE_LLM)},
     make=_qwen_vl_text,
 )

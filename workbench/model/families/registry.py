@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
 from workbench.model.families.aimv2 import AIMV2
-from workbench.model.families.clip import CLIP, IDEFICS3_VISION, SIGLIP, SMOLVLM_VISION
+from workbench.model.families.clip import CLIP, IDEFICS3_VISION, SIGLIP
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -18,7 +18,7 @@ from workbench.model.families.opt import OPT
 from workbench.model.families.phi import PHI, PHI3
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.pixtral import PIXTRAL
-from workbench.model.families.qwen import QWEN2, QWEN2_5_VL_TEXT, QWEN2_VL_TEXT, QWEN3
+from workbench.model.families.qwen import QWEN2, QWEN2_VL_TEXT, QWEN3
 from workbench.model.families.qwen_vision import QWEN2_5_VL, QWEN2_VL
 from workbench.model.families.scaled_vit import DINOV2, INTERNVIT
 from workbench.model.families.whisper import QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
@@ -37,7 +37,6 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     QWEN2,
     QWEN2_VL_TEXT,
-    QWEN2_5_VL_TEXT,
     QWEN3,
     PHI,
     PHI3,
@@ -59,7 +58,6 @@ FAMILIES: tuple[Family, ...] = (
     DINOV2,
     SIGLIP,
     IDEFICS3_VISION,
-    SMOLVLM_VISION,
     AIMV2,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),
     PIXTRAL,
