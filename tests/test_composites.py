@@ -135,16 +135,21 @@ BELONGS = (  # beginnings of names in transformers' models -> the module whose w
 )
 
 
-def original(config: dict[str, Any]) -> nn.Module:
-    """transformers' own model, without memory."""
+def built(config: dict[str, Any]) -> nn.Module:
+    """transformers' own model."""
     names = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     names = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     rest = {key: value for key, value in config.items() if key != "model_type"}
+    model: nn.Module = getattr(transformers, names[config["model_type"]])(
+        AutoConfig.for_model(config["model_type"], **rest)
+    )
+    return model
+
+
+def original(config: dict[str, Any]) -> nn.Module:
+    """transformers' own model, without memory."""
     with torch.device("meta"):
-        made: nn.Module = getattr(transformers, names[config["model_type"]])(
-            AutoConfig.for_model(config["model_type"], **rest)
-        )
-    return made
+        return built(config)
 
 
 def modules_of(parts: dict[str, Part]) -> dict[str, Module]:

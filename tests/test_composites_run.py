@@ -5,15 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig
-from transformers.models.auto import modeling_auto
 
 from runtime.models.norm import widen_norms
 from runtime.step.stage_module import StageInput, StageModule
 from tests.test_adapters import build, relative
-from tests.test_composites import CONFIGS, modules_of
+from tests.test_composites import CONFIGS, built, modules_of
 from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM, name_in_composite
 from workbench.model.composites.registry import take_apart
@@ -68,13 +65,9 @@ FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 def whole_model(config: dict[str, Any]) -> nn.Module:
-    names = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    names = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    rest = {key: value for key, value in config.items() if key != "model_type"}
+    """transformers' own model in float64; SigLIP has no class token to leave out."""
     strategy = {"vision_feature_select_strategy": "full"} if "siglip" in str(config) else {}
-    made: nn.Module = getattr(transformers, names[config["model_type"]])(
-        AutoConfig.for_model(config["model_type"], **strategy, **rest)
-    )
+    made = built({**config, **strategy})
     for norm in {type(each) for each in made.modules() if type(each).__name__.endswith("RMSNorm")}:
         widen_norms(made, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
     return made.to(F64).eval().requires_grad_()
