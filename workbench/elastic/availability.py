@@ -132,7 +132,8 @@ def parse_trace(name: str, text: str) -> Availability:
                 raise ValueError("too far away")
         except (TypeError, ValueError):
             raise ValueError(
-                f"{name}, line {line}: want seconds, add or remove, and a node, got {list(row.values())}"
+                f"{name}, line {line}: want seconds up to {MOST_S:,.0f}, add or remove, and a node, got "
+                f"{list(row.values())}"
             ) from None
     return Availability(name=name, events=tuple(events))
 
