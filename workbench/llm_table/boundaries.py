@@ -2,7 +2,7 @@
 
 Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 4.1
 (scatter/gather): ranks that would all send the same tensor send a tp-th each, and gather it behind, inside
-their node. Where tokens are shared out anyway (sequence parallelism), nothing is gathered.
+their node. Where tokens are split anyway (sequence parallelism), nothing is gathered.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,12 +1,13 @@
 """Where a row's iteration goes: seconds of the busiest rank by kind of work, and what it waits for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from workbench.cost.expert_parallel import on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import Grid, Work
+from workbench.llm_table.columns import SHARES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
@@ -20,7 +21,7 @@ KINDS = {"products": (Matmul,), "attention": (Attention,), "memory_bound": (Poin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostParts:
-    """Seconds of an iteration; they add up to it.
+    """Seconds of an iteration, by the names of `columns.SHARES`; they add up to it.
 
     Args:
         products: matrix products.
@@ -42,16 +43,13 @@ class CostParts:
 
     def continued(self, more: "CostParts", times: float) -> "CostParts":
         """These, and `times` times what `more` has beyond them."""
-        mine = {name: getattr(self, name) for name in PARTS}
+        mine = {name: getattr(self, name) for name in SHARES}
         return CostParts(**{name: own + times * (getattr(more, name) - own) for name, own in mine.items()})
 
     def shares(self) -> dict[str, float]:
         """Of the whole, by name."""
-        total = sum(getattr(self, name) for name in PARTS)
-        return {name: getattr(self, name) / total for name in PARTS}
-
-
-PARTS = tuple(field.name for field in fields(CostParts))  # as `columns.SHARES`
+        total = sum(getattr(self, name) for name in SHARES)
+        return {name: getattr(self, name) / total for name in SHARES}
 
 
 def parts_of(
