@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Sample
 from workbench.llm_table.columns import ALIASES, COLUMNS, NAMES, OUTPUTS, SHARES, read_row
-from workbench.llm_table.cost_parts import PARTS
+from workbench.llm_table.cost_parts import CostParts
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor
 from workbench.llm_table.replicas import in_one_buffer, standing_for
@@ -345,7 +345,7 @@ def test_no_cell_gives_a_traceback(cells):
 
 def test_names_of_the_field_mean_the_columns():
     assert set(ALIASES.values()) <= set(NAMES)
-    assert SHARES == PARTS
+    assert tuple(field.name for field in fields(CostParts)) == SHARES
     cells = {"hidden_size": "64", "num_layers": "4", "num_heads": "4", "seq_len": "32", "gbs": "8"}
     assert read_row(cells | {"vocab_size": "100", "gpus": "2"}) == row(dp=2)
 
