@@ -1,14 +1,15 @@
 """The program `workbench`: every command by its name; a command's module is imported when it is called."""
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from importlib import import_module, metadata
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
 from workbench.cli.console import OneLineErrors
+from workbench.cli.extras import DISTRIBUTION, missing_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +127,38 @@ class Commands(OneLineErrors):
         name, _, rest = super().resolve_command(ctx, args)
         return name, COMMANDS[args[0]].load(args[0]), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named; ValueError where it needs a package that an extra brings."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            text = missing_text(ctx.invoked_subcommand or ctx.info_name, error)
+            if text is None:
+                raise
+            raise ValueError(text) from error
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Plan multimodal training, simulate the plan, run it, and hold one against the other.",
 )
-app.callback()(lambda: None)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="say the version and end", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.calibrate.derived import profile_of
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json
@@ -34,6 +33,8 @@ def new_command(
     as_json: Json = False,
 ) -> None:
     """Make the profile of a device that nobody measured out of its data sheet."""
+    from workbench.calibrate.derived import profile_of
+
     path = output or Path(f"{name}.json")
     check_writable(path)
     profile = profile_of(read_sheet(from_sheet), like, name=name)
