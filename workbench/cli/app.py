@@ -10,6 +10,7 @@ from typer.main import get_command
 
 from workbench.cli.console import OneLineErrors
 from workbench.cli.extras import DISTRIBUTION, missing_text
+from workbench.cli.options import lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +21,20 @@ class Command:
         module: of `workbench.cli`.
         function: in it, or a program of several commands.
         summary: the first paragraph of its help.
+        lists: whether it prints tables and so takes `--format`; commands of a program say it themselves.
     """
 
     module: str
     function: str
     summary: str
+    lists: bool = True
 
     def load(self, name: str) -> Any:
         """The command itself."""
         found = getattr(import_module(f"workbench.cli.{self.module}"), self.function)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False)
-            alone.command(name)(found)
+            alone.command(name)(lists(found) if self.lists else found)
             found = alone
         return get_command(found)
 
@@ -58,6 +61,7 @@ COMMANDS = {
         "layouts",
         "layout_command",
         "Show a job's layouts in another system's words, or take them from a file in such words.",
+        lists=False,
     ),
     "models": Command(
         "models",
@@ -97,11 +101,13 @@ COMMANDS = {
         "measuring",
         "report_command",
         "Write one self-contained HTML page about a folder of plans and traces.",
+        lists=False,
     ),
     "reproduce": Command(
         "measuring",
         "reproduce_command",
         "Rerun experiments and hold them against what the papers printed.",
+        lists=False,
     ),
     "demo": Command(
         "measuring",
