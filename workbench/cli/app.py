@@ -115,9 +115,7 @@ COMMANDS = {
         "Do the main job on this machine: calibrate, plan, predict, run, compare, report.",
     ),
     "checkpoint": Command("checkpoints", "app", "Take over saves of the format before this one."),
-    "preprocess": Command(
-        "preprocessing", "app", "Prepare images apart from training: serve, produce, consume."
-    ),
+    "preprocess": Command("preprocessing", "app", "Prepare images apart from training: serve, produce, run."),
 }
 
 

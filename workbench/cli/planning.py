@@ -12,7 +12,7 @@ from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
-from workbench.job.matching import check_job
+from workbench.job.matching import check_job, named_profile
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.planner.stable_batch import too_small
@@ -94,7 +94,7 @@ def plan_command(
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
         if warning is not None:
             warn(warning)
-    write_plan(made, output)
+    write_plan(made, output, profile=named_profile(wanted, profile, output))
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
     else:
@@ -138,7 +138,7 @@ def search_command(
     if found[0].plan is None:
         raise ValueError(_none_text(wanted.name, [candidate.refusal for candidate in found]))
     if output is not None:
-        write_plan(found[0].plan, output)
+        write_plan(found[0].plan, output, profile=named_profile(wanted, profile, output))
     written = () if output is None else (f"best plan written to {output}",)
     record = search_record(wanted.name, found)
     if as_json:

@@ -144,7 +144,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         name=spec.name,
         model=model,
         cluster=cluster,
-        batch=batch_of(spec.batch, model),
+        batch=batch_of(spec.batch, model, folder=folder),
         microbatch_samples=spec.batch.microbatch_samples,
         replicas=spec.batch.replicas,
         layouts=tuple(

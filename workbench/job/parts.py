@@ -18,6 +18,7 @@ from workbench.data.corpus import (
 )
 from workbench.data.sample import Sample
 from workbench.job.links import link_of, num_cards
+from workbench.job.sample_sizes import sized_batch
 from workbench.job.schema import (
     BatchSpec,
     ClusterSpec,
@@ -234,8 +235,11 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
     return profile.memory_bytes
 
 
-def batch_of(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:
+def batch_of(spec: BatchSpec, model: ModelGraph, *, folder: Path) -> tuple[Sample, ...]:
     """The samples of one step. Sizes that the file leaves out are the encoders' native ones."""
+    if spec.sizes is not None:
+        file = folder / spec.sizes
+        return sized_batch(model, spec.samples, str(file) if file.exists() else spec.sizes)
     wanted = spec.fixed or spec.mixture
     assert wanted is not None
     encoders = {module.modality: module for module in model.modules if module.modality != TEXT}

@@ -245,7 +245,7 @@ class MixtureSpec(Strict):
 
 
 class BatchSpec(Strict):
-    """The global batch: exactly one of `fixed` and `mixture` says its samples.
+    """The global batch: exactly one of `fixed`, `mixture` and `sizes` says its samples.
 
     Args:
         samples: of one optimizer step.
@@ -253,6 +253,7 @@ class BatchSpec(Strict):
         replicas: data-parallel copies of every module whose layout has no `dp`.
         fixed: equal samples.
         mixture: samples that differ.
+        sizes: file with the sizes of samples, or a corpus by name; as `--sizes` takes them.
     """
 
     samples: Annotated[Count, Field(le=100_000)]
@@ -260,11 +261,12 @@ class BatchSpec(Strict):
     replicas: Count = 1
     fixed: FixedSpec | None = None
     mixture: MixtureSpec | None = None
+    sizes: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if (self.fixed is None) == (self.mixture is None):
-            raise ValueError("want exactly one of 'fixed' and 'mixture'")
+        if sum(value is not None for value in (self.fixed, self.mixture, self.sizes)) != 1:
+            raise ValueError("want exactly one of 'fixed', 'mixture' and 'sizes'")
         return self
 
 
