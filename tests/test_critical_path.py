@@ -154,7 +154,7 @@ SECONDS = {"F": 1.0, "B": 2.0, "STEP": 0.5, "REDUCE_GRAD": 1.0}
 
 
 def test_a_heavy_microbatch_is_told_from_a_slow_stage() -> None:
-    """The second stage waits for the first one's heavy forward: 4 s, where its forwards take 2 s in the mean."""
+    """The second waits for the first one's heavy forward: 4 s, where its forwards take 2 s in the mean."""
     plan = lowered(
         {(0,): "0F0 0F1 0F2", (1,): "1F0 1F1 1F2"},
         rows=[row(index, f"0F{index}", f"1F{index}", (0, 1), num_bytes=0) for index in range(3)],
