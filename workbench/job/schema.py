@@ -153,6 +153,7 @@ class ClusterSpec(Strict):
         memory_gib: of a device; of all local processes together.
         intra: link between ranks of a node.
         inter: a network card between nodes, and how many of them a node has.
+        dollars_per_gpu_hour: price of one rank; pools have their own.
     """
 
     local: LocalSpec | None = None
@@ -163,12 +164,14 @@ class ClusterSpec(Strict):
     memory_gib: Positive | None = None
     intra: LinkSpec | None = None
     inter: LinkSpec | None = None
+    dollars_per_gpu_hour: Positive | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         remote = (self.device, self.nodes, self.ranks_per_node)
         if self.pools is not None:
-            if any(value is not None for value in (*remote, self.local, self.memory_gib, self.intra)):
+            beside = (*remote, self.local, self.memory_gib, self.intra, self.dollars_per_gpu_hour)
+            if any(value is not None for value in beside):
                 raise ValueError("'pools' excludes everything beside it but 'inter'")
             return self
         if self.local is not None and any(value is not None for value in remote):
