@@ -131,7 +131,7 @@ def test_a_plain_cluster_has_a_price_that_changes_no_plan():
     by_dollars = search(priced, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
     prices = [candidate.dollars_per_sample for candidate in by_dollars]
     assert prices == sorted(prices)
-    with pytest.raises(ValueError, match="wants cluster.dollars_per_gpu_hour, or cluster.pools"):
+    with pytest.raises(ValueError, match=r"wants cluster.dollars_per_gpu_hour, or cluster.pools"):
         search(open_job, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
 
 

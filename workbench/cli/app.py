@@ -63,6 +63,12 @@ COMMANDS = {
         "Show a job's layouts in another system's words, or take them from a file in such words.",
         lists=False,
     ),
+    "schema": Command(
+        "schemas",
+        "schema_command",
+        "Print the JSON Schema of job, profile or plan files, by which editors complete and check them.",
+        lists=False,
+    ),
     "models": Command(
         "models",
         "models_command",

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from workbench.bounded_file import read_bounded
 from workbench.data.sample import Item
 from workbench.frozen_json import FrozenJson, Shorthand, check_keys, parse_json
+from workbench.json_schema import Schema, of_dataclass
 from workbench.model.layer import Operator
 from workbench.plan.kept import kept
 from workbench.plan.plan import Plan
@@ -93,6 +94,33 @@ def read_plan(path: Path) -> Plan:
 def write_plan(plan: Plan, path: Path, *, profile: str | None = None) -> None:
     """Write the plan file whole or not at all; `profile` as in `dumps`."""
     write_text(dumps(plan, profile=profile), path)
+
+
+def plan_schema() -> Schema:
+    """JSON Schema of a plan file of the newest version."""
+    whole = {"type": "integer"}
+    found = of_dataclass(
+        Plan,
+        _JSON[SCHEMA_VERSION],
+        {Action: {"type": "string"}, Item: {"type": "array", "items": whole, "minItems": 2, "maxItems": 2}},
+    )
+    text = {"type": "string"}
+    properties = {
+        "format": {"const": FORMAT},
+        "schema_version": {"const": SCHEMA_VERSION},
+        "hash": text | {"description": "SHA-256 of everything that decides the execution"},
+        "profile": text
+        | {"description": "what it was planned with: a name, or a path from the file's folder"},
+        "plan": {"$ref": found["$ref"]},
+    }
+    return {
+        "$schema": found["$schema"],
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name != "profile"],
+        "additionalProperties": False,
+        "$defs": found["$defs"],
+    }
 
 
 def _actions(spelling: Spelling) -> Shorthand:
