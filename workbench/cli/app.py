@@ -52,6 +52,11 @@ COMMANDS = {
         "Plan a job with every strategy, and with every schedule asked for; simulate all plans "
         "and rank them.",
     ),
+    "size": Command(
+        "sizing",
+        "size_command",
+        "Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.",
+    ),
     "check": Command(
         "planning",
         "check_command",
