@@ -60,8 +60,8 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     layer = on_rank(layer, setting.work, setting.grid)
     if kernels is Kernels.EAGER:
         kept, shared = eager_kept(layer, needs, setting), shared_bytes(layer, needs, setting)
-        working = eager_working(layer, needs, setting, eager_kept_by_operator(layer, needs, setting))
-        return LayerBytes(kept, shared, working.forward, working.backward, working.accumulating, needs.any)
+        in_work = eager_working(layer, needs, setting, eager_kept_by_operator(layer, needs, setting))
+        return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
     saved = round(sum(_kept(layer, _saved_by_operator(layer, needs, setting), setting)))
     working = working_bytes(layer, work, grid, size)
