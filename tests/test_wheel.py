@@ -126,6 +126,11 @@ def test_the_wheel_plans_without_a_framework(installed: Installed) -> None:
     found = json.loads(installed.accepted("search", "tiny.yaml", "--profile", "A40", "--json"))
     assert found["candidates"][0]["iteration_s"] > 0
     installed.accepted("layout", "tiny.yaml")
+    assert "JobSpec" in installed.accepted("schema", "job")
+    sized = ("--tokens", "1e9", "--deadline", "5w", "--strategy", "fsdp", "--gpus", "8")
+    assert (
+        json.loads(installed.accepted("size", "job.yaml", *sized, "--json"))["tried"][0]["plan"]["ranks"] == 8
+    )
     assert "llava" in installed.accepted("models")
     assert "H200" in installed.accepted("profile", "show", "H200")
     assert installed.accepted("--version").startswith("multimodal-workbench ")
@@ -135,7 +140,7 @@ def test_the_wheel_plans_without_a_framework(installed: Installed) -> None:
     ("command", "needs"),
     [
         (("run", "plan.json", "--local"), "torch: pip install 'multimodal-workbench[run]'"),
-        (("report", "."), "matplotlib: pip install 'multimodal-workbench[report]'"),
+        (("reproduce", "all"), "matplotlib: pip install 'multimodal-workbench[report]'"),
     ],
 )
 def test_a_missing_extra_is_one_line(installed: Installed, command: tuple[str, ...], needs: str) -> None:
