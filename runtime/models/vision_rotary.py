@@ -183,6 +183,7 @@ class GridAdapter(EncoderAdapter):
     item_dims = 3
     rotary_class: type[nn.Module]
     rotary_name = "rotary_pos_emb"
+    _rotary: nn.Module
 
     def __init__(self, module: Module) -> None:
         super().__init__(module)
