@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
