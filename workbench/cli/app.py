@@ -58,6 +58,11 @@ COMMANDS = {
         "layout_command",
         "Show a job's layouts in another system's words, or take them from a file in such words.",
     ),
+    "export": Command(
+        "exporting",
+        "export_command",
+        "Write a plan as a folder that launches under another training system.",
+    ),
     "models": Command(
         "models",
         "models_command",
