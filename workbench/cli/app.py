@@ -63,6 +63,11 @@ COMMANDS = {
         "Show a job's layouts in another system's words, or take them from a file in such words.",
         lists=False,
     ),
+    "export": Command(
+        "exporting",
+        "export_command",
+        "Write a plan as a folder that launches under another training system.",
+    ),
     "models": Command(
         "models",
         "models_command",
