@@ -1,0 +1,1 @@
+"""Doors of the workbench, each held against what is behind it: launchers, recordings, formats."""
