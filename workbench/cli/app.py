@@ -100,6 +100,14 @@ COMMANDS = {
         "compare_command",
         "Hold a simulated trace against the executed ones of the same plan.",
     ),
+    "ingest": Command(
+        "ingesting",
+        "ingest_command",
+        "Take in what other tools recorded of a job: traces, link speeds, kernel times, memory.",
+    ),
+    "trace": Command(
+        "ingesting", "trace_command", "Write a trace in the format of another tool: HTA or Chakra."
+    ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),
     "report": Command(
