@@ -9,6 +9,7 @@ from workbench.explain.changes import Changes, Judged, Tried
 from workbench.explain.difference import Difference, SecondsOf
 from workbench.explain.explanation import Account, Explanation
 from workbench.explain.sensitivity import Sensitivity
+from workbench.report.figure import Figure
 from workbench.report.records import simulated_record
 from workbench.report.tables import mebibytes, milliseconds, percent, titled
 
@@ -32,7 +33,7 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     return path, idle
 
 
-def _share(seconds: float, step_s: float) -> tuple[str, str]:
+def _share(seconds: float, step_s: float) -> tuple[Figure, Figure]:
     return milliseconds(seconds), percent(seconds / step_s, signed=False)
 
 
@@ -54,7 +55,7 @@ def _judged(tried: Sequence[Tried]) -> list[tuple[Tried, Judged]]:
 
 
 def _changes_table(title: str, tried: Sequence[Tried], base: Judged) -> Table:
-    table = titled(title, ("", "step", "change", "memory", "change "))
+    table = titled(title, ("", "step", "change", "memory", "more memory"))
     for each, of in _judged(tried):
         more = of.peak_bytes - base.peak_bytes
         table.add_row(
@@ -62,9 +63,13 @@ def _changes_table(title: str, tried: Sequence[Tried], base: Judged) -> Table:
             milliseconds(of.step_s),
             percent(of.step_s / base.step_s - 1, signed=True),
             mebibytes(of.peak_bytes),
-            f"{'-' if more < 0 else '+'}{mebibytes(abs(more))}",
+            Figure(f"{_sign(more)}{mebibytes(abs(more))}", {"bytes": more}),
         )
     return table
+
+
+def _sign(change: float) -> str:
+    return "-" if change < 0 else "+"
 
 
 def _tried_text(changes: Changes) -> str:
@@ -163,7 +168,7 @@ def _seconds_table(title: str, rows: Sequence[SecondsOf], found: Difference, nam
         ends = (sum(row.first_s for row in rest), sum(row.second_s for row in rest))
         shown.append(SecondsOf("all other causes", "", *ends))
     for row in (*shown, SecondsOf("step", "", found.first_s, found.second_s)):
-        change = f"{'-' if row.change_s < 0 else '+'}{milliseconds(abs(row.change_s))}"
+        change = Figure(f"{_sign(row.change_s)}{milliseconds(abs(row.change_s))}", {"s": row.change_s})
         table.add_row(row.cause, row.where, milliseconds(row.first_s), milliseconds(row.second_s), change)
     return table
 
