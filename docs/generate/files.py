@@ -61,7 +61,19 @@ add up to the sample, a number of equal parts, or, left out, one for each segmen
 
 SIZES = f"""`plan --sizes FILE` takes sizes alone: a `.jsonl` or `.parquet` file, or a folder of
 `save_to_disk`. Columns are {_SIZE_COLUMNS}; `text_tokens` stands in every row, the others are a number, a
-list or null. Other columns are left alone. `--sizes` also takes a corpus by name:"""
+list or null. Other columns are left alone. `batch: {{samples: 512, sizes: FILE}}` says the
+same in a job file.
+
+Conversations, such as LLaVA's JSON lines, hold text and names of images, not their sizes; three lines count
+them with the model's own tokenizer:
+
+```text
+text = " ".join(turn["value"] for turn in row["conversations"])
+row["text_tokens"] = len(tokenizer(text)["input_ids"])
+row["image_width"], row["image_height"] = PIL.Image.open(row["image"]).size
+```
+
+`--sizes` and `sizes` also take a corpus by name:"""
 
 TRACES_OF_NODES = """`workbench failures --trace` and `workbench elastic --trace` read a CSV file with the
 columns `t_s` (seconds, ascending), `event` (`add` or `remove`) and `node` (a name). A node that comes back
