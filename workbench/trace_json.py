@@ -19,7 +19,7 @@ SEND = "send"
 RECEIVE = "receive"
 MEMORY = "memory"
 
-_LANE_IDS = {Lane.COMPUTE: 0, Lane.SEND: 1, Lane.REDUCE: 2}
+LANE_IDS = {Lane.COMPUTE: 0, Lane.SEND: 1, Lane.REDUCE: 2}
 _FIRST_SEND_ID = 10  # tracks of messages: as many as overlap, senders here, receivers after 1000
 _FIRST_RECEIVE_ID = 1010
 
@@ -105,7 +105,7 @@ def _metadata(trace: Trace) -> Iterator[Event]:
     """Names and sort order of processes and threads."""
     names: dict[tuple[int, int], str] = {}
     for span in trace.spans:
-        names[span.rank, _LANE_IDS[span.lane]] = span.lane.value
+        names[span.rank, LANE_IDS[span.lane]] = span.lane.value
     for message, send, receive in _tracks(trace.messages):
         names[message.source_rank, send] = SEND
         names[message.destination_rank, receive] = RECEIVE
@@ -125,7 +125,7 @@ def _named(name: str, rank: int, thread: int, args: Event) -> Event:
 def _spans(trace: Trace) -> Iterator[Event]:
     for span in trace.spans:
         args = {"action": str(span.action), "start_s": span.start_s, "end_s": span.end_s}
-        place = (span.rank, _LANE_IDS[span.lane])
+        place = (span.rank, LANE_IDS[span.lane])
         yield _slice(f"PP:{span.action}", span.action.kind.value, place, args)
 
 
@@ -219,7 +219,7 @@ def _trace(header: Event, events: Sequence[Event], spelling: Spelling) -> Trace:
 
 def _read_span(event: Event, spelling: Spelling) -> Span:
     args = event["args"]
-    lanes = {number: lane for lane, number in _LANE_IDS.items()}
+    lanes = {number: lane for lane, number in LANE_IDS.items()}
     times_s = _number(args["start_s"]), _number(args["end_s"])
     return Span(_whole(event["pid"]), lanes[event["tid"]], spelling.read(args["action"]), *times_s)
 

@@ -51,9 +51,7 @@ def plan_table(plan: Plan) -> Table:
 
 def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     """One stage as printed, in the order of `STAGE_HEADERS`."""
-    layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
-    weights = {p.name: p.num_elements for layer in layers for p in layer.parameters()}
-    trained = {p.name: p.num_elements for layer in layers if layer.trainable for p in layer.parameters()}
+    weights, trained = stage_weights(plan, stage)
     return (
         str(stage.id),
         stage.module,
@@ -61,10 +59,18 @@ def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
         f"{stage.layers[0]}..{stage.layers[1] - 1}",
         rank_runs(stage.flat_ranks),
         f"{stage.cp} x {stage.tp}" + (f", ep {stage.ep}" if stage.ep > 1 else ""),
-        magnitude(sum(weights.values())),
-        magnitude(sum(trained.values())),
+        magnitude(weights),
+        magnitude(trained),
         str(len(plan.microbatches_of.get((stage.module, stage.replica), ()))),
     )
+
+
+def stage_weights(plan: Plan, stage: Stage) -> tuple[int, int]:
+    """Weights that the stage holds, and those of them that are trained."""
+    layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
+    weights = {p.name: p.num_elements for layer in layers for p in layer.parameters()}
+    trained = {p.name: p.num_elements for layer in layers if layer.trainable for p in layer.parameters()}
+    return sum(weights.values()), sum(trained.values())
 
 
 def comparison_headers(comparison: Comparison) -> tuple[str, ...]:
@@ -263,6 +269,11 @@ def row_cells(row: Row) -> tuple[str, str, str, str, str]:
         percent(row.error_fraction, signed=True),
         percent(row.spread_fraction, signed=False),
     )
+
+
+def row_values(row: Row) -> tuple[float | None, ...]:
+    """The numbers of `row_cells`: seconds or bytes, fractions."""
+    return row.count, row.simulated, row.executed_median, row.error_fraction, row.spread_fraction
 
 
 def stage_label(stage: Stage) -> str:
