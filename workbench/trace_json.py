@@ -9,6 +9,7 @@ from typing import Any
 from workbench.bounded_file import read_bounded
 from workbench.schedule.action import NEWEST, SPELLINGS, Spelling
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
+from workbench.trace_flows import exchange_flows
 from workbench.units import US_PER_S
 from workbench.whole_file import write_text
 
@@ -32,9 +33,10 @@ def write_trace(trace: Trace, path: Path) -> None:
     """Write a file that Perfetto and chrome://tracing open, all of it or nothing.
 
     A process is a rank and a thread a lane; slices are named like torch's (`PP:2F0`), their
-    category is the pass. A message is a slice at its sender and one at its receiver, joined
-    by an arrow; memory is a counter. Timestamps are microseconds for the viewer, the exact
-    seconds stand beside them. Equal traces give equal bytes.
+    category is the pass. A message is a slice at its sender and one at its receiver, joined by
+    an arrow, as exchanges of sharded weights are to their passes; memory is a counter. Timestamps
+    are microseconds for the viewer, the exact seconds stand beside them. Equal traces give equal
+    bytes.
 
     Raises:
         ValueError: a time that is not finite.
@@ -54,7 +56,7 @@ def read_trace(path: Path) -> Trace:
 
 def dumps(trace: Trace) -> str:
     """The file's text, one event per line."""
-    events = [*_metadata(trace), *_spans(trace), *_messages(trace), *_memory(trace)]
+    events = [*_metadata(trace), *_spans(trace), *_messages(trace), *_exchanges(trace), *_memory(trace)]
     try:
         lines = ",\n".join(_ENCODER.encode(event) for event in events)
     except ValueError as error:
@@ -151,13 +153,27 @@ def _messages(trace: Trace) -> Iterator[Event]:
         source, destination = (message.source_rank, send), (message.destination_rank, receive)
         yield _slice(name, SEND, source, args)
         yield _slice(name, RECEIVE, destination, times)
-        yield _arrow("s", number, source, message.start_s)
-        yield _arrow("f", number, destination, message.start_s) | {"bp": "e"}
+        yield from _arrow("message", number, (source, message.start_s), (destination, message.start_s))
 
 
-def _arrow(phase: str, number: int, place: tuple[int, int], time_s: float) -> Event:
-    ends = {"pid": place[0], "tid": place[1], "ts": time_s * US_PER_S}
-    return {"ph": phase, "name": "message", "cat": "message", "id": number} | ends
+def _exchanges(trace: Trace) -> Iterator[Event]:
+    """Arrows between exchanges of sharded weights and the passes that they are for."""
+    for number, flow in enumerate(exchange_flows(trace), len(trace.messages)):
+        yield from _arrow(flow.name, number, *(_place(span) for span in (flow.giver, flow.taker)))
+
+
+def _place(span: Span) -> tuple[tuple[int, int], float]:
+    return (span.rank, LANE_IDS[span.lane]), span.start_s
+
+
+def _arrow(
+    name: str, number: int, start: tuple[tuple[int, int], float], end: tuple[tuple[int, int], float]
+) -> Iterator[Event]:
+    """From one slice to another, each found by its thread and a time inside it."""
+    for phase, (place, time_s) in (("s", start), ("f", end)):
+        event = {"ph": phase, "name": name, "cat": name, "id": number}
+        into = {"bp": "e"} if phase == "f" else {}
+        yield event | {"pid": place[0], "tid": place[1], "ts": time_s * US_PER_S} | into
 
 
 def _tracks(messages: Sequence[Message]) -> list[tuple[Message, int, int]]:
