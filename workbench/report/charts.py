@@ -125,14 +125,23 @@ def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
         (LEFT + scale * (plan.executed_median_s or 0.0), EDGE + SIDE - scale * (plan.simulated_s or 0.0))
         for _, plan in pairs
     ]
-    parts = [_band(), _scatter_axes(most_s)]
-    parts += [
-        f'<line class="range" x1="{LEFT + scale * min(plan.executed_s):.1f}" y1="{y:.1f}" '
-        f'x2="{LEFT + scale * max(plan.executed_s):.1f}" y2="{y:.1f}"/>'
+    ranges = [
+        Box(
+            LEFT + scale * min(plan.executed_s),
+            y - 1,
+            scale * (max(plan.executed_s) - min(plan.executed_s)),
+            2,
+        )
         for (_, plan), (_, y) in zip(pairs, points, strict=True)
     ]
+    parts = [_band(), _scatter_axes(most_s)]
+    parts += [
+        f'<rect class="range" x="{box.left:.1f}" y="{box.top + 0.3:.1f}" width="{box.width:.1f}" '
+        'height="1.4"/>'
+        for box in ranges
+    ]
     parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{POINT}"/>' for x, y in points]
-    parts += _labels([str(number) for number, _ in pairs], points)
+    parts += _labels([str(number) for number, _ in pairs], points, ranges)
     size = f"{LEFT + SIDE + EDGE} {EDGE + SIDE + BOTTOM}"
     return (
         f'<svg class="scatter" viewBox="0 0 {size}" role="img" aria-label="predicted over executed iteration '
@@ -174,9 +183,11 @@ def _scatter_axes(most_s: float) -> str:
     )
 
 
-def _labels(texts: Sequence[str], points: Sequence[tuple[float, float]]) -> Iterator[str]:
+def _labels(
+    texts: Sequence[str], points: Sequence[tuple[float, float]], ranges: Sequence[Box]
+) -> Iterator[str]:
     area = Box(LEFT, EDGE, SIDE, SIDE)
-    for text, (x, y), box in zip(texts, points, label_boxes(texts, points, area), strict=True):
+    for text, (x, y), box in zip(texts, points, label_boxes(texts, points, area, ranges), strict=True):
         if box is None:
             continue
         middle = (box.left + box.width / 2, box.top + box.height / 2)
@@ -187,16 +198,19 @@ def _labels(texts: Sequence[str], points: Sequence[tuple[float, float]]) -> Iter
 
 
 def label_boxes(
-    texts: Sequence[str], points: Sequence[tuple[float, float]], area: Box
+    texts: Sequence[str], points: Sequence[tuple[float, float]], area: Box, drawn: Sequence[Box] = ()
 ) -> tuple[Box | None, ...]:
     """A place for the text of every point: near it, inside the area, over no point and no other text.
 
     Places are tried on rings around the point, the nearest first, each from its upper right on. None where
     the area is full.
 
+    Args:
+        drawn: what else stands there.
+
     Complexity: O(points^2) for each ring that is tried.
     """
-    taken = [Box(x - POINT, y - POINT, 2 * POINT, 2 * POINT) for x, y in points]
+    taken = [*drawn, *(Box(x - POINT, y - POINT, 2 * POINT, 2 * POINT) for x, y in points)]
     found: list[Box | None] = []
     for text, point in zip(texts, points, strict=True):
         width = LETTER_WIDTH * len(text)

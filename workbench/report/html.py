@@ -13,7 +13,7 @@ from workbench.report.compare import Comparison, Group, compare, timed, watched
 from workbench.report.critical import CriticalPath, causes_html, critical_path_of
 from workbench.report.folder import Entry, Folder
 from workbench.report.page_data import data_elements, plan_id, plan_record, traces_of
-from workbench.report.sortable import Cell, number, sortable_table
+from workbench.report.sortable import Cell, cell, number, sortable_table
 from workbench.report.tables import (
     STAGE_HEADERS,
     TITLES,
@@ -24,9 +24,7 @@ from workbench.report.tables import (
     percent,
     row_cells,
     row_label,
-    row_values,
     stage_cells,
-    stage_weights,
 )
 from workbench.report.viewer import viewer_html
 from workbench.report.what_if import WhatIf
@@ -204,7 +202,10 @@ def _watching(entry: Entry) -> str:
     samples = watched(entry.executed)
     if not samples or len(samples) == len(entry.executed):
         return ""
-    return '<p class="faint">Watching memory slows the executed step down; it is not one of the timed.</p>'
+    return (
+        '<p class="faint">Watching memory slows the executed step down; it is not one of the timed, and may '
+        "go on beyond the right edge.</p>"
+    )
 
 
 def _causes(paths: Mapping[str, CriticalPath]) -> str:
@@ -217,7 +218,7 @@ def _comparison(comparison: Comparison | None, plan: Plan) -> str:
     if comparison is None:
         return ""
     groups = [
-        [(Cell(row_label(row, plan)), *map(Cell, row_cells(row), row_values(row))) for row in rows]
+        [(Cell(row_label(row, plan)), *map(cell, row_cells(row))) for row in rows]
         for group in Group
         if (rows := comparison.of(group))
     ]
@@ -227,11 +228,7 @@ def _comparison(comparison: Comparison | None, plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> str:
-    rows = []
-    for stage in plan.stages:
-        *names, weights, trained, microbatches = stage_cells(plan, stage)
-        counts = map(Cell, (weights, trained), stage_weights(plan, stage))
-        rows.append((*map(Cell, names), *counts, Cell(microbatches)))
+    rows = [[cell(text) for text in stage_cells(plan, stage)] for stage in plan.stages]
     return sortable_table(STAGE_HEADERS, [rows], left=5)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from workbench.report.figure import Figure
+
 Row = Sequence["Cell"]
 
 MOST_PRINTED = 60  # rows, as style.css has it
@@ -22,6 +24,12 @@ class Cell:
         text = escape(self.text)
         inside = text if self.link is None else f'<a href="{escape(self.link)}">{text}</a>'
         return f"<td{style}{value}>{inside}</td>"
+
+
+def cell(text: str) -> Cell:
+    """Of a figure, sorted by its first value; of other text, by the text."""
+    value = next(iter(text.values.values()), None) if isinstance(text, Figure) else None
+    return Cell(text, value)
 
 
 def number(value: float | None, shown: Callable[[float], str] = str) -> Cell:

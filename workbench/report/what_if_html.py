@@ -4,8 +4,9 @@ from html import escape
 from typing import Any
 
 from workbench.metrics import step_metrics
+from workbench.plan.plan import Plan
 from workbench.report.sortable import Cell, number, sortable_table
-from workbench.report.tables import mebibytes, milliseconds, stage_counts
+from workbench.report.tables import mebibytes, milliseconds
 from workbench.report.what_if import Axis, Point, WhatIf
 from workbench.timing.provenance import interval_of
 
@@ -91,5 +92,11 @@ def _point_record(point: Point) -> dict[str, Any]:
         "samples_per_s": len(candidate.plan.batch) / candidate.trace.iteration_s,
         "peak_bytes": step_metrics(candidate.trace).peak_bytes,
         "ranks": len(candidate.plan.ranks),
-        "stages": stage_counts(candidate.plan),
+        "stages": _stage_counts(candidate.plan),
     }
+
+
+def _stage_counts(plan: Plan) -> str:
+    """`1 + 1 + 10`: stages of the first replica of every module."""
+    firsts = {module.name: plan.replicas(module.name)[0] for module in plan.model.modules}
+    return " + ".join(str(len(plan.chain[name, replica])) for name, replica in firsts.items())

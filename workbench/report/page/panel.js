@@ -8,7 +8,8 @@ const LINE_PIXELS = 16;
 const KEY_ZOOM = 0.7, KEY_PAN = 0.15;
 const TAP_PIXELS = 5;
 const MOST_SHARE = 0.72; // of the window's height
-export const MOST_PRINTED_ROWS = 48;
+const MOST_PRINTED_ROWS = 48;
+const LEFT_OUT = 18; // pixels below printed rows, for a word about the others
 
 // The painter says how high rows are, draws one, and what lies at a point of it:
 // rowHeight, name, drawRow(context, row, y, scale, ink), and where it has them drawOver, hit, onPick, describe, step.
@@ -57,7 +58,7 @@ export class Panel {
     const { rows } = this.view;
     const height = AXIS + rows.length * this.painter.rowHeight + 4;
     const shown = this.printed
-      ? AXIS + Math.min(rows.length, MOST_PRINTED_ROWS) * this.painter.rowHeight + 4
+      ? AXIS + Math.min(rows.length, MOST_PRINTED_ROWS) * this.painter.rowHeight + LEFT_OUT
       : Math.min(height, Math.max(160, Math.round(innerHeight * MOST_SHARE)));
     const density = this.printed ? 3 : devicePixelRatio || 1;
     if (!this.width) return;
@@ -82,13 +83,15 @@ export class Panel {
     context.clearRect(0, 0, this.width, height);
     const top = this.printed ? 0 : this.frame.scrollTop;
     const first = Math.floor(top / rowHeight);
-    const last = Math.min(rows.length, Math.ceil((top + height - AXIS) / rowHeight));
+    const below = this.printed ? height - LEFT_OUT : height;
+    const last = Math.min(rows.length, Math.ceil((top + below - AXIS) / rowHeight));
     this.#grid(context, scale, height, ink);
     for (let index = first; index < last; index++) {
       this.painter.drawRow(context, rows[index], AXIS + index * rowHeight - top, scale, ink);
     }
     this.painter.drawOver?.(context, index => AXIS + index * rowHeight - top, scale, ink);
     this.#axis(context, scale, ink);
+    if (this.printed && last < rows.length) this.#leftOut(context, scale, below, rows.length - last, ink);
     this.#cursor(context, scale, height, ink);
   }
 
@@ -121,6 +124,12 @@ export class Panel {
       const half = context.measureText(text).width / 2;
       context.fillText(text, Math.min(Math.max(x, half), this.width - half), AXIS / 2 - 1);
     }
+  }
+
+  #leftOut(context, scale, y, count, ink) {
+    context.fillStyle = ink.soft;
+    context.textAlign = "left";
+    context.fillText(`${count.toLocaleString("en")} more rows are not printed.`, scale.left, y + LEFT_OUT / 2);
   }
 
   #cursor(context, scale, height, ink) {

@@ -50,8 +50,9 @@ export class PlanSection {
     if (!traces.length) return null;
     const read = await Promise.all(traces.map(async ({ key }) => columnsOf(await this.#buffer(key), this.plan.lanes)));
     this.traces = Object.fromEntries(traces.map(({ key }, place) => [key, read[place]]));
-    const end = Math.max(...traces.filter(({ isDrawn }) => isDrawn).map(({ key }) => this.traces[key].end));
-    this.view = new View(this.plan, end);
+    const shown = read.filter((_, place) => traces[place].isDrawn);
+    const endOf = of => Math.max(...of.map(trace => trace.end));
+    this.view = new View(this.plan, endOf(shown), endOf(read));
     this.timelines = traces.filter(({ isDrawn }) => isDrawn).map(({ key, title, critical }) => {
       return new Timeline(this.view, key, title, this.traces[key], critical);
     });

@@ -5,9 +5,11 @@ import { PLAIN, rankTest } from "./hash_state.js";
 const LEAST_WINDOW = 1e-6; // of the whole
 
 export class View {
-  constructor(plan, end) {
+  // `end` of what is shown at first; `limit`: of all that can be shown, memory of slower runs among it.
+  constructor(plan, end, limit = end) {
     this.plan = plan;
     this.end = end;
+    this.limit = limit;
     this.from = 0;
     this.to = end;
     this.cursor = null; // seconds
@@ -43,21 +45,21 @@ export class View {
 
   window(from, to) {
     const least = this.end * LEAST_WINDOW;
-    const span = Math.min(Math.max(to - from, least), this.end);
-    const start = Math.min(Math.max((from + to - span) / 2, 0), this.end - span);
+    const span = Math.min(Math.max(to - from, least), this.limit);
+    const start = Math.min(Math.max((from + to - span) / 2, 0), this.limit - span);
     this.from = start;
     this.to = start + span;
     this.changed("window");
   }
 
   zoom(factor, about = (this.from + this.to) / 2) {
-    const span = Math.min(Math.max((this.to - this.from) * factor, this.end * LEAST_WINDOW), this.end);
+    const span = Math.min(Math.max((this.to - this.from) * factor, this.end * LEAST_WINDOW), this.limit);
     const share = (about - this.from) / (this.to - this.from);
     this.window(about - share * span, about + (1 - share) * span);
   }
 
   pan(seconds) {
-    const moved = Math.min(Math.max(seconds, -this.from), this.end - this.to);
+    const moved = Math.min(Math.max(seconds, -this.from), this.limit - this.to);
     this.window(this.from + moved, this.to + moved);
   }
 
