@@ -246,7 +246,7 @@ def _link(spec: JobSpec, scope: str, folder: Path) -> dict[str, Any] | None:
 
 def with_words(spec: JobSpec, words: Words) -> JobSpec:
     """The job file with other words in it."""
-    document = spec.model_dump(exclude_unset=True)
+    document = spec.model_dump(exclude_unset=True, exclude_none=True)
     for key, value in words.items():
         *path, last = key.split(".")
         inside = document

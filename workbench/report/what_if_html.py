@@ -12,26 +12,27 @@ from workbench.timing.provenance import interval_of
 
 
 def what_if_html(found: WhatIf | None) -> str:
-    """The section of the page; says how many neighbours were simulated, of how many."""
+    """The section of the page; says how many neighbours were tried, of how many."""
     if found is None:
         return (
             '<h3>What if</h3><p class="faint">Name the job, and its neighbours are simulated: '
             "workbench report FOLDER --job JOB</p>"
         )
-    simulated = len(found.points)
+    tried = len(found.points)
+    refused = sum(point.candidate.plan is None for point in found.points)
     told = (
-        f"{simulated} of {found.num_neighbours} neighbours of job {found.job} were planned by "
-        f"{found.strategy} and simulated, the nearest first, in at most {found.seconds:g} s. Sliders stop "
-        "only where something was simulated; nothing in between is guessed."
+        f"{tried} of {found.num_neighbours} neighbours of job {found.job} were planned by {found.strategy}, "
+        f"the nearest first, in at most {found.seconds:g} s: {tried - refused} were simulated, {refused} have "
+        "no plan. Sliders stop only there; nothing in between is guessed."
     )
-    if not simulated:
+    if not tried:
         return f"<h3>What if</h3><p>{escape(told)}</p>"
     sliders = "".join(_slider(place, axis) for place, axis in enumerate(found.axes))
     return (
         f'<section id="what-if"><h3>What if</h3><p class="faint">{escape(told)}</p>'
         f'<div class="sliders">{sliders}</div><p class="snapped" role="status"></p>'
         f'<div class="cards outcome" aria-live="polite"></div><pre class="words faint"></pre>'
-        f"<details><summary>All {simulated} that were simulated</summary>{_table(found)}</details></section>"
+        f"<details><summary>All {tried}</summary>{_table(found)}</details></section>"
     )
 
 

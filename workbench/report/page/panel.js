@@ -22,8 +22,9 @@ export class Panel {
     this.frame.classList.add("panel");
     this.frame.tabIndex = 0;
     this.canvas = document.createElement("canvas");
-    this.canvas.setAttribute("role", "img");
-    this.canvas.setAttribute("aria-label", painter.name);
+    this.canvas.setAttribute("aria-hidden", "true");
+    this.frame.setAttribute("role", "group");
+    this.frame.setAttribute("aria-label", painter.name);
     this.spacer = document.createElement("div");
     this.frame.append(this.canvas, this.spacer);
     this.printed = null; // its size on paper, while that is drawn
