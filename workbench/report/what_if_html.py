@@ -22,8 +22,8 @@ def what_if_html(found: WhatIf | None) -> str:
     refused = sum(point.candidate.plan is None for point in found.points)
     told = (
         f"{tried} of {found.num_neighbours} neighbours of job {found.job} were planned by {found.strategy}, "
-        f"the nearest first, in at most {found.seconds:g} s: {tried - refused} were simulated, {refused} have "
-        "no plan. Sliders stop only there; nothing in between is guessed."
+        f"the nearest first, in at most {found.seconds:g} s: {tried - refused} were simulated, {refused} "
+        "have no plan. Sliders stop only there; nothing in between is guessed."
     )
     if not tried:
         return f"<h3>What if</h3><p>{escape(told)}</p>"
