@@ -40,7 +40,10 @@ leaves a profile's times as they are."""
 TRACE = f"""A trace file is Chrome JSON that Perfetto opens; what the workbench reads back stands in `args`
 and in `otherData` (`format` `{trace_json.FORMAT}`, `schema_version` {trace_json.SCHEMA_VERSION}).
 Timestamps are microseconds for the viewer; the exact seconds stand beside them as `start_s` and `end_s`. A
-process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap."""
+process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap. Arrows join
+a message's two ends, an all-gather of sharded weights to the pass that needs them, and a backward to the
+reduce-scatter of its gradients; memory is a counter of each rank, in simulated traces and in those of
+`run --watch-memory`."""
 
 _SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
 _OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
