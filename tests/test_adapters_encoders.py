@@ -22,7 +22,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
 from runtime.models import vision_scaled
-from runtime.models.choose import adapter_of
+from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter
 from runtime.models.norm import widen_norms
 from runtime.models.vision_rotary import rotated, window_order
@@ -182,7 +182,7 @@ CASES |= {
         lambda model, item: model(item[None]).last_hidden_state[0],
     )
     for kind, family in ARCHITECTURES.items()
-    if isinstance(family, Encoder) and kind not in ELSEWHERE
+    if isinstance(family, Encoder) and family.runs(ADAPTERS) and kind not in ELSEWHERE
     for name, example in family.examples.items()
 }
 
@@ -209,10 +209,15 @@ def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
+def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers rotates in float32."""
+    for family in (qwen2, qwen2_5):
+        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in (qwen2, qwen2_5):  # transformers rotates in float32
-        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
+    widen_vision_rotations(monkeypatch)
     case = CASES[name]
     module = module_of(case)
     ours, _, data = build(module, F64, *samples_of(case, module.modality))

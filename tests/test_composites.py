@@ -30,6 +30,7 @@ TEXT = {
     "head_dim": 12,
     "pad_token_id": 0,
 }
+AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}}
 VIT = {
     "hidden_size": 24,
     "intermediate_size": 40,
@@ -62,11 +63,11 @@ CASES: dict[str, dict[str, Any]] = {
     "llava_next": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": VIT},
     "llava_onevision": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
     "qwen2_vl": {
-        "text_config": TEXT,
+        "text_config": {**TEXT, **AXES},
         "vision_config": {**QWEN, "embed_dim": 24, "hidden_size": WIDTH, "mlp_ratio": 2},
     },
     "qwen2_5_vl": {
-        "text_config": TEXT,
+        "text_config": {**TEXT, **AXES},
         "vision_config": {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": WIDTH},
     },
     "internvl": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},

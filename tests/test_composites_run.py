@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from runtime.models.norm import widen_norms
 from runtime.step.stage_module import StageInput, StageModule
 from tests.test_adapters import build, relative
+from tests.test_adapters_encoders import qwen_features, widen_vision_rotations
 from tests.test_composites import CONFIGS, built, modules_of
 from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM, name_in_composite
@@ -47,6 +48,10 @@ def heard_whole(model: Any, clips: Tensor) -> Tensor:
     return parts.multi_modal_projector(parts.audio_tower(clips).last_hidden_state).flatten(0, 1)
 
 
+def seen_by_qwen(model: Any, images: Tensor) -> Tensor:
+    return torch.cat([qwen_features(model.model.visual, image) for image in images])
+
+
 FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "llava": read_state,
     "llava, mistral, no bias": read_state,
@@ -59,6 +64,8 @@ FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "idefics3": lambda model, images: pooled(model, images[None]),
     "smolvlm": lambda model, images: pooled(model, images[None]),
     "mistral3": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
+    "qwen2_vl": seen_by_qwen,
+    "qwen2_5_vl": seen_by_qwen,
     "qwen2_audio": heard_whole,
     "voxtral": heard,
 }
@@ -91,7 +98,8 @@ def tokens_of(module: Module) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_features_equal_those_of_the_whole_model(name: str) -> None:
+def test_features_equal_those_of_the_whole_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widen_vision_rotations(monkeypatch)
     parts = take_apart(CONFIGS[name])
     (called,) = [each for each in parts.modules if each != LLM]
     module = modules_of(dict(parts.modules))[called]

@@ -21,6 +21,7 @@ from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models
 from tests.plans import disjoint_plan
+from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_composites import CONFIGS, modules_of
 from tests.test_composites_run import FEATURES, tokens_of, whole_model
 from tests.test_cross_attention import loss_of
@@ -65,6 +66,15 @@ def known_keys(name: str) -> set[str]:
     return set(whole_model(CONFIGS[name]).config.to_dict())
 
 
+def said_to(model: Any, ids: Tensor, raw: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Positions of three axes as transformers' own rule has them, where the model has one."""
+    if not hasattr(model.model, "get_rope_index"):
+        return {}
+    grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw])
+    places, _ = model.model.get_rope_index(ids[None], (ids == IMAGE).int()[None], image_grid_thw=grids)
+    return {"position_ids": places}
+
+
 def whole_loss(name: str, model: Any, plan: Plan) -> float:
     """Mean over the targets that the plan has, of the whole model's logits."""
     first, last = plan.stages[0], plan.stages[-1]
@@ -81,13 +91,16 @@ def whole_loss(name: str, model: Any, plan: Plan) -> float:
     embedded = model.get_input_embeddings()(ids)
     embedded = torch.where((seen.input_ids < 0)[:, None], 0.0, embedded)
     embedded[seen.input_ids < 0] = features
-    logits = model(inputs_embeds=embedded[None]).logits[0]
+    logits = model(inputs_embeds=embedded[None], **said_to(model, ids, raw)).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)
     return float(loss.detach())
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_first_loss_is_that_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
+def test_the_first_loss_is_that_of_the_whole_model(
+    name: str, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widen_vision_rotations(monkeypatch)
     plan = plan_of(name)
     model = saved(name, tmp_path / "whole")
     settings = RunSettings(steps=1, warmup=0, weights=tmp_path / "whole", precision=Precision.FLOAT64)

@@ -1,6 +1,7 @@
 """The command that says which models there are."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -11,6 +12,9 @@ from workbench.model.families.family import Family
 from workbench.model.families.registry import FAMILIES
 from workbench.report.tables import titled
 
+if TYPE_CHECKING:
+    from runtime.models.composites import Whole
+
 HEADERS = ("family", "role", "name", "plans", "runs", "why not")
 
 
@@ -20,25 +24,33 @@ def models_command(*, json: Json = False) -> None:
     Composite models of transformers are listed with what `workbench init` makes of them.
     """
     from runtime.models.choose import ADAPTERS
-    from runtime.models.composites import composite_types
+    from runtime.models.composites import composite_models
 
-    whole = composite_types()
+    whole = composite_models()
     if json:
-        composites = {kind: {"role": "composite", "taken_apart": kind in COMPOSITES} for kind in whole}
+        composites = {
+            each.model_type: {
+                "role": "composite",
+                "taken_apart": each.is_taken_apart,
+                "parts": dict(each.parts),
+                "outcome": each.outcome,
+            }
+            for each in whole
+        }
         emit_json({family.name: _record(family, ADAPTERS) for family in FAMILIES} | composites)
         return
     show(_table(ADAPTERS), _composites(whole))
 
 
-def _composites(whole: Collection[str]) -> Table:
-    table = titled("composite models", ("model_type", "name", "workbench init"))
+def _composites(whole: "Sequence[Whole]") -> Table:
+    """Those that are taken apart first."""
+    table = titled("composite models of transformers", ("model_type", "name", "workbench init"))
     for column in table.columns:
         column.justify = "left"
     table.columns[-1].no_wrap = False
-    for kind, composite in COMPOSITES.items():
-        table.add_row(kind, composite.name, "takes it apart")
-    others = [kind for kind in whole if kind not in COMPOSITES]
-    table.add_row("others", "", f"does not know yet: {', '.join(others)}")
+    for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
+        name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
+        table.add_row(each.model_type, name, each.outcome)
     return table
 
 
