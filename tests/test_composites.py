@@ -343,3 +343,52 @@ def test_trainable_is_what_was_asked_for(tmp_path: Any) -> None:
     assert trained[Train.PROJECTORS] == {"vision": 1, "llm": 0}
     assert trained[Train.LLM] == {"vision": 1, "llm": 5}
     assert trained[Train.ALL] == {"vision": 5, "llm": 5}
+
+
+def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llava"]))
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    (tmp_path / weights["a"]).write_text("")
+    target = tmp_path / "job.yaml"
+    done = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "4xH100", "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    assert "1 files of weights are not there yet (model-00002-of-00002.safetensors" in done.output
+    assert "# not downloaded yet: model-00002-of-00002.safetensors" in target.read_text()
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ')
+    with pytest.raises(ValueError, match="is it half downloaded"):
+        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+
+
+def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "lama", "hidden_size": 64}))
+    with pytest.raises(ValueError, match=r"no family plans model_type 'lama'; nearest: llama\. If its arith"):
+        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_omni_thinker", "llava"])
+def test_a_batch_is_like_the_users_data(name: str, tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    rows = [
+        {"text_tokens": 40, "image_width": [64, 32], "image_height": [48, 32]},
+        {"text_tokens": 12, "image_width": 64, "image_height": 48},
+        {"text_tokens": 25, "image_width": None, "image_height": None},
+    ]
+    data, target = tmp_path / "sizes.jsonl", tmp_path / "job.yaml"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    words = ["init", str(tmp_path), "--gpus", "4xH100", "--data", str(data), "-o", str(target)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    job = load_job(target)
+    texts = [sum(part.tokens_in for part in sample.of("text")) for sample in job.batch]
+    assert all(12 <= text <= 40 for text in texts)
+    assert max(len(sample.of("vision")) for sample in job.batch) <= 2
+
+
+def test_data_that_no_encoder_takes_is_refused(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llava"]))
+    (tmp_path / "sizes.jsonl").write_text(json.dumps({"text_tokens": 4, "audio_seconds": 2.0}))
+    words = ["init", str(tmp_path), "--gpus", "4xH100", "--data", str(tmp_path / "sizes.jsonl")]
+    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "job.yaml")])
+    assert done.exit_code == 2
+    assert "has clips, the model has no encoder for them" in done.output

@@ -228,15 +228,8 @@ class DecoderAdapter(Adapter):
                     "of a batch, so results would depend on grouping; give a fixed one, e.g. 'default' or "
                     "'yarn'"
                 )
-        section = (
-            (self.config.rope_parameters or {}).get("mrope_section") if self.family.rotates_by_axes else None
-        )
-        half = self.config.hidden_size // self.config.num_attention_heads // 2
-        if section is not None and sum(section) != half:
-            raise ValueError(
-                f"module {self.module.name!r}: rope_parameters.mrope_section must add up to half a head's width, "
-                f"{half}, got {section}; nearest: {[half - 2 * (half // 3), half // 3, half // 3]}"
-            )
+        if self.family.rotates_by_axes:
+            _check_axes(self.module.name, self.config)
         if getattr(self.config, "use_bidirectional_attention", None):
             raise ValueError(
                 f"module {self.module.name!r}: use_bidirectional_attention must be false: the language "
@@ -298,6 +291,18 @@ class DecoderAdapter(Adapter):
             return {ONE_ROTATION: self._rotary(like, ids_1T)}
         kinds = sorted(set(self.config.layer_types))
         return {kind: self._rotary(like, ids_1T, kind) for kind in kinds}
+
+
+def _check_axes(module: str, config: PretrainedConfig) -> None:
+    """ValueError unless the shares of the axes add up to half a head."""
+    section = config.rope_parameters.get("mrope_section")
+    half = config.hidden_size // config.num_attention_heads // 2
+    if section is not None and sum(section) != half:
+        nearest = [half - 2 * (half // 3), half // 3, half // 3]
+        raise ValueError(
+            f"module {module!r}: rope_parameters.mrope_section must add up to {half}, half a head's width, "
+            f"got {section}; nearest: {nearest}"
+        )
 
 
 def _rope_types(config: PretrainedConfig) -> tuple[str, ...]:
