@@ -21,11 +21,12 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
+from experiments.doors.whole_models import qwen_features, wide_rotation
 from runtime.models import vision_scaled
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter
 from runtime.models.norm import widen_norms
-from runtime.models.vision_rotary import rotated, window_order
+from runtime.models.vision_rotary import window_order
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
 from runtime.world.pool import Pool
@@ -57,14 +58,6 @@ class Case(NamedTuple):
 
 def patches(model: nn.Module, image_CHW: Tensor) -> Tensor:
     return model(image_CHW[None]).last_hidden_state[0, 1:]
-
-
-def qwen_features(model: nn.Module, image_CHW: Tensor) -> Tensor:
-    """Patches as Qwen's processor lays them out: merging blocks, then channels, frames and pixels."""
-    rows, columns = image_CHW.shape[1] // 4, image_CHW.shape[2] // 4
-    x = image_CHW[None].expand(2, -1, -1, -1).reshape(1, 2, 3, rows // 2, 2, 4, columns // 2, 2, 4)
-    flat = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, -1)
-    return model(flat, torch.tensor([[1, rows, columns]])).pooler_output
 
 
 def internvit(config: dict[str, Any]) -> nn.Module:
@@ -203,10 +196,6 @@ def original(case: Case, ours: StageModule) -> nn.Module:
     assert not unexpected
     assert all(key.startswith(("layernorm.", *ours.adapter.ignored)) for key in missing), missing
     return theirs
-
-
-def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
 def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,26 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM
 from transformers.models.auto import modeling_auto
 
-from runtime.data.batches import SyntheticSource, count_targets, microbatch_data
+from experiments.doors.composite_configs import CONFIGS
+from experiments.doors.whole_models import (
+    FEATURES,
+    LOSSES,
+    modules_of,
+    saved,
+    tokens_of,
+    whole_loss,
+    whole_model,
+)
+from runtime.data.batches import count_targets
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.weights import finish_export, weights_of, write_part
@@ -22,8 +31,6 @@ from runtime.world.pool import Pool
 from tests import cross_models
 from tests.plans import disjoint_plan
 from tests.test_adapters_encoders import widen_vision_rotations
-from tests.test_composites import CONFIGS, modules_of
-from tests.test_composites_run import FEATURES, tokens_of, whole_model
 from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM
@@ -33,11 +40,6 @@ from workbench.plan.plan import Plan, Precision
 
 torch.set_num_threads(1)
 F64 = torch.float64
-TWO_SIDED = ("gemma3", "paligemma")  # their prompts and images are read in both directions
-TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
-LOSSES = [name for name in FEATURES if name not in (*TWO_SIDED, *TILED)]
-IMAGE = 90  # the id that stands where an image or a clip does
-ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
 
 
 def plan_of(name: str) -> Plan:
@@ -48,52 +50,6 @@ def plan_of(name: str) -> Plan:
     graph: ModelGraph = connect("whole", (encoder, modules[LLM]))
     cuts = {encoder.name: (len(encoder.layers),), LLM: (2, len(modules[LLM].layers) - 2)}
     return disjoint_plan(graph, (Sample(0, sample),), cuts)
-
-
-def saved(name: str, folder: Path) -> nn.Module:
-    """transformers' own model with weights that are not zero, and its checkpoint."""
-    config = {**CONFIGS[name], **{key: IMAGE for key in ID_KEYS if key in known_keys(name)}}
-    torch.manual_seed(1)
-    model = whole_model(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.05)
-    model.save_pretrained(folder)
-    return model
-
-
-def known_keys(name: str) -> set[str]:
-    return set(whole_model(CONFIGS[name]).config.to_dict())
-
-
-def said_to(model: Any, ids: Tensor, raw: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Positions of three axes as transformers' own rule has them, where the model has one."""
-    if not hasattr(model.model, "get_rope_index"):
-        return {}
-    grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw])
-    places, _ = model.model.get_rope_index(ids[None], (ids == IMAGE).int()[None], image_grid_thw=grids)
-    return {"position_ids": places}
-
-
-def whole_loss(name: str, model: Any, plan: Plan) -> float:
-    """Mean over the targets that the plan has, of the whole model's logits."""
-    first, last = plan.stages[0], plan.stages[-1]
-    source = SyntheticSource(0)
-    encoder, *_, llm = plan.microbatches
-    raw = microbatch_data(plan, first, encoder, source, dtype=F64).raw
-    seen = microbatch_data(plan, plan.stages[1], llm, source, dtype=F64)
-    asked = microbatch_data(plan, last, llm, source, dtype=F64)
-    assert seen.input_ids is not None
-    assert asked.labels is not None
-    ids = seen.input_ids.clone()
-    ids[ids < 0] = IMAGE
-    features = FEATURES[name](model, torch.stack(list(raw)))
-    embedded = model.get_input_embeddings()(ids)
-    embedded = torch.where((seen.input_ids < 0)[:, None], 0.0, embedded)
-    embedded[seen.input_ids < 0] = features
-    logits = model(inputs_embeds=embedded[None], **said_to(model, ids, raw)).logits[0]
-    loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)
-    return float(loss.detach())
 
 
 @pytest.mark.parametrize("name", LOSSES)
