@@ -120,6 +120,7 @@ OMNI_AUDIO = Encoder(
     name="Qwen2.5-Omni audio",
     role="audio",
     model_type="qwen2_5_omni_audio_encoder",
+    examples={"omni audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
     reason="the runtime's stem has learned positions; these are computed, window by window",
     make=_omni,
     clip_tokens=_omni_tokens,
