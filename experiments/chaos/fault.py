@@ -4,11 +4,15 @@ import os
 import random
 import resource
 import signal
+import time
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
+from runtime.world.stopped import is_stopped
+
 PAUSE_S = 1.0  # shorter than what counts as hung
+SEEN_S, LOOK_EVERY_S = 1.0, 0.005
 
 
 class Fault(StrEnum):
@@ -70,13 +74,22 @@ def inflict(fault: Fault, process: int, rng: random.Random) -> None:
             os.kill(process, SIGNALS[fault])
 
 
+def strike(fault: Fault, process: int, rng: random.Random) -> int | None:
+    """`inflict`, and go on after a pause; the process where it is stopped now and nobody will continue it."""
+    inflict(fault, process, rng)
+    if fault in PAUSES:
+        time.sleep(PAUSE_S)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
+    if fault is not Fault.STOP_WORKER:
+        return None
+    deadline = time.monotonic() + SEEN_S  # signals take a moment on a busy machine
+    while not is_stopped(process) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+    return process
+
+
 def limit(process: int, kind: int, value: int) -> None:
     """Lower a soft limit of a process that runs; what it forks later inherits it."""
     _, hard = resource.prlimit(process, kind)
     resource.prlimit(process, kind, (value, hard))
-
-
-def resume(process: int) -> None:
-    """After a pause."""
-    with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGCONT)

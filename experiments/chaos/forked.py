@@ -75,7 +75,7 @@ def with_room_for_a_mark(arguments: Sequence[str]) -> None:
     """Start this program anew with a mark in its environment, unless it has one."""
     if len(os.environ.get(MARK, "")) != MARK_LENGTH:
         words = [sys.executable, "-m", "experiments.chaos", *arguments]
-        os.execve(sys.executable, words, os.environ | {MARK: "." * MARK_LENGTH})
+        os.execve(sys.executable, words, os.environ | {MARK: "." * MARK_LENGTH, "OMP_NUM_THREADS": "1"})
 
 
 def import_all() -> None:

@@ -23,7 +23,7 @@ from experiments.chaos.training import run_command, trainers
 from runtime.state.checkpoint import Begin
 
 COMPONENTS = ("run", "torchrun", "elastic", "checkpoint", "resume", "preprocess", "search")
-BEGUN_STEPS, BEGUN_S = 8, 120.0
+BEGUN_STEPS, BEGUN_S = 8, 240.0
 
 
 class Component(Protocol):

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 from experiments.chaos.disk import fill, make_room, small_disk
-from experiments.chaos.fault import INJECTED, PAUSE_S, PAUSES, Fault, inflict, resume
+from experiments.chaos.fault import INJECTED, Fault, strike
 from experiments.chaos.findings import Expectations, Findings, ends
 from experiments.chaos.processes import end_all, left_after
 from experiments.chaos.room import Program, Room, room, workbench
 
-ENDED_S, LATEST_S, GONE_S = 120.0, 3.0, 2.0
+ENDED_S, LATEST_S, GONE_S = 240.0, 3.0, 2.0
 DISK_BYTES = 2**20
 EXPECTED: Expectations = {
     Fault.KILL_SUPERVISOR: ends(-9),
@@ -82,10 +82,7 @@ class Searching:
             second.process.wait(ENDED_S)
             found.hold(second, ends(0), what="second: ")
         elif fault not in INJECTED and program.process.poll() is None:
-            inflict(fault, program.pid, rng)
-            if fault in PAUSES:
-                time.sleep(PAUSE_S)
-                resume(program.pid)
+            strike(fault, program.pid, rng)
 
     def _await(self, room: Room, program: Program, found: Findings) -> None:
         program.process.wait(ENDED_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from experiments.chaos.fault import INJECTED, OF_WORKERS, PAUSE_S, PAUSES, Fault, inflict, resume
+from experiments.chaos.fault import INJECTED, OF_WORKERS, Fault, inflict, strike
 from experiments.chaos.findings import Expectations, Findings, ends
 from experiments.chaos.processes import children, end_all, left_after, marked, until
 from experiments.chaos.proxy import Manners, Proxy
@@ -23,7 +23,7 @@ EXAMPLES, BATCH_SIZE, BATCHES = 24, 4, 60
 IMAGE_PX, PATCH_PX = 32, 8
 PRODUCERS = 2
 TRAINER_WAIT_S = 20.0
-BEGUN_S, ENDED_S, GONE_S, NOTICED_S, LATEST_S = 120.0, 90.0, 2.0, 5.0, 1.5
+BEGUN_S, ENDED_S, GONE_S, NOTICED_S, LATEST_S = 240.0, 240.0, 2.0, 5.0, 1.5
 BAD_MANNERS = {
     Fault.DELAYED_MESSAGES: Manners(delay_s=0.5),
     Fault.LOST_MESSAGES: Manners(is_deaf=True),
@@ -134,34 +134,26 @@ class Serving:
         return service.room.start(name, "trainer", address, service.notes, BATCHES, TRAINER_WAIT_S)
 
     def _hurt(self, service: _Service, fault: Fault, rng: random.Random, found: Findings) -> int | None:
-        """Do it; a process that was stopped and is not continued."""
-        mark, target = service.room.mark, service.server.pid
-        if fault in INJECTED:
-            return None
+        """Do it; the process that is stopped now, where one is."""
+        target = service.server.pid
         if fault in BAD_MANNERS:
             service.proxy.manners = BAD_MANNERS[fault]
             time.sleep(rng.uniform(*BAD_S))
             service.proxy.manners = Manners()
-            return None
-        if fault is Fault.KILL_ALL:
-            for pid in marked(mark):
+        elif fault is Fault.KILL_ALL:
+            for pid in marked(service.room.mark):
                 inflict(Fault.KILL_WORKER, pid, rng)
-            return None
-        if fault is Fault.SECOND_SUPERVISOR:
+        elif fault is Fault.SECOND_SUPERVISOR:
             second = self._serve(service.room, "second", service.port)
             second.process.wait(ENDED_S)
             found.hold(second, ends(2, words=f"{service.port}"), what="second: ")
-            return None
-        if fault in OF_TRAINER:
+        elif fault in OF_TRAINER:
             inflict(fault, service.trainer.pid, rng)
-            return None
-        if fault in OF_WORKERS and fault is not Fault.NO_DESCRIPTORS:
-            target = rng.choice(children(mark, target) or [target])
-        inflict(fault, target, rng)
-        if fault in PAUSES:
-            time.sleep(PAUSE_S)
-            resume(target)
-        return target if fault is Fault.STOP_WORKER else None
+        elif fault in OF_WORKERS and fault is not Fault.NO_DESCRIPTORS:
+            return strike(fault, rng.choice(children(service.room.mark, target) or [target]), rng)
+        elif fault not in INJECTED:
+            return strike(fault, target, rng)
+        return None
 
     def _finish(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.chaos.disk import fill, make_room, small_disk
-from experiments.chaos.fault import INJECTED, OF_WORKERS, PAUSE_S, PAUSES, Fault, inflict, resume
+from experiments.chaos.fault import INJECTED, OF_WORKERS, Fault, inflict, strike
 from experiments.chaos.findings import Expectations, Expected, Findings, ends, num_wrong
 from experiments.chaos.model import ELASTIC_STEPS, NODES, RUN_STEPS, elastic_losses, run_losses
 from experiments.chaos.processes import children, end_all, grandchildren, left_after, marked, until
@@ -21,7 +21,7 @@ from runtime.world.stopped import is_stopped
 
 GONE_S = 2.0  # that processes may outlive their supervisor
 NOTICED_S = 5.0  # within which a stopped process is
-BEGUN_S, ENDED_S = 120.0, 120.0
+BEGUN_S, ENDED_S = 240.0, 240.0
 LATEST_S = 1.5  # after the first save, or the start
 FOUND_S = 5.0  # that a worker is looked for
 DISK_BYTES = 6 * 2**20
@@ -90,33 +90,23 @@ class Trainer:
         program: Program,
         found: Findings,
     ) -> int | None:
-        """Do it; the process that it was done to, where it was one that a fault should end."""
-        target = program.pid
+        """Do it; the process that is stopped now, where one is."""
         if fault in INJECTED or program.process.poll() is not None:
             return None
         if fault is Fault.KILL_ALL:
             for pid in marked(room.mark):
                 inflict(Fault.KILL_WORKER, pid, rng)
-            return None
-        if fault is Fault.FULL_DISK:
+        elif fault is Fault.FULL_DISK:
             fill(room.saves.parent)
-            return None
-        if fault is Fault.SECOND_SUPERVISOR:
+        elif fault is Fault.SECOND_SUPERVISOR:
             second = room.start("second", *self.command(room, fault, seed, Begin.LATEST))
             second.process.wait(ENDED_S)
             found.hold(second, self.second, what="second: ")
-            return None
-        if fault in OF_WORKERS:
-            until(lambda: bool(self.workers(room.mark, program.pid)), FOUND_S)
-            workers = self.workers(room.mark, program.pid)
-            if not workers:
-                return None
-            target = rng.choice(workers)
-        inflict(fault, target, rng)
-        if fault in PAUSES:
-            time.sleep(PAUSE_S)
-            resume(target)
-        return target if fault is Fault.STOP_WORKER else None
+        elif fault not in OF_WORKERS:
+            return strike(fault, program.pid, rng)
+        elif until(lambda: bool(self.workers(room.mark, program.pid)), FOUND_S):
+            return strike(fault, rng.choice(self.workers(room.mark, program.pid) or [program.pid]), rng)
+        return None
 
     def _await(
         self,

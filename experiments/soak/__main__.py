@@ -29,6 +29,7 @@ from experiments.soak.draw import drawing
 from experiments.soak.growth import PER, Growth, growth
 from experiments.soak.loads import LOADS
 from experiments.soak.sampling import MEASURES, Series
+from runtime.world.supervised import as_parent, end_with
 from workbench.whole_file import write_text
 
 OUT = Path("out/soak")
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in said.load or LOADS:
         number = said.requests if name == "preprocess" else said.steps
         start_s = time.monotonic()
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, initializer=end_with, initargs=(as_parent(),)) as alone:
             series[name] = alone.submit(LOADS[name], number).result()
         seconds[name] = round(time.monotonic() - start_s, 1)
     record = {
