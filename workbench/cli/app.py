@@ -62,11 +62,26 @@ COMMANDS = {
         "check_command",
         "Say whether a plan is sound, fits and cannot deadlock; show its stages and programs.",
     ),
+    "explain": Command(
+        "explaining",
+        "explain_command",
+        "Say why a step takes as long as it does, and which changes would make it shorter.",
+    ),
+    "diff": Command(
+        "explaining",
+        "diff_command",
+        "Say what differs between two plans, and where the difference of their steps comes from.",
+    ),
     "layout": Command(
         "layouts",
         "layout_command",
         "Show a job's layouts in another system's words, or take them from a file in such words.",
         lists=False,
+    ),
+    "export": Command(
+        "exporting",
+        "export_command",
+        "Write a plan as a folder that launches under another training system.",
     ),
     "schema": Command(
         "schemas",
@@ -105,6 +120,14 @@ COMMANDS = {
         "executing",
         "compare_command",
         "Hold a simulated trace against the executed ones of the same plan.",
+    ),
+    "ingest": Command(
+        "ingesting",
+        "ingest_command",
+        "Take in what other tools recorded of a job: traces, link speeds, kernel times, memory.",
+    ),
+    "trace": Command(
+        "ingesting", "trace_command", "Write a trace in the format of another tool: HTA or Chakra."
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),

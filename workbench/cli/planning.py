@@ -10,6 +10,7 @@ import typer
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile
 from workbench.cli.searching import NoCache, kept_results, searched
+from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
@@ -97,6 +98,8 @@ def plan_command(
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
         if warning is not None:
             warn(warning)
+    for line in waste_of(made, wanted):
+        warn(line)
     write_plan(made, output, profile=named_profile(wanted, profile, output))
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
@@ -132,6 +135,8 @@ def search_command(
         found = searched(
             wanted, cost, planners, objective, ticker.at, results=None if no_cache else kept_results()
         )
+    for line in found.record["warnings"]:
+        warn(line)
     if output is not None:
         write_plan(loads(found.best_plan), output, profile=named_profile(wanted, profile, output))
     written = () if output is None else (f"best plan written to {output}",)

@@ -10,6 +10,7 @@ import typer
 
 from workbench.cli.console import warn
 from workbench.cost.model import CostModel
+from workbench.explain.warnings import waste_of
 from workbench.job.job import Job
 from workbench.plan.codec import dumps
 from workbench.planner.strategy_spec import Planner
@@ -57,7 +58,9 @@ def searched(
     best = found[0].plan
     if best is None:
         raise ValueError(_none_text(job.name, [candidate.refusal for candidate in found]))
-    kept = Kept(record=search_record(job.name, found), best_plan=dumps(best))
+    plans = [candidate.plan for candidate in found if candidate.plan is not None]
+    warnings = [line for plan in plans for line in waste_of(plan, job)]
+    kept = Kept(record={**search_record(job.name, found), "warnings": warnings}, best_plan=dumps(best))
     if results is not None:
         results.put(key, kept)
     return kept

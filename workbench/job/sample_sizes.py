@@ -26,8 +26,13 @@ class Tiling(StrEnum):
 
 
 def with_sizes(job: "Job", source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE) -> "Job":
-    """The job with as many samples as before, as `sized_batch` gives them; ValueError as there."""
-    return replace(job, batch=sized_batch(job.model, len(job.batch), source, seed=seed, tiling=tiling))
+    """The job with as many samples as before, as `sized_batch` gives them; ValueError as there.
+
+    Masks stay where they are: the first sample has the mask that the first one had.
+    """
+    batch = sized_batch(job.model, len(job.batch), source, seed=seed, tiling=tiling)
+    masked = (replace(new, mask=old.mask) for new, old in zip(batch, job.batch, strict=True))
+    return replace(job, batch=tuple(masked))
 
 
 def sized_batch(
