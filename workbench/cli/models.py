@@ -5,6 +5,7 @@ from collections.abc import Collection
 from rich.table import Table
 
 from workbench.cli.console import emit_json, show
+from workbench.cli.extras import has_extra, install_text
 from workbench.cli.options import Json
 from workbench.model.composites.registry import COMPOSITES
 from workbench.model.families.family import Family
@@ -19,15 +20,23 @@ def models_command(*, json: Json = False) -> None:
 
     Composite models of transformers are listed with what `workbench init` makes of them.
     """
+    known, whole = _of_runtime()
+    if json:
+        composites = {kind: {"role": "composite", "taken_apart": kind in COMPOSITES} for kind in whole}
+        emit_json({family.name: _record(family, known) for family in FAMILIES} | composites)
+        return
+    lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
+    show(_table(known), _composites(whole), *((lacking,) if known is None else ()))
+
+
+def _of_runtime() -> tuple[Collection[str] | None, Collection[str]]:
+    """Architectures that can run, None where no runtime is installed; composites that are known here."""
+    if not has_extra("run"):
+        return None, tuple(COMPOSITES)
     from runtime.models.choose import ADAPTERS
     from runtime.models.composites import composite_types
 
-    whole = composite_types()
-    if json:
-        composites = {kind: {"role": "composite", "taken_apart": kind in COMPOSITES} for kind in whole}
-        emit_json({family.name: _record(family, ADAPTERS) for family in FAMILIES} | composites)
-        return
-    show(_table(ADAPTERS), _composites(whole))
+    return ADAPTERS, composite_types()
 
 
 def _composites(whole: Collection[str]) -> Table:
@@ -38,22 +47,23 @@ def _composites(whole: Collection[str]) -> Table:
     for kind, composite in COMPOSITES.items():
         table.add_row(kind, composite.name, "takes it apart")
     others = [kind for kind in whole if kind not in COMPOSITES]
-    table.add_row("others", "", f"does not know yet: {', '.join(others)}")
+    if others:
+        table.add_row("others", "", f"does not know yet: {', '.join(others)}")
     return table
 
 
-def _record(family: Family, known: Collection[str]) -> dict[str, str | bool | None]:
+def _record(family: Family, known: Collection[str] | None) -> dict[str, str | bool | None]:
     return {
         "role": family.role,
         "model_type": family.model_type,
         "zoo": family.zoo,
         "plans": family.plans,
-        "runs": family.runs(known),
+        "runs": None if known is None else family.runs(known),
         "reason": family.reason,
     }
 
 
-def _table(known: Collection[str]) -> Table:
+def _table(known: Collection[str] | None) -> Table:
     table = titled("models", HEADERS)
     for column in table.columns:
         column.justify = "left"
@@ -64,7 +74,7 @@ def _table(known: Collection[str]) -> Table:
             family.role,
             family.model_type or family.zoo or "-",
             "yes" if family.plans else "no",
-            "yes" if family.runs(known) else "no",
+            "?" if known is None else "yes" if family.runs(known) else "no",
             family.reason,
         )
     return table

@@ -11,6 +11,7 @@ from workbench.job.device_pools import Aim, Pool, check_pools, pools_of
 from workbench.job.job_file import read_spec
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.schema import JobSpec, LayoutSpec
+from workbench.masks.patterns import check_masks
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree
@@ -198,6 +199,10 @@ def _check_batch(job: Job) -> None:
     if len(set(ids)) != len(ids):
         twice = next(sample_id for sample_id in ids if ids.count(sample_id) > 1)
         raise ValueError(f"job {job.name!r}: sample ids must be unique, {twice} is twice")
+    try:
+        check_masks(job.batch)
+    except ValueError as error:
+        raise ValueError(f"job {job.name!r}: {error}") from None
     known = [module.modality for module in job.model.modules]
     for sample in job.batch:
         for segment in sample.segments:

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,12 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
 
 def batch_of(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:
     """The samples of one step. Sizes that the file leaves out are the encoders' native ones."""
+    masks = (spec.mask,) if isinstance(spec.mask, str) else spec.mask
+    samples = _drawn(spec, model)
+    return tuple(replace(sample, mask=mask) for sample, mask in zip(samples, cycle(masks), strict=False))
+
+
+def _drawn(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:
     wanted = spec.fixed or spec.mixture
     assert wanted is not None
     encoders = {module.modality: module for module in model.modules if module.modality != TEXT}

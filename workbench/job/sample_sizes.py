@@ -24,6 +24,8 @@ class Tiling(StrEnum):
 def with_sizes(job: Job, source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
     """The job with as many samples as before, drawn from a corpus or read from a file in order.
 
+    Masks stay where they are: the first sample has the mask that the first one had.
+
     Args:
         source: a corpus by name, a .jsonl or .parquet file, or the folder of a saved data set.
         seed: of a corpus.
@@ -44,7 +46,8 @@ def with_sizes(job: Job, source: str, *, seed: int = 0, tiling: Tiling = Tiling.
         vision=vision.modality if vision else "image",
         audio=audio.modality if audio else "audio",
     )
-    return replace(job, batch=batch)
+    masked = (replace(new, mask=old.mask) for new, old in zip(batch, job.batch, strict=True))
+    return replace(job, batch=tuple(masked))
 
 
 def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:

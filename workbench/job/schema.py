@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
 from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
 
@@ -11,6 +12,15 @@ Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 Items = Annotated[int, Field(ge=0, le=10_000, strict=True)]  # of one modality in one sample
 Positive = Annotated[float, Field(gt=0, le=1e15)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Mask = Annotated[
+    str, WithJsonSchema({"type": "string", "pattern": rf"^({'|'.join(PATTERNS)})(\(.*\))?$"})
+]  # editors know the names
+
+
+def _mask(said: object) -> str:
+    if not isinstance(said, str):
+        raise ValueError("want a name or a call, as sliding_window(window=4096)")
+    return canonical(said)
 
 
 class Strict(BaseModel):
@@ -251,6 +261,8 @@ class BatchSpec(Strict):
         samples: of one optimizer step.
         microbatch_samples: that the LLM processes together.
         replicas: data-parallel copies of every module whose layout has no `dp`.
+        mask: who sees whom in the LLM: a name, or a call as `sliding_window(window=4096)`. A list goes round
+            the samples: the first mask is the first sample's.
         fixed: equal samples.
         mixture: samples that differ.
     """
@@ -258,6 +270,7 @@ class BatchSpec(Strict):
     samples: Annotated[Count, Field(le=100_000)]
     microbatch_samples: Count = 1
     replicas: Count = 1
+    mask: Mask | Annotated[tuple[Mask, ...], Field(min_length=1)] = CAUSAL
     fixed: FixedSpec | None = None
     mixture: MixtureSpec | None = None
 
@@ -266,6 +279,13 @@ class BatchSpec(Strict):
         if (self.fixed is None) == (self.mixture is None):
             raise ValueError("want exactly one of 'fixed' and 'mixture'")
         return self
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _known_masks(cls, said: object) -> object:
+        if not isinstance(said, list | tuple):
+            return _mask(said)
+        return tuple(_mask(each) for each in said)
 
 
 class LayoutSpec(Strict):
