@@ -1,1 +1,1 @@
-"""Doors of the workbench, each held against what is behind it: launchers, recordings, formats."""
+"""The doors of the workbench: models that come in, folders that launch, traces that come back."""

@@ -57,11 +57,26 @@ COMMANDS = {
         "check_command",
         "Say whether a plan is sound, fits and cannot deadlock; show its stages and programs.",
     ),
+    "explain": Command(
+        "explaining",
+        "explain_command",
+        "Say why a step takes as long as it does, and which changes would make it shorter.",
+    ),
+    "diff": Command(
+        "explaining",
+        "diff_command",
+        "Say what differs between two plans, and where the difference of their steps comes from.",
+    ),
     "layout": Command(
         "layouts",
         "layout_command",
         "Show a job's layouts in another system's words, or take them from a file in such words.",
         lists=False,
+    ),
+    "export": Command(
+        "exporting",
+        "export_command",
+        "Write a plan as a folder that launches under another training system.",
     ),
     "models": Command(
         "models",

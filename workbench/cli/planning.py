@@ -10,6 +10,7 @@ import typer
 
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile
+from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job
@@ -94,6 +95,8 @@ def plan_command(
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
         if warning is not None:
             warn(warning)
+    for line in waste_of(made, wanted):
+        warn(line)
     write_plan(made, output)
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
@@ -137,6 +140,9 @@ def search_command(
         )
     if found[0].plan is None:
         raise ValueError(_none_text(wanted.name, [candidate.refusal for candidate in found]))
+    for candidate in found:
+        for line in waste_of(candidate.plan, wanted) if candidate.plan is not None else ():
+            warn(line)
     if output is not None:
         write_plan(found[0].plan, output)
     written = () if output is None else (f"best plan written to {output}",)
