@@ -116,7 +116,10 @@ COMMANDS = {
         "Take in what other tools recorded of a job: traces, link speeds, kernel times, memory.",
     ),
     "trace": Command(
-        "ingesting", "trace_command", "Write a trace in the format of another tool: HTA or Chakra."
+        "ingesting",
+        "trace_command",
+        "Write a trace in the format of another tool: HTA or Chakra.",
+        lists=False,
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),

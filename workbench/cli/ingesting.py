@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.console import emit_json, show
-from workbench.cli.options import Json, lists
+from workbench.cli.options import Json
 from workbench.cost.profile import load_profile, write_profile
 from workbench.metrics import peak_bytes
 from workbench.plan.codec import read_plan
@@ -27,7 +27,6 @@ from workbench.trace_json import read_trace, write_trace
 from workbench.whole_file import check_writable, write_text
 
 
-@lists
 def ingest_command(
     files: Annotated[
         list[Path],
