@@ -130,6 +130,7 @@ COMMANDS = {
         "ingesting",
         "trace_command",
         "Write a trace in the format of another tool; Perfetto opens trace files as they are.",
+        lists=False,
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),
