@@ -204,7 +204,7 @@ class _InWork:
     def __init__(self, layer: Layer, setting: Setting) -> None:
         self._layer, self._setting = layer, setting
         self._size, self._tp = setting.element_bytes, setting.grid.tp
-        self._copies = setting.is_gathered or is_head_major(layer)
+        self._copies = setting.copies_attention or is_head_major(layer)
         self._is_halved = any(op.name.endswith(GATE_UP) for op in layer.operators)
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._moves = setting.is_gathered or any(op.name.endswith(ROTARY) for op in layer.operators)
