@@ -26,7 +26,9 @@ def test_from_a_configuration_to_an_explained_plan_within_two_minutes(tmp_path: 
     workbench("init", CONFIG, "--gpus", "16xH100", "-o", job)
     found = json.loads(workbench("search", job, "-o", plan, "--json").splitlines()[-1])
     told = json.loads(workbench("explain", plan, "--job", job, "--json").splitlines()[-1])
+    workbench("export", plan, "--to", "fsdp2", "-o", tmp_path / "folder")
     assert time.process_time() - began_s < MOST_CPU_S
+    assert (tmp_path / "folder" / "launch.sh").is_file()
     best = found["candidates"][0]
     assert told["step"]["strategy"] == best["strategy"]
     assert told["step"]["iteration_s"] == best["iteration_s"]
