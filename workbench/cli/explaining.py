@@ -143,7 +143,7 @@ def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | 
         return None, f"no changes were tried: {name} has no plan of such layouts: {error}"
     end_s = monotonic() + budget_s
     judge = Judge(planners=planners, cost=asked.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
-    todo = tuple(neighbours(origin.job, [other for other in PLANNERS if other != name]))
+    todo = tuple(neighbours(origin.job, [other for other in PLANNERS if other != name], asked.job))
     with ticking("trying changes", len(todo), quiet=quiet) as ticker:
         found = try_changes(judge.judged(asked.plan), origin, todo, judge, ticker.at)
     note = "" if origin.is_exact else f"{name} makes another plan of these layouts; changes are of that one"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
-from workbench.explain.neighbours import Change, Kind, all_open
+from workbench.explain.neighbours import Change, Kind, looser
 from workbench.explain.plan_as_job import Origin
 from workbench.job.device_pools import check_taken
 from workbench.memory.account import check_memory, memory_table, peak_bytes
@@ -111,23 +111,26 @@ class Judge:
         return Judged(plan=plan, step_s=self.step_s(lowered, self.cost), peak_bytes=peak, misfit=misfit)
 
     def planned(self, change: Change, origin: Origin) -> Plan:
-        """The change's plan; a strategy that refuses the job's degrees finds its own.
+        """The change's plan; a strategy that refuses the job's degrees gets looser jobs, the nearest first.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none, as the first job is refused.
             OutOfTimeError: time is over.
         """
         self._progress(0, 0, 0.0)
         planner, edited = self.planners[change.strategy or origin.strategy], change.edit(origin.job)
-        try:
-            plan = planner(edited, self.cost, self._progress)
-        except ValueError:
-            if change.kind is not Kind.STRATEGY:
-                raise
-            plan = planner(all_open(edited), self.cost, self._progress)
-        for stage in plan.stages:
-            check_taken(origin.job.pools, stage.module, stage.flat_ranks)
-        return plan
+        refusal: ValueError | None = None
+        for job in (edited, *(looser(edited) if change.kind is Kind.STRATEGY else ())):
+            try:
+                plan = planner(job, self.cost, self._progress)
+            except ValueError as error:
+                refusal = refusal or error
+                continue
+            for stage in plan.stages:
+                check_taken(origin.job.pools, stage.module, stage.flat_ranks)
+            return plan
+        assert refusal is not None, "there is a job"
+        raise refusal
 
     def _progress(self, done: int, total: int, best_s: float) -> None:
         if self.is_over():

@@ -45,7 +45,7 @@ class Change:
     strategy: str | None = None
 
 
-def neighbours(job: Job, strategies: Sequence[str] = ()) -> Iterator[Change]:
+def neighbours(job: Job, strategies: Sequence[str] = (), asked: Job | None = None) -> Iterator[Change]:
     """All changes, by kind: degrees of every module, microbatches, schedule, activations, sharding, strategy.
 
     A degree is doubled or halved, stages also go up or down by one; ranks that a degree gives up may go to
@@ -54,8 +54,9 @@ def neighbours(job: Job, strategies: Sequence[str] = ()) -> Iterator[Change]:
 
     Args:
         job: with layouts of every module.
-        strategies: others to try, with the job's degrees and open stage counts, or all open where
-            they refuse these.
+        strategies: others to try.
+        asked: the job that they are to plan, as it was before a strategy filled it in; None: the job with
+            open stage counts, or what of `looser` they plan first.
 
     Complexity: O(modules squared + schedules + strategies).
     """
@@ -67,7 +68,9 @@ def neighbours(job: Job, strategies: Sequence[str] = ()) -> Iterator[Change]:
     yield from _activations(job)
     yield from _sharding(job)
     for name in strategies:
-        yield Change(Kind.STRATEGY, f"strategy {name}", _open_counts, name)
+        yield Change(
+            Kind.STRATEGY, f"strategy {name}", _open_counts if asked is None else _always(asked), name
+        )
 
 
 Degrees = Mapping[str, int]  # tp, cp, pp, ep of a layout, or dp
@@ -232,6 +235,14 @@ def _open_counts(job: Job) -> Job:
     return replace(job, layouts=tuple(layouts))
 
 
-def all_open(job: Job) -> Job:
-    """Every degree left to the strategy."""
-    return replace(job, layouts=())
+def _always(asked: Job) -> Edit:
+    return lambda _: asked
+
+
+def looser(job: Job) -> Iterator[Job]:
+    """The job with every degree left to the strategy, then with half, a quarter, ... of its replicas."""
+    while True:
+        yield replace(job, layouts=())
+        if job.replicas == 1:
+            return
+        job = replace(job, replicas=job.replicas // 2)

@@ -39,11 +39,10 @@ def _share(seconds: float, step_s: float) -> tuple[Figure, Figure]:
 
 def changes_tables(changes: Changes, most: int) -> tuple[Table | str, ...]:
     """The changes that help most, those that would if they fitted, and what became of the others."""
-    shown: list[Table | str] = [
-        _changes_table("changes that help most", changes.helping[:most], changes.base)
-    ]
-    if not changes.helping:
-        shown = ["No change that was tried makes the step shorter."]
+    nearest = "no change that was tried makes the step shorter; the nearest are"
+    title = "changes that help most" if changes.helping else nearest
+    best = (changes.helping or changes.slower)[:most]
+    shown: list[Table | str] = [_changes_table(title, best, changes.base)]
     if faster := [each for each, of in _judged(changes.misfits) if of.step_s < changes.base.step_s]:
         shown.append(_changes_table("shorter, but they do not fit", faster[:most], changes.base))
     shown.append(_tried_text(changes))
