@@ -153,7 +153,7 @@ def test_status_comes_at_once_while_others_shout(folder):
 
 
 def test_who_sends_no_example_is_no_producer_and_ends_nothing_by_going(folder):
-    """On the commit before, such peers were lent examples, and their leaving was taken for the image's fault."""
+    """On the commit before, their leaving was taken for the fault of an image that they were lent."""
     with serving(folder, num_producers=0, malformed=Malformed.FATAL) as server, loading(server) as loader:
         with peer(server) as trainer:
             trainer.send_multipart([message(**WANT)])

@@ -14,6 +14,7 @@ from workbench.job.machines import cost_of
 from workbench.job.matching import check_job
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
+from workbench.plan.runnable import check_runnable
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
 from workbench.report.records import search_record
@@ -155,6 +156,7 @@ def check_command(
     if job is not None:
         check_job(found, load_job(job), plan)
     accept(found)
+    check_runnable(found)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in found.programs:
