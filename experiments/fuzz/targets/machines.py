@@ -171,7 +171,7 @@ TARGETS = (
         make=_profile,
         readers=(
             "workbench.cost.profile:parse_profile",
-            "workbench.cost.profile:load_profile",
+            "workbench.cost.profile:_read",
             "workbench.cli.profiles:check_command",
         ),
     ),

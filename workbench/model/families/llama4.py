@@ -81,5 +81,4 @@ LLAMA4 = LanguageModel(
         )
     },
     make=_llama4,
-    part_of="llama4",
 )

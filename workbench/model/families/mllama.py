@@ -297,7 +297,6 @@ MLLAMA_TEXT = LanguageModel(
         )
     },
     make=_language,
-    part_of="mllama",
 )
 MLLAMA_VISION = Encoder(
     name="Llama 3.2 Vision's tower",
