@@ -41,6 +41,7 @@ from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.plan.runnable import check_runnable
 from workbench.timing.accept import accept
 from workbench.timing.provenance import DEVICE
 from workbench.trace import Trace
@@ -275,9 +276,10 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
     """What options stand for: the settings of every rank, and the data; None: synthetic.
 
     Raises:
-        ValueError: options that want another, data or a server that cannot be read, checkpoints that are
-            torn, of another run, or in the way.
+        ValueError: a plan that can only be simulated, options that want another, data or a server that
+            cannot be read, checkpoints that are torn, of another run, or in the way.
     """
+    check_runnable(plan)
     if options.next_samples and options.data is None:
         raise ValueError("--next-samples takes them from a data folder; want --data FOLDER")
     if options.resume and options.checkpoint is None:

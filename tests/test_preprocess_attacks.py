@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import zmq
 
+from experiments.bench.preprocess_status import NOISES, status_waits
 from runtime.data.scenes import make
+from runtime.preprocess.inbox import MOST_OF_PEER, Inbox, Letter
 from runtime.preprocess.keys import ClientKeys, make_keys, read_client_keys, write_keys
 from runtime.preprocess.messages import MOST_HEADER_BYTES, Role, parse_message
 from runtime.preprocess.server import MOST_BAD
 from runtime.preprocess.stream import Malformed
 from tests.preprocess_service import WAIT_S, Running, loading, serving
 
-STATUS_S = 1.0  # alone it takes about a millisecond; other tests may have the cores
+STATUS_S = 0.1  # what is promised of the median; alone it takes about a millisecond
+WORST_STATUS_S = 2.0  # other tests may have the cores
 
 
 @pytest.fixture
@@ -143,15 +146,50 @@ def test_key_files_that_others_can_read_are_refused(tmp_path):
 
 
 def test_status_comes_at_once_while_others_shout(folder):
-    with serving(folder) as server, peer(server) as noisy, loading(server) as loader:
-        worst_s = 0.0
-        for _ in range(20):
-            for _ in range(50):
-                noisy.send_multipart([b"x" * 10_000])
-            start_s = time.monotonic()
-            loader.status()
-            worst_s = max(worst_s, time.monotonic() - start_s)
-        assert worst_s < STATUS_S
+    with serving(folder) as server:
+        waits_s = sorted(status_waits(server.address, NOISES["long headers"], num=40))
+    assert waits_s[len(waits_s) // 2] < STATUS_S
+    assert waits_s[-1] < WORST_STATUS_S
+
+
+def test_who_sends_no_example_is_no_producer_and_ends_nothing_by_going(folder):
+    """On the commit before, their leaving was taken for the fault of an image that they were lent."""
+    with serving(folder, num_producers=0, malformed=Malformed.FATAL) as server, loading(server) as loader:
+        with peer(server) as trainer:
+            trainer.send_multipart([message(**WANT)])
+            wrong = EXAMPLE | {"texts": [4]}
+            for _ in range(8):
+                with peer(server) as liar:
+                    found = answer(liar, message(kind="done", task=[0, 0], example=wrong))
+                    assert "want buffers of" in str(found["reason"])
+                    assert loader.status()["producers"] == 0
+        assert server.failure is None
+
+
+def letter(peer: bytes, num_bytes: int) -> Letter:
+    return Letter(peer, None, [zmq.Frame(bytes(num_bytes))])
+
+
+def test_short_messages_are_heard_before_long_ones_and_peers_in_turn():
+    inbox = Inbox()
+    for name, size in ((b"a", 10_000), (b"a", 10_000), (b"b", 10_000), (b"c", 20), (b"a", 20)):
+        assert inbox.add(letter(name, size))
+    assert [each.peer for each in inbox.short()] == [b"c", b"a"]
+    assert [each.peer for each in inbox.long()] == [b"a", b"b", b"a"]
+    assert len(inbox) == 0
+
+
+def test_what_waits_of_one_peer_is_bounded_and_others_keep_their_room(monkeypatch):
+    inbox = Inbox()
+    taken = [inbox.add(letter(b"a", 1000)) for _ in range(MOST_OF_PEER + 5)]
+    assert (taken.count(True), taken[-5:]) == (MOST_OF_PEER, [False] * 5)
+    assert inbox.add(letter(b"b", 1000))
+    monkeypatch.setattr("runtime.preprocess.inbox.MOST_PEER_BYTES", 3000)
+    assert [inbox.add(letter(b"c", 1000)) for _ in range(4)] == [True, True, True, False]
+    monkeypatch.setattr("runtime.preprocess.inbox.MOST_BYTES", 1000 * len(inbox))
+    assert not inbox.add(letter(b"d", 1000))
+    assert len(list(inbox.long())) == MOST_OF_PEER + 4
+    assert inbox.add(letter(b"d", 1000))
 
 
 def test_frames_are_bounded(folder):

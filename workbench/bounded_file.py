@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 MOST_BYTES = 2**30
+PIECE_BYTES = 2**20
 MOST_SETTINGS_BYTES = 2**24  # of what people write by hand
 
 
@@ -16,8 +17,10 @@ def read_bounded(path: Path, most_bytes: int = MOST_BYTES, encoding: str = "utf-
         ValueError: it is longer, or no text.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
+    content = bytearray()
+    with path.open("rb") as file:  # by the piece: to ask for all that it may hold is to allocate it
+        while len(content) <= most_bytes and (piece := file.read(min(PIECE_BYTES, most_bytes + 1))):
+            content += piece
     if len(content) > most_bytes:
         raise ValueError(f"{path}: want at most {most_bytes} bytes, this is longer")
     try:

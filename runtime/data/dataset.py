@@ -196,7 +196,7 @@ def _num_frames(path: Path) -> int:
 def _opened(path: Path) -> wave.Wave_read:
     try:
         return wave.open(str(path), "rb")
-    except (OSError, EOFError, wave.Error) as error:
+    except (OSError, EOFError, RuntimeError, wave.Error) as error:
         raise ValueError(f"clip {path}: cannot be read: {error}") from None
 
 

@@ -1,17 +1,19 @@
 """The server's socket: bounded waits, CURVE where there are keys, and sends that never block."""
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from runtime.preprocess.example import Buffer
+from runtime.preprocess.inbox import Letter
 from runtime.preprocess.keys import ServerKeys
 from runtime.preprocess.messages import Role
 
 HEARTBEAT_MS = 2000
 GONE_MS = 10_000  # a host that vanished without a word
-MOST_PER_TURN = 64  # so that nobody waits long behind the others
+MOST_PER_TURN = 256  # that are taken in before any is heard
 MOST_FRAME_BYTES = 2**26
 MOST_UNREAD = 64  # messages of one peer
 HANDSHAKE_MS = 2000  # that a connection which says nothing may take up a descriptor
@@ -63,11 +65,8 @@ class Doorway:
             raise ValueError(f"address tcp://{bracketed}:{port}: cannot listen there: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def received(self, wait_s: float) -> Iterator[tuple[bytes, Role | None, list[zmq.Frame]]]:
-        """(peer, its key's role, frames) of what has arrived, after waiting at most `wait_s` for the first.
-
-        Without keys nobody has a role.
-        """
+    def received(self, wait_s: float) -> Iterator[Letter]:
+        """What has arrived, after waiting at most `wait_s` for the first; without keys nobody has a role."""
         if not self._socket.poll(round(1000 * wait_s)):
             return
         for _ in range(MOST_PER_TURN):
@@ -76,7 +75,7 @@ class Doorway:
             except zmq.Again:
                 return
             if frames:
-                yield peer.bytes, self._role(frames[0]), frames
+                yield Letter(peer.bytes, self._role(frames[0]), frames)
 
     def _role(self, frame: zmq.Frame) -> Role | None:
         """Of whoever sent it; the authenticator has let in nobody whose key has none."""
@@ -110,3 +109,15 @@ class _Allowed:
         """Asked by the authenticator for every connection."""
         del domain
         return key.decode() in self._clients
+
+
+def refuse_open_address(host: str, *, has_keys: bool) -> None:
+    """ValueError where others could reach the address and there are no keys."""
+    try:
+        own = ip_address(host).is_loopback
+    except ValueError:
+        raise ValueError(f"host: want an address like 127.0.0.1, got {host!r}") from None
+    if not own and not has_keys:
+        raise ValueError(
+            f"host {host}: others can reach it; want keys, see `workbench preprocess keys`, or 127.0.0.1"
+        )

@@ -7,7 +7,7 @@ from typing import Any
 from runtime.preprocess import fields
 from runtime.preprocess.fields import Fields, parse_header
 
-MOST_HEADER_BYTES = 2**20  # of a message to a server
+MOST_HEADER_BYTES = 2**18  # of a message to a server: the largest example that may be described
 MOST_DEPTH = 5
 MOST_GROUPS = 4096
 

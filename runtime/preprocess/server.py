@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import zmq
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.answers import MOST_WINDOW
 from runtime.preprocess.crew import Crew
-from runtime.preprocess.doorway import Doorway
+from runtime.preprocess.doorway import Doorway, refuse_open_address
 from runtime.preprocess.example import Buffer, example_of, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, Rule, rule_as_json
+from runtime.preprocess.inbox import Inbox
 from runtime.preprocess.keys import ClientKeys, ServerKeys, client_pair
 from runtime.preprocess.leases import Task
 from runtime.preprocess.messages import KINDS_OF, WITH_BUFFERS, Role, parse_message
@@ -27,6 +27,7 @@ from workbench.plain_text import plain
 from workbench.units import S_PER_DAY
 
 POLL_S = 0.1
+HEAR_S = 0.02  # of long messages, before those that have come meanwhile
 STILL_S = 1.0  # between two words to a producer that has nothing to do
 PRESENCE_S = 10.0  # between two looks whether a trainer is still there
 RECORDS_PER_MESSAGE = 2000
@@ -72,9 +73,7 @@ class ServerSettings:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port: want 1 to {2**16 - 1}, or 0 for any free one, got {self.port}")
         if not 1 <= self.window <= MOST_WINDOW:
-            raise ValueError(
-                f"window: want >= 1 and at most {MOST_WINDOW} batches prepared ahead, got {self.window}"
-            )
+            raise ValueError(f"window: want >= 1 batch ahead, at most {MOST_WINDOW}, got {self.window}")
         if not 0 <= self.num_producers <= MOST_PRODUCERS:
             raise ValueError(f"producers: want 0 to {MOST_PRODUCERS} on a host, got {self.num_producers}")
 
@@ -116,6 +115,7 @@ class Server:
         )
         own = None if keys is None else client_pair()
         self._doorway = Doorway(settings.host, settings.port, keys, own_client=own and own[0])
+        self._inbox = Inbox()
         self._bad: OrderedDict[bytes, int] = OrderedDict()  # messages; the peers heard of longest ago go
         self._dropped: list[str] = []
         self.address = self._doorway.address
@@ -165,9 +165,17 @@ class Server:
             self.close()
 
     def turn(self) -> None:
-        """Everything that waits in the socket, then everything that can be handed out."""
-        for peer, role, frames in self._doorway.received(POLL_S):
-            self._hear(peer, role, frames)
+        """Take in what waits, hear the short of it and some of the long, hand out what can be."""
+        for letter in self._doorway.received(0.0 if len(self._inbox) else POLL_S):
+            if not self._inbox.add(letter):
+                self._refuse(letter.peer, "too many messages, or bytes, wait to be heard")
+        now_s = time.monotonic()
+        for letter in self._inbox.short():
+            self._hear(letter.peer, letter.role, letter.frames)
+        for letter in self._inbox.long():
+            self._hear(letter.peer, letter.role, letter.frames)
+            if time.monotonic() > now_s + HEAR_S:
+                break
         now_s = time.monotonic()
         for name in self._crew.replace_lost():
             self._forget_producer(name.encode())
@@ -220,8 +228,8 @@ class Server:
             self._idle.append(peer)
 
     def _on_done(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        example_of(header["example"], buffers)  # who sends none does not become a producer
         self._on_ready(peer, header, buffers)
-        example_of(header["example"], buffers)
         self._num_done += self._stream.put(header["task"], Held(header["example"], buffers))
 
     def _on_malformed(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
@@ -389,15 +397,3 @@ class Server:
 
 class _FatalImageError(ValueError):
     """One that no message may excuse."""
-
-
-def refuse_open_address(host: str, *, has_keys: bool) -> None:
-    """ValueError where others could reach the address and there are no keys."""
-    try:
-        own = ip_address(host).is_loopback
-    except ValueError:
-        raise ValueError(f"host: want an address like 127.0.0.1, got {host!r}") from None
-    if not own and not has_keys:
-        raise ValueError(
-            f"host {host}: others can reach it; want keys, see `workbench preprocess keys`, or 127.0.0.1"
-        )

@@ -25,6 +25,7 @@ from runtime.step.stage_edges import edges_before_the_end, edges_into_stage
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Recompute, Stage
+from workbench.plan.runnable import check_recompute
 from workbench.plan.sequence import TokenBorders, token_borders
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
@@ -347,11 +348,7 @@ def build_stage_module(
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.leaving = edges_before_the_end(plan, stage)
     settings = plan.settings.of(module.name)
-    if settings.computed_again:
-        raise ValueError(
-            f"module {module.name!r}: the runtime computes whole layers again or nothing, got "
-            f"{', '.join(settings.computed_again)}; nearest: recompute 'full'"
-        )
+    check_recompute(module.name, settings)
     built.recompute = settings.recompute
     built.weights()  # refuses a tie that names no parameter
     built.join_ranks(tensor, experts, parts, token_borders(plan, stage))

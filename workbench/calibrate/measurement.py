@@ -358,8 +358,8 @@ def merge_rows(measurements: Iterable[Measurement], mixing: Mixing = Mixing.REFU
 def _parse(path: Path, number: int, line: str, kinds: dict[str, Any]) -> Any:
     try:
         values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{number}: not JSON ({error.msg})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}:{number}: not JSON ({error})") from None
     except RecursionError:
         raise ValueError(f"{path}:{number}: nested too deeply") from None
     kind = values.pop("kind", None) if isinstance(values, dict) else None

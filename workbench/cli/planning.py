@@ -16,6 +16,7 @@ from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
+from workbench.plan.runnable import check_runnable
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
@@ -155,6 +156,7 @@ def check_command(
     if job is not None:
         check_job(found, load_job(job), plan)
     accept(found)
+    check_runnable(found)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in found.programs:

@@ -81,9 +81,10 @@ def serve_command(
         raise ValueError(f"serve: --seconds must be > 0 and finite, got {seconds}")
     if is_open and keys is not None:
         raise ValueError("serve: --open and --keys exclude each other")
+    from runtime.preprocess.doorway import refuse_open_address
     from runtime.preprocess.keys import SERVER_FILE, read_server_keys, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
-    from runtime.preprocess.server import Server, ServerSettings, refuse_open_address
+    from runtime.preprocess.server import Server, ServerSettings
     from runtime.preprocess.stream import Malformed
     from runtime.world.scratch import ScratchFolder
 

@@ -21,10 +21,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
     file = file / "config.json" if file.is_dir() else file
     if not file.is_file():
         raise ValueError(f"model config {str(path)!r}: no such file or folder with a config.json")
+    text = read_bounded(file, MOST_SETTINGS_BYTES)
     try:
-        config = json.loads(read_bounded(file, MOST_SETTINGS_BYTES))
+        config = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"model config {str(file)!r}: not JSON, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ValueError(f"model config {str(file)!r}: not JSON: {error}") from None
     except RecursionError:
         raise ValueError(f"model config {str(file)!r}: nested too deeply") from None
     if not isinstance(config, dict):

@@ -31,7 +31,7 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
     if not tables:
         return None
     tokens_in = tables[0].num_rows
-    return tokens_in, (tokens_in - _class_tokens(first)) // merged_tokens(last)
+    return tokens_in, (tokens_in - class_tokens(first)) // merged_tokens(last)
 
 
 def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
@@ -102,5 +102,6 @@ def merged_tokens(projector: Layer) -> int:
     return 1
 
 
-def _class_tokens(embed: Layer) -> int:
+def class_tokens(embed: Layer) -> int:
+    """That an encoder's first layer puts before the patches; they do not leave it."""
     return sum(operator.name == "class_token" for operator in embed.operators)

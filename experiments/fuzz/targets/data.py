@@ -124,9 +124,7 @@ TARGETS = (
     Target(
         name="image-jpeg", make=partial(_image, "JPEG"), readers=("runtime.preprocess.images:read_pixels",)
     ),
-    Target(
-        name="clip", make=_clip, readers=("runtime.data.dataset:read_wave", "runtime.data.dataset:_opened")
-    ),
+    Target(name="clip", make=_clip, readers=("runtime.data.dataset:_opened",)),
     Target(
         name="keys-server", make=partial(_keys, "server.json"), readers=("runtime.preprocess.keys:_read",)
     ),

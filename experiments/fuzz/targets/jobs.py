@@ -88,7 +88,11 @@ TARGETS = (
     Target(
         name="job",
         make=_job,
-        readers=("workbench.job.job_file:read_spec", "workbench.plain_yaml:parse_yaml"),
+        readers=(
+            "workbench.job.job_file:read_spec",
+            "workbench.job.job_file:parse_spec",
+            "workbench.plain_yaml:parse_yaml",
+        ),
     ),
     *(
         Target(

@@ -169,9 +169,13 @@ TARGETS = (
     Target(
         name="profile",
         make=_profile,
-        readers=("workbench.cost.profile:parse_profile", "workbench.cost.profile:load_profile"),
+        readers=(
+            "workbench.cost.profile:parse_profile",
+            "workbench.cost.profile:_read",
+            "workbench.cli.profiles:check_command",
+        ),
     ),
-    Target(name="device-sheet", make=_sheet, readers=("workbench.calibrate.device_sheet:read_sheet",)),
+    Target(name="device-sheet", make=_sheet, readers=("workbench.calibrate.device_sheet:_rows",)),
     Target(name="execution", make=_execution, readers=("workbench.cost.execution:load_execution",)),
     Target(
         name="measurements",

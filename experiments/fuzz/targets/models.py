@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import deserialize
 from safetensors.torch import save
 
 from experiments.fuzz.target import Ready, Target, naming
@@ -104,7 +103,7 @@ def _weights(folder: Path) -> Ready:
     return Ready(
         seeds=[safetensors_tree(good)],
         render=safetensors_bytes,
-        parse=deserialize,
+        parse=safetensors_tree,
         take=written(held / "model.safetensors", read),
     )
 
@@ -155,7 +154,7 @@ TARGETS = (
         Target(
             name=f"config-{name}",
             make=partial(_family, family),
-            readers=("workbench.model.hf_config:read_config", "workbench.model.item_tokens:_config"),
+            readers=("workbench.model.hf_config:read_config",),
         )
         for name, family in ARCHITECTURES.items()
     ),

@@ -139,7 +139,7 @@ TARGETS = (
         Target(
             name=f"plan-v{version}",
             make=partial(_plan, version),
-            readers=("workbench.plan.codec:read_plan", "workbench.plan.codec:loads"),
+            readers=("workbench.plan.codec:read_plan", "workbench.plan.codec:_document"),
         )
         for version in SPELLINGS
     ),

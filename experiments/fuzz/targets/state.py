@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import deserialize
 from torch import Tensor
 
 from experiments.fuzz.target import Ready, Target, naming
@@ -107,7 +106,7 @@ def _tensor_file(folder: Path) -> Ready:
     return Ready(
         seeds=[safetensors_tree((rank / TENSORS).read_bytes())],
         render=safetensors_bytes,
-        parse=deserialize,
+        parse=safetensors_tree,
         take=written(rank / TENSORS, read),
     )
 

@@ -1,0 +1,98 @@
+"""How long a preprocessing server takes to say how it is while others shout: median and 99th percentile.
+
+`python -m experiments.bench.preprocess_status --json`. The server is a thread of this process, so its time is
+shared with the shouting.
+"""
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import zmq
+
+from experiments.harness.command import command_line
+from runtime.data.scenes import make
+from runtime.preprocess.images import SquareRule
+from runtime.preprocess.loader import ServedLoader, Subscription
+from runtime.preprocess.server import MOST_BAD, Server, ServerSettings
+
+NUM = 300  # questions per kind of noise
+PER_QUESTION = 30  # messages of noise
+TIMEOUT_S = 30.0
+_WIDE = {"id": 0, "texts": [], "images": [[1, 1, 1, 1]] * 4000}
+NOISES: Mapping[str, tuple[bytes, ...]] = {
+    "nothing": (),
+    "garbage": (b"x" * 10_000,),
+    "long headers": (json.dumps({"kind": "done", "task": [0, 0], "example": _WIDE}).encode(),),
+    "long frames": (b'{"kind":"done","task":[0,0],"example":{}}', bytes(2**20)),
+}
+
+
+def status_waits(address: str, noise: tuple[bytes, ...], *, num: int) -> list[float]:
+    """Seconds to each answer, with messages of noise before every question; noisy peers come anew."""
+    waits_s = []
+    subscription = Subscription(address=address, timeout_s=TIMEOUT_S)
+    with closing(ServedLoader(subscription)) as loader, zmq.Context() as context:
+        for _ in range(num):
+            sockets = _shout(context, address, noise)
+            start_s = time.monotonic()
+            loader.status()
+            waits_s.append(time.monotonic() - start_s)
+            for socket in sockets:
+                socket.close(linger=0)
+    return waits_s
+
+
+def _shout(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, noise: tuple[bytes, ...]
+) -> list["zmq.Socket[bytes]"]:
+    """Peers, each with fewer messages than drop it."""
+    sockets = []
+    for _ in range(-(-PER_QUESTION // MOST_BAD) if noise else 0):
+        socket = context.socket(zmq.DEALER)
+        socket.connect(address)
+        for _ in range(MOST_BAD - 1):
+            socket.send_multipart(noise)
+        sockets.append(socket)
+    return sockets
+
+
+def measured(num: int) -> dict[str, dict[str, float]]:
+    """Median and 99th percentile in seconds, by kind of noise."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        make(data, num_samples=8, seed=0, kinds=("image",))
+        rule = SquareRule(image_px=32, patch_px=8)
+        server = Server(ServerSettings(folder=data, rule=rule, batch_size=4, num_producers=0))
+        stop = threading.Event()
+        thread = threading.Thread(target=server.serve, args=(stop.is_set,))
+        thread.start()
+        try:
+            for name, noise in NOISES.items():
+                waits_s = sorted(status_waits(server.address, noise, num=num))
+                found[name] = {"p50_s": waits_s[num // 2], "p99_s": waits_s[num * 99 // 100]}
+        finally:
+            stop.set()
+            thread.join()
+    return found
+
+
+def main() -> None:
+    """Print a line per kind of noise."""
+    parser = command_line(__doc__)
+    parser.add_argument("--count", type=int, default=NUM, help="questions per kind of noise")
+    said = parser.parse_args()
+    found = measured(said.count)
+    for name, times in found.items():
+        print(f"{name:>14}: p50 {1e3 * times['p50_s']:.1f} ms, p99 {1e3 * times['p99_s']:.1f} ms")
+    if said.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
