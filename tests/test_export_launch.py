@@ -1,8 +1,9 @@
-"""Folders that run: fsdp2 and torchrun on gloo, with the losses of one process; the command and its folder."""
+"""Folders that run: fsdp2 and torchrun on gloo, with the losses of one process; the command."""
 
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,6 @@ from typer.testing import CliRunner
 from runtime.data.batches import SyntheticSource
 from runtime.reference import Reference
 from runtime.step.optimizer import OptimizerSettings
-from runtime.world.free_port import free_port
 from workbench.cli.app import app, main
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
@@ -36,16 +36,24 @@ precision: float32
 model:
   modules:
     vision:
-      config: {model_type: siglip_vision_model, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
-        num_attention_heads: 2, image_size: 16, patch_size: 4, vision_use_head: false}
+      config: {model_type: siglip_vision_model, hidden_size: 32, intermediate_size: 64,
+        num_hidden_layers: 2, num_attention_heads: 2, image_size: 16, patch_size: 4, vision_use_head: false}
     llm:
-      config: {model_type: llama, vocab_size: 259, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2,
-        num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 256, tie_word_embeddings: true}
+      config: {model_type: llama, vocab_size: 259, hidden_size: 64, intermediate_size: 96,
+        num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
+        max_position_embeddings: 256, tie_word_embeddings: true}
 cluster: {local: {ranks: 2, cores: 2}, memory_gib: 4, intra: {gb_per_s: 1.0, latency_us: 100.0}}
 batch:
   samples: 8
   mixture: {seed: 1, text_tokens: [12, 24], items: {vision: {most: 1, missing: 0.6}}}
 """
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +84,7 @@ def test_a_launched_folder_has_the_losses_of_one_process(target, job, plan, tmp_
         },
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [float(loss) for loss in re.findall(r"step\S* \S*loss\S* ([0-9.]+)", done.stdout)]
+    found = [float(loss) for loss in re.findall(r"step \d+: loss ([0-9.]+)", done.stdout)]
     if target == "fsdp2":
         found = [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith("{")]
     reference = Reference(plan, seed=0, dtype=torch.float32, optimizer=OptimizerSettings())
@@ -109,7 +117,7 @@ def test_what_no_export_wrote_is_not_written_over(held, tmp_path):
 
 
 def test_nothing_is_left_where_a_file_cannot_be_written(tmp_path):
-    with pytest.raises(OSError, match="o such file|not a directory|null byte|too long"):
+    with pytest.raises(OSError, match="too long"):
         write_folder({"README.md": "one", "x" * 300: "two"}, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -134,9 +142,11 @@ def test_a_plan_that_a_target_cannot_say_ends_with_code_2_and_no_folder(plan, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_a_plan_given_as_a_job_s_layouts_is_told_where_to_go(plan, tmp_path):
+def test_a_plan_given_as_a_job_s_layouts_is_told_where_to_go(plan, tmp_path, capsys, monkeypatch):
     write_plan(plan, tmp_path / "plan.json")
-    with pytest.raises(ValueError, match="a plan, want a job; `workbench export"):
-        CliRunner().invoke(
-            app, ["layout", str(tmp_path / "plan.json")], catch_exceptions=False, standalone_mode=False
-        )
+    monkeypatch.setattr(sys, "argv", ["workbench", "layout", str(tmp_path / "plan.json"), "--to", "bridge"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "a plan, want a job; `workbench export" in line

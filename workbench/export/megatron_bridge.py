@@ -379,8 +379,8 @@ def _launch(said: Said) -> Launch:
     return Launch(
         program=PROGRAM,
         environment=nccl_environment(),
-        container="An image with Megatron-Bridge 0.6 and what it wants: megatron-core 0.19, torch, Transformer "
-        "Engine, as NVIDIA's NeMo images have it. Processors and tokenizer that DATA names are yours.",
+        container="An image with Megatron-Bridge 0.6 and what it wants: megatron-core 0.19, torch, "
+        "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer that DATA names are yours.",
     )
 
 
