@@ -380,7 +380,7 @@ def _launch(said: Said) -> Launch:
         program=PROGRAM,
         environment=nccl_environment(),
         container="An image with Megatron-Bridge 0.6 and what it wants: megatron-core 0.19, torch, "
-        "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer that DATA names are yours.",
+        "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer in DATA are yours.",
     )
 
 
