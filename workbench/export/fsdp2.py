@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.export import sayable
 from workbench.export.placed import llm_of, placed_modules
-from workbench.export.said import Change, Said, Way, with_settings
+from workbench.export.said import Change, Said, Way, all_sharded, with_settings
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
 from workbench.plan.codec import dumps
@@ -171,7 +171,11 @@ TARGET = Target(
     summary="a training program of plain torch with FSDP2, and the layout that it reads",
     refuses=_refuses,
     changes=_changes,
-    ways=(Way(words="strategy fsdp", strategy="fsdp"), Way(words="strategy hsdp", strategy="hsdp")),
+    ways=(
+        Way(words="weights sharded over all ranks", job=all_sharded),
+        Way(words="strategy fsdp", strategy="fsdp"),
+        Way(words="strategy hsdp", strategy="hsdp"),
+    ),
     files=_files,
     launch=_launch,
 )

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from workbench.export import sayable
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.placed import Placed, llm_of, placed_modules
-from workbench.export.said import Change, Said, Way, llm_alone, longest_tokens, microbatch_samples
+from workbench.export.said import (
+    Change,
+    Said,
+    Way,
+    all_sharded,
+    llm_alone,
+    longest_tokens,
+    microbatch_samples,
+)
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
@@ -248,7 +256,10 @@ TARGET = Target(
             strategy="megatron-colocated",
             job=llm_alone,
         ),
-        Way(words="the language model alone, by strategy fsdp", strategy="fsdp", job=llm_alone),
+        Way(
+            words="the language model alone, its weights sharded over all ranks",
+            job=lambda job: all_sharded(llm_alone(job)),
+        ),
     ),
     files=_files,
     launch=_launch,

@@ -1,10 +1,11 @@
 """All targets, in the order in which they are listed."""
 
-from workbench.export import fsdp2, megatron, torchrun, torchtitan
+from workbench.export import fsdp2, megatron, megatron_bridge, torchrun, torchtitan
 from workbench.export.target import Target
 
 TARGETS: tuple[Target, ...] = (
     megatron.TARGET,
+    megatron_bridge.TARGET,
     torchtitan.TARGET,
     fsdp2.TARGET,
     torchrun.TARGET,

@@ -224,11 +224,11 @@ class Way:
     Args:
         words: what is done.
         job: from the plan's job, without layouts, to the one that is planned.
-        strategy: that plans it.
+        strategy: that plans it; None: its layouts are complete, and planned as they are.
     """
 
     words: str
-    strategy: str
+    strategy: str | None = None
     job: Callable[[Job], Job] = lambda job: job
 
 
@@ -266,12 +266,30 @@ def nearest(
     found: list[tuple[float, str]] = []
     for way in ways:
         try:
-            other = BY_NAME[way.strategy].planner(way.job(open_job(plan)), prices.cost, _in_silence)
+            other = _planned_by(way, plan, prices.cost)
             if refuses(other) is None:
                 found.append((prices.step_s(other), way.words))
         except ValueError:
             continue
     return (min(found)[1], min(found)[0]) if found else None
+
+
+def _planned_by(way: Way, plan: Plan, cost: CostModel) -> Plan:
+    job = way.job(open_job(plan))
+    if way.strategy is None:
+        return planned(job, cost)
+    return BY_NAME[way.strategy].planner(job, cost, _in_silence)
+
+
+def all_sharded(job: Job) -> Job:
+    """Every module whole on every rank, its weights sharded over all of them."""
+    dp = max(
+        n for n in range(1, job.cluster.num_ranks + 1) if len(job.batch) % (n * job.microbatch_samples) == 0
+    )
+    spread = replace(
+        job, layouts=tuple(ModuleLayout(module=module.name, pp=1, dp=dp) for module in job.model.modules)
+    )
+    return with_settings(spread, lambda settings: replace(settings, sharding=Sharding.PARAMETERS))
 
 
 def _in_silence(done: int, total: int, best: object) -> None:

@@ -1,0 +1,130 @@
+"""How many plans of every strategy leave by `workbench export`, and whether the systems take the folders.
+
+Setup:   twelve jobs, half of several modules (`export_jobs`), planned by every strategy; each plan to every
+         target. A target that says a plan writes a folder, which the system itself then reads (`targets`):
+         torchtitan by its config manager, Megatron-LM by its parser and TransformerConfig, Megatron-Bridge by
+         its config classes. fsdp2 and torchrun folders run in the tests; here a folder that was made counts.
+Given:   nothing.
+Run:     python -m experiments.doors [--json]
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from experiments.doors.export_jobs import export_jobs
+from experiments.doors.targets import HELD, Folder, fetched, refusals
+from sim.predict import predict
+from workbench.cost.model import CostModel
+from workbench.export.export import export
+from workbench.export.registry import TARGETS
+from workbench.export.target import Target
+from workbench.job.job import Job
+from workbench.job.machines import cost_of
+from workbench.plan.codec import plan_hash
+from workbench.plan.plan import Plan
+from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept
+
+KEY = "export_targets_parsed"
+
+
+class Simulated:
+    """What plans cost; equal plans are simulated once."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self._known: dict[str, float] = {}
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds of a step; ValueError for a plan that is unsound or does not fit."""
+        key = plan_hash(plan)
+        if key not in self._known:
+            self._known[key] = predict(*accept(plan), self.cost).iteration_s
+        return self._known[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A plan of a job, and the prices that its job's machines have."""
+
+    job: str
+    plan: Plan
+    prices: Simulated
+
+
+def plans_of(jobs: Sequence[Job]) -> list[Made]:
+    """Every registered strategy's plan of every job that it has one of."""
+    found = []
+    for job in jobs:
+        prices = Simulated(cost_of(job, None, None))
+        for planner in PLANNERS.values():
+            try:
+                plan = planner(job, prices.cost, lambda *_: None)
+                prices.step_s(plan)
+            except ValueError:
+                continue
+            found.append(Made(job=job.name, plan=plan, prices=prices))
+    return found
+
+
+def parsed(target: Target, made: Sequence[Made]) -> dict[str, Any]:
+    """Plans tried, those that the target says, those whose folder its system takes, and why others not.
+
+    `accepted` is null where the system's packages cannot be fetched: nothing was held.
+    """
+    folders: list[Folder] = []
+    reasons: Counter[str] = Counter()
+    for each in made:
+        try:
+            files = export(each.plan, target, each.prices)
+            folders.append(Folder(files=files, ranks=len(each.plan.ranks)))
+        except ValueError as error:
+            reasons[_part(str(error), target)] += 1
+    record: dict[str, Any] = {
+        "tried": len(made),
+        "said": len(folders),
+        "refused": sum(reasons.values()),
+        "reasons": dict(reasons.most_common()),
+    }
+    return record | _held(target, folders)
+
+
+def _part(message: str, target: Target) -> str:
+    """Which part of the plan, without names and without what follows."""
+    part = message.removeprefix(f"{target.name} cannot say ").split(";")[0].split(", and no other")[0]
+    return part.split(": ")[0]
+
+
+def _held(target: Target, folders: Sequence[Folder]) -> dict[str, Any]:
+    if target.name not in HELD:
+        return {"accepted": len(folders), "held_by": "its own runs in the tests"}
+    packages = _packages()
+    if packages is None:
+        return {"accepted": None, "held_by": "nothing: the package index gives no packages"}
+    answers = refusals(target.name, folders, packages)
+    turned = Counter(answer for answer in answers if answer is not None)
+    return {
+        "accepted": answers.count(None),
+        "held_by": target.system,
+        "turned_down": dict(turned.most_common()),
+    }
+
+
+@cache
+def _packages() -> Any:
+    return fetched()
+
+
+def part() -> Mapping[str, Any]:
+    """The key and its record."""
+    made = plans_of(export_jobs())
+    return {KEY: {target.name: parsed(target, made) for target in TARGETS}}
+
+
+def is_met(record: Mapping[str, Any]) -> bool:
+    """At least nine of ten folders of every target that could be held are taken."""
+    found = record[KEY].values()
+    return all(each["accepted"] is None or each["accepted"] >= 0.9 * each["said"] for each in found)

@@ -1,0 +1,156 @@
+"""Holds exported folders against the systems they are for; runs in an environment that has these, not ours.
+
+Reads one JSON object from stdin, {"target", "bridge", "folders": [...]}, and writes a JSON list: per folder
+null, or why the system refuses it.
+"""
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import json
+import sys
+import tempfile
+import typing
+from pathlib import Path
+from typing import Any
+
+Folder = dict[str, Any]
+
+if not hasattr(typing, "override"):  # the wheels are for Python 3.12; nothing else in them is
+    import typing_extensions
+
+    setattr(typing, "override", typing_extensions.override)  # noqa: B010  (no type checker knows it)
+
+
+def check_torchtitan(folder: Folder) -> None:
+    """Its own config manager reads the module."""
+    from torchtitan.config.manager import ConfigManager
+
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "plan_config.py").write_text(folder["files"]["plan_config.py"])
+        sys.path.insert(0, place)
+        sys.modules.pop("plan_config", None)
+        importlib.invalidate_caches()
+        try:
+            config = ConfigManager().parse_args(["--module", "plan_config", "--config", "train"])
+        finally:
+            sys.path.remove(place)
+    model, parallelism = config.model_spec.model, config.parallelism
+    names = {"tok_embeddings", "norm", "lm_head", *(f"layers.{n}" for n in range(len(model.layers)))}
+    parts = parallelism.module_fqns_per_model_part
+    assert parts is None or sorted(name for part in parts for name in part) == sorted(names), f"parts {parts}"
+    ranks = folder["ranks"]
+    known = (
+        parallelism.tensor_parallel_degree
+        * parallelism.pipeline_parallel_degree
+        * parallelism.context_parallel_degree
+        * parallelism.data_parallel_replicate_degree
+        * parallelism.data_parallel_shard_degree
+    )
+    assert known == ranks, f"degrees make {known} ranks, want {ranks}"
+
+
+def check_megatron(folder: Folder) -> None:
+    """Its own parser takes the flags, and they make a TransformerConfig."""
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+    from megatron.training.arguments import add_megatron_arguments, core_transformer_config_from_args
+
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    add_megatron_arguments(parser)
+    args, unknown = parser.parse_known_args(folder["arguments"])
+    assert not unknown, f"unknown {unknown}"
+    degrees = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    assert folder["ranks"] % degrees == 0, f"degrees {degrees} of {folder['ranks']} ranks"
+    if args.pipeline_model_parallel_layout is not None:
+        layout = PipelineParallelLayerLayout(
+            args.pipeline_model_parallel_layout, args.pipeline_model_parallel_size
+        )
+        layout.validate_layer_layout(num_layers=args.num_layers, mtp_num_layers=None)
+        args.pipeline_model_parallel_layout = layout
+    import torch
+
+    args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
+    args.rank = 0
+    args.world_size = folder["ranks"]
+    args.apply_rope_fusion = False  # wants Transformer Engine, which no machine without CUDA has
+    core_transformer_config_from_args(args)
+
+
+def check_bridge(folder: Folder, place: str) -> None:
+    """Its config classes have the fields; those that import without CUDA packages are made."""
+    import torch
+    from megatron.core.transformer import TransformerConfig
+
+    tables = json.loads(folder["files"]["tables.json"])
+    compile(folder["files"]["train.py"], "train.py", "exec")
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    if "parallelisms" not in tables:
+        own = fields | fields_of(Path(place) / "models/gpt_provider.py", "GPTModelProvider")
+        unknown = set(tables["language"]) - own
+        assert not unknown, f"GPTModelProvider has no {sorted(unknown)}"
+        own_words = {key: value for key, value in tables["language"].items() if key in fields}
+        TransformerConfig(**own_words, pipeline_dtype=torch.bfloat16)
+        return
+    made = load(Path(place) / "models/megatron_mimo/megatron_mimo_config.py")
+    config = made.MegatronMIMOParallelismConfig(
+        module_parallelisms={
+            name: made.ModuleParallelismConfig(**words) for name, words in tables["parallelisms"].items()
+        },
+        special_token_ids=tables["special"],
+    )
+    config.finalize(folder["ranks"])
+    TransformerConfig(**tables["language"])
+    for encoder in tables["encoders"].values():
+        TransformerConfig(**encoder["config"])
+        TransformerConfig(**encoder["projector"])
+    provider = fields_of(
+        Path(place) / "models/megatron_mimo/megatron_mimo_provider.py", "MegatronMIMOProvider"
+    )
+    assert set(tables["freeze"]) <= provider, (
+        f"MegatronMIMOProvider has no {set(tables['freeze']) - provider}"
+    )
+    mock = fields_of(Path(place) / "data/megatron_mimo/mock_provider.py", "MockMegatronMIMOProvider")
+    assert set(tables["data"]) <= mock, f"MockMegatronMIMOProvider has no {set(tables['data']) - mock}"
+
+
+def fields_of(file: Path, name: str) -> set[str]:
+    """Annotated names of a class that cannot be imported here."""
+    tree = ast.parse(file.read_text())
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {
+        node.target.id
+        for node in found.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def load(file: Path) -> Any:
+    """A module by its file: its package wants Transformer Engine."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None, "it is a file"
+    assert spec.loader is not None, "of Python"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def refusal(target: str, folder: Folder, place: str) -> str | None:
+    """Why the system refuses the folder; None: it takes it."""
+    try:
+        if target == "torchtitan":
+            check_torchtitan(folder)
+        elif target == "megatron":
+            check_megatron(folder)
+        else:
+            check_bridge(folder, place)
+    except (Exception, SystemExit) as error:  # whatever it is, it is the system's refusal
+        return f"{type(error).__name__}: {error}"[:500]
+    return None
+
+
+asked = json.loads(sys.stdin.read())
+answers = [refusal(asked["target"], folder, asked["bridge"]) for folder in asked["folders"]]
+sys.stdout.write("\n" + json.dumps(answers) + "\n")

@@ -1,0 +1,135 @@
+"""Exported folders held against the systems they are for, in environments that are none of ours.
+
+The packages are fetched once into the user's cache, apart from the project's environment, which lends them
+torch alone; where the package index does not answer they are not held, and that is said.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent / "foreign" / "check_folders.py"
+CACHE = Path.home() / ".cache" / "multimodal-workbench" / "export-targets"
+LONGEST_S = 900
+TORCHTITAN = (
+    "torchtitan==0.3.0",
+    "spmd_types==0.2.3",
+    "torch_checkpointing==0.1.1",
+    "torchdata==0.11.0",
+    "tyro==1.0.17",
+    "docstring_parser==0.18.0",
+    "typeguard==4.6.0",
+    "shtab==1.13.0",
+    "einops==0.8.2",
+    "datasets==5.2.0",
+    "multiprocess==0.70.19",
+    "dill==0.4.1",
+    "xxhash==4.1.0",
+    "aiohttp==3.14.5",
+    "tensorboard==2.21.0",
+    "protobuf",
+    "absl-py",
+    "grpcio",
+    "pandas",
+    "pyarrow",
+    "pillow",
+)
+WHEELS = ("megatron-core==0.19.2", "megatron-bridge==0.6.2")  # for Python 3.12, read as files
+HELD = ("megatron", "megatron-bridge", "torchtitan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """An exported folder.
+
+    Args:
+        files: texts by name.
+        ranks: processes that it starts.
+    """
+
+    files: Mapping[str, str]
+    ranks: int
+
+
+def fetched(cache: Path = CACHE) -> Path | None:
+    """Where the systems' packages lie; None where the package index does not give them.
+
+    Everything is fetched beside its name and renamed, so that a folder that is there is whole.
+    """
+    done = cache / "packages"
+    if done.exists():
+        return done
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as held:
+        place, wheels = Path(held) / "packages", Path(held) / "wheels"
+        titan = [*_pip("install"), "--no-deps", "--target", str(place / "torchtitan"), *TORCHTITAN]
+        others = [*_pip("download"), "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
+        for command in (titan, [*others, "--dest", str(wheels), *WHEELS]):
+            if subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False).returncode:
+                return None
+        for wheel in wheels.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as file:
+                file.extractall(place / wheel.name.split("-")[0])
+        if not done.exists():
+            place.rename(done)
+    return done
+
+
+def _pip(action: str) -> list[str]:
+    return [sys.executable, "-m", "pip", action, "--quiet", "--disable-pip-version-check"]
+
+
+def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str | None]:
+    """Per folder None, or why the system refuses it.
+
+    Raises:
+        ValueError: the check itself cannot run.
+    """
+    own = {"torchtitan": ["torchtitan"]}.get(target, ["megatron_core", "torchtitan"])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(packages / each) for each in own)}
+    asked = {
+        "target": target,
+        "bridge": str(packages / "megatron_bridge" / "megatron" / "bridge"),
+        "folders": [
+            {"files": dict(each.files), "ranks": each.ranks, "arguments": _arguments(target, each)}
+            for each in folders
+        ],
+    }
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+        env=environment,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ValueError(f"{target} cannot be asked: {last}")
+    answers: list[str | None] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def _arguments(target: str, folder: Folder) -> list[str]:
+    """What the folder's shell hands on to Megatron's program."""
+    return shell_arguments(folder.files) if target == "megatron" else []
+
+
+def shell_arguments(files: Mapping[str, str]) -> list[str]:
+    """The words of the arrays ARGUMENTS and DATA, as a shell reads them."""
+    script = "\n".join((files["arguments.sh"], files["data.sh"]))
+    done = subprocess.run(
+        ["bash", "-c", script + '\nprintf "%s\\0" "${ARGUMENTS[@]}" "${DATA[@]}"'],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.split("\0")[:-1]

@@ -1,0 +1,152 @@
+"""Folders that run: fsdp2 and torchrun on gloo, with the losses of one process; the command."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from runtime.data.batches import SyntheticSource
+from runtime.reference import Reference
+from runtime.step.optimizer import OptimizerSettings
+from workbench.cli.app import app, main
+from workbench.cli.exporting import SimulatedPrices
+from workbench.export.export import export
+from workbench.export.export_folder import check_folder, write_folder
+from workbench.export.registry import BY_NAME
+from workbench.job.job import Job, job_from_spec
+from workbench.job.job_file import parse_spec
+from workbench.job.machines import cost_of
+from workbench.plan.codec import write_plan
+from workbench.plan.plan import Plan
+from workbench.strategies.registry import BY_NAME as STRATEGIES
+
+ROOT = Path(__file__).parents[1]
+STEPS = 2
+SMALL = """
+name: small
+profile: examples/elastic-cpu.json
+precision: float32
+model:
+  modules:
+    vision:
+      config: {model_type: siglip_vision_model, hidden_size: 32, intermediate_size: 64,
+        num_hidden_layers: 2, num_attention_heads: 2, image_size: 16, patch_size: 4, vision_use_head: false}
+    llm:
+      config: {model_type: llama, vocab_size: 259, hidden_size: 64, intermediate_size: 96,
+        num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
+        max_position_embeddings: 256, tie_word_embeddings: true}
+cluster: {local: {ranks: 2, cores: 2}, memory_gib: 4, intra: {gb_per_s: 1.0, latency_us: 100.0}}
+batch:
+  samples: 8
+  mixture: {seed: 1, text_tokens: [12, 24], items: {vision: {most: 1, missing: 0.6}}}
+"""
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return job_from_spec(parse_spec(SMALL), folder=ROOT)
+
+
+@pytest.fixture(scope="module")
+def plan(job) -> Plan:
+    """Some images are missing, so a rank takes part in gathers with an image that is not its own."""
+    return STRATEGIES["fsdp"].planner(job, cost_of(job, None, None), lambda *_: None)
+
+
+@pytest.mark.parametrize("target", ["fsdp2", "torchrun"])
+def test_a_launched_folder_has_the_losses_of_one_process(target, job, plan, tmp_path):
+    write_folder(export(plan, BY_NAME[target], SimulatedPrices(cost_of(job, None, None))), tmp_path / "out")
+    done = subprocess.run(
+        ["bash", str(tmp_path / "out" / "launch.sh"), "--steps", str(STEPS)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ
+        | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "MASTER_PORT": str(free_port()),
+        },
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [float(loss) for loss in re.findall(r"step \d+: loss ([0-9.]+)", done.stdout)]
+    if target == "fsdp2":
+        found = [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith("{")]
+    reference = Reference(plan, seed=0, dtype=torch.float32, optimizer=OptimizerSettings())
+    expected = [reference.step(SyntheticSource(0)).loss for _ in range(STEPS)]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_command_writes_a_folder_and_writes_over_its_own(plan, tmp_path):
+    write_plan(plan, tmp_path / "plan.json")
+    arguments = ["export", str(tmp_path / "plan.json"), "--to", "fsdp2", "-o", str(tmp_path / "out")]
+    profile = ["--profile", str(ROOT / "examples" / "elastic-cpu.json")]
+    for _ in range(2):
+        result = CliRunner().invoke(app, [*arguments, *profile, "--json"], catch_exceptions=False)
+        assert result.exit_code == 0
+        record = json.loads(result.stdout.splitlines()[-1])
+        assert set(record["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "plan.json"]
+
+
+@pytest.mark.parametrize("held", ["a folder", "a file"])
+def test_what_no_export_wrote_is_not_written_over(held, tmp_path):
+    path = tmp_path / "out"
+    if held == "a folder":
+        path.mkdir()
+        (path / "mine.txt").write_text("mine")
+    else:
+        path.write_text("mine")
+    with pytest.raises(ValueError, match=r"no export wrote|is a file"):
+        check_folder(path)
+
+
+def test_nothing_is_left_where_a_file_cannot_be_written(tmp_path):
+    with pytest.raises(OSError, match="too long"):
+        write_folder({"README.md": "one", "x" * 300: "two"}, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_that_a_target_cannot_say_ends_with_code_2_and_no_folder(plan, tmp_path, capsys, monkeypatch):
+    write_plan(plan, tmp_path / "plan.json")
+    words = [
+        "workbench",
+        "export",
+        str(tmp_path / "plan.json"),
+        "--to",
+        "torchtitan",
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    monkeypatch.setattr(sys, "argv", [*words, "--profile", str(ROOT / "examples" / "elastic-cpu.json")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "torchtitan cannot say modules beside the language model ('vision')" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_given_as_a_job_s_layouts_is_told_where_to_go(plan, tmp_path, capsys, monkeypatch):
+    write_plan(plan, tmp_path / "plan.json")
+    monkeypatch.setattr(sys, "argv", ["workbench", "layout", str(tmp_path / "plan.json"), "--to", "bridge"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "a plan, want a job; `workbench export" in line

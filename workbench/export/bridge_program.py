@@ -1,0 +1,203 @@
+"""The training programs of a Megatron-Bridge folder: their tables are the plan's, the rest is the same."""
+
+_HEAD = '''"""A plan for Megatron-Bridge 0.6, made by `workbench export`; run it under torchrun."""
+
+import torch
+'''
+
+_REST = '''
+
+def container(model: object, dataset: object) -> ConfigContainer:
+    """Everything but the model. Data, steps, rates and checkpoints are yours to change."""
+    return ConfigContainer(
+        model=model,
+        train=TrainingConfig(**TRAIN),
+        optimizer=OptimizerConfig(
+            optimizer="adam", lr=1e-4, bf16=IS_BF16, use_distributed_optimizer=IS_SHARDED, clip_grad=1.0
+        ),
+        scheduler=SchedulerConfig(lr_decay_style="constant"),
+        ddp=DistributedDataParallelConfig(use_distributed_optimizer=IS_SHARDED),
+        dataset=dataset,
+        logger=LoggerConfig(log_interval=1),
+        tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=VOCAB),
+        checkpoint=CheckpointConfig(),
+    )
+'''
+
+_CONFIGS = """from megatron.bridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    DistributedDataParallelConfig,
+    LoggerConfig,
+    {more}OptimizerConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+    TrainingConfig,
+)
+"""
+
+_TABLES = """
+TRAIN = {train}
+VOCAB = {vocab}
+IS_BF16, IS_SHARDED = {is_bf16}, {is_sharded}
+ACTIVATIONS = {{"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}}
+"""
+
+ONE_MODULE = (
+    _HEAD
+    + """from megatron.bridge.models.gpt_provider import GPTModelProvider
+"""
+    + _CONFIGS.replace("{more}", "MockGPTDatasetConfig,\n    ")
+    + """from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+
+MODEL = {language}
+ACTIVATION = {activation!r}
+"""
+    + _TABLES
+    + _REST.replace("{", "{{").replace("}", "}}")
+    + """
+
+if __name__ == "__main__":
+    provider = GPTModelProvider(
+        **MODEL, activation_func=ACTIVATIONS[ACTIVATION], pipeline_dtype=torch.bfloat16 if IS_BF16 else None
+    )
+    data = MockGPTDatasetConfig(
+        seq_length=MODEL["seq_length"],
+        random_seed=0,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    pretrain(container(provider, data), forward_step)
+"""
+)
+
+SEVERAL_MODULES = (
+    _HEAD
+    + """from megatron.bridge.data.megatron_mimo.loaders import build_megatron_mimo_data_loaders
+from megatron.bridge.data.megatron_mimo.mock_provider import MockMegatronMIMOProvider
+from megatron.bridge.models.megatron_mimo.megatron_mimo_config import (
+    MegatronMIMOParallelismConfig,
+    ModuleParallelismConfig,
+)
+from megatron.bridge.models.megatron_mimo.megatron_mimo_provider import MegatronMIMOProvider
+"""
+    + _CONFIGS.replace("{more}", "")
+    + """from megatron.bridge.training.megatron_mimo_step import forward_step
+from megatron.bridge.training.pretrain_megatron_mimo import pretrain_megatron_mimo
+from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TERowParallelLinear
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.models.mimo.submodules.vision import VisionModalitySubmodules
+from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+from megatron.core.models.vision.multimodal_projector import MultimodalProjector
+from megatron.core.models.vision.vit_layer_specs import get_vit_layer_with_transformer_engine_spec
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+MODULE_PARALLELISMS = {parallelisms}
+LANGUAGE = {language}
+ACTIVATION = {activation!r}
+POSITIONS = {positions}
+ENCODERS = {encoders}
+SPECIAL_TOKEN_IDS = {special}
+FREEZE = {freeze}
+DATA = {data}
+"""
+    + _TABLES
+    + _REST.replace("{", "{{").replace("}", "}}")
+    + '''
+
+def config_of(words: dict, activation: str) -> TransformerConfig:
+    """A module's configuration; its parallel sizes are those of its grid."""
+    return TransformerConfig(
+        **words,
+        activation_func=ACTIVATIONS[activation],
+        pipeline_dtype=torch.bfloat16 if IS_BF16 else torch.float32,
+        variable_seq_lengths=True,
+        calculate_per_token_loss=True,
+    )
+
+
+class Patches(CLIPViTModel):
+    """Without the class token, which is none of the language model's."""
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[images, patches, width]."""
+        return super().forward(x, attention_mask=attention_mask)[:, self.class_token_len :, :]
+
+
+def encoder_spec(words: dict) -> ModuleSpec:
+    """A tower and its projector."""
+    tower = ModuleSpec(
+        module=Patches,
+        params={{
+            "transformer_config": config_of(words["config"], words["activation"]),
+            "transformer_layer_spec": get_vit_layer_with_transformer_engine_spec(),
+            **words["tower"],
+        }},
+    )
+    projector = ModuleSpec(
+        module=MultimodalProjector,
+        params={{
+            "config": config_of(words["projector"], "gelu"),
+            "submodules": MLPSubmodules(linear_fc1=TEColumnParallelLinear, linear_fc2=TERowParallelLinear),
+            "projector_type": words["projector_type"],
+            "input_size": words["config"]["hidden_size"],
+        }},
+    )
+    return ModuleSpec(
+        module=VisionModalitySubmodules,
+        params={{}},
+        submodules={{"encoders": {{"tower": tower}}, "input_projections": [projector]}},
+    )
+
+
+def provider() -> MegatronMIMOProvider:
+    """All modules with their grids."""
+    language = ModuleSpec(
+        module=GPTModel,
+        params={{
+            "config": config_of(LANGUAGE, ACTIVATION),
+            "transformer_layer_spec": get_gpt_layer_with_transformer_engine_spec(
+                num_experts=LANGUAGE.get("num_moe_experts"), qk_layernorm=LANGUAGE["qk_layernorm"]
+            ),
+            "vocab_size": VOCAB,
+            **POSITIONS,
+        }},
+    )
+    return MegatronMIMOProvider(
+        language_model_spec=language,
+        modality_submodules_spec={{name: encoder_spec(words) for name, words in ENCODERS.items()}},
+        special_token_ids=SPECIAL_TOKEN_IDS,
+        megatron_mimo_parallelism_config=MegatronMIMOParallelismConfig(
+            module_parallelisms={{
+                name: ModuleParallelismConfig(**words) for name, words in MODULE_PARALLELISMS.items()
+            }},
+            special_token_ids=SPECIAL_TOKEN_IDS,
+        ),
+        bf16=IS_BF16,
+        **FREEZE,
+    )
+
+
+def iterators(config: ConfigContainer, infra: object) -> tuple:
+    """Random images and text, to try it out: DATA names processors and a tokenizer that you have."""
+    del infra
+    train, valid, _ = build_megatron_mimo_data_loaders(
+        cfg=config,
+        train_state=None,
+        megatron_mimo_provider=config.dataset,
+        train_samples=TRAIN["train_iters"] * TRAIN["global_batch_size"],
+        valid_samples=0,
+        test_samples=0,
+    )
+    return (None if train is None else iter(train)), (None if valid is None else iter(valid))
+
+
+if __name__ == "__main__":
+    pretrain_megatron_mimo(container(provider(), MockMegatronMIMOProvider(**DATA)), forward_step, iterators)
+'''
+)

@@ -1,0 +1,403 @@
+"""Megatron-Bridge 0.6: a program of its config classes, for a language model alone or with image encoders.
+
+Source: Megatron-Bridge 0.6.2 (Apache-2.0): models/gpt_provider.py, models/megatron_mimo, training/config.py;
+megatron-core 0.19.2: TransformerConfig, models/vision/clip_vit_model.py.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pprint import pformat
+from typing import Any
+
+from workbench.export import sayable
+from workbench.export.bridge_program import ONE_MODULE, SEVERAL_MODULES
+from workbench.export.decoder import Decoder, config_of, decoder_of
+from workbench.export.megatron import EXCHANGES, RECOMPUTED, SCHEDULES, unsayable_decoder
+from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of
+from workbench.export.said import (
+    Change,
+    Said,
+    Way,
+    longest_tokens,
+    microbatch_samples,
+    with_layouts,
+)
+from workbench.export.target import Files, Launch, Target
+from workbench.export.torchrun import nccl_environment
+from workbench.job.job import Job, ModuleLayout
+from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
+from workbench.job.notations.layout_string import layout_string
+from workbench.model.layer import Attention, LayerKind, Matmul
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.plan import Plan, Precision, Recompute, Sharding
+from workbench.schedule.choice import ScheduleKind
+
+PROGRAM = "train.py"
+LANGUAGE = "language"  # what Megatron-Bridge calls the language model
+TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
+PROJECTORS = {"mlp": "mlp", "linear": "affine"}
+WIDTH = 100  # of lines
+Words = dict[str, Any]
+
+
+def _refuses(plan: Plan) -> str | None:
+    found = (
+        sayable.unplaced(plan) or unsayable_decoder(plan) or sayable.masked(plan) or sayable.too_precise(plan)
+    )
+    if found is not None or len(plan.model.modules) == 1:
+        return found or sayable.frozen_parts(plan)
+    return _unsayable_encoder(plan) or _unsayable_places(plan)
+
+
+def _encoders(plan: Plan) -> list[Module]:
+    return [module for module in plan.model.modules if module is not llm_of(plan)]
+
+
+def _unsayable_encoder(plan: Plan) -> str | None:
+    for module in _encoders(plan):
+        source = module.source
+        if source is None or source.architecture not in TOWERS:
+            kind = "no configuration" if source is None else source.architecture
+            return f"module {module.name!r} ({kind}): megatron-core's towers are {' and '.join(TOWERS)}"
+        if source.projector not in PROJECTORS:
+            return f"the projector of {module.name!r}"
+        if source.feature_layer is not None:
+            return f"features of {module.name!r} from hidden state {source.feature_layer}"
+    return _partly_frozen(plan)
+
+
+def _partly_frozen(plan: Plan) -> str | None:
+    for module in plan.model.modules:
+        body = {layer.trainable for layer in module.layers if layer.kind is not LayerKind.PROJECTOR}
+        if len(body) > 1:
+            return f"some frozen layers of {module.name!r} among trained ones"
+    return None
+
+
+def _unsayable_places(plan: Plan) -> str | None:
+    placed, placing = placed_modules(plan), placing_of(plan)
+    llm = llm_of(plan).name
+    if placing is not Placing.APART:
+        return str(placing) if placing is Placing.SHARED else "modules that share some of their ranks"
+    for name, each in placed.items():
+        if each.layout.tp & (each.layout.tp - 1):
+            return f"tp {each.layout.tp} of {name!r}, no power of two"
+        if name != llm and (each.pp > 1 or each.layout.cp > 1):
+            degree = f"pp {each.pp}" if each.pp > 1 else f"cp {each.layout.cp}"
+            return f"{degree} of {name!r}: megatron-core's towers are whole on a rank"
+        if name != llm and each.dp < placed[llm].dp:
+            return f"dp {each.dp} of {name!r} under dp {placed[llm].dp} of {llm!r}"
+    return _unsayable_chain(plan, placed)
+
+
+def _unsayable_chain(plan: Plan, placed: Mapping[str, Placed]) -> str | None:
+    """Replicas that do not divide each other, and blocks that do not divide by stages."""
+    for one, other in combinations(placed.values(), 2):
+        if max(one.dp, other.dp) % min(one.dp, other.dp):
+            names = f"{one.layout.module!r} and {other.layout.module!r}"
+            return f"dp {one.dp} and {other.dp} of {names}, which do not divide each other"
+    llm = llm_of(plan)
+    num_blocks, pp = len(llm.layers) - 2, placed[llm.name].pp
+    if num_blocks % pp:
+        return f"pp {pp} of {llm.name!r}, which does not divide its {num_blocks} blocks"
+    return None
+
+
+def _changes(plan: Plan) -> Sequence[Change]:
+    common = (
+        *sayable.equal_lengths(plan),
+        *sayable.wide_optimizer(plan),
+        *sayable.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+        *sayable.computed_again(plan, RECOMPUTED),
+    )
+    if len(plan.model.modules) == 1:
+        return (*common, *sayable.one_of_schedules(plan, SCHEDULES))
+    one = (ScheduleKind.ONE_F_ONE_B,)
+    return (*common, *sayable.one_of_schedules(plan, one), *_equal_cuts(plan))
+
+
+def _equal_cuts(plan: Plan) -> Sequence[Change]:
+    """Stages of equally many blocks; the first and last have the embedding and the head besides."""
+    llm = llm_of(plan)
+    placed = placed_modules(plan)[llm.name]
+    equal = equal_stage_layers(len(llm.layers), placed.pp)
+    if placed.pp == 1 or placed.layout.stage_layers == equal:
+        return ()
+
+    def cut(layout: ModuleLayout) -> ModuleLayout:
+        return replace(layout, stage_layers=equal) if layout.module == llm.name else layout
+
+    def make(job: Job) -> Job:
+        return with_layouts(job, cut)
+
+    return (
+        Change(
+            has=f"stages of {llm.name!r} of {', '.join(map(str, placed.layout.stage_layers))} layers",
+            gets="stages with equally many blocks",
+            make=make,
+        ),
+    )
+
+
+def equal_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of stages of equally many blocks; embedding and head count one each."""
+    if num_stages == 1:
+        return (num_layers,)
+    blocks = (num_layers - 2) // num_stages
+    return (blocks + 1, *(blocks for _ in range(num_stages - 2)), blocks + 1)
+
+
+def transformer_words(decoder: Decoder) -> Words:
+    """Of megatron-core's `TransformerConfig`, but for its activation, which is a function."""
+    words: Words = {
+        "num_layers": decoder.num_blocks,
+        "hidden_size": decoder.width,
+        "ffn_hidden_size": decoder.ffn,
+        "num_attention_heads": decoder.num_heads,
+        "num_query_groups": decoder.num_kv_heads,
+        "kv_channels": decoder.head_dim,
+        "normalization": "RMSNorm" if decoder.is_rms else "LayerNorm",
+        "gated_linear_unit": decoder.is_gated,
+        "add_bias_linear": decoder.mlp_bias,
+        "add_qkv_bias": decoder.qkv_bias,
+        "qk_layernorm": decoder.qk_norm,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    if decoder.eps is not None:
+        words["layernorm_epsilon"] = decoder.eps
+    if decoder.window is not None:
+        words["window_size"] = (decoder.window, 0)
+    if decoder.num_experts:
+        words |= {
+            "num_moe_experts": decoder.num_experts,
+            "moe_router_topk": decoder.experts_per_token,
+            "moe_ffn_hidden_size": decoder.ffn,
+            "moe_grouped_gemm": True,
+            "moe_token_dispatcher_type": "alltoall",
+        }
+    return words
+
+
+def settings_words(plan: Plan, module: str) -> Words:
+    """Number format and recomputation of one module, as fields of `TransformerConfig`."""
+    settings = plan.settings.of(module)
+    words: Words = {"bf16": plan.settings.precision is Precision.BFLOAT16}
+    if settings.recompute is Recompute.FULL:
+        return words | {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    if settings.computed_again:
+        parts = [RECOMPUTED[part] for part in settings.computed_again]
+        return words | {"recompute_granularity": "selective", "recompute_modules": parts}
+    return words
+
+
+def _grid_words(plan: Plan, placed: Placed) -> Words:
+    """Parallel sizes of a language model alone."""
+    layout, settings = placed.layout, plan.settings.of(placed.layout.module)
+    words: Words = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": placed.pp,
+        "context_parallel_size": layout.cp,
+        "sequence_parallel": settings.sequence_parallel and layout.tp > 1,
+    }
+    if layout.cp > 1:
+        words["cp_comm_type"] = EXCHANGES[settings.key_exchange]
+    if layout.ep > 1:
+        words |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
+    if placed.pp > 1:
+        words["pipeline_model_parallel_layout"] = layout_string(layout.stage_layers)
+    if placed.virtual > 1:
+        words["virtual_pipeline_model_parallel_size"] = placed.virtual
+    return words
+
+
+def _position_words(decoder: Decoder) -> Words:
+    words: Words = {"position_embedding_type": "rope" if decoder.is_rotary else "learned_absolute"}
+    if decoder.is_rotary:
+        words["rotary_base"] = round(decoder.rope_base)
+    if decoder.rope_scaling:
+        words |= {"rope_scaling": True, "rope_scaling_factor": float(decoder.rope_scaling["factor"])}
+    return words
+
+
+def gpt_words(plan: Plan) -> Words:
+    """Of `GPTModelProvider`: the whole model of a plan of one module."""
+    module = llm_of(plan)
+    decoder = decoder_of(module)
+    return {
+        **transformer_words(decoder),
+        **settings_words(plan, module.name),
+        **_grid_words(plan, placed_modules(plan)[module.name]),
+        **_position_words(decoder),
+        "share_embeddings_and_output_weights": decoder.is_tied,
+        "vocab_size": decoder.vocab,
+        "make_vocab_size_divisible_by": 1,
+        "seq_length": longest_tokens(plan),
+    }
+
+
+def parallelism_words(plan: Plan) -> Words:
+    """Module -> fields of `ModuleParallelismConfig`, in the order of the model."""
+    layouts = [replace(each.layout, stage_layers=()) for each in placed_modules(plan).values()]
+    said = write_parallelisms(layouts)[PARALLELISMS]
+    llm = llm_of(plan).name
+    return {LANGUAGE if name == llm else name: words for name, words in said.items()}
+
+
+def encoder_words(plan: Plan, module: Module) -> Words:
+    """A tower and its projector."""
+    assert module.source is not None, "its architecture was looked at"
+    config = config_of(module)
+    block = next(layer for layer in module.layers if layer.kind is LayerKind.BLOCK)
+    heads = next(op for op in block.operators if isinstance(op, Attention))
+    down = next(op for op in block.operators if isinstance(op, Matmul) and op.name == "mlp.down")
+    is_clip = module.source.architecture == "clip_vision_model"
+    width = llm_of(plan).layers[0].out_width
+    return {
+        "config": {
+            "num_layers": sum(layer.kind is LayerKind.BLOCK for layer in module.layers),
+            "hidden_size": block.out_width,
+            "ffn_hidden_size": down.in_features,
+            "num_attention_heads": heads.num_heads,
+            "kv_channels": heads.head_dim,
+            "normalization": "LayerNorm",
+            "add_bias_linear": True,
+            "add_qkv_bias": True,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            **settings_words(plan, module.name),
+        },
+        "activation": "gelu",
+        "tower": {
+            "patch_dim": config.get("patch_size", 16),
+            "img_h": config.get("image_size", 224),
+            "img_w": config.get("image_size", 224),
+            "model_subtype": TOWERS[module.source.architecture],
+            "add_class_token": is_clip,
+            "class_token_len": int(is_clip),
+        },
+        "projector": {
+            "num_layers": 1,
+            "hidden_size": width,
+            "ffn_hidden_size": width,
+            "num_attention_heads": 1,
+        },
+        "projector_type": PROJECTORS[module.source.projector or ""],
+    }
+
+
+def _freeze_words(plan: Plan) -> Words:
+    def is_frozen(module: Module, kinds: set[LayerKind]) -> bool:
+        return not any(layer.trainable for layer in module.layers if layer.kind in kinds)
+
+    body = {LayerKind.EMBED, LayerKind.BLOCK, LayerKind.HEAD}
+    return {
+        "freeze_language_model": is_frozen(llm_of(plan), body),
+        "freeze_modality_encoders": {m.name: is_frozen(m, body) for m in _encoders(plan)},
+        "freeze_modality_projections": {m.name: is_frozen(m, {LayerKind.PROJECTOR}) for m in _encoders(plan)},
+    }
+
+
+def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
+    """Of `MockMegatronMIMOProvider`; processors and tokenizer are the user's."""
+    lengths = {
+        module.name: max(
+            (segment.tokens_out for sample in plan.batch for segment in sample.of(module.modality)), default=1
+        )
+        for module in _encoders(plan)
+    }
+    return {
+        "seq_length": max(longest_tokens(plan), 1 + sum(lengths.values())),
+        "processor_paths": dict.fromkeys(lengths, "PROCESSOR"),
+        "tokenizer_path": "TOKENIZER",
+        "special_token_ids": dict(special),
+        "encoder_seq_lengths": lengths,
+        "modality_configs": {
+            module.name: {"type": "image", "width": side, "height": side}
+            for module in _encoders(plan)
+            for side in [config_of(module).get("image_size", 224)]
+        },
+    }
+
+
+def tables(plan: Plan) -> Words:
+    """What the program's tables hold, by their names in it."""
+    module = llm_of(plan)
+    decoder, placed = decoder_of(module), placed_modules(plan)[module.name]
+    shared: Words = {
+        "train": {
+            "train_iters": 100,
+            "micro_batch_size": microbatch_samples(plan) * (1 if len(plan.model.modules) == 1 else placed.dp),
+            "global_batch_size": len(plan.batch),
+        },
+        "vocab": decoder.vocab,
+        "is_bf16": plan.settings.precision is Precision.BFLOAT16,
+        "is_sharded": plan.settings.of(module.name).sharding is not Sharding.NONE,
+        "activation": decoder.activation.removesuffix("_tanh"),
+    }
+    if len(plan.model.modules) == 1:
+        return shared | {"language": gpt_words(plan)}
+    special = {each.name: decoder.vocab - 1 - place for place, each in enumerate(_encoders(plan))}
+    return shared | {
+        "language": transformer_words(decoder) | settings_words(plan, module.name),
+        "positions": _position_words(decoder)
+        | {
+            "max_sequence_length": max(longest_tokens(plan), decoder.most_positions or 0),
+            "share_embeddings_and_output_weights": decoder.is_tied,
+        },
+        "parallelisms": parallelism_words(plan),
+        "encoders": {each.name: encoder_words(plan, each) for each in _encoders(plan)},
+        "special": special,
+        "freeze": _freeze_words(plan),
+        "data": _data_words(plan, special),
+    }
+
+
+def _files(said: Said) -> Files:
+    found = tables(said.becomes)
+    program = ONE_MODULE if len(said.becomes.model.modules) == 1 else SEVERAL_MODULES
+    shown = {
+        name: value if isinstance(value, str) else pformat(value, width=WIDTH, sort_dicts=False)
+        for name, value in found.items()
+    }
+    return {PROGRAM: program.format(**shown), "tables.json": json.dumps(found, indent=2) + "\n"}
+
+
+def _whole_encoders(job: Job) -> Job:
+    encoders = (module.name for module in job.model.modules if module.modality != TEXT)
+    return replace(job, layouts=tuple(ModuleLayout(module=name, pp=1) for name in encoders))
+
+
+def _launch(said: Said) -> Launch:
+    del said
+    return Launch(
+        program=PROGRAM,
+        environment=nccl_environment(),
+        container="An image with Megatron-Bridge 0.6 and what it wants: megatron-core 0.19, torch, "
+        "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer in DATA are yours.",
+    )
+
+
+TARGET = Target(
+    name="megatron-bridge",
+    system="Megatron-Bridge 0.6",
+    summary="a training program of Megatron-Bridge's config classes",
+    refuses=_refuses,
+    changes=_changes,
+    ways=(
+        Way(words="strategy megatron-islands", strategy="megatron-islands"),
+        Way(
+            words="strategy megatron-heterogeneous with every encoder on one rank",
+            strategy="megatron-heterogeneous",
+            job=_whole_encoders,
+        ),
+    ),
+    files=_files,
+    launch=_launch,
+)
