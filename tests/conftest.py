@@ -48,6 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Searches of the tests find nothing that a user's kept, and keep nothing for one."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Say in the very last line that the report's page was not looked at: among skips it is overlooked."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from runtime.data.generated import entering_conditions
-from runtime.data.records import CAUSAL
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Brought, MicrobatchData
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
@@ -18,8 +17,9 @@ from runtime.models.masked_attention import MaskedAttention
 from runtime.parallel.context.batch import shared_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
-from workbench.masks.builders import sample_bitfield
-from workbench.model.model_graph import TEXT, Edge
+from workbench.masks.patterns import CAUSAL, sample_bitfield
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge.
@@ -90,8 +90,15 @@ def microbatch_data(
     if context is not None:
         data = shared_data(plan, stage, microbatch, data, context, device=device)
     elif module.modality == TEXT:
-        data = _masked(data, [plan.sample[item.sample] for item in microbatch.items], device)
+        samples = [plan.sample[item.sample] for item in microbatch.items]
+        data = _masked(data, samples, windows_of(module), device)
     return _on_device(data, device, dtype)
+
+
+def windows_of(module: Module) -> set[int | None]:
+    """Of its attentions; None: without one."""
+    operators = (operator for layer in module.layers for operator in layer.operators)
+    return {operator.window for operator in operators if isinstance(operator, Attention)}
 
 
 def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
@@ -159,13 +166,16 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
     )
 
 
-def _masked(data: MicrobatchData, samples: list[Sample], device: torch.device | str) -> MicrobatchData:
+def _masked(
+    data: MicrobatchData, samples: list[Sample], windows: set[int | None], device: torch.device | str
+) -> MicrobatchData:
     """With an attention that knows the samples' masks; causal ones need none."""
     if all(sample.mask == CAUSAL for sample in samples):
         return data
     fields = sample_bitfield([samples])
     mask = AttentionMask(fields, fields, torch.device(device))
-    mask.prepare()
+    for window in windows:
+        mask.prepare(window)
     return replace(data, attention=MaskedAttention(mask))
 
 

@@ -220,6 +220,8 @@ class Adapter(ABC):
 
     config_class: type[PretrainedConfig]
     raw_layer = 0  # the layer that reads raw inputs
+    rotary_name = ""  # of what turns positions into angles, in a checkpoint
+    _rotary: nn.Module | None = None
 
     def __init__(self, module: Module) -> None:
         assert module.source is not None, "made from a configuration"
@@ -285,6 +287,12 @@ class Adapter(ABC):
     def aliases(self) -> Mapping[str, str]:
         """Name of a tied parameter -> name of the first parameter that is the same weight."""
         return {}
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Hugging Face name -> what the module computes with and no optimizer updates; written in place."""
+        held = () if self._rotary is None else self._rotary.named_buffers()
+        return {f"{self.rotary_name}.{name}": buffer for name, buffer in held}
 
     @property
     def written_by(self) -> Mapping[str, int]:

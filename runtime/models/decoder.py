@@ -204,6 +204,8 @@ class NextTokenHead(StageLayer):
 class DecoderAdapter(Adapter):
     """A decoder-only language model."""
 
+    rotary_name = "model.rotary_emb"
+
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
         super().__init__(module)

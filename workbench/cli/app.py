@@ -52,15 +52,41 @@ COMMANDS = {
         "Plan a job with every strategy, and with every schedule asked for; simulate all plans "
         "and rank them.",
     ),
+    "size": Command(
+        "sizing",
+        "size_command",
+        "Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.",
+    ),
     "check": Command(
         "planning",
         "check_command",
         "Say whether a plan is sound, fits and cannot deadlock; show its stages and programs.",
     ),
+    "explain": Command(
+        "explaining",
+        "explain_command",
+        "Say why a step takes as long as it does, and which changes would make it shorter.",
+    ),
+    "diff": Command(
+        "explaining",
+        "diff_command",
+        "Say what differs between two plans, and where the difference of their steps comes from.",
+    ),
     "layout": Command(
         "layouts",
         "layout_command",
         "Show a job's layouts in another system's words, or take them from a file in such words.",
+        lists=False,
+    ),
+    "export": Command(
+        "exporting",
+        "export_command",
+        "Write a plan as a folder that launches under another training system.",
+    ),
+    "schema": Command(
+        "schemas",
+        "schema_command",
+        "Print the JSON Schema of job, profile or plan files, by which editors complete and check them.",
         lists=False,
     ),
     "models": Command(
@@ -95,6 +121,14 @@ COMMANDS = {
         "compare_command",
         "Hold a simulated trace against the executed ones of the same plan.",
     ),
+    "ingest": Command(
+        "ingesting",
+        "ingest_command",
+        "Take in what other tools recorded of a job: traces, link speeds, kernel times, memory.",
+    ),
+    "trace": Command(
+        "ingesting", "trace_command", "Write a trace in the format of another tool: HTA or Chakra."
+    ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),
     "report": Command(
@@ -115,9 +149,7 @@ COMMANDS = {
         "Do the main job on this machine: calibrate, plan, predict, run, compare, report.",
     ),
     "checkpoint": Command("checkpoints", "app", "Take over saves of the format before this one."),
-    "preprocess": Command(
-        "preprocessing", "app", "Prepare images apart from training: serve, produce, consume."
-    ),
+    "preprocess": Command("preprocessing", "app", "Prepare images apart from training: serve, produce, run."),
 }
 
 

@@ -134,12 +134,15 @@ def _what_if(folder: Folder, job: Path, seconds: float) -> WhatIf:
 
 def reproduce_command(
     names: Annotated[list[str], typer.Argument(help="all, PAPER or PAPER/SCRIPT", metavar="NAME...")],
+    out: Annotated[Path, typer.Option("--out", help="folder for result files and plots")] = Path("results"),
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
+    from experiments.harness.record import results_in
     from experiments.harness.script import reproduce, scripts
 
-    with ticking("reproducing", len(scripts()), quiet=as_json) as ticker:
+    check_writable(out / "results.json")
+    with ticking("reproducing", len(scripts()), quiet=as_json) as ticker, results_in(out):
         done: list[str] = []
 
         def tell(table: str) -> None:
@@ -150,7 +153,7 @@ def reproduce_command(
     if as_json:
         emit_json(summary)
     else:
-        show(*done)
+        show(*done, f"result files and plots are in {out}")
     if any(row["verdict"] in ("OFF", "MISSING") for row in summary.values()):
         raise typer.Exit(1)
 

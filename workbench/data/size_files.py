@@ -98,6 +98,12 @@ def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 def _known(file: Path, names: list[str]) -> list[str]:
     found = [name for name in names if name in COLUMNS]
+    turns = [name for name in ("conversations", "messages") if name in names]
+    if "text_tokens" not in found and turns:
+        raise ValueError(
+            f"{file}: {turns[0]!r} is text, whose tokens only a tokenizer can count, and sizes of images "
+            "are in the images: add columns text_tokens, image_width, image_height (docs/reference/data.md)"
+        )
     if "text_tokens" not in found:
         near = get_close_matches("text_tokens", names, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""

@@ -11,7 +11,7 @@ from workbench.trace import Trace
 
 
 class Cause(StrEnum):
-    """What a step's time goes into."""
+    """What a step's time goes into. STRAGGLER, INSIDE and LAUNCH are parts of passes, see `pass_parts`."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -25,6 +25,9 @@ class Cause(StrEnum):
     ALL_REDUCE = "sum of gradients"
     STEP = "optimizer step"
     HOST = "between actions"
+    STRAGGLER = "straggling token shard"
+    INSIDE = "collectives inside layers"
+    LAUNCH = "launch and host"
 
 
 CAUSES: dict[Pass, Cause] = {

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from workbench.explain.critical_path import COMPUTE, Cause, step_of
 from workbench.explain.timeline import Piece, Timeline, timeline
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.trace import Lane, Span, Trace
 
@@ -178,13 +179,31 @@ def _mean_s(times: Timeline) -> dict[Action, float]:
     return {action: means[action.stage, action.kind] for action in graph.passes}
 
 
-def idle_by_cause(pieces: Iterable[IdlePiece]) -> dict[tuple[IdleCause, str, int | None], float]:
-    """(cause, where, stage) -> rank-seconds, most first; the stage only where a pass is waited for."""
+class IdleSeconds(NamedTuple):
+    """Idle seconds of one cause, in the mean over all ranks.
+
+    Args:
+        cause, where: as of its pieces.
+        place: of the stage that is waited for, in the chain of its module's; None where none is.
+        seconds: of all ranks' idle time of this cause, over their number.
+    """
+
+    cause: IdleCause
+    where: str
+    place: int | None
+    seconds: float
+
+
+def idle_by_cause(plan: Plan, pieces: Iterable[IdlePiece]) -> tuple[IdleSeconds, ...]:
+    """Idle seconds by cause, most first; replicas' stages at one place of their chains count together."""
+    place_of = {stage.id: place for chain in plan.chain.values() for place, stage in enumerate(chain)}
     found: dict[tuple[IdleCause, str, int | None], float] = {}
     for piece in pieces:
-        key = piece.cause, piece.where, piece.stage if piece.cause in OF_STAGES else None
+        place = None if piece.stage is None or piece.cause not in _OF_STAGES else place_of[piece.stage]
+        key = piece.cause, piece.where, place
         found[key] = found.get(key, 0.0) + piece.seconds
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    by_cause = (IdleSeconds(*key, seconds / plan.cluster.num_ranks) for key, seconds in found.items())
+    return tuple(sorted(by_cause, key=lambda each: -each.seconds))
 
 
-OF_STAGES = (IdleCause.FILL, IdleCause.DRAIN, IdleCause.STAGE, IdleCause.MICROBATCHES)
+_OF_STAGES = (IdleCause.FILL, IdleCause.DRAIN, IdleCause.STAGE, IdleCause.MICROBATCHES)

@@ -83,6 +83,11 @@ def read_folder(folder: Path) -> Folder:
     return Folder(entries=entries, left_out=tuple(left_out))
 
 
+def is_plan(path: Path) -> bool:
+    """Whether a JSON file is a plan, by its content; ValueError or OSError where it cannot be read."""
+    return bool(_read_json(path).get("format") == FORMAT)
+
+
 def fastest_of(folder: Folder, job: Job) -> Entry:
     """The entry of a job with the shortest simulated step; ValueError where no plan is of that job."""
     mine = [e for e in folder.entries if (e.plan.model, e.plan.batch) == (job.model, job.batch)]

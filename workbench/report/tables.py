@@ -25,7 +25,7 @@ TITLES = {
 }
 
 
-LEFT = ("", "module", "ranks", "strategy")  # headers of left-aligned columns
+LEFT = ("", "module", "of", "ranks", "strategy")  # headers of left-aligned columns
 
 STAGE_HEADERS = (
     "stage",

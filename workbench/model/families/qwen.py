@@ -64,3 +64,9 @@ QWEN2_VL_TEXT = LanguageModel(
     examples={"qwen2-vl text": Example(config=EXAMPLE_LLM)},
     make=_qwen_vl_text,
 )
+QWEN3_VL_TEXT = LanguageModel(
+    name="Qwen3-VL text",
+    model_type="qwen3_vl_text",
+    reason="its first blocks add states of the vision tower (DeepStack); the runtime has one edge",
+    make=_qwen3,
+)

@@ -63,7 +63,8 @@ def _qwen_vision(config: Config, blocks: Sequence[Block]) -> Tower:
     )
 
 
-def _image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
+def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
+    """Of an image of any size, squares of whose patches become one."""
     return qwen2_vl_tokens(
         height_px,
         width_px,
@@ -110,7 +111,7 @@ QWEN2_VL = Encoder(
     },
     aliases=("qwen2_vl", "qwen2_vl_vision_model"),
     make=_qwen2_vl,
-    image_tokens=_image_tokens,
+    image_tokens=image_tokens,
     shapes={"qwen2-vl": _shaped_2},
 )
 QWEN2_5_VL = Encoder(
@@ -131,6 +132,6 @@ QWEN2_5_VL = Encoder(
     },
     aliases=("qwen2_5_vl", "qwen2_5_vl_vision_model"),
     make=_qwen2_5_vl,
-    image_tokens=_image_tokens,
+    image_tokens=image_tokens,
     shapes={"qwen2.5-vl": _shaped_2_5},
 )

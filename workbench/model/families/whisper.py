@@ -6,6 +6,7 @@ from typing import Any
 from workbench.data.corpus import ItemTokens, whisper_tokens
 from workbench.model.config_fields import Config, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
+from workbench.model.layer import Lookup
 from workbench.model.module_layers import block_layers, whisper_stem
 from workbench.model.projector import Projector
 from workbench.model.shape import Shape
@@ -45,6 +46,19 @@ def _qwen2_audio(config: Config) -> Tower:
     given = {key: value for key, value in config.items() if value is not None}
     projectors = (Projector.LINEAR, Projector.MLP)
     return replace(_whisper({**sizes, **given}), merge=2, projectors=projectors)
+
+
+def _omni(config: Config) -> Tower:
+    """Qwen2-Audio's, in windows that do not see each other; its positions are no weights."""
+    tower = _qwen2_audio(config)
+    stem, *blocks = tower.layers
+    kept = tuple(each for each in stem.operators if not isinstance(each, Lookup))
+    return replace(tower, layers=(replace(stem, operators=kept), *blocks))
+
+
+def _omni_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    """An item is a window: twice as many frames as it has tokens."""
+    return _clip_tokens({**config, "max_source_positions": whole(config, "n_window", 100)}, duration_s)
 
 
 def _voxtral(config: Config) -> Tower:
@@ -101,6 +115,14 @@ QWEN2_AUDIO = Encoder(
     examples={"qwen2-audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
     make=_qwen2_audio,
     clip_tokens=_clip_tokens,
+)
+OMNI_AUDIO = Encoder(
+    name="Qwen2.5-Omni audio",
+    role="audio",
+    model_type="qwen2_5_omni_audio_encoder",
+    reason="the runtime's stem has learned positions; these are computed, window by window",
+    make=_omni,
+    clip_tokens=_omni_tokens,
 )
 VOXTRAL_ENCODER = Encoder(
     name="Voxtral encoder",
