@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"absent\.yaml: cannot be read: No such file"):
         load_job(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"binary\.yaml: cannot be read"):
+    with pytest.raises(ValueError, match=r"binary\.yaml: not UTF-8 text at byte 0"):
         load_job(tmp_path / "binary.yaml")
 
 

@@ -46,10 +46,9 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 def read_trace(path: Path) -> Trace:
     """The trace of a file that `write_trace` wrote; ValueError in one line for any other file."""
+    text = read_bounded(path)
     try:
-        return loads(read_bounded(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a trace file: not UTF-8 text at byte {error.start}") from error
+        return loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

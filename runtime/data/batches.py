@@ -7,11 +7,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.data.axes import axes_of
 from runtime.data.generated import entering_conditions
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Brought, MicrobatchData
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
 from runtime.models.decoder import DecoderAdapter
+from runtime.models.decoder_families import DECODERS
 from runtime.models.initialise import generator_of
 from runtime.models.masked_attention import MaskedAttention
 from runtime.parallel.context.batch import shared_data
@@ -125,6 +127,12 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
     )
 
 
+def _has_axes(module: Module) -> bool:
+    assert module.source is not None, "adapters are made from sources"
+    family = DECODERS.get(module.source.architecture)
+    return family is not None and family.rotates_by_axes
+
+
 def count_targets(sample: Sample) -> int:
     """Next-token targets of a sample: its text tokens but one that stands first."""
     text = sum(segment.tokens_out for segment in sample.of(TEXT))
@@ -162,6 +170,7 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         labels=labels_T if stage.layers[1] == num_layers else None,
         placed={name: place_E for name, place_E in placed.items() if len(place_E)},
         brought={name: images for name, images in brought.items() if images},
+        axes=axes_of(plan, samples) if _has_axes(plan.model.module(stage.module)) else None,
         item_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) if brought else None,
     )
 
@@ -194,6 +203,7 @@ def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dt
         input_ids=one(data.input_ids),
         labels=one(data.labels),
         position_ids=one(data.position_ids),
+        axes=one(data.axes),
         item_ids=one(data.item_ids),
         embedded=one(data.embedded),
         returned=one(data.returned),

@@ -78,6 +78,7 @@ class MicrobatchData:
         attention: of the module's tokens; None: items one after the other, each causal in itself in
             the LLM and in full in an encoder.
         position_ids: [T] place of every token in its item; None: as `tokens_in` says.
+        axes: [3, T] time, row and column of every token, where the LLM's positions have three axes.
         chosen: edge name -> which of its features are placed; absent: all of them.
         embedded: which tokens behind an encoder's first layer are this rank's, -1 for padding: every
             rank embeds whole items; None: all of them.
@@ -104,6 +105,7 @@ class MicrobatchData:
     placed: Mapping[str, Tensor] = field(default_factory=dict)
     attention: Attends | None = None
     position_ids: Tensor | None = None
+    axes: Tensor | None = None
     chosen: Mapping[str, Tensor] = field(default_factory=dict)
     carries_from: int | None = None
     embedded: Tensor | None = None

@@ -85,9 +85,10 @@ def _plan_of(document: dict[str, Any]) -> Plan:
 
 def read_plan(path: Path) -> Plan:
     """The plan in a file. Raises ValueError, or OSError when it cannot be read."""
+    text = read_bounded(path)
     try:
-        return loads(read_bounded(path))
-    except (ValueError, UnicodeDecodeError) as error:
+        return loads(text)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 

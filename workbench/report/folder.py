@@ -105,8 +105,9 @@ def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    text = read_bounded(path)
     try:
-        document = json.loads(read_bounded(path))
+        document = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: not JSON (truncated?): {error}") from None
     except RecursionError:

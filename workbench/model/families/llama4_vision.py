@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from workbench.model.config_fields import Config, heads_of, text, whole
-from workbench.model.families.family import Encoder, Tower
+from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.module_layers import block_layers, patch_embedding
 from workbench.model.projector import Projector
 from workbench.model.transformer import Norm, vit_block
@@ -41,6 +41,7 @@ LLAMA4_VISION = Encoder(
     name="Llama 4's tower",
     role="vision",
     model_type="llama4_vision_model",
+    examples={"llama4 vision": Example(config=EXAMPLE_VIT, tokens=(65, 64))},
     aliases=("llama4",),
     reason="the runtime has no blocks with rotary positions behind learned ones",
     make=_llama4,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from workbench.model.config_fields import Config, heads_of, text, whole
-from workbench.model.families.family import Encoder, Tower
+from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.families.qwen_vision import image_tokens
 from workbench.model.layer import Layer, Matmul, Pointwise
 from workbench.model.module_layers import block_layers, learned_positions, patch_embedding
@@ -69,6 +69,21 @@ QWEN3_VL = Encoder(
     name="Qwen3-VL vision",
     role="vision",
     model_type="qwen3_vl_vision",
+    examples={
+        "qwen3-vl": Example(
+            config={
+                "depth": 4,
+                "hidden_size": EXAMPLE_WIDTH,
+                "intermediate_size": 352,
+                "num_heads": 4,
+                "patch_size": 4,
+                "num_position_embeddings": 64,
+                "out_hidden_size": EXAMPLE_WIDTH,
+                "deepstack_visual_indexes": [1],
+            },
+            tokens=(128, 32),
+        )
+    },
     aliases=("qwen3_vl", "qwen3_vl_vision_model"),
     reason="DeepStack adds states of its blocks to the LLM's first blocks; the runtime has one edge",
     make=_qwen3_vl,
