@@ -1,6 +1,7 @@
 """The report: the picture agrees with the trace, the page stands alone, the folder is read by content."""
 
 import gzip
+import json
 import re
 from base64 import b64decode
 from dataclasses import replace
@@ -21,6 +22,7 @@ from workbench.report.charts import Box, PlanTimes, accuracy_svg, bars_html, lab
 from workbench.report.critical import critical_path_of
 from workbench.report.folder import read_folder
 from workbench.report.html import report_html
+from workbench.report.page_data import data_elements
 from workbench.report.palette import HUES, TONES, contrast, text_on, tone
 from workbench.report.sortable import Cell, number, sortable_table
 from workbench.report.timeline import nice_step, timeline_rows
@@ -242,6 +244,15 @@ def test_a_traces_file_is_in_the_page(tmp_path: Path):
     page = report_html(read_folder(tmp_path))
     (packed,) = re.findall(r'id="trace-\w+-simulated">([^<]+)<', page)
     assert gzip.decompress(b64decode(packed)) == (tmp_path / "a.sim.json").read_bytes()
+
+
+def test_no_name_ends_the_data_early():
+    name = "x</script><!--<script>"
+    parser = Outside()
+    parser.feed(data_elements({"name": name}, []))
+    parser.close()
+    assert parser.open == []
+    assert [json.loads(text) for text in parser.text] == [{"name": name}]
 
 
 def test_critical_path_covers_the_step():

@@ -114,7 +114,7 @@ def packed_trace(trace: Trace) -> str:
 
 def data_elements(record: dict[str, Any], entries: Sequence[Entry]) -> str:
     """The elements of the page that hold the record and the traces."""
-    text = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = [f'<script type="application/json" id="data">{text}</script>']
     parts += [
         f'<script type="text/plain" id="trace-{plan_id(entry)}-{each.key}">'

@@ -127,11 +127,12 @@ export class Timeline {
     context.globalAlpha = isDimmed ? DIMMED : 1;
     context.fillStyle = fill;
     context.fillRect(left, y, width > 2 ? width - 0.5 : width, height);
-    if (height === COMPUTE && width >= LABEL_PIXELS * span.name.length + 4) {
+    const [first, last] = [Math.max(left, scale.left), Math.min(left + width, scale.right)]; // in sight
+    if (height === COMPUTE && last - first >= LABEL_PIXELS * span.name.length + 4) {
       context.fillStyle = text;
       context.font = ink.font(10);
       context.textAlign = "center";
-      context.fillText(span.name, middleOf(left, width, scale), y + height / 2 + 0.5);
+      context.fillText(span.name, (first + last) / 2, y + height / 2 + 0.5);
     }
     context.globalAlpha = 1;
     if (this.#showsPath && !isDimmed) {
@@ -282,11 +283,6 @@ function messageText(message) {
     `${byteText(message.num_bytes)}\nwaited ${milliseconds(message.start_s - message.ready_s)}, ` +
     `took ${milliseconds(message.end_s - message.start_s)}`
   );
-}
-
-// Of the part that is in sight, so that a label does not leave it.
-function middleOf(left, width, scale) {
-  return (Math.max(left, scale.left) + Math.min(left + width, scale.right)) / 2;
 }
 
 const hatchings = new Map();
