@@ -30,6 +30,7 @@ from runtime.world.allocator import keep_freed_memory
 from runtime.world.device import CPU, kind_of_device, launched_device
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_launched
+from runtime.world.neighbours import neighbours_here
 from runtime.world.pool import Place, Pool
 from workbench.drift import YARDSTICK
 from workbench.ending import Ended, ending_by_signal
@@ -308,8 +309,15 @@ def _run_under_torchrun(
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
     target = settings.export if place.process == 0 else None
-    with exporting(target, lowered.plan.model, settings.weights):
-        dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
+    neighbours = neighbours_here(place.process, place.size)
+    try:
+        with exporting(target, lowered.plan.model, settings.weights):
+            dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
+    except RankError as error:
+        if neighbours.cause is None:
+            raise
+        raise RankError(f"{error}; {neighbours.cause}", peers=error.peers) from error
+    neighbours.leave()
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()
     return result_of(lowered, complete, settings, device) if place.process == 0 else None

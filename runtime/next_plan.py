@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
+from runtime.world.stopped import LOOK_EVERY_S, StopWatch
 from runtime.world.supervised import as_arguments, as_parent, end_with, from_arguments
 from workbench.data.sample import Sample
 from workbench.plan.following import BLOCK_TOKENS, next_plan
@@ -75,12 +76,20 @@ class Planner:
         """The next answer, a pickled `Planned`, as it is to be sent to the other ranks.
 
         Raises:
-            ValueError: no answer in time, or the process has ended.
+            ValueError: no answer in time, or the process has ended, or is stopped by a signal.
         """
-        try:
-            answer = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise ValueError(f"planner of the next batch: no plan within {timeout_s:g} s") from None
+        deadline, watch = time.monotonic() + timeout_s, StopWatch()
+        while True:
+            try:
+                answer = self._answers.get(timeout=min(max(0.0, deadline - time.monotonic()), LOOK_EVERY_S))
+                break
+            except queue.Empty:
+                if watch.stopped((self._process.pid,)):
+                    reason = "was stopped by a signal and not continued"
+                    raise ValueError(f"planner of the next batch {reason}") from None
+                if time.monotonic() >= deadline:
+                    reason = f"no plan within {timeout_s:g} s"
+                    raise ValueError(f"planner of the next batch: {reason}") from None
         if answer is None:
             raise ValueError(f"planner of the next batch ended with exit code {self._process.wait(1.0)}")
         return answer

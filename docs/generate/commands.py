@@ -12,7 +12,10 @@ from docs.generate.markdown import code, one_line, page, table
 from workbench.cli.app import COMMANDS, app
 
 INTRO = """Every command prints one line and exits with 2 where its input is wrong. Those with `--json`
-print one JSON object as their last line. Besides the program there are modules to run: `python -m
+print one JSON object as their last line, with all that they know. `--format csv`, `json` or `parquet` print
+the rows of the tables instead, whole and in SI units, and the rest on stderr: `workbench search job.yaml
+--format csv > plans.csv`. `workbench --install-completion` makes the shell complete commands, flags and
+choices. Besides the program there are modules to run: `python -m
 runtime.launch` under `torchrun`, `python -m runtime.data.dataset`, `python -m runtime.measure.microbench`
 and the experiments; each has `--help`."""
 

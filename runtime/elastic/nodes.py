@@ -20,6 +20,7 @@ import torch
 from runtime.elastic.job import ElasticJob, Member
 from runtime.elastic.member import live
 from runtime.elastic.orders import Broken, Moment, Order, Told
+from runtime.world.stopped import LOOK_EVERY_S, StopWatch
 from runtime.world.supervised import Parent, as_parent, end_with
 from workbench.ending import ended_by_default
 
@@ -136,16 +137,28 @@ class Nodes:
                 heard.gone.append(member)
             else:
                 waiting[held.pipe] = member
+        watch = StopWatch()
         while waiting and not is_over(heard):
-            ready = mpc.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left_s = deadline - time.monotonic()
+            ready = mpc.wait(list(waiting), timeout=min(max(0.0, left_s), LOOK_EVERY_S))
+            if not ready and left_s <= 0:
                 break
+            self._end_stopped(watch, waiting.values())
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
                 self._hear(pipe, waiting, kind, heard)
         if not is_over(heard):
             heard.silent = list(waiting.values())
         return heard
+
+    def _end_stopped(self, watch: StopWatch, members: Iterable[Member]) -> None:
+        """Kill those that have been stopped for long: their connections break, as those of any that die."""
+        by_id = {self._processes[member].process.pid or 0: member for member in members}
+        for pid in watch.stopped(by_id):
+            self._processes[by_id[pid]].process.kill()
+            sys.stderr.write(
+                f"{by_id[pid]}, process {pid}: stopped by a signal and not continued, so killed\n"
+            )
 
     def _hear(
         self, pipe: mpc.Connection, waiting: dict[mpc.Connection, Member], kind: type[Told], heard: Heard

@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from workbench.model.composites.registry import COMPOSITES
+from workbench.model.composites.registry import COMPOSITES, TAKEN_APART
 from workbench.model.families.registry import ARCHITECTURES
 
 ANY = "any"  # what a configuration says, not its class
@@ -27,14 +27,10 @@ class Whole:
     parts: Mapping[str, str]
 
     @property
-    def is_taken_apart(self) -> bool:
-        return self.model_type in COMPOSITES
-
-    @property
     def outcome(self) -> str:
         """What `workbench init` does with it; where it refuses, which parts are planned and which are not."""
-        if self.is_taken_apart:
-            return "taken apart"
+        if self.model_type in COMPOSITES:
+            return TAKEN_APART
         if not self.parts:
             return "no: its configuration names no parts"
         missing = [f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in _known()]

@@ -1,5 +1,6 @@
 """Producers on the server's own host: processes that are replaced when they die."""
 
+import os
 import secrets
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from runtime.preprocess.keys import ClientKeys
 from runtime.preprocess.producer import settings_text
+from runtime.world.stopped import StopWatch
 from runtime.world.supervised import as_arguments, as_parent
 
 MOST_STILLBORN = 3  # in a row: then something is wrong with all of them
@@ -35,6 +37,7 @@ class Crew:
         self._at_work: dict[str, subprocess.Popen[str]] = {}
         self._unheard: set[str] = set()
         self._num_stillborn = 0
+        self._watch = StopWatch()
         self.num_lost = 0
         for _ in range(number):
             self._start()
@@ -53,9 +56,14 @@ class Crew:
     def replace_lost(self) -> tuple[str, ...]:
         """Names of producers that have died since the last call; a new one stands in for each.
 
+        Those that a signal has stopped for some seconds are killed.
+
         Raises:
             ValueError: several ended in a row without a word.
         """
+        for pid in self._watch.stopped(process.pid for process in self._at_work.values()):
+            os.kill(pid, signal.SIGKILL)  # a child that has not been waited for: the number is its own
+            sys.stderr.write(f"producer, process {pid}: stopped by a signal and not continued, so killed\n")
         lost = [name for name, process in self._at_work.items() if process.poll() is not None]
         for name in lost:
             code = self._at_work.pop(name).returncode

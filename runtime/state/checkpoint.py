@@ -35,6 +35,7 @@ from runtime.state.save_folder import check_folder, give_back, take
 from runtime.state.tensor_files import read_tensors, write_tensors
 from runtime.step.optimizer import step_count
 from runtime.world.failure import RankError
+from runtime.world.stopped import StopWatch
 from runtime.world.supervised import Parent, as_parent, end_with
 
 RANDOM = "random/torch"
@@ -222,17 +223,23 @@ class RankCheckpoints:
         """Until the save that runs is done.
 
         Raises:
-            RankError: it failed, or is not done in time; it is ended.
+            RankError: it failed, is stopped by a signal, or is not done in time; it is ended.
         """
         if self._child is None:
             return
         child, self._child = self._child, None
-        while (ended := os.waitpid(child.process, os.WNOHANG))[0] == 0 and time.monotonic() < child.deadline:
+        watch, is_stopped = StopWatch(), False
+        while (ended := os.waitpid(child.process, os.WNOHANG))[0] == 0:
+            is_stopped = bool(watch.stopped((child.process,)))
+            if is_stopped or time.monotonic() >= child.deadline:
+                break
             time.sleep(LOOK_EVERY_S)
         save = f"rank {self._rank}: the checkpoint after step {child.step}"
         if ended[0] == 0:
             _kill(child.process)
             drop_rank(self._folder, child.step, self._rank)
+            if is_stopped:
+                raise RankError(f"{save} was stopped by a signal and not continued")
             raise RankError(f"{save} is not done after {self._timeout_s:g} s")
         text = os.read(child.pipe, MOST_TEXT).decode()
         os.close(child.pipe)

@@ -35,6 +35,7 @@ class Failure:
         time_s: on the machine's monotonic clock.
         signal_number: the signal that killed it, or None.
         exit_code: of a process that went away by itself, or None.
+        is_stopped: it stood still by a signal, and was ended for that.
         kind: class name of the exception, or None.
         text: of the exception.
         trace: its traceback, for a log.
@@ -46,6 +47,7 @@ class Failure:
     time_s: float
     signal_number: int | None = None
     exit_code: int | None = None
+    is_stopped: bool = False
     kind: str | None = None
     text: str = ""
     trace: str = ""
@@ -54,6 +56,8 @@ class Failure:
 
     def describe(self, where: str) -> str:
         """One line; `where` names the rank and what it was doing."""
+        if self.is_stopped:
+            return f"{where}: stopped by a signal and not continued"
         if self.signal_number is not None:
             return f"{where}: killed by {signal.Signals(self.signal_number).name}"
         if self.exit_code is not None:

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
 from runtime.world.scratch import ScratchFolder
+from runtime.world.stopped import LOOK_EVERY_S, StopWatch
 from runtime.world.supervised import Parent, as_parent, end_with
 from workbench.ending import ended_by_default
 
@@ -32,7 +33,6 @@ GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0
 NOTHING_DONE = -1
 LEAVE = b"leave"
-LONGEST_WAIT_S = 3600.0  # of one call of the system, which counts in milliseconds of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ Job = Callable[..., Any]  # (place, *args) -> picklable result; itself picklable
 class _Worker:
     process: ForkProcess
     pipe: mpc.Connection
+    is_stopped: bool = False  # by a signal, for which it is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +245,13 @@ class Pool:
         results: dict[int, Any] = {}
         failures: list[Failure] = []
         open_pipes = {self._workers[process].pipe: process for process in range(size)}
+        watch = StopWatch()
         while open_pipes:
             left_s = deadline - time.monotonic()
-            ready = mpc.wait(list(open_pipes), timeout=min(max(0.0, left_s), LONGEST_WAIT_S))
-            if not ready and left_s <= LONGEST_WAIT_S:
+            ready = mpc.wait(list(open_pipes), timeout=min(max(0.0, left_s), LOOK_EVERY_S))
+            if not ready and left_s <= 0:
                 break
+            self._end_stopped(watch, open_pipes.values())
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
                 process = open_pipes[pipe]
@@ -266,6 +269,13 @@ class Pool:
                     results[process] = answer
         return results, failures, sorted(open_pipes.values())
 
+    def _end_stopped(self, watch: StopWatch, processes: Iterable[int]) -> None:
+        """Kill those that have been stopped for long: what comes of them next is their death."""
+        by_id = {self._workers[process].process.pid or 0: self._workers[process] for process in processes}
+        for pid in watch.stopped(by_id):
+            by_id[pid].is_stopped = True
+            by_id[pid].process.kill()
+
     def _answer(self, process: int) -> Any:
         worker = self._workers[process]
         try:
@@ -274,7 +284,8 @@ class Pool:
             worker.process.join(JOIN_S)
             code = worker.process.exitcode
             self._end(process)
-            return death_of(process, -signal.SIGKILL if code is None else code)
+            death = death_of(process, -signal.SIGKILL if code is None else code)
+            return replace(death, is_stopped=worker.is_stopped)
 
     def _let_go(self, process: int) -> None:
         """Let a process that has succeeded leave its world: all others have answered, or never will."""

@@ -1,19 +1,16 @@
 """The command that says which models there are."""
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 from rich.table import Table
 
 from workbench.cli.console import emit_json, show
+from workbench.cli.extras import has_extra, install_text
 from workbench.cli.options import Json
-from workbench.model.composites.registry import COMPOSITES
+from workbench.model.composites.registry import COMPOSITES, TAKEN_APART
 from workbench.model.families.family import Family
 from workbench.model.families.registry import FAMILIES
 from workbench.report.tables import titled
-
-if TYPE_CHECKING:
-    from runtime.models.composites import Whole
 
 HEADERS = ("family", "role", "name", "plans", "runs", "why not")
 
@@ -23,49 +20,52 @@ def models_command(*, json: Json = False) -> None:
 
     Composite models of transformers are listed with what `workbench init` makes of them.
     """
+    known, outcomes = _of_runtime()
+    if json:
+        composites = {
+            kind: {"role": "composite", "taken_apart": kind in COMPOSITES, "outcome": outcome}
+            for kind, outcome in outcomes.items()
+        }
+        emit_json({family.name: _record(family, known) for family in FAMILIES} | composites)
+        return
+    lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
+    show(_table(known), _composites(outcomes), *((lacking,) if known is None else ()))
+
+
+def _of_runtime() -> tuple[Collection[str] | None, Mapping[str, str]]:
+    """Architectures that can run, None where no runtime is installed; what happens to each composite."""
+    if not has_extra("run"):
+        return None, dict.fromkeys(COMPOSITES, TAKEN_APART)
     from runtime.models.choose import ADAPTERS
     from runtime.models.composites import composite_models
 
-    whole = composite_models()
-    if json:
-        composites = {
-            each.model_type: {
-                "role": "composite",
-                "taken_apart": each.is_taken_apart,
-                "parts": dict(each.parts),
-                "outcome": each.outcome,
-            }
-            for each in whole
-        }
-        emit_json({family.name: _record(family, ADAPTERS) for family in FAMILIES} | composites)
-        return
-    show(_table(ADAPTERS), _composites(whole))
+    return ADAPTERS, {each.model_type: each.outcome for each in composite_models()}
 
 
-def _composites(whole: "Sequence[Whole]") -> Table:
+def _composites(outcomes: Mapping[str, str]) -> Table:
     """Those that are taken apart first."""
-    table = titled("composite models of transformers", ("model_type", "name", "workbench init"))
+    table = titled("composite models", ("model_type", "name", "workbench init"))
     for column in table.columns:
         column.justify = "left"
     table.columns[-1].no_wrap = False
-    for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
-        name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
-        table.add_row(each.model_type, name, each.outcome)
+    for kind in sorted(outcomes, key=lambda kind: (kind not in COMPOSITES, kind)):
+        name = COMPOSITES[kind].name if kind in COMPOSITES else ""
+        table.add_row(kind, name, outcomes[kind])
     return table
 
 
-def _record(family: Family, known: Collection[str]) -> dict[str, str | bool | None]:
+def _record(family: Family, known: Collection[str] | None) -> dict[str, str | bool | None]:
     return {
         "role": family.role,
         "model_type": family.model_type,
         "zoo": family.zoo,
         "plans": family.plans,
-        "runs": family.runs(known),
+        "runs": None if known is None else family.runs(known),
         "reason": family.reason,
     }
 
 
-def _table(known: Collection[str]) -> Table:
+def _table(known: Collection[str] | None) -> Table:
     table = titled("models", HEADERS)
     for column in table.columns:
         column.justify = "left"
@@ -76,7 +76,7 @@ def _table(known: Collection[str]) -> Table:
             family.role,
             family.model_type or family.zoo or "-",
             "yes" if family.plans else "no",
-            "yes" if family.runs(known) else "no",
+            "?" if known is None else "yes" if family.runs(known) else "no",
             family.reason,
         )
     return table

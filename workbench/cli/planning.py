@@ -1,5 +1,6 @@
 """Commands that make and judge plans: plan, search, check."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile
+from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job
@@ -16,12 +18,11 @@ from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
-from workbench.report.records import search_record
+from workbench.report.search_tables import fits_text, search_record, search_table
 from workbench.report.tables import (
     milliseconds,
     plan_table,
     rank_runs,
-    search_table,
     titled,
 )
 from workbench.schedule.choice import ScheduleKind, usual
@@ -94,6 +95,8 @@ def plan_command(
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
         if warning is not None:
             warn(warning)
+    for line in waste_of(made, wanted):
+        warn(line)
     write_plan(made, output)
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
@@ -136,14 +139,25 @@ def search_command(
             objective,
         )
     if found[0].plan is None:
-        raise ValueError(f"no strategy has a plan for job {wanted.name!r}; {found[0].refusal}")
+        raise ValueError(_none_text(wanted.name, [candidate.refusal for candidate in found]))
+    for candidate in found:
+        for line in waste_of(candidate.plan, wanted) if candidate.plan is not None else ():
+            warn(line)
     if output is not None:
         write_plan(found[0].plan, output)
     written = () if output is None else (f"best plan written to {output}",)
+    record = search_record(wanted.name, found)
     if as_json:
-        emit_json(search_record(wanted.name, found))
+        emit_json(record)
     else:
-        show(search_table(wanted.name, found), *written)
+        show(fits_text(record), search_table(record), *written)
+
+
+def _none_text(job: str, refusals: Sequence[str]) -> str:
+    """Why there is no plan: that none fits, where that is what is wrong."""
+    too_large = [refusal for refusal in refusals if "does not fit" in refusal]
+    first = "does not fit: " if too_large else ""
+    return f"{first}no strategy has a plan for job {job!r}; {(too_large or refusals)[0]}"
 
 
 def check_command(
@@ -159,6 +173,5 @@ def check_command(
     programs.add_column("actions", overflow="fold")
     for program in found.programs:
         programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
-    show(
-        plan_table(found), programs, f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
-    )
+    accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
+    show(accepted, plan_table(found), programs)

@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.calibrate.derived import profile_of
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
 from workbench.cli.console import emit_json, show
-from workbench.cli.options import Json
+from workbench.cli.options import Json, lists
 from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
 from workbench.report.profile_tables import facts_table, profile_record
 from workbench.report.tables import fits_table, unmeasured_text
@@ -22,6 +21,7 @@ app = typer.Typer(
 
 
 @app.command("new")
+@lists
 def new_command(
     name: Annotated[str, typer.Argument(help="of the profile", metavar="NAME")],
     from_sheet: Annotated[
@@ -34,6 +34,8 @@ def new_command(
     as_json: Json = False,
 ) -> None:
     """Make the profile of a device that nobody measured out of its data sheet."""
+    from workbench.calibrate.derived import profile_of
+
     path = output or Path(f"{name}.json")
     check_writable(path)
     profile = profile_of(read_sheet(from_sheet), like, name=name)
@@ -42,6 +44,7 @@ def new_command(
 
 
 @app.command("show")
+@lists
 def show_command(
     name: Annotated[str, typer.Argument(help="shipped name or file", metavar="NAME")], as_json: Json = False
 ) -> None:

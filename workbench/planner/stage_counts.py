@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import product
+from operator import mul
 from typing import Protocol
 
 from workbench.job.device_pools import Aim, dollars_per_hour
@@ -173,11 +174,11 @@ def _options(job: Job, name: str) -> tuple[int, ...]:
 def _within_budget(
     job: Job, ranks_per_stage: Mapping[str, int], options: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, int]]:
+    ranks_each = [dp_of(job, name) * ranks_per_stage[name] for name in options]
+    budget = _budget(job)
     for counts in product(*options.values()):
-        chosen = dict(zip(options, counts, strict=True))
-        used = sum(dp_of(job, name) * ranks_per_stage[name] * count for name, count in chosen.items())
-        if used <= _budget(job):
-            yield chosen
+        if sum(map(mul, ranks_each, counts)) <= budget:
+            yield dict(zip(options, counts, strict=True))
 
 
 def _budget(job: Job) -> int:

@@ -82,6 +82,11 @@ def read_folder(folder: Path) -> Folder:
     return Folder(entries=entries, left_out=tuple(left_out))
 
 
+def is_plan(path: Path) -> bool:
+    """Whether a JSON file is a plan, by its content; ValueError or OSError where it cannot be read."""
+    return bool(_read_json(path).get("format") == FORMAT)
+
+
 def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
     """One trace file per repetition: `a.run.json` becomes `a.1.run.json`, `a.2.run.json`, ..."""
     if repetitions == 1:

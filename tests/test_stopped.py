@@ -1,0 +1,194 @@
+"""Processes that a signal stops are noticed within five seconds and named; healthy ones never are."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from experiments.oobleck import chaos_job
+from runtime.data.batches import SyntheticSource
+from runtime.elastic.training import ElasticTraining
+from runtime.launch import run_lowered
+from runtime.next_plan import Planner
+from runtime.preprocess.crew import Crew
+from runtime.rank_job import RunSettings
+from runtime.state.checkpoint import Checkpoints
+from runtime.world import stopped
+from runtime.world.failure import WorldFailed
+from runtime.world.pool import Place, Pool
+from runtime.world.stopped import LOOKS, StopWatch, is_stopped
+from tests.plans import disjoint_plan
+from tests.test_orphans import command_of, descendants_of, until
+from tests.test_torchrun import process_of, start
+from tests.tiny_valm import tiny_batch, tiny_valm
+from workbench.plan.codec import write_plan
+from workbench.plan.lower import lower
+
+NOTICED_S = 5.0
+CUTS = {"vision": (5,), "audio": (4,), "llm": (6,)}
+BUSY = "while True: pass"
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks at /proc")
+
+
+@contextmanager
+def program(text: str) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", text]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+class TestWatch:
+    def test_only_looks_that_all_find_it_stopped_count(self, monkeypatch):
+        monkeypatch.setattr(stopped, "LOOK_EVERY_S", 0.0)
+        watch = StopWatch()
+        with program("input()") as process:
+            os.kill(process, signal.SIGSTOP)
+            assert until(lambda: is_stopped(process), 5) is not None
+            assert [watch.stopped((process,)) for _ in range(LOOKS - 1)] == [()] * (LOOKS - 1)
+            os.kill(process, signal.SIGCONT)
+            assert until(lambda: not is_stopped(process), 5) is not None
+            assert watch.stopped((process,)) == ()
+            os.kill(process, signal.SIGSTOP)
+            assert until(lambda: is_stopped(process), 5) is not None
+            looks = [watch.stopped((process,)) for _ in range(LOOKS)]
+            assert looks == [()] * (LOOKS - 1) + [(process,)]
+
+    def test_it_looks_no_more_often_than_it_should(self):
+        watch = StopWatch()
+        with program("input()") as process:
+            os.kill(process, signal.SIGSTOP)
+            start_s = time.monotonic()
+            assert until(lambda: watch.stopped((process,)) == (process,), NOTICED_S) is not None
+            assert time.monotonic() - start_s >= (LOOKS - 1) * stopped.LOOK_EVERY_S
+
+    def test_a_process_without_a_core_is_not_stopped(self):
+        """Eight that compute, on however few cores: none is ever seen stopped, nor is one that waits."""
+        watch = StopWatch()
+        with program("input()") as waiting:
+            burners = [subprocess.Popen(["nice", sys.executable, "-c", BUSY]) for _ in range(8)]
+            try:
+                known = (waiting, *(each.pid for each in burners))
+                assert until(lambda: watch.stopped(known) != (), NOTICED_S) is None
+            finally:
+                for each in burners:
+                    each.kill()
+                    each.wait()
+
+    def test_a_process_that_is_not_there_is_not_stopped(self):
+        assert not is_stopped(2**22 + 1)
+
+
+def stop_second(place: Place, note: Path) -> None:
+    place.report(4)
+    if place.process == 1:
+        note.write_text(repr(time.perf_counter()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
+def test_a_stopped_rank_of_a_run_is_ended_and_named(tmp_path):
+    note, reason = tmp_path / "note", "rank 1 at 4: stopped by a signal and not continued"
+    with Pool(2) as pool, pytest.raises(WorldFailed, match=reason) as caught:
+        pool.run(stop_second, 2, note, where=lambda process, position: f"rank {process} at {position}")
+    assert caught.value.cause.time_s - float(note.read_text()) < NOTICED_S
+
+
+def test_a_stopped_rank_under_torchrun_is_killed_by_its_neighbours_and_named(tmp_path):
+    write_plan(disjoint_plan(tiny_valm(), tiny_batch(), CUTS), tmp_path / "plan.json")
+    with start(tmp_path / "plan.json", "--steps", 100_000) as launcher:
+        assert launcher.stderr is not None
+        for line in launcher.stderr:
+            if "running 100000 steps" in line:
+                break
+        time.sleep(1.5)
+        ranks = [process_of(rank, launcher.pid) for rank in range(3)]
+        os.kill(ranks[0], signal.SIGSTOP)
+        assert until(lambda: not is_stopped(ranks[0]), NOTICED_S) is not None
+        _, told = launcher.communicate(timeout=30)
+    assert launcher.returncode != 0
+    assert f"rank 0, process {ranks[0]}: stopped by a signal and not continued, so killed" in told
+    assert "Signal 9 (SIGKILL)" in told[told.index("Root Cause") :]
+
+
+def stopping(find: Callable[[], int | None]) -> threading.Thread:
+    """Stops the first process that is found."""
+
+    def wait() -> None:
+        while (process := find()) is None:
+            time.sleep(0.001)
+        os.kill(process, signal.SIGSTOP)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_stopped_member_of_elastic_training_is_a_lost_node_and_no_step_is(capsys):
+    job = chaos_job.elastic_job(3)
+    with ElasticTraining(job, ("a", "b", "c")) as training:
+        training.train(1)
+        last = training.layout.pipelines[-1][-1]
+        os.kill(training.nodes.process_ids(last)[0], signal.SIGSTOP)
+        start_s = time.monotonic()
+        training.train(3)
+        change = training.changes[-1]
+    assert change.lost == (last,)
+    assert change.noticed_s - start_s < NOTICED_S
+    assert training.losses == pytest.approx(chaos_job.one_process(3), rel=2e-6)
+    assert f"rank 0 of node {last!r}, process" in capsys.readouterr().err
+
+
+def test_a_stopped_save_is_named(tmp_path):
+    lowered = lower(disjoint_plan(tiny_valm(), tiny_batch(), CUTS))
+    settings = RunSettings(steps=3, checkpoints=Checkpoints(folder=tmp_path, every=1))
+    with Pool(3) as pool:
+        pool.run(Place.__eq__, 3, None)
+
+        def save() -> int | None:
+            ours = pool.process_ids()
+            return next(iter(descendants_of(ours[1])), None) if len(ours) == 3 else None
+
+        stopper = stopping(save)
+        with pytest.raises(WorldFailed, match=r"the checkpoint after step . was stopped by a signal"):
+            run_lowered(lowered, settings, source=SyntheticSource(0), pool=pool)
+        stopper.join()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_stopped_producer_is_replaced(tmp_path, capsys):
+    crew = Crew(1, address="tcp://127.0.0.1:9", folder=tmp_path, keys=None, silence_s=60.0)
+    try:
+        (first,) = crew.pids.values()
+        assert until(lambda: b"preprocess.producer" in command_of(first), 10) is not None
+        os.kill(first, signal.SIGSTOP)
+        assert until(lambda: crew.replace_lost() != (), NOTICED_S) is not None
+        assert tuple(crew.pids.values()) != (first,)
+        assert f"process {first}: stopped by a signal" in capsys.readouterr().err
+    finally:
+        crew.end()
+
+
+def test_a_stopped_planner_is_named():
+    plan = disjoint_plan(tiny_valm(), tiny_batch(), CUTS)
+    planner = Planner(plan)
+    try:
+        (process,) = descendants_of(os.getpid()) - {os.getpid()}
+        os.kill(process, signal.SIGSTOP)
+        planner.ask(plan.batch)
+        start_s = time.monotonic()
+        with pytest.raises(ValueError, match="planner of the next batch was stopped by a signal"):
+            planner.fetch(60.0)
+        assert time.monotonic() - start_s < NOTICED_S
+    finally:
+        planner.close()
