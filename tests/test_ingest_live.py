@@ -63,7 +63,7 @@ def test_a_recording_without_names_or_modules_says_what_to_add(tmp_path):
 
 
 def test_our_own_run_comes_back_as_it_ran(tmp_path):
-    """Four gloo processes: the passes of every rank in their order, and the step as long as we measured it."""
+    """Four gloo processes: the passes of every rank in their order, and the step as long as measured."""
     plan, _ = planned("cornstarch")
     own = recorded_run(plan, tmp_path)
     steps = ingest(read_ranks(files_of([tmp_path])), plan=plan)

@@ -18,6 +18,7 @@ from tests.test_cli import accept, job, plan
 __all__ = ["job", "plan"]  # fixtures
 
 GONE_S = 2.0
+ASKED_S = 12.0  # to end by a signal, on a machine that is busy
 BEGUN_S = 90.0
 CLI = (sys.executable, "-c", "from workbench.cli.app import main; main()")
 
@@ -196,6 +197,18 @@ def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
     assert not (saves / "writer.json").exists()
     steps = 1 + max(int(path.name.removeprefix("step-")) for path in saves.glob("step-*"))
     accept("run", plan, "--local", "--checkpoint", saves, "--steps", steps, "--resume")
+
+
+def test_ranks_under_torchrun_that_are_asked_to_end_do_not_wait_for_each_other(plan):
+    """Its agent would kill them after 30 s."""
+    with torchrun(plan) as tree:
+        started = tree.descendants()
+        start_s = time.monotonic()
+        os.kill(tree.process.pid, signal.SIGTERM)
+        _, said = tree.process.communicate(timeout=60)
+        assert time.monotonic() - start_s < ASKED_S
+        assert all_gone(started)
+        assert "ended by SIGTERM" in said
 
 
 def test_folders_of_dead_owners_go_with_the_next_start(tmp_path, monkeypatch):

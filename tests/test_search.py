@@ -119,6 +119,22 @@ def test_equal_plans_share_a_row_with_their_names():
     assert set(rows) == {"one, two", "replicated"}
 
 
+def test_a_plain_cluster_has_a_price_that_changes_no_plan():
+    """Dollars are ranks x price x time; ranked by them, fewer ranks may come first."""
+    open_job = replace(job(), layouts=(), max_ranks=6)
+    priced = replace(open_job, dollars_per_rank_hour=3.6)
+    free, found = (search(each, cost(), PLANNERS, predict) for each in (open_job, priced))
+    assert [each.plan for each in free] == [each.plan for each in found]
+    for candidate in found:
+        step_dollars = len(candidate.plan.ranks) * 0.001 * candidate.metrics.iteration_s
+        assert candidate.dollars_per_sample == pytest.approx(step_dollars / len(open_job.batch))
+    by_dollars = search(priced, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
+    prices = [candidate.dollars_per_sample for candidate in by_dollars]
+    assert prices == sorted(prices)
+    with pytest.raises(ValueError, match=r"wants cluster.dollars_per_gpu_hour, or cluster.pools"):
+        search(open_job, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
+
+
 def test_a_row_says_how_the_plan_is_laid_out():
     record = search_record("job", search(job(2, 1, 3), cost(), {"cornstarch": cornstarch.plan}, predict))
     [found] = record["candidates"]

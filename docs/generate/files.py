@@ -40,7 +40,10 @@ leaves a profile's times as they are."""
 TRACE = f"""A trace file is Chrome JSON that Perfetto opens; what the workbench reads back stands in `args`
 and in `otherData` (`format` `{trace_json.FORMAT}`, `schema_version` {trace_json.SCHEMA_VERSION}).
 Timestamps are microseconds for the viewer; the exact seconds stand beside them as `start_s` and `end_s`. A
-process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap."""
+process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap. Arrows join
+a message's two ends, an all-gather of sharded weights to the pass that needs them, and a backward to the
+reduce-scatter of its gradients; memory is a counter of each rank, in simulated traces and in those of
+`run --watch-memory`."""
 
 _SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
 _OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
@@ -61,7 +64,19 @@ add up to the sample, a number of equal parts, or, left out, one for each segmen
 
 SIZES = f"""`plan --sizes FILE` takes sizes alone: a `.jsonl` or `.parquet` file, or a folder of
 `save_to_disk`. Columns are {_SIZE_COLUMNS}; `text_tokens` stands in every row, the others are a number, a
-list or null. Other columns are left alone. `--sizes` also takes a corpus by name:"""
+list or null. Other columns are left alone. `batch: {{samples: 512, sizes: FILE}}` says the
+same in a job file.
+
+Conversations, such as LLaVA's JSON lines, hold text and names of images, not their sizes; three lines count
+them with the model's own tokenizer:
+
+```text
+text = " ".join(turn["value"] for turn in row["conversations"])
+row["text_tokens"] = len(tokenizer(text)["input_ids"])
+row["image_width"], row["image_height"] = PIL.Image.open(row["image"]).size
+```
+
+`--sizes` and `sizes` also take a corpus by name:"""
 
 TRACES_OF_NODES = """`workbench failures --trace` and `workbench elastic --trace` read a CSV file with the
 columns `t_s` (seconds, ascending), `event` (`add` or `remove`) and `node` (a name). A node that comes back

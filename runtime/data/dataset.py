@@ -183,7 +183,8 @@ def read_wave(path: Path) -> Tensor:
                 f"clip {path}: want 1 channel of 16 bits at {SAMPLE_HZ} Hz, got {found[0]} of {found[1]} "
                 f"bits at {found[2]} Hz"
             )
-        data = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+        frames = file.readframes(file.getnframes())
+    data = np.frombuffer(frames[: len(frames) // 2 * 2], dtype="<i2")
     return torch.from_numpy(data.astype(np.float32) / 32768.0)
 
 

@@ -9,6 +9,7 @@ from workbench.bounded_file import read_bounded
 from workbench.data.corpus import TEXT
 from workbench.masks.patterns import CAUSAL, canonical
 
+MOST_ID = 2**53
 INDEX = "data.jsonl"
 IMAGE = "image"
 AUDIO = "audio"
@@ -63,6 +64,8 @@ def read_records(folder: Path) -> tuple[Record, ...]:
 def _record(data: dict[str, Any]) -> Record:
     if data.keys() - {"mask"} != {"id", "segments"} or not isinstance(data["id"], int):
         raise ValueError("want the keys id (a whole number), segments and, at will, mask")
+    if isinstance(data["id"], bool) or abs(data["id"]) > MOST_ID:
+        raise ValueError(f"want an id of at most {MOST_ID}, got {data['id']!r:.60}")
     mask = data.get("mask", CAUSAL)
     if not isinstance(mask, str):
         raise ValueError(f"mask must be a name or a call, got {mask!r:.60}")

@@ -34,7 +34,7 @@ from runtime.state.rank_notes import RankNotes, notes_from
 from runtime.state.save_folder import check_folder, give_back, take
 from runtime.state.tensor_files import read_tensors, write_tensors
 from runtime.step.optimizer import step_count
-from runtime.world.failure import RankError
+from runtime.world.failure import RankError, death_of
 from runtime.world.stopped import StopWatch
 from runtime.world.supervised import Parent, as_parent, end_with
 
@@ -244,7 +244,8 @@ class RankCheckpoints:
         text = os.read(child.pipe, MOST_TEXT).decode()
         os.close(child.pipe)
         if code := os.waitstatus_to_exitcode(ended[1]):
-            raise RankError(f"{save} failed: {text or f'exit code {code}'}")
+            drop_rank(self._folder, child.step, self._rank)
+            raise RankError(f"{save} failed: {text or death_of(self._rank, code).describe('its process')}")
 
     def close(self) -> None:
         """End a save that still runs, where a run has failed, and remove it; the folder is free again."""

@@ -52,6 +52,11 @@ COMMANDS = {
         "Plan a job with every strategy, and with every schedule asked for; simulate all plans "
         "and rank them.",
     ),
+    "size": Command(
+        "sizing",
+        "size_command",
+        "Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.",
+    ),
     "check": Command(
         "planning",
         "check_command",
@@ -77,6 +82,12 @@ COMMANDS = {
         "exporting",
         "export_command",
         "Write a plan as a folder that launches under another training system.",
+    ),
+    "schema": Command(
+        "schemas",
+        "schema_command",
+        "Print the JSON Schema of job, profile or plan files, by which editors complete and check them.",
+        lists=False,
     ),
     "models": Command(
         "models",
@@ -138,9 +149,7 @@ COMMANDS = {
         "Do the main job on this machine: calibrate, plan, predict, run, compare, report.",
     ),
     "checkpoint": Command("checkpoints", "app", "Take over saves of the format before this one."),
-    "preprocess": Command(
-        "preprocessing", "app", "Prepare images apart from training: serve, produce, consume."
-    ),
+    "preprocess": Command("preprocessing", "app", "Prepare images apart from training: serve, produce, run."),
 }
 
 

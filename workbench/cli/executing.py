@@ -16,7 +16,7 @@ from workbench.drift import drift_warning
 from workbench.ending import Ended
 from workbench.job.device import Device
 from workbench.job.machines import under
-from workbench.job.matching import check_profile, cost_for
+from workbench.job.matching import check_profile, cost_for, profile_beside
 from workbench.job.run_options import RunOptions
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
@@ -53,7 +53,9 @@ EMULATED_REPETITIONS = 3
 def simulate_command(
     plan: PlanFile,
     trace: Annotated[Path | None, typer.Option(help="trace file to write (Perfetto opens it)")] = None,
-    profile: Annotated[str | None, typer.Option(help="profile name or file; default: by device")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="profile name or file; default: that of the plan's job")
+    ] = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +66,8 @@ def simulate_command(
         check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
-    cost = under(cost_for(found, load_profile(profile) if profile else None), execution)
+    given = profile_beside(plan) if profile is None else load_profile(profile)
+    cost = under(cost_for(found, given), execution)
     simulated = predict_within(lowered, memory, cost)
     if trace is not None:
         write_trace(simulated, trace)

@@ -1,13 +1,14 @@
 """The command that says which models there are."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
 from rich.table import Table
 
 from workbench.cli.console import emit_json, show
 from workbench.cli.extras import has_extra, install_text
 from workbench.cli.options import Json
-from workbench.model.composites.registry import COMPOSITES, TAKEN_APART
+from workbench.model.composites.registry import COMPOSITES
+from workbench.model.composites.whole import Whole
 from workbench.model.families.family import Family
 from workbench.model.families.registry import FAMILIES
 from workbench.report.tables import titled
@@ -20,37 +21,43 @@ def models_command(*, json: Json = False) -> None:
 
     Composite models of transformers are listed with what `workbench init` makes of them.
     """
-    known, outcomes = _of_runtime()
+    known, whole = _of_runtime()
     if json:
-        composites = {
-            kind: {"role": "composite", "taken_apart": kind in COMPOSITES, "outcome": outcome}
-            for kind, outcome in outcomes.items()
-        }
+        composites = {each.model_type: _composite_record(each) for each in whole}
         emit_json({family.name: _record(family, known) for family in FAMILIES} | composites)
         return
     lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
-    show(_table(known), _composites(outcomes), *((lacking,) if known is None else ()))
+    show(_table(known), _composites(whole), *((lacking,) if known is None else ()))
 
 
-def _of_runtime() -> tuple[Collection[str] | None, Mapping[str, str]]:
-    """Architectures that can run, None where no runtime is installed; what happens to each composite."""
+def _of_runtime() -> tuple[Collection[str] | None, Sequence[Whole]]:
+    """Architectures that can run, None where no runtime is installed; composites that are known here."""
     if not has_extra("run"):
-        return None, dict.fromkeys(COMPOSITES, TAKEN_APART)
+        return None, [Whole(model_type=kind, parts={}) for kind in sorted(COMPOSITES)]
     from runtime.models.choose import ADAPTERS
     from runtime.models.composites import composite_models
 
-    return ADAPTERS, {each.model_type: each.outcome for each in composite_models()}
+    return ADAPTERS, composite_models()
 
 
-def _composites(outcomes: Mapping[str, str]) -> Table:
+def _composite_record(whole: Whole) -> dict[str, object]:
+    return {
+        "role": "composite",
+        "taken_apart": whole.is_taken_apart,
+        "parts": dict(whole.parts),
+        "outcome": whole.outcome,
+    }
+
+
+def _composites(whole: Sequence[Whole]) -> Table:
     """Those that are taken apart first."""
-    table = titled("composite models", ("model_type", "name", "workbench init"))
+    table = titled("composite models of transformers", ("model_type", "name", "workbench init"))
     for column in table.columns:
         column.justify = "left"
     table.columns[-1].no_wrap = False
-    for kind in sorted(outcomes, key=lambda kind: (kind not in COMPOSITES, kind)):
-        name = COMPOSITES[kind].name if kind in COMPOSITES else ""
-        table.add_row(kind, name, outcomes[kind])
+    for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
+        name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
+        table.add_row(each.model_type, name, each.outcome)
     return table
 
 

@@ -22,6 +22,9 @@ ExecutionFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 JobFile = Annotated[Path, typer.Argument(help="job file", metavar="JOB")]
+RanksPerNode = Annotated[
+    int | None, typer.Option("--ranks-per-node", min=1, help="of nodes of a `local` cluster; default: 1")
+]
 Faults = Annotated[int, typer.Option("--faults", help="nodes that may fail at the same moment")]
 Profile = Annotated[str | None, typer.Option(help="profile name or file instead of the job's")]
 

@@ -1,6 +1,5 @@
 """Commands that make and judge plans: plan, search, check."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -10,15 +9,16 @@ import typer
 
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile
+from workbench.cli.searching import NoCache, kept_results, searched
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
-from workbench.job.matching import check_job
+from workbench.job.matching import check_job, named_profile
 from workbench.job.sample_sizes import Tiling, with_sizes
-from workbench.plan.codec import plan_hash, read_plan, write_plan
+from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
-from workbench.report.search_tables import fits_text, search_record, search_table
+from workbench.report.search_tables import fits_text, search_table
 from workbench.report.tables import (
     milliseconds,
     plan_table,
@@ -26,7 +26,7 @@ from workbench.report.tables import (
     titled,
 )
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import Objective, search, with_schedules
+from workbench.search.drive import Objective, with_schedules
 from workbench.strategies.placings import with_layout_file
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
@@ -97,7 +97,7 @@ def plan_command(
             warn(warning)
     for line in waste_of(made, wanted):
         warn(line)
-    write_plan(made, output)
+    write_plan(made, output, profile=named_profile(wanted, profile, output))
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
     else:
@@ -118,11 +118,10 @@ def search_command(
     seed: Seed = 0,
     tiling: Tiles = Tiling.NONE,
     execution: ExecutionFile = None,
+    no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
-    from sim.predict import predict_within
-
     wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
@@ -130,34 +129,18 @@ def search_command(
     priced = PRICED if objective is Objective.DOLLARS else {}
     planners = with_schedules(PLANNERS | priced, [usual(kind) for kind in schedule or ()])
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = search(
-            wanted,
-            cost,
-            planners,
-            lambda plan: predict_within(*accept(plan), cost),
-            ticker.at,
-            objective,
+        found = searched(
+            wanted, cost, planners, objective, ticker.at, results=None if no_cache else kept_results()
         )
-    if found[0].plan is None:
-        raise ValueError(_none_text(wanted.name, [candidate.refusal for candidate in found]))
-    for candidate in found:
-        for line in waste_of(candidate.plan, wanted) if candidate.plan is not None else ():
-            warn(line)
+    for line in found.record["warnings"]:
+        warn(line)
     if output is not None:
-        write_plan(found[0].plan, output)
+        write_plan(loads(found.best_plan), output, profile=named_profile(wanted, profile, output))
     written = () if output is None else (f"best plan written to {output}",)
-    record = search_record(wanted.name, found)
     if as_json:
-        emit_json(record)
+        emit_json(found.record)
     else:
-        show(fits_text(record), search_table(record), *written)
-
-
-def _none_text(job: str, refusals: Sequence[str]) -> str:
-    """Why there is no plan: that none fits, where that is what is wrong."""
-    too_large = [refusal for refusal in refusals if "does not fit" in refusal]
-    first = "does not fit: " if too_large else ""
-    return f"{first}no strategy has a plan for job {job!r}; {(too_large or refusals)[0]}"
+        show(fits_text(found.record), search_table(found.record), *written)
 
 
 def check_command(

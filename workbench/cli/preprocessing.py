@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Prepare images apart from training: serve, produce, consume.",
+    help="Prepare images apart from training: serve, produce, run.",
 )
 
 _E = TypeVar("_E", bound=StrEnum)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json, lists
@@ -64,7 +65,7 @@ def check_command(
         found: dict[str, Any] = {"device": sheet.device, "presumed": list(sheet.presumed)}
         told = f"{file}: sound; presumed: {', '.join(sheet.presumed) or 'nothing'}"
     else:
-        profile = parse_profile(file.read_text(), where=str(file))
+        profile = parse_profile(read_bounded(file, MOST_SETTINGS_BYTES), where=str(file))
         found = {"device": profile.device, "presumed": list(profile.presumed)}
         told = f"{file}: sound; {len(profile.unmeasured)} costs that nobody measured"
     if as_json:

@@ -13,6 +13,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerTable
 from workbench.data.sample import WHERE_SET
 from workbench.frozen_json import FrozenJson, json_lines, parse_json
+from workbench.json_schema import Schema, of_dataclass
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
@@ -333,6 +334,11 @@ def _shipped(path: Path) -> Profile:
 
 def _read(path: Path) -> Profile:
     return parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
+
+
+def profile_schema() -> Schema:
+    """JSON Schema of a profile file."""
+    return of_dataclass(Profile, _JSON, {})
 
 
 def parse_profile(text: str, *, where: str = "profile") -> Profile:

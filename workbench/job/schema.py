@@ -163,6 +163,7 @@ class ClusterSpec(Strict):
         memory_gib: of a device; of all local processes together.
         intra: link between ranks of a node.
         inter: a network card between nodes, and how many of them a node has.
+        dollars_per_gpu_hour: price of one rank; pools have their own.
     """
 
     local: LocalSpec | None = None
@@ -173,12 +174,14 @@ class ClusterSpec(Strict):
     memory_gib: Positive | None = None
     intra: LinkSpec | None = None
     inter: LinkSpec | None = None
+    dollars_per_gpu_hour: Positive | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         remote = (self.device, self.nodes, self.ranks_per_node)
         if self.pools is not None:
-            if any(value is not None for value in (*remote, self.local, self.memory_gib, self.intra)):
+            beside = (*remote, self.local, self.memory_gib, self.intra, self.dollars_per_gpu_hour)
+            if any(value is not None for value in beside):
                 raise ValueError("'pools' excludes everything beside it but 'inter'")
             return self
         if self.local is not None and any(value is not None for value in remote):
@@ -255,7 +258,7 @@ class MixtureSpec(Strict):
 
 
 class BatchSpec(Strict):
-    """The global batch: exactly one of `fixed` and `mixture` says its samples.
+    """The global batch: exactly one of `fixed`, `mixture` and `sizes` says its samples.
 
     Args:
         samples: of one optimizer step.
@@ -265,6 +268,7 @@ class BatchSpec(Strict):
             the samples: the first mask is the first sample's.
         fixed: equal samples.
         mixture: samples that differ.
+        sizes: file with the sizes of samples, or a corpus by name; as `--sizes` takes them.
     """
 
     samples: Annotated[Count, Field(le=100_000)]
@@ -273,11 +277,12 @@ class BatchSpec(Strict):
     mask: Mask | Annotated[tuple[Mask, ...], Field(min_length=1)] = CAUSAL
     fixed: FixedSpec | None = None
     mixture: MixtureSpec | None = None
+    sizes: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if (self.fixed is None) == (self.mixture is None):
-            raise ValueError("want exactly one of 'fixed' and 'mixture'")
+        if sum(value is not None for value in (self.fixed, self.mixture, self.sizes)) != 1:
+            raise ValueError("want exactly one of 'fixed', 'mixture' and 'sizes'")
         return self
 
     @field_validator("mask", mode="before")

@@ -15,7 +15,7 @@ from workbench.model.composites.qwen3 import OMNI, QWEN3_VL, THINKER
 from workbench.model.composites.tiled import IDEFICS3, INTERNVL, SMOLVLM
 from workbench.model.config_fields import Config
 
-TAKEN_APART = "taken apart"  # what `workbench init` makes of these
+
 COMPOSITES: Mapping[str, Composite] = {
     each.model_type: each
     for each in (

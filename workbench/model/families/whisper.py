@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, whisper_tokens
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Lookup
 from workbench.model.module_layers import block_layers, whisper_stem
@@ -30,7 +30,7 @@ def _whisper(config: Config) -> Tower:
         width=width,
         num_positions=whole(config, "max_source_positions", 1500),
     )
-    layers = (stem, *block_layers(block, whole(config, "encoder_layers", 4)))
+    layers = (stem, *block_layers(block, count(config, "encoder_layers", 4)))
     return Tower(layers=layers, width=width, norm=Norm.LAYER)
 
 
@@ -65,7 +65,7 @@ def _voxtral(config: Config) -> Tower:
     """Whisper's encoder under the keys of a decoder."""
     sizes = {
         "d_model": whole(config, "hidden_size", 1280),
-        "encoder_layers": whole(config, "num_hidden_layers", 32),
+        "encoder_layers": count(config, "num_hidden_layers", 32),
         "encoder_attention_heads": whole(config, "num_attention_heads", 20),
         "encoder_ffn_dim": whole(config, "intermediate_size", 5120),
         "num_mel_bins": whole(config, "num_mel_bins", 128),

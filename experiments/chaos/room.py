@@ -1,0 +1,106 @@
+"""The place of one round: its folders, its mark, and the programs that run in it."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.chaos.fault import INJECTED, Fault
+from experiments.chaos.forked import MARK, MARK_LENGTH, Forked, fork
+from experiments.chaos.processes import end_all, marked
+
+ROOT = Path(__file__).parents[2]
+FOREIGN = ("torch",)  # temporary folders that torch's launcher and compiler make
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One that was started; what it says goes to files, so that nobody has to read along."""
+
+    process: Forked
+    out: Path
+    err: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def said(self) -> str:
+        return self.err.read_text(errors="replace")
+
+    @property
+    def printed(self) -> str:
+        return self.out.read_text(errors="replace")
+
+    @property
+    def last_line(self) -> str:
+        """Of what it said of errors."""
+        lines = [line for line in self.said.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Everything of a round: `folder` is its own, `mark` is in the environment of all its processes."""
+
+    folder: Path
+    mark: str
+
+    @property
+    def scratch(self) -> Path:
+        """Where its programs make temporary files."""
+        return self.folder / "tmp"
+
+    @property
+    def saves(self) -> Path:
+        return self.folder / "disk" / "saves"
+
+    def start(self, name: str, *words: object) -> Program:
+        """A program, see `forked`."""
+        out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
+        for path in (out, err):
+            path.touch()
+        environment = {
+            MARK: self.mark,
+            "TMPDIR": str(self.scratch),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+        process = fork(
+            [str(word) for word in words], out=out, err=err, folder=self.folder, environment=environment
+        )
+        return Program(process, out, err)
+
+    def left_over(self) -> list[str]:
+        """Temporary files and folders that are still there."""
+        own = [path for path in self.scratch.iterdir() if not path.name.startswith(FOREIGN)]
+        saves = [path for path in self.folder.rglob("*") if path.name.endswith((".part", ".tmp"))]
+        locks = list(self.folder.rglob("writer.json"))
+        return sorted({str(path.relative_to(self.folder)) for path in (*own, *saves, *locks)})
+
+
+@contextmanager
+def room(seed: str) -> Iterator[Room]:
+    """A folder for a round; at the end nothing of it runs, and it is removed."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        mark = hashlib.sha256(f"{folder} {seed}".encode()).hexdigest()[:MARK_LENGTH]
+        found = Room(Path(folder), mark)
+        found.scratch.mkdir()
+        try:
+            yield found
+        finally:
+            if marked(mark):
+                end_all(mark)
+
+
+def workbench(fault: Fault | None, seed: str, *words: object) -> tuple[object, ...]:
+    """A command of the workbench, with what is injected into it."""
+    return (*injected(fault, seed), "workbench", *words)
+
+
+def injected(fault: Fault | None, seed: str) -> tuple[object, ...]:
+    """What stands before a program that something is injected into."""
+    return ("injected", fault, seed) if fault in INJECTED else ()

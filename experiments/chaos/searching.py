@@ -1,0 +1,98 @@
+"""Rounds of `workbench search`: its plan file is whole or not there, and the same when it is asked again."""
+
+import random
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from experiments.chaos.disk import fill, make_room, small_disk
+from experiments.chaos.fault import INJECTED, Fault, strike
+from experiments.chaos.findings import Expectations, Findings, ends
+from experiments.chaos.processes import end_all, left_after
+from experiments.chaos.room import Program, Room, room, workbench
+
+ENDED_S, LATEST_S, GONE_S = 240.0, 3.0, 2.0
+DISK_BYTES = 2**20
+EXPECTED: Expectations = {
+    Fault.KILL_SUPERVISOR: ends(-9),
+    Fault.TERM_SUPERVISOR: ends(143, words="ended by SIGTERM"),
+    Fault.PAUSE_SUPERVISOR: ends(0),
+    Fault.SECOND_SUPERVISOR: ends(0),
+    Fault.CLOCK_JUMPS: ends(0),
+    Fault.FULL_DISK: ends(2, words="No space left on device"),
+    Fault.FILE_SIZE: ends(2, words="File too large"),
+    Fault.NO_DESCRIPTORS: ends(2, words="Too many open files"),
+}
+
+
+@dataclass(frozen=True)
+class Searching:
+    """A search over all strategies for a job."""
+
+    job: Path
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return tuple(EXPECTED)
+
+    @cached_property
+    def best(self) -> bytes:
+        """The plan that an undisturbed search finds."""
+        with room("search") as place:
+            program = self._start(place, "undisturbed", None, "")
+            if program.process.wait(ENDED_S):
+                raise RuntimeError(program.said)
+            return self._plan(place).read_bytes()
+
+    def play(self, room: Room, fault: Fault, seed: str, rng: random.Random) -> Findings:
+        """A round; the fault comes while it starts, searches or writes."""
+        found, best = Findings(), self.best
+        with ExitStack() as held:
+            if fault is Fault.FULL_DISK:
+                held.enter_context(small_disk(self._plan(room).parent, DISK_BYTES))
+            program = self._start(room, "first", fault, seed)
+            time.sleep(rng.uniform(0, LATEST_S))
+            start_s = time.monotonic()
+            self._hurt(room, fault, seed, rng, program, found)
+            self._await(room, program, found)
+            found.code, found.said = program.process.returncode, program.last_line[:300]
+            if program.process.returncode:
+                found.hold(program, EXPECTED[fault])
+            plan = self._plan(room)
+            found.wrong_losses += plan.exists() and plan.read_bytes() != best
+            if fault is Fault.FULL_DISK:
+                make_room(plan.parent)
+            again = self._start(room, "again", None, "")
+            self._await(room, again, found)
+            found.hold(again, ends(0), what="again: ")
+            found.recovery_s = time.monotonic() - start_s
+            found.wrong_losses += not plan.exists() or plan.read_bytes() != best
+            found.leftover_files += room.left_over()
+        return found
+
+    def _hurt(
+        self, room: Room, fault: Fault, seed: str, rng: random.Random, program: Program, found: Findings
+    ) -> None:
+        if fault is Fault.FULL_DISK:
+            fill(self._plan(room).parent)
+        elif fault is Fault.SECOND_SUPERVISOR:
+            second = self._start(room, "second", None, seed)
+            second.process.wait(ENDED_S)
+            found.hold(second, ends(0), what="second: ")
+        elif fault not in INJECTED and program.process.poll() is None:
+            strike(fault, program.pid, rng)
+
+    def _await(self, room: Room, program: Program, found: Findings) -> None:
+        program.process.wait(ENDED_S)
+        found.orphans += [seen.command[:200] for seen in left_after(room.mark, GONE_S)]
+        end_all(room.mark)
+
+    def _start(self, room: Room, name: str, fault: Fault | None, seed: str) -> Program:
+        self._plan(room).parent.mkdir(exist_ok=True)
+        words = ("search", self.job, "-o", self._plan(room), "--json")
+        return room.start(name, *workbench(fault, seed, *words))
+
+    def _plan(self, room: Room) -> Path:
+        return room.folder / "disk" / "best.json"

@@ -1,0 +1,40 @@
+"""Memory, descriptors and threads of every process over what was done."""
+
+from collections.abc import Mapping
+
+from experiments.harness.figure import Grid, Line, Lines
+from experiments.soak.sampling import Series
+from workbench.report.palette import module_hues
+from workbench.units import MIB
+
+UNITS = {"run": "steps", "elastic": "steps", "preprocess": "requests"}
+DRAWN = {"uss_bytes": ("private memory (USS), MiB", MIB), "rss_bytes": ("resident memory (RSS), MiB", MIB)}
+COUNTS = {"descriptors": ("open descriptors", 1), "threads": ("threads", 1)}
+
+
+def drawing(series: Mapping[str, Series]) -> Grid:
+    """A row for each measure, a column for each load."""
+    rows = [
+        [_panel(load, found, measure, text, unit) for load, found in series.items()]
+        for measure, (text, unit) in (DRAWN | COUNTS).items()
+    ]
+    return Grid(rows=rows, title="What processes hold in long runs", panel_inches=(4.2, 2.4))
+
+
+def _panel(load: str, found: Series, measure: str, text: str, unit: int) -> Lines:
+    hues = module_hues(tuple(found.by_process))
+    return Lines(
+        title=load,
+        x=UNITS[load],
+        y=text,
+        y_limits=(0, None),
+        lines=[
+            Line(
+                x=found.done,
+                y=[value / unit for value in found.values(process, measure)],
+                colour=hues[process],
+                label=process,
+            )
+            for process in found.by_process
+        ],
+    )

@@ -1,0 +1,57 @@
+"""What processes of this machine hold, read from /proc."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROC = Path("/proc")
+KIB = 1024
+PRIVATE = ("Private_Clean:", "Private_Dirty:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Of one process: resident bytes, those of them that nobody shares, open descriptors, threads."""
+
+    rss_bytes: int
+    uss_bytes: int
+    descriptors: int
+    threads: int
+
+
+MEASURES = tuple(Held.__dataclass_fields__)
+
+
+def held(pid: int) -> Held:
+    """By a process at this moment; OSError where there is none."""
+    folder = PROC / str(pid)
+    kib: dict[str, int] = {}
+    for line in (folder / "smaps_rollup").read_text().splitlines()[1:]:
+        name, value, *_ = line.split()
+        kib[name] = int(value)
+    return Held(
+        rss_bytes=KIB * kib["Rss:"],
+        uss_bytes=KIB * sum(kib[name] for name in PRIVATE),
+        descriptors=sum(1 for _ in (folder / "fd").iterdir()),
+        threads=sum(1 for _ in (folder / "task").iterdir()),
+    )
+
+
+@dataclass(slots=True)
+class Series:
+    """Samples of named processes over what was done until each: steps, or requests."""
+
+    done: list[int] = field(default_factory=list)
+    by_process: dict[str, list[Held]] = field(default_factory=dict)
+
+    def sample(self, done: int, processes: Mapping[str, int]) -> None:
+        """One of all; one of a process that is just gone is left out for all."""
+        with suppress(OSError):
+            now = {name: held(pid) for name, pid in processes.items()}
+            self.done.append(done)
+            for name, each in now.items():
+                self.by_process.setdefault(name, []).append(each)
+
+    def values(self, process: str, measure: str) -> list[int]:
+        return [getattr(each, measure) for each in self.by_process[process]]
