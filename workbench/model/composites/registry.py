@@ -15,7 +15,6 @@ from workbench.model.composites.qwen3 import OMNI, QWEN3_VL, THINKER
 from workbench.model.composites.tiled import IDEFICS3, INTERNVL, SMOLVLM
 from workbench.model.config_fields import Config
 
-
 COMPOSITES: Mapping[str, Composite] = {
     each.model_type: each
     for each in (
