@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); torch alone takes minutes"
 	$(BIN)/python -m pip install -q torch==2.13.0
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[run,report,data,dev]'
 	@touch $@
 
 # Everything that can be made again except the environment itself; delete .venv to rebuild that too.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.models.weights import exporting, refuse_taken
 from runtime.preprocess.source import following_of, source_of
-from runtime.rank_job import Build, RunSettings, run_rank
+from runtime.rank_job import Build, Collect, RunSettings, run_rank
 from runtime.rank_report import RankReport, RankState
 from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
@@ -284,7 +284,8 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
         raise ValueError("--resume goes on from a folder of checkpoints; want --checkpoint FOLDER")
     source = source_of(options.data, options.data_keys, timeout_s=options.timeout_s)
     following = following_of(source if options.next_samples else None, plan)
-    settings = RunSettings(**options.of_steps, following=following)
+    collect = Collect.MEMORY if options.watch_memory else Collect.NOTHING
+    settings = RunSettings(**options.of_steps, following=following, collect=collect)
     if options.checkpoint is None:
         return settings, source
     identity = identity_of(plan, settings.dtype(plan), options.seed)

@@ -20,6 +20,7 @@ from runtime.rank_report import RankReport, RankState
 from runtime.state.checkpoint import Checkpoints, RankCheckpoints, live_tensors
 from runtime.state.checkpoint_files import identity_of
 from runtime.step.activations import watch
+from runtime.step.annotations import STEP, named
 from runtime.step.executor import Executor
 from runtime.step.feed import feed_of
 from runtime.step.fsdp.gradients import ShardedGradients
@@ -326,7 +327,7 @@ class _Rank:
         try:
             self._mesh.align(f"at the start of step {step}")
             self._recorder.start_step()
-            with nullcontext() if self._memory is None else self._memory:
+            with named(STEP), nullcontext() if self._memory is None else self._memory:
                 self._executor.run_step()
         finally:
             gc.enable()

@@ -40,7 +40,7 @@ def predict(
     Raises:
         ValueError: a plan that the profile cannot price, or that deadlocks.
     """
-    prices = price(lowered, cost, attention=_attention(lowered.plan, cost))
+    prices = prices_of(lowered, cost)
     trace = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory, overlapped=overlapped)
     return with_provenance(trace, lowered.plan, cost.profile, prices, beside=cost.beside)
 
@@ -57,18 +57,25 @@ def predict_within(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Tr
 def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:
     """Why the iteration time of a plan may be off, by the shares of its costs."""
 
-    shares_cores = any(node.num_cores is not None for node in lowered.plan.cluster.nodes)
-
     def seconds_of(execution: Execution) -> float:
-        model = cost.executed(execution)
-        prices = price(lowered, model, attention=_attention(lowered.plan, model))
-        if shares_cores:
-            return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
-        return iteration_s(lowered, prices)
+        return step_s(lowered, cost.executed(execution))
 
     cluster, ranks = lowered.plan.cluster, lowered.plan.ranks
     shares = shares_of(seconds_of, cost.execution, seconds_of(cost.execution))
     return doubts_of(cost.profile, shares, across_nodes=len(set(map(cluster.node_of, ranks))) > 1)
+
+
+def prices_of(lowered: Lowered, cost: CostModel) -> Price:
+    """What `predict` prices the plan's actions at."""
+    return price(lowered, cost, attention=_attention(lowered.plan, cost))
+
+
+def step_s(lowered: Lowered, cost: CostModel) -> float:
+    """Seconds of the step that `predict` foresees, without its trace; by the fast engine where it can."""
+    prices = prices_of(lowered, cost)
+    if any(node.num_cores is not None for node in lowered.plan.cluster.nodes):
+        return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
+    return iteration_s(lowered, prices)
 
 
 def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -> float:

@@ -13,6 +13,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 from runtime.world.pool import Pool
 
 MAX_RANKS = 8
+PAGE_TESTS = "test_report_page.py"
 
 # Files that take longest, first: two workers that take files in turn then end together.
 DEAREST = (
@@ -32,6 +33,7 @@ DEAREST = (
     "test_kernels_bench.py",
     "test_kernels_plan_compile.py",
     "test_few_packages.py",
+    "test_report_page.py",
 )
 
 # A run of the tests says the same twice; HYPOTHESIS_PROFILE=explore looks for new cases, and for longer.
@@ -44,6 +46,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole files, the dearest first, others as they were."""
     place = {name: index for index, name in enumerate(DEAREST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Searches of the tests find nothing that a user's kept, and keep nothing for one."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the very last line that the report's page was not looked at: among skips it is overlooked."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = [] if reporter is None else reporter.stats.get("skipped", [])
+    for report in skipped:
+        if PAGE_TESTS in report.nodeid:
+            reason = report.longrepr[-1].removeprefix("Skipped: ")
+            reporter.write_line(f"The report's page was not tested in a browser: {reason}", yellow=True)
+            return
 
 
 @pytest.fixture(scope="session")

@@ -21,11 +21,12 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
+from experiments.doors.whole_models import qwen_features, wide_rotation
 from runtime.models import vision_scaled
-from runtime.models.choose import adapter_of
+from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter
 from runtime.models.norm import widen_norms
-from runtime.models.vision_rotary import rotated, window_order
+from runtime.models.vision_rotary import window_order
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
 from runtime.world.pool import Pool
@@ -57,14 +58,6 @@ class Case(NamedTuple):
 
 def patches(model: nn.Module, image_CHW: Tensor) -> Tensor:
     return model(image_CHW[None]).last_hidden_state[0, 1:]
-
-
-def qwen_features(model: nn.Module, image_CHW: Tensor) -> Tensor:
-    """Patches as Qwen's processor lays them out: merging blocks, then channels, frames and pixels."""
-    rows, columns = image_CHW.shape[1] // 4, image_CHW.shape[2] // 4
-    x = image_CHW[None].expand(2, -1, -1, -1).reshape(1, 2, 3, rows // 2, 2, 4, columns // 2, 2, 4)
-    flat = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, -1)
-    return model(flat, torch.tensor([[1, rows, columns]])).pooler_output
 
 
 def internvit(config: dict[str, Any]) -> nn.Module:
@@ -182,7 +175,7 @@ CASES |= {
         lambda model, item: model(item[None]).last_hidden_state[0],
     )
     for kind, family in ARCHITECTURES.items()
-    if isinstance(family, Encoder) and kind not in ELSEWHERE
+    if isinstance(family, Encoder) and family.runs(ADAPTERS) and kind not in ELSEWHERE
     for name, example in family.examples.items()
 }
 
@@ -205,14 +198,15 @@ def original(case: Case, ours: StageModule) -> nn.Module:
     return theirs
 
 
-def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return rotated(q, cos, sin), rotated(k, cos, sin)
+def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers rotates in float32."""
+    for family in (qwen2, qwen2_5):
+        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in (qwen2, qwen2_5):  # transformers rotates in float32
-        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
+    widen_vision_rotations(monkeypatch)
     case = CASES[name]
     module = module_of(case)
     ours, _, data = build(module, F64, *samples_of(case, module.modality))

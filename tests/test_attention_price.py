@@ -21,7 +21,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.bitfield import dense
-from workbench.masks.builders import causal, full, sample_bitfield
+from workbench.masks.builders import causal, full
+from workbench.masks.patterns import sample_bitfield
 from workbench.masks.tiles import classify, row_work
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount
 from workbench.model.model_graph import ModelGraph, Module

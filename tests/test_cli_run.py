@@ -7,6 +7,8 @@ import pytest
 
 from runtime.data.scenes import make
 from tests.test_cli import JOB, accept, refuse
+from workbench.plan.codec import read_plan
+from workbench.trace_json import read_trace
 
 
 @pytest.fixture
@@ -35,6 +37,17 @@ def test_training_goes_on_from_exported_weights(plan: Path):
     assert on == straight[3:]
     words = "trained exists already"
     refuse(*run, "--export", folder / "trained", words=words, folder=folder)
+
+
+def test_a_watched_run_says_what_ranks_held(plan: Path):
+    folder = plan.parent
+    run = ("run", plan, "--local", "--warmup", 0, "--trace")
+    accept(*run, folder / "a.run.json")
+    assert read_trace(folder / "a.run.json").memory == ()
+    accept(*run, folder / "b.run.json", "--watch-memory")
+    watched = read_trace(folder / "b.run.json")
+    assert {sample.rank for sample in watched.memory} == set(read_plan(plan).ranks)
+    assert min(sample.num_bytes for sample in watched.memory) > 0
 
 
 def test_places_that_cannot_be_written_are_refused_before_the_work(plan: Path, job: Path):

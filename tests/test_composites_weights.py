@@ -2,17 +2,26 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM
 from transformers.models.auto import modeling_auto
 
-from runtime.data.batches import SyntheticSource, count_targets, microbatch_data
+from experiments.doors.composite_configs import CONFIGS
+from experiments.doors.whole_models import (
+    FEATURES,
+    LOSSES,
+    modules_of,
+    saved,
+    tokens_of,
+    whole_loss,
+    whole_model,
+)
+from runtime.data.batches import count_targets
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.weights import finish_export, weights_of, write_part
@@ -21,8 +30,7 @@ from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models
 from tests.plans import disjoint_plan
-from tests.test_composites import CONFIGS, modules_of
-from tests.test_composites_run import FEATURES, tokens_of, whole_model
+from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM
@@ -32,11 +40,6 @@ from workbench.plan.plan import Plan, Precision
 
 torch.set_num_threads(1)
 F64 = torch.float64
-TWO_SIDED = ("gemma3", "paligemma")  # their prompts and images are read in both directions
-TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
-LOSSES = [name for name in FEATURES if name not in (*TWO_SIDED, *TILED)]
-IMAGE = 90  # the id that stands where an image or a clip does
-ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
 
 
 def plan_of(name: str) -> Plan:
@@ -49,45 +52,11 @@ def plan_of(name: str) -> Plan:
     return disjoint_plan(graph, (Sample(0, sample),), cuts)
 
 
-def saved(name: str, folder: Path) -> nn.Module:
-    """transformers' own model with weights that are not zero, and its checkpoint."""
-    config = {**CONFIGS[name], **{key: IMAGE for key in ID_KEYS if key in known_keys(name)}}
-    torch.manual_seed(1)
-    model = whole_model(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.05)
-    model.save_pretrained(folder)
-    return model
-
-
-def known_keys(name: str) -> set[str]:
-    return set(whole_model(CONFIGS[name]).config.to_dict())
-
-
-def whole_loss(name: str, model: Any, plan: Plan) -> float:
-    """Mean over the targets that the plan has, of the whole model's logits."""
-    first, last = plan.stages[0], plan.stages[-1]
-    source = SyntheticSource(0)
-    encoder, *_, llm = plan.microbatches
-    raw = microbatch_data(plan, first, encoder, source, dtype=F64).raw
-    seen = microbatch_data(plan, plan.stages[1], llm, source, dtype=F64)
-    asked = microbatch_data(plan, last, llm, source, dtype=F64)
-    assert seen.input_ids is not None
-    assert asked.labels is not None
-    ids = seen.input_ids.clone()
-    ids[ids < 0] = IMAGE
-    features = FEATURES[name](model, torch.stack(list(raw)))
-    embedded = model.get_input_embeddings()(ids)
-    embedded = torch.where((seen.input_ids < 0)[:, None], 0.0, embedded)
-    embedded[seen.input_ids < 0] = features
-    logits = model(inputs_embeds=embedded[None]).logits[0]
-    loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)
-    return float(loss.detach())
-
-
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_first_loss_is_that_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
+def test_the_first_loss_is_that_of_the_whole_model(
+    name: str, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widen_vision_rotations(monkeypatch)
     plan = plan_of(name)
     model = saved(name, tmp_path / "whole")
     settings = RunSettings(steps=1, warmup=0, weights=tmp_path / "whole", precision=Precision.FLOAT64)

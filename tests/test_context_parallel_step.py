@@ -66,6 +66,12 @@ BATCHES = {
     "ep": (prepended(0, "multimodal"), prepended(1, "multimodal_items")),
     "ee": (embedded(0, "multimodal"), embedded(1, "multimodal")),
     "mp": (embedded(0, "multimodal"), prepended(1, "multimodal"), short(2, "causal"), embedded(3, "gemma")),
+    "windows": (
+        embedded(0, "gemma(window=5)"),
+        prepended(1, "global_window(before=6, after=3, tokens=2)"),
+        embedded(2, "causal_document(lengths=4)"),
+        prepended(3, "two_sided_window(before=4, after=9)"),
+    ),
     "full": (embedded(0, "full"), short(1, "full")),
 }
 
@@ -131,7 +137,7 @@ def with_owners(plan: Plan, distribution: str) -> Plan:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("batch", ["causal", "ep", "ee", "mp"])
+@pytest.mark.parametrize("batch", ["causal", "ep", "ee", "mp", "windows"])
 def test_two_ranks_in_a_pipeline_of_two_stages(batch: str, distribution: str, pool: Pool) -> None:
     assert_same(with_owners(plan_of("projectors-and-llm", batch), distribution), pool)
 

@@ -119,8 +119,11 @@ def test_a_saved_data_set_is_read(tmp_path: Path):
         ('{"text_tokens": "3"}', r"row 1: text_tokens: want numbers, got '3'"),
         ('{"text_tokens": null}', r"row 1: text_tokens: want one number"),
         ('{"text_tokens": 3, "image_width": 5}', r"row 1: want as many widths as heights"),
-        ('{"text_tokens": 3, "image_width": 0, "image_height": 4}', r"sides >= 1 px, got 4 x 0"),
-        ('{"text_tokens": 3, "audio_seconds": 0}', r"must last > 0 s, got 0"),
+        (
+            '{"text_tokens": 3, "image_width": 0, "image_height": 4}',
+            r"sides >= 1 px and at most 1000000 px, got 4 x 0",
+        ),
+        ('{"text_tokens": 3, "audio_seconds": 0}', r"must last > 0 s and at most 1,000,000 s, got 0"),
         ('{"text_tokens": 3, "audio_seconds": Infinity}', r"want numbers, got inf"),
         ("[1]", r"row 1: want an object"),
         ("{", r"row 1: not JSON"),

@@ -257,7 +257,7 @@ def test_search_ranks_by_dollars():
         rate = dollars_per_hour(job.pools, candidate.plan.ranks)
         assert candidate.dollars_per_sample == rate / 3600 * candidate.trace.iteration_s / len(job.batch)
     with pytest.raises(
-        ValueError, match=r"dollars-per-sample wants cluster.pools, each with dollars_per_hour"
+        ValueError, match=r"dollars-per-sample wants cluster.dollars_per_gpu_hour, or cluster.pools"
     ):
         search(replace(job, pools=()), cost, planners, predict, objective=Objective.DOLLARS)
     with pytest.raises(ValueError, match=r"disttrain-cheapest: job 'layouts' wants cluster.pools"):

@@ -41,7 +41,11 @@ from workbench.job.schema import JobSpec
         (("batch", "samples"), 0, "batch.samples: input should be greater than or equal to 1, got 0"),
         (("batch", "samples"), "4", "batch.samples: input should be a valid integer, got '4'"),
         (("precision",), "fp8", "precision: input should be 'float64', 'float32' or 'bfloat16', got 'fp8'"),
-        (("batch", "mixture"), {"seed": 1, "text_tokens": [1, 2]}, "exactly one of 'fixed' and 'mixture'"),
+        (
+            ("batch", "mixture"),
+            {"seed": 1, "text_tokens": [1, 2]},
+            "exactly one of 'fixed', 'mixture' and 'sizes'",
+        ),
         (("cluster", "device"), "A40", "'local' excludes 'device', 'nodes' and 'ranks_per_node'"),
         (("cluster", "local"), ..., "want 'local', or all of 'device', 'nodes' and 'ranks_per_node'"),
         (("cluster", "memory_gib"), ..., "no profile 'cpu.json'"),
@@ -116,7 +120,7 @@ def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"absent\.yaml: cannot be read: No such file"):
         load_job(tmp_path / "absent.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"binary\.yaml: cannot be read"):
+    with pytest.raises(ValueError, match=r"binary\.yaml: not UTF-8 text at byte 0"):
         load_job(tmp_path / "binary.yaml")
 
 

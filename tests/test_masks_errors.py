@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from workbench.data.sample import Sample, Segment
-from workbench.masks import builders
+from workbench.masks import builders, patterns
 from workbench.masks.bitfield import Bitfield, concatenate, from_paper_word, from_released_word, pad
 from workbench.masks.builders import Mixture, Run
 from workbench.masks.tiles import classify, row_areas
@@ -75,7 +75,7 @@ def changed(**arrays: Any) -> Bitfield:
         pytest.param(lambda: Mixture((0.5,), (0,)), r"spans must be >= 1 token, got \(0,\)", id="span"),
         pytest.param(lambda: Mixture((0.5,), (1, 2)), r"got 1 shares and 2 spans", id="share-per-span"),
         pytest.param(
-            lambda: builders.sample_bitfield([[Sample(7, (Segment("text", 0, 1, 1),), "diagonal")]]),
+            lambda: patterns.sample_bitfield([[Sample(7, (Segment("text", 0, 1, 1),), "diagonal")]]),
             r"sample 7: mask 'diagonal': want one of causal, full, multimodal",
             id="sample-mask",
         ),

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from runtime.models.adapter import MicrobatchData, StageLayer
+from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
+from runtime.models.masked_attention import MaskedAttention
 from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.data.sample import Item
+from workbench.data.sample import Item, Sample, Segment
+from workbench.masks.patterns import sample_bitfield
 from workbench.memory.eager import eager_kept, shared_bytes
 from workbench.memory.setting import Setting
 from workbench.model.frozen import Needs
@@ -150,10 +153,25 @@ def materialised(layer: StageLayer, dtype: torch.dtype, *, trained: bool) -> Sta
     return layer.eval()
 
 
-def saved_bytes(name: str, index: int, needs: Needs, lengths: tuple[int, ...], dtype: torch.dtype) -> int:
+def masked(data: MicrobatchData, lengths: tuple[int, ...], mask: str) -> MicrobatchData:
+    samples = [Sample(i, (Segment("text", 0, n, n),), mask) for i, n in enumerate(lengths)]
+    fields = sample_bitfield([samples])
+    return replace(data, attention=MaskedAttention(AttentionMask(fields, fields, torch.device("cpu"))))
+
+
+def saved_bytes(
+    name: str,
+    index: int,
+    needs: Needs,
+    lengths: tuple[int, ...],
+    dtype: torch.dtype,
+    mask: str | None = None,
+) -> int:
     """Bytes of the storages that autograd saves in the forward of a real layer, weights aside."""
     torch.manual_seed(0)
     adapter, data = adapter_of(module_of(name)), items_of(name, lengths)
+    if mask is not None:
+        data = masked(data, lengths, mask)
     layer = materialised(adapter.build(index), dtype, trained=needs.weight_grad)
     weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     data = replace(data, raw=tuple(raw.to(dtype) for raw in data.raw))
@@ -171,11 +189,18 @@ def saved_bytes(name: str, index: int, needs: Needs, lengths: tuple[int, ...], d
     return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
 
-def accounted_bytes(name: str, index: int, needs: Needs, lengths: tuple[int, ...], size: int = 4) -> int:
+def accounted_bytes(
+    name: str,
+    index: int,
+    needs: Needs,
+    lengths: tuple[int, ...],
+    size: int = 4,
+    masked_tokens: int = 0,
+) -> int:
     data = items_of(name, lengths)
     work = Work((RowWork(sum(data.tokens_in), sum(data.tokens_out), sum(n * n for n in data.tokens_in)),))
     is_gathered, inside = len(set(lengths)) > 1, tuple(sorted(data.tokens_in))
-    setting = Setting(work, Grid(), size, is_gathered, lengths=inside)
+    setting = Setting(work, Grid(), size, is_gathered, lengths=inside, masked_tokens=masked_tokens)
     layer = module_of(name).layers[index]
     return eager_kept(layer, needs, setting).num_bytes + shared_bytes(layer, needs, setting)
 
@@ -243,3 +268,15 @@ def test_a_layers_own_input_is_named(name: str):
     # A trained RMS norm that gradients do not pass keeps what it made of its input, not the input.
     first = eager_kept(block, NEEDS["trained, first"], setting).input_bytes
     assert first == (0 if name == "llama" else 128 * WIDTH * 4)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("needs", NEEDS.values(), ids=NEEDS)
+@pytest.mark.parametrize("name", ["llama", "mistral, window", "phi", "gpt2"])
+def test_account_of_blocks_under_a_mask(name: str, needs: Needs, lengths: tuple[int, ...]):
+    """One mask over all tokens, whatever the items' lengths: never less, and within 2 %."""
+    saved = saved_bytes(name, BLOCK, needs, lengths, torch.float32, mask="prefix_lm(prefix=8)")
+    num_tokens = sum(lengths)
+    accounted = accounted_bytes(name, BLOCK, needs, lengths, masked_tokens=num_tokens)
+    assert saved <= accounted <= 1.02 * saved
+    assert accounted > accounted_bytes(name, BLOCK, needs, lengths)

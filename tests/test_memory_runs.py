@@ -107,6 +107,12 @@ def tied_job() -> Job:
 
 CASES["tied, in a V"] = lambda: folded(tied_job())
 CASES["tied, in a V, all W last"] = lambda: split(folded(tied_job()), weights_last)
+CASES["masks of samples"] = lambda: cornstarch.plan(masked(tiny_job("all")), COST)
+
+
+def masked(job: Job) -> Job:
+    masks = ("gemma", "prefix_lm", "causal_document(lengths=3)")
+    return replace(job, batch=tuple(replace(s, mask=masks[i % 3]) for i, s in enumerate(job.batch)))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,6 +18,7 @@ from tests.user_models import SIDE_PX, TOKEN_IDS, VISION
 from workbench.job.notations.cornstarch import ParallelSpec
 
 BOUND = 1e-10
+MASKS = ("causal", "full", "sliding_window(window=5)", "prefix_lm(prefix=2)")
 NEGLIGIBLE = 1e-12  # of the global norm: such a gradient is rounding
 
 
@@ -251,3 +252,44 @@ def test_a_callback_that_shortens_is_named_on_its_rank(pool: Pool) -> None:
     parallel = spec_of(pp=1, num_microbatches=1).apply(model, pool=pool, timeout_s=20.0)
     with pytest.raises((ValueError, WorldFailed), match="'shortened' must keep the shape of every item"):
         parallel.execute(held)
+
+
+@pytest.mark.parametrize("masks", ["gemma", MASKS])
+def test_masks_of_a_batch_reach_the_ranks(masks: str | tuple[str, ...]) -> None:
+    """The given model under the same dense masks is the witness; a causal batch has another loss."""
+    model, batch = user_models.valm(), user_models.batch()
+    causal = model(batch).loss.item()
+    model.zero_grad()
+    assert_parity(model, spec_of(microbatch_size=2), {**batch, "masks": masks}, ranks=Ranks.EMULATED)
+    assert model({**batch, "masks": masks}).loss.item() != pytest.approx(causal, rel=1e-6)
+
+
+def test_changed_buffers_are_carried_over() -> None:
+    """Rotary frequencies that differ from those of the configuration."""
+    model = user_models.valm()
+    before = model(user_models.batch()).loss.item()
+    for name, buffer in model.language_model.named_buffers():
+        if name.endswith("rotary_emb.inv_freq"):
+            buffer.mul_(0.3)
+    assert model(user_models.batch()).loss.item() != pytest.approx(before, rel=1e-6)
+    model.zero_grad()
+    assert_parity(model, spec_of(microbatch_size=2), user_models.batch(), ranks=Ranks.EMULATED)
+
+
+def test_buffers_that_the_runtime_does_not_compute_with_are_refused() -> None:
+    model = user_models.valm()
+    model.language_model.module.register_buffer("scale", torch.ones(3))
+    with (
+        spec_of(microbatch_size=2).apply(model, ranks=Ranks.EMULATED) as parallel,
+        pytest.raises(ValueError, match=r"module 'llm': LlamaForCausalLM has the buffer 'scale'"),
+    ):
+        parallel.execute(user_models.batch())
+
+
+@pytest.mark.parametrize(
+    ("masks", "words"),
+    [(3, "want one text"), (("causal",), "one for each of 4 samples"), ("diagonal", "want one of causal")],
+)
+def test_masks_that_are_none_are_refused(masks: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        user_models.valm()({**user_models.batch(), "masks": masks})

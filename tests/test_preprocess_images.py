@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from runtime.data.dataset import pixels_of, read_image
 from runtime.data.records import read_records
-from runtime.preprocess.example import example_frames, example_of, packed, preprocess, unpacked
+from runtime.preprocess.example import example_frames, example_of, packed, preprocess
 from runtime.preprocess.images import (
     MalformedImageError,
     QwenRule,
@@ -24,6 +24,7 @@ from runtime.preprocess.images import (
     rule_as_json,
     rule_from_json,
 )
+from runtime.preprocess.messages import parse_message
 from runtime.preprocess.order import OrderSettings, Reordering, Size, ordered
 from tests.preprocess_service import folder_of_images
 from workbench.data.corpus import qwen2_vl_tokens
@@ -125,7 +126,9 @@ def test_an_example_crosses_the_wire(tmp_path: Path, rule: Rule) -> None:
     assert rule_from_json(rule_as_json(rule)) == rule
     example = preprocess(read_records(folder)[0], folder, rule)
     header, buffers = example_frames(example)
-    again = example_of(unpacked(packed("done", example=header))["example"], [bytes(b) for b in buffers])
+    again = example_of(
+        parse_message(packed("done", task=(0, 0), example=header))["example"], [bytes(b) for b in buffers]
+    )
     assert (again.id, again.tokens, again.tokens_in) == (example.id, example.tokens, example.tokens_in)
     np.testing.assert_array_equal(again.texts[0], example.texts[0])
     np.testing.assert_array_equal(again.images[0].values, example.images[0].values)

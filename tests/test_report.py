@@ -1,6 +1,8 @@
 """The report: the picture agrees with the trace, the page stands alone, the folder is read by content."""
 
+import gzip
 import re
+from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,53 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.step.engine import simulate
-from tests.plans import disjoint_plan, sample, two_encoders
+from docs.generate.timeline_svg import LEFT, RIGHT, WIDTH, timeline_svg
+from tests.report_page import PLAN, simulated, slower
+from workbench.explain.critical_path import Cause
 from workbench.plan.codec import plan_hash, write_plan
-from workbench.plan.lower import lower
-from workbench.plan.plan import Plan
+from workbench.report import charts
+from workbench.report.assemble import script
+from workbench.report.charts import Box, PlanTimes, accuracy_svg, bars_html, label_boxes
+from workbench.report.critical import critical_path_of
 from workbench.report.folder import read_folder
 from workbench.report.html import report_html
 from workbench.report.palette import HUES, TONES, contrast, text_on, tone
-from workbench.report.plots import PlanTimes, accuracy_svg, memory_svg, ranking_svg
-from workbench.report.timeline import (
-    LEFT,
-    RIGHT,
-    WIDTH,
-    nice_step,
-    timeline_rows,
-    timeline_svg,
-)
-from workbench.schedule.action import Action, Pass
-from workbench.trace import Executor, Lane, MemorySample, Trace
+from workbench.report.sortable import Cell, number, sortable_table
+from workbench.report.timeline import nice_step, timeline_rows
+from workbench.schedule.action import Pass
+from workbench.trace import Lane
 from workbench.trace_json import write_trace
-
-CUTS = {"vision": [2, 1], "audio": [2], "llm": [2, 2]}
-PLAN = disjoint_plan(two_encoders(llm=(True,) * 4), [sample(i) for i in range(4)], CUTS)
-
-
-def duration_s(action: Action) -> float:
-    return {Pass.F: 0.02, Pass.B: 0.04}.get(action.kind, 0.005)
-
-
-def simulated(plan: Plan) -> Trace:
-    trace = simulate(lower(plan), duration_s)
-    memory = tuple(MemorySample(s.rank, s.start_s, 2**20) for s in trace.spans if s.lane is Lane.COMPUTE)
-    return replace(trace, memory=memory, details=(("unmeasured", "cost <of> & nothing"),))
-
-
-def slower(trace: Trace, factor: float) -> Trace:
-    """A stand-in for an execution: the same trace, stretched."""
-    return replace(
-        trace,
-        executor=Executor.EXECUTED,
-        spans=tuple(s._replace(start_s=s.start_s * factor, end_s=s.end_s * factor) for s in trace.spans),
-        messages=tuple(
-            m._replace(ready_s=m.ready_s * factor, start_s=m.start_s * factor, end_s=m.end_s * factor)
-            for m in trace.messages
-        ),
-        details=(),
-    )
 
 
 def rectangles(svg: str) -> dict[str, tuple[float, float]]:
@@ -129,7 +100,7 @@ class Outside(HTMLParser):
         self.text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "link", "img", "br"):
+        if tag not in ("meta", "link", "img", "br", "input"):
             self.open.append(tag)
         for name, value in attrs:
             if name in ("src", "href", "xlink:href", "data") and not (value or "").startswith("#"):
@@ -168,7 +139,7 @@ def test_page_stands_alone_and_says_it_all(tmp_path: Path):
     assert "-13.0%" in text  # 1 / 1.15 - 1
     assert "Median absolute error 13.0%, worst 13.0%, beside a median spread of the runs of 8.7%" in text
     assert "cost <of> & nothing" in text
-    assert page.count('class="timeline"') == 2
+    assert re.findall(r'<div data-timeline="(\w+)"', page) == ["simulated", "executed"]
     assert page == report_html(read_folder(tmp_path))
 
 
@@ -205,17 +176,81 @@ def test_bad_folder_is_refused(tmp_path: Path, name: str, text: str, words: str)
         read_folder(tmp_path)
 
 
-def test_empty_plots_are_refused():
+def test_empty_plot_is_refused():
     with pytest.raises(ValueError, match="at least one plan"):
         accuracy_svg([PlanTimes(label="a", simulated_s=1.0)])
-    with pytest.raises(ValueError, match="no trace has memory"):
-        memory_svg(timeline_rows(PLAN), None, None)
 
 
-def test_plots_are_reproducible():
+def test_bars_are_as_long_as_their_times():
     times = [
-        PlanTimes(label="a", simulated_s=1.0, executed_s=(1.1, 1.2)),
+        PlanTimes(label="a <b>", simulated_s=1.0, executed_s=(1.5, 2.0, 4.0)),
         PlanTimes(label="b", simulated_s=2.0),
     ]
-    assert ranking_svg(times) == ranking_svg(times)
-    assert accuracy_svg(times) == accuracy_svg(times)
+    html = bars_html(times)
+    assert re.findall(r'class="bar (\w+)" style="width:([\d.]+)%"', html) == [
+        ("simulated", "25.00"),
+        ("executed", "50.00"),
+        ("simulated", "50.00"),
+    ]
+    assert 'style="left:75.00%;width:125.00%"' in html  # the range, of the bar's own width
+    assert "a &lt;b&gt;" in html
+
+
+def test_points_stand_where_their_times_say():
+    svg = accuracy_svg([PlanTimes(label="a", simulated_s=1.0, executed_s=(2.0,))])
+    parts = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', svg)
+    (x, y) = (float(value) for value in parts[0])
+    assert x - charts.LEFT == pytest.approx(charts.SIDE / 1.1, abs=0.1)
+    assert charts.EDGE + charts.SIDE - y == pytest.approx(charts.SIDE / 2.2, abs=0.1)
+
+
+AREA = Box(0, 0, 380, 380)
+PLACES = st.lists(st.tuples(st.floats(0, 380), st.floats(0, 380)), min_size=1, max_size=40)
+
+
+@given(PLACES)
+def test_labels_meet_neither_points_nor_each_other(points: list[tuple[float, float]]):
+    texts = [str(number) for number in range(1, len(points) + 1)]
+    boxes = [box for box in label_boxes(texts, points, AREA) if box is not None]
+    assert len(boxes) == len(points)  # there is room for so many
+    dots = [Box(x - charts.POINT, y - charts.POINT, 2 * charts.POINT, 2 * charts.POINT) for x, y in points]
+    for index, box in enumerate(boxes):
+        assert box.is_inside(AREA)
+        assert not any(map(box.meets, boxes[:index]))
+        assert not any(map(box.meets, dots))
+
+
+def test_labels_that_find_no_room_are_left_out():
+    assert label_boxes(["1", "2"], [(5, 5), (5, 5)], Box(0, 0, 12, 12)) == (None, None)
+
+
+def test_tables_sort_by_numbers_and_show_words():
+    html = sortable_table(("a", "b"), [[(Cell("1.5 ms", 0.0015), number(None))]], titles=["group"], left=1)
+    assert 'data-value="0.0015">1.5 ms<' in html
+    assert html.count("<button") == 2
+
+
+def test_scripts_are_one_file_without_imports(tmp_path: Path):
+    text = script("main")
+    assert not re.search(r"^(import|export) ", text, re.MULTILINE)
+    for name in re.findall(r"= module_(\w+);", text):
+        assert text.index(f"const module_{name} =") < text.index(f"}} = module_{name};")
+
+
+def test_a_traces_file_is_in_the_page(tmp_path: Path):
+    fill_folder(tmp_path)
+    page = report_html(read_folder(tmp_path))
+    (packed,) = re.findall(r'id="trace-\w+-simulated">([^<]+)<', page)
+    assert gzip.decompress(b64decode(packed)) == (tmp_path / "a.sim.json").read_bytes()
+
+
+def test_critical_path_covers_the_step():
+    trace = replace(simulated(PLAN), plan_hash=plan_hash(PLAN))
+    path = critical_path_of(PLAN, trace)
+    assert sum(step.seconds for step in path.steps) == pytest.approx(trace.iteration_s)
+    marked = [trace.spans[index] for index in path.spans]
+    for step in path.steps:
+        if step.node is not None and step.action is not None and step.cause is not Cause.MESSAGE:
+            assert any(span.action == step.action and span.rank == step.rank for span in marked)
+    sent = {message.row: message for message in trace.messages}
+    assert all(row in sent for row in path.rows)

@@ -89,6 +89,7 @@ VALUES = {
     "resume": ("", True),
     "timeout_s": ("7.5", 7.5),
     "precision": ("float64", Precision.FLOAT64),
+    "watch_memory": ("", True),
     "device": ("cpu", Device.CPU),
 }  # of every option, as it is typed and as it is understood
 

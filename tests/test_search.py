@@ -12,6 +12,8 @@ from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.model.trainable import Trainable
 from workbench.plan.flop import model_flop
+from workbench.report.search_tables import fits_text, layout_record, search_record, search_table
+from workbench.report.table_rows import rows_of
 from workbench.search.drive import Objective, search
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.strategies.registry import PLANNERS as STRATEGIES
@@ -105,3 +107,41 @@ def test_the_example_with_pools_is_searched_for_dollars():
     for candidate in found[:-1]:
         stages = [stage for stage in candidate.plan.stages if stage.module == "llm"]
         assert min(rank for stage in stages for rank in stage.flat_ranks) >= 16
+
+
+def test_equal_plans_share_a_row_with_their_names():
+    """The same plan under two names, and one that differs; the record keeps all of them."""
+    planners = {"one": cornstarch.plan, "replicated": encoders_replicated.plan, "two": cornstarch.plan}
+    record = search_record("job", search(job(), cost(), planners, predict))
+    same = {found["strategy"]: found.get("same_as") for found in record["candidates"]}
+    assert same == {"one": None, "replicated": None, "two": "one"}
+    rows = {row["strategy"]: row for row in rows_of([search_table(record)])}
+    assert set(rows) == {"one, two", "replicated"}
+
+
+def test_a_plain_cluster_has_a_price_that_changes_no_plan():
+    """Dollars are ranks x price x time; ranked by them, fewer ranks may come first."""
+    open_job = replace(job(), layouts=(), max_ranks=6)
+    priced = replace(open_job, dollars_per_rank_hour=3.6)
+    free, found = (search(each, cost(), PLANNERS, predict) for each in (open_job, priced))
+    assert [each.plan for each in free] == [each.plan for each in found]
+    for candidate in found:
+        step_dollars = len(candidate.plan.ranks) * 0.001 * candidate.metrics.iteration_s
+        assert candidate.dollars_per_sample == pytest.approx(step_dollars / len(open_job.batch))
+    by_dollars = search(priced, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
+    prices = [candidate.dollars_per_sample for candidate in by_dollars]
+    assert prices == sorted(prices)
+    with pytest.raises(ValueError, match=r"wants cluster.dollars_per_gpu_hour, or cluster.pools"):
+        search(open_job, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
+
+
+def test_a_row_says_how_the_plan_is_laid_out():
+    record = search_record("job", search(job(2, 1, 3), cost(), {"cornstarch": cornstarch.plan}, predict))
+    [found] = record["candidates"]
+    plan = cornstarch.plan(job(2, 1, 3), cost())
+    assert found["layout"] == layout_record(plan)
+    [row] = rows_of([search_table(record)])
+    assert (row["pp"], row["tp"], row["ranks"]) == ("2 + 1 + 3", 1, 6)
+    assert (row["iteration_s"], row["memory"]) == (found["iteration_s"], found["peak_bytes"])
+    assert row["80_percent_within"] is None
+    assert fits_text(record).startswith("fits: 1 of 1 strategies have a plan; best cornstarch, ")

@@ -12,6 +12,7 @@ from sim.step.engine import simulate
 from tests.random_lowered import random_durations, random_lowered
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
+from workbench.trace_flows import exchange_flows
 from workbench.trace_json import dumps, loads, read_trace, write_trace
 
 times = st.floats(0, 1e6, allow_nan=False)
@@ -105,6 +106,36 @@ def test_slices_of_a_thread_never_overlap_and_every_message_has_an_arrow(seed):
             message.source_rank,
             message.destination_rank,
         )
+
+
+def test_exchanges_of_sharded_weights_point_at_their_passes():
+    gather, forward = Action(0, Pass.ALL_GATHER, 0), Action(0, Pass.F, 0)
+    backward, scatter = Action(0, Pass.B, 0), Action(0, Pass.REDUCE_SCATTER, 0)
+    others = [Span(0, Lane.COMPUTE, Action(1, Pass.F, 0), 1.0, 1.5), Span(1, Lane.COMPUTE, forward, 1.0, 2.0)]
+    own = [
+        Span(0, Lane.REDUCE, gather, 0.0, 1.0),
+        Span(0, Lane.COMPUTE, forward, 1.5, 2.0),
+        Span(0, Lane.COMPUTE, backward, 2.0, 4.0),
+        Span(0, Lane.REDUCE, scatter, 4.0, 5.0),
+        Span(0, Lane.REDUCE, Action(0, Pass.ALL_GATHER, 1), 5.0, 6.0),  # no pass comes behind it
+    ]
+    trace = Trace(plan_hash="x", executor=Executor.SIMULATED, spans=tuple(own + others))
+    assert [(flow.name, flow.giver, flow.taker) for flow in exchange_flows(trace)] == [
+        ("weights", own[0], own[1]),
+        ("gradients", own[2], own[3]),
+    ]
+    events = json.loads(dumps(trace))["traceEvents"]
+    slices = {(e["pid"], e["tid"], e["ts"]): e["name"] for e in events if e["ph"] == "X"}
+    arrows = {}
+    for event in events:
+        if event["ph"] in "sf":
+            place = slices[event["pid"], event["tid"], event["ts"]]
+            arrows.setdefault((event["cat"], event["id"]), []).append(place)
+    assert arrows == {
+        ("weights", 0): ["PP:0ALL_GATHER0", "PP:0F0"],
+        ("gradients", 1): ["PP:0B0", "PP:0REDUCE_SCATTER0"],
+    }
+    assert loads(dumps(trace)) == trace
 
 
 def without_a_line(text):

@@ -13,15 +13,17 @@ def read_bounded(path: Path, most_bytes: int = MOST_BYTES, encoding: str = "utf-
     """A file's text; a device or a pipe is read no further than a file.
 
     Raises:
-        ValueError: it is longer.
-        UnicodeDecodeError: it is no text.
+        ValueError: it is longer, or no text.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"{path}: want at most {most_bytes} bytes, this is longer")
-    return content.decode(encoding).replace("\r\n", "\n")
+    try:
+        return content.decode(encoding).replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from None
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import MEANING, Action, Activity, Pass
 from workbench.trace import Lane, Span, Trace
 
 Interval = tuple[float, float]
@@ -104,6 +104,64 @@ def exposed_communication_s(trace: Trace) -> dict[int, float]:
         rank: _length(chain(intervals, compute.get(rank, ()))) - _length(compute.get(rank, ()))
         for rank, intervals in under_way.items()
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """What a rank does from the beginning of its first span or message to the end of its last.
+
+    Args:
+        compute_s: it computes or updates weights, whatever goes on beside.
+        other_s: it communicates, or copies to or from its host, and computes nothing.
+        idle_s: neither.
+        overlap_fraction: of the time in which it communicates, the part in which it computes too; None
+            where it never communicates.
+    """
+
+    compute_s: float
+    other_s: float
+    idle_s: float
+    overlap_fraction: float | None
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.other_s + self.idle_s
+
+
+def temporal_breakdown(trace: Trace) -> dict[int, Breakdown]:
+    """Rank -> what its time goes to; messages count on both of their ranks while they are on the link.
+
+    The terms are those of HolisticTraceAnalysis: temporal breakdown, communication-computation overlap.
+    """
+    computing: dict[int, list[Interval]] = {span.rank: [] for span in trace.spans}
+    communicating: dict[int, list[Interval]] = {rank: [] for rank in computing}
+    copying: dict[int, list[Interval]] = {rank: [] for rank in computing}
+    for span in trace.spans:
+        activity = MEANING[span.action.kind].activity
+        lane = copying if activity is Activity.COPY else computing
+        (communicating if span.lane is Lane.REDUCE else lane)[span.rank].append(_interval(span))
+    for message in trace.messages:
+        for rank in (message.source_rank, message.destination_rank):
+            communicating.setdefault(rank, []).append((message.start_s, message.end_s))
+    return {
+        rank: _broken_down(computing.get(rank, []), communicating[rank], copying.get(rank, []))
+        for rank in sorted(communicating)
+    }
+
+
+def _broken_down(
+    computing: list[Interval], communicating: list[Interval], copying: list[Interval]
+) -> Breakdown:
+    every = [interval for interval in (*computing, *communicating, *copying) if interval[1] > interval[0]]
+    compute_s, busy, communicate_s = _length(computing), _length(every), _length(communicating)
+    whole_s = max((end_s for _, end_s in every), default=0.0) - min((s for s, _ in every), default=0.0)
+    hidden_s = compute_s + communicate_s - _length(chain(computing, communicating))
+    return Breakdown(
+        compute_s=compute_s,
+        other_s=busy - compute_s,
+        idle_s=whole_s - busy,
+        overlap_fraction=hidden_s / communicate_s if communicate_s > 0 else None,
+    )
 
 
 def action_s(trace: Trace) -> dict[Action, float]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 MOST_DEPTH = 32
+MOST_DIGITS = 40
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -26,6 +27,7 @@ def parse_strict(content: bytes, *, most_bytes: int, most_depth: int = MOST_DEPT
         object_pairs_hook=_each_once,
         parse_constant=_refuse_constant,
         parse_float=_finite,
+        parse_int=_whole,
     )
 
 
@@ -51,6 +53,12 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"want finite numbers, got {name}")
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"want whole numbers of at most {MOST_DIGITS} digits, got {len(text)}")
+    return int(text)
 
 
 def _finite(text: str) -> float:

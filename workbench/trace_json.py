@@ -9,6 +9,7 @@ from typing import Any
 from workbench.bounded_file import read_bounded
 from workbench.schedule.action import NEWEST, SPELLINGS, Spelling
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
+from workbench.trace_flows import exchange_flows
 from workbench.units import US_PER_S
 from workbench.whole_file import write_text
 
@@ -19,7 +20,7 @@ SEND = "send"
 RECEIVE = "receive"
 MEMORY = "memory"
 
-_LANE_IDS = {Lane.COMPUTE: 0, Lane.SEND: 1, Lane.REDUCE: 2}
+LANE_IDS = {Lane.COMPUTE: 0, Lane.SEND: 1, Lane.REDUCE: 2}
 _FIRST_SEND_ID = 10  # tracks of messages: as many as overlap, senders here, receivers after 1000
 _FIRST_RECEIVE_ID = 1010
 
@@ -32,9 +33,10 @@ def write_trace(trace: Trace, path: Path) -> None:
     """Write a file that Perfetto and chrome://tracing open, all of it or nothing.
 
     A process is a rank and a thread a lane; slices are named like torch's (`PP:2F0`), their
-    category is the pass. A message is a slice at its sender and one at its receiver, joined
-    by an arrow; memory is a counter. Timestamps are microseconds for the viewer, the exact
-    seconds stand beside them. Equal traces give equal bytes.
+    category is the pass. A message is a slice at its sender and one at its receiver, joined by
+    an arrow, as exchanges of sharded weights are to their passes; memory is a counter. Timestamps
+    are microseconds for the viewer, the exact seconds stand beside them. Equal traces give equal
+    bytes.
 
     Raises:
         ValueError: a time that is not finite.
@@ -44,17 +46,16 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 def read_trace(path: Path) -> Trace:
     """The trace of a file that `write_trace` wrote; ValueError in one line for any other file."""
+    text = read_bounded(path)
     try:
-        return loads(read_bounded(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a trace file: not UTF-8 text at byte {error.start}") from error
+        return loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def dumps(trace: Trace) -> str:
     """The file's text, one event per line."""
-    events = [*_metadata(trace), *_spans(trace), *_messages(trace), *_memory(trace)]
+    events = [*_metadata(trace), *_spans(trace), *_messages(trace), *_exchanges(trace), *_memory(trace)]
     try:
         lines = ",\n".join(_ENCODER.encode(event) for event in events)
     except ValueError as error:
@@ -105,7 +106,7 @@ def _metadata(trace: Trace) -> Iterator[Event]:
     """Names and sort order of processes and threads."""
     names: dict[tuple[int, int], str] = {}
     for span in trace.spans:
-        names[span.rank, _LANE_IDS[span.lane]] = span.lane.value
+        names[span.rank, LANE_IDS[span.lane]] = span.lane.value
     for message, send, receive in _tracks(trace.messages):
         names[message.source_rank, send] = SEND
         names[message.destination_rank, receive] = RECEIVE
@@ -125,7 +126,7 @@ def _named(name: str, rank: int, thread: int, args: Event) -> Event:
 def _spans(trace: Trace) -> Iterator[Event]:
     for span in trace.spans:
         args = {"action": str(span.action), "start_s": span.start_s, "end_s": span.end_s}
-        place = (span.rank, _LANE_IDS[span.lane])
+        place = (span.rank, LANE_IDS[span.lane])
         yield _slice(f"PP:{span.action}", span.action.kind.value, place, args)
 
 
@@ -151,13 +152,27 @@ def _messages(trace: Trace) -> Iterator[Event]:
         source, destination = (message.source_rank, send), (message.destination_rank, receive)
         yield _slice(name, SEND, source, args)
         yield _slice(name, RECEIVE, destination, times)
-        yield _arrow("s", number, source, message.start_s)
-        yield _arrow("f", number, destination, message.start_s) | {"bp": "e"}
+        yield from _arrow("message", number, (source, message.start_s), (destination, message.start_s))
 
 
-def _arrow(phase: str, number: int, place: tuple[int, int], time_s: float) -> Event:
-    ends = {"pid": place[0], "tid": place[1], "ts": time_s * US_PER_S}
-    return {"ph": phase, "name": "message", "cat": "message", "id": number} | ends
+def _exchanges(trace: Trace) -> Iterator[Event]:
+    """Arrows between exchanges of sharded weights and the passes that they are for."""
+    for number, flow in enumerate(exchange_flows(trace), len(trace.messages)):
+        yield from _arrow(flow.name, number, *(_place(span) for span in (flow.giver, flow.taker)))
+
+
+def _place(span: Span) -> tuple[tuple[int, int], float]:
+    return (span.rank, LANE_IDS[span.lane]), span.start_s
+
+
+def _arrow(
+    name: str, number: int, start: tuple[tuple[int, int], float], end: tuple[tuple[int, int], float]
+) -> Iterator[Event]:
+    """From one slice to another, each found by its thread and a time inside it."""
+    for phase, (place, time_s) in (("s", start), ("f", end)):
+        event = {"ph": phase, "name": name, "cat": name, "id": number}
+        into = {"bp": "e"} if phase == "f" else {}
+        yield event | {"pid": place[0], "tid": place[1], "ts": time_s * US_PER_S} | into
 
 
 def _tracks(messages: Sequence[Message]) -> list[tuple[Message, int, int]]:
@@ -219,7 +234,7 @@ def _trace(header: Event, events: Sequence[Event], spelling: Spelling) -> Trace:
 
 def _read_span(event: Event, spelling: Spelling) -> Span:
     args = event["args"]
-    lanes = {number: lane for lane, number in _LANE_IDS.items()}
+    lanes = {number: lane for lane, number in LANE_IDS.items()}
     times_s = _number(args["start_s"]), _number(args["end_s"])
     return Span(_whole(event["pid"]), lanes[event["tid"]], spelling.read(args["action"]), *times_s)
 

@@ -18,6 +18,11 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
+    """Write a file of UTF-8 text whole or not at all; see `write_bytes`."""
+    write_bytes(text.encode("utf-8"), path)
+
+
+def write_bytes(content: bytes, path: Path) -> None:
     """Write a file whole or not at all: beside its name first, then renamed.
 
     Missing folders are made; permissions are those of any new file; a link stays one, and what
@@ -28,12 +33,12 @@ def write_text(text: str, path: Path) -> None:
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -12,9 +12,14 @@ from docs.generate.markdown import code, one_line, page, table
 from workbench.cli.app import COMMANDS, app
 
 INTRO = """Every command prints one line and exits with 2 where its input is wrong. Those with `--json`
-print one JSON object as their last line. Besides the program there are modules to run: `python -m
-runtime.launch` under `torchrun`, `python -m runtime.data.dataset`, `python -m runtime.measure.microbench`
-and the experiments; each has `--help`."""
+print one JSON object as their last line, with all that they know. `--format csv`, `json` or `parquet` print
+the rows of the tables instead, whole and in SI units, and the rest on stderr: `workbench search job.yaml
+--format csv > plans.csv`. The flag `--install-completion` of the program itself makes the shell complete
+commands, flags and choices. `workbench schema job -o job.schema.json` and the first line
+`# yaml-language-server: $schema=job.schema.json` of a job file make editors complete and check it. Besides
+the program there are modules to run: `python -m runtime.launch` under
+`torchrun`, `python -m runtime.data.dataset`, `python -m runtime.measure.microbench` and the experiments;
+each has `--help`."""
 
 _WORDS = {Path: "path", str: "text", int: "whole number", float: "number", bool: "flag"}
 

@@ -9,7 +9,7 @@ from workbench.cost.profile import FORMAT_VERSION, Profile, known_profiles, load
 from workbench.data.corpora import CORPORA
 from workbench.data.size_files import COLUMNS as SIZE_COLUMNS
 from workbench.llm_table.columns import ALIASES, COLUMNS, NOTE_PREFIXES, NOTES, OUTPUTS
-from workbench.masks.builders import SAMPLE_MASKS
+from workbench.masks.patterns import PATTERNS, Pattern
 from workbench.plan import codec
 from workbench.plan.plan import Plan
 from workbench.schedule.action import MEANING, SPELLINGS, STEP, Action, Number, Pass
@@ -40,24 +40,43 @@ leaves a profile's times as they are."""
 TRACE = f"""A trace file is Chrome JSON that Perfetto opens; what the workbench reads back stands in `args`
 and in `otherData` (`format` `{trace_json.FORMAT}`, `schema_version` {trace_json.SCHEMA_VERSION}).
 Timestamps are microseconds for the viewer; the exact seconds stand beside them as `start_s` and `end_s`. A
-process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap."""
+process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap. Arrows join
+a message's two ends, an all-gather of sharded weights to the pass that needs them, and a backward to the
+reduce-scatter of its gradients; memory is a counter of each rank, in simulated traces and in those of
+`run --watch-memory`."""
 
 _SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
 _OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
 _NOTES = ", ".join(code(name) for name in (*NOTES, *(f"{prefix}..." for prefix in NOTE_PREFIXES)))
 _ALIASES = "; ".join(f"{code(alias)}: {code(column)}" for alias, column in ALIASES.items())
-_MASKS = ", ".join(code(mask) for mask in SAMPLE_MASKS)
 
 FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with `{INDEX}`: one example a line,
 with the keys `id` (whole number, once), `segments` (a list in sequence order of `{{"text": TEXT}}`,
-`{{"image": FILE}}` and `{{"audio": FILE}}`, at least one text) and, at will, `mask` (one of {_MASKS}).
+`{{"image": FILE}}` and `{{"audio": FILE}}`, at least one text) and, at will, `mask` (see [Masks](#masks)).
 Files are PNG and WAV, relative to the folder. Texts are read as their UTF-8 bytes: tokens 0 to 255, {BOS}
 begins and {EOS} ends a sample, {PLACEHOLDER_TOKEN} stands for an image or a clip, so the model's vocabulary
 has at least {VOCAB_SIZE}. `python -m runtime.data.dataset make FOLDER` draws a small one."""
 
+MASKS = """`mask` of a job's `batch`, of a line of a data folder and of `Sample.mask` in Python is a name, or
+a call with its parameters: `sliding_window(window=4096)`. In a job it may be a list that goes round the
+samples. All count tokens of one sample; samples never see each other. Parts are a list of token counts that
+add up to the sample, a number of equal parts, or, left out, one for each segment."""
+
 SIZES = f"""`plan --sizes FILE` takes sizes alone: a `.jsonl` or `.parquet` file, or a folder of
 `save_to_disk`. Columns are {_SIZE_COLUMNS}; `text_tokens` stands in every row, the others are a number, a
-list or null. Other columns are left alone. `--sizes` also takes a corpus by name:"""
+list or null. Other columns are left alone. `batch: {{samples: 512, sizes: FILE}}` says the
+same in a job file.
+
+Conversations, such as LLaVA's JSON lines, hold text and names of images, not their sizes; three lines count
+them with the model's own tokenizer:
+
+```text
+text = " ".join(turn["value"] for turn in row["conversations"])
+row["text_tokens"] = len(tokenizer(text)["input_ids"])
+row["image_width"], row["image_height"] = PIL.Image.open(row["image"]).size
+```
+
+`--sizes` and `sizes` also take a corpus by name:"""
 
 TRACES_OF_NODES = """`workbench failures --trace` and `workbench elastic --trace` read a CSV file with the
 columns `t_s` (seconds, ascending), `event` (`add` or `remove`) and `node` (a name). A node that comes back
@@ -113,6 +132,9 @@ def data_page() -> str:
         "Data files",
         "## Data folder",
         FOLDER,
+        "## Masks",
+        MASKS,
+        table(("mask", "parameters", "a token sees"), [_mask_row(*each) for each in PATTERNS.items()]),
         "## Sizes",
         SIZES,
         table(("corpus", "measured", "assumed"), corpora),
@@ -124,6 +146,12 @@ def data_page() -> str:
         "## Trace of nodes",
         TRACES_OF_NODES,
     )
+
+
+def _mask_row(name: str, pattern: Pattern) -> tuple[str, ...]:
+    wanted = [f"{code(key)}: {kind.words}" for key, kind in pattern.wanted.items()]
+    optional = [f"{code(key)}, at will: {kind.words}" for key, kind in pattern.optional.items()]
+    return code(name), "; ".join(wanted + optional), pattern.says
 
 
 def _shipped() -> list[Profile]:

@@ -9,8 +9,8 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from docs.generate.docstrings import fields_of, summary_of
 from docs.generate.markdown import anchor, code, page, table
+from workbench.docstrings import fields_of, summary_of
 from workbench.job.schema import JobSpec
 
 INTRO = """A job is one YAML file: the model, the cluster, the batch, and what the layouts should be. It is

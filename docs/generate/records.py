@@ -6,9 +6,9 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from docs.generate.docstrings import fields_of, summary_of
 from docs.generate.markdown import anchor, code, table
 from workbench.data.sample import WHERE_SET, Item
+from workbench.docstrings import fields_of, summary_of
 from workbench.schedule.action import Action
 
 SHORTHANDS: Mapping[type, str] = {

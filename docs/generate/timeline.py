@@ -6,11 +6,11 @@ from tempfile import TemporaryDirectory
 
 from docs.generate.commands import printed
 from docs.generate.results import ROOT
+from docs.generate.timeline_svg import WIDTH, timeline_svg
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
 from workbench.report.palette import module_hues, tone
 from workbench.report.tables import milliseconds
-from workbench.report.timeline import WIDTH, timeline_svg
 from workbench.schedule.action import Pass
 from workbench.trace import Trace
 from workbench.trace_json import read_trace

@@ -21,6 +21,7 @@ from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
 from workbench.memory.account import check_memory, memory_table
+from workbench.memory.layer import layer_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.timing.price import price
@@ -63,7 +64,8 @@ def plan_rate(case: Case, profile: Profile, num_plans: int) -> PlanRate:
 
 
 def _seconds(case: Case, number: int, profile: Profile) -> dict[str, float]:
-    """CPU seconds of each step of one plan's way."""
+    """CPU seconds of each step of one plan's way, with nothing remembered of the plan before."""
+    layer_bytes.cache_clear()
     clock_s = [time.process_time()]
 
     def has_ended() -> None:

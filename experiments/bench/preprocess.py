@@ -32,8 +32,9 @@ from experiments.bench.preprocess_folder import draw_photographs, server_process
 from experiments.harness.command import command_line
 from experiments.harness.record import RESULTS, commit
 from runtime.data.records import IMAGE, read_records
+from runtime.preprocess.answers import parse_answer
 from runtime.preprocess.connection import Message
-from runtime.preprocess.example import example_frames, packed, preprocess, unpacked
+from runtime.preprocess.example import example_frames, packed, preprocess
 from runtime.preprocess.images import QwenRule, preprocess_image
 from runtime.preprocess.loader import ColocatedLoader, ServedLoader, Subscription, batch_of_message
 from runtime.preprocess.order import OrderSettings
@@ -127,7 +128,7 @@ def unpack_s(folder: Path, num_images: int) -> float:
     framed = [
         example_frames(preprocess(record, folder, RULE)) for record in read_records(folder)[:num_images]
     ]
-    header = unpacked(
+    header = parse_answer(
         packed("batch", position=0, microbatches=[[header] for header, _ in framed], skipped=[])
     )
     message = Message(header, tuple(buffer for _, buffers in framed for buffer in buffers))

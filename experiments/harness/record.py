@@ -5,6 +5,8 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from experiments.harness.outcome import EVIDENCE, Outcome, Row, Verdict
 
 FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
+_ELSEWHERE: ContextVar[Path | None] = ContextVar("results", default=None)
 
 
 def table(outcome: Outcome) -> str:
@@ -39,10 +42,26 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def results_folder() -> Path:
+    """Where result files are written: the repository's, or the one of `results_in`."""
+    return _ELSEWHERE.get() or RESULTS
+
+
+@contextmanager
+def results_in(folder: Path) -> Iterator[None]:
+    """Inside, result files are written there; what is read stays the repository's."""
+    token = _ELSEWHERE.set(folder)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
+
+
 def write(outcome: Outcome) -> Path:
     """Write the result file; plots and the README's table read only that."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{outcome.script.replace('/', '_')}.json"
+    folder = results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{outcome.script.replace('/', '_')}.json"
     path.write_text(json.dumps(as_record(outcome), indent=1) + "\n")
     return path
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.harness.figure import BLUE, GREEN, GREY, ORANGE, Grid, Line, Lines, Panel
 from experiments.harness.outcome import Evidence
-from experiments.harness.record import RESULTS
+from experiments.harness.record import results_folder
 from experiments.oobleck.runs import breakdown, on_spot, runs
 from experiments.oobleck.systems import DOLLARS_PER_NODE_H, MOST_NODES, spot_trace
 from sim.failures.run import FailureRun, Spent
@@ -109,8 +109,8 @@ def write_series(script: str, models: Sequence[str]) -> Path:
         }
         for model in models
     }
-    path = RESULTS / f"{script.replace('/', '_')}_series.json"
-    RESULTS.mkdir(exist_ok=True)
+    path = results_folder() / f"{script.replace('/', '_')}_series.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"bin_s": BIN_S, "series": series}) + "\n")
     return path
 

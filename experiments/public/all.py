@@ -19,7 +19,7 @@ from scipy.stats import kendalltau
 
 from experiments.harness.command import command_line
 from experiments.harness.outcome import Evidence
-from experiments.harness.record import RESULTS
+from experiments.harness.record import RESULTS, results_folder
 from experiments.harness.script import Parts, finished, script
 from experiments.public.published import Published, published
 from sim.predict import iteration_s
@@ -151,7 +151,7 @@ def scores(found: Sequence[Scored]) -> dict[str, Score]:
 def run() -> Parts:
     """Price every row, keep what became of each, and count the errors."""
     found = scored(published())
-    write_text("".join(json.dumps(_record(each)) + "\n" for each in found), ROWS)
+    write_text("".join(json.dumps(_record(each)) + "\n" for each in found), results_folder() / ROWS.name)
     by_name = scores(found)
     ours = {
         f"{name}/{key}": float(value)

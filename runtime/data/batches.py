@@ -7,19 +7,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.data.axes import axes_of
 from runtime.data.generated import entering_conditions
-from runtime.data.records import CAUSAL
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Brought, MicrobatchData
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
 from runtime.models.decoder import DecoderAdapter
+from runtime.models.decoder_families import DECODERS
 from runtime.models.initialise import generator_of
 from runtime.models.masked_attention import MaskedAttention
 from runtime.parallel.context.batch import shared_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
-from workbench.masks.builders import sample_bitfield
-from workbench.model.model_graph import TEXT, Edge
+from workbench.masks.patterns import CAUSAL, sample_bitfield
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge.
@@ -90,8 +92,15 @@ def microbatch_data(
     if context is not None:
         data = shared_data(plan, stage, microbatch, data, context, device=device)
     elif module.modality == TEXT:
-        data = _masked(data, [plan.sample[item.sample] for item in microbatch.items], device)
+        samples = [plan.sample[item.sample] for item in microbatch.items]
+        data = _masked(data, samples, windows_of(module), device)
     return _on_device(data, device, dtype)
+
+
+def windows_of(module: Module) -> set[int | None]:
+    """Of its attentions; None: without one."""
+    operators = (operator for layer in module.layers for operator in layer.operators)
+    return {operator.window for operator in operators if isinstance(operator, Attention)}
 
 
 def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
@@ -116,6 +125,12 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
         chosen=chosen,
         placed={name: torch.arange(len(place_E)) for name, place_E in chosen.items()},
     )
+
+
+def _has_axes(module: Module) -> bool:
+    assert module.source is not None, "adapters are made from sources"
+    family = DECODERS.get(module.source.architecture)
+    return family is not None and family.rotates_by_axes
 
 
 def count_targets(sample: Sample) -> int:
@@ -155,17 +170,21 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         labels=labels_T if stage.layers[1] == num_layers else None,
         placed={name: place_E for name, place_E in placed.items() if len(place_E)},
         brought={name: images for name, images in brought.items() if images},
+        axes=axes_of(plan, samples) if _has_axes(plan.model.module(stage.module)) else None,
         item_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) if brought else None,
     )
 
 
-def _masked(data: MicrobatchData, samples: list[Sample], device: torch.device | str) -> MicrobatchData:
+def _masked(
+    data: MicrobatchData, samples: list[Sample], windows: set[int | None], device: torch.device | str
+) -> MicrobatchData:
     """With an attention that knows the samples' masks; causal ones need none."""
     if all(sample.mask == CAUSAL for sample in samples):
         return data
     fields = sample_bitfield([samples])
     mask = AttentionMask(fields, fields, torch.device(device))
-    mask.prepare()
+    for window in windows:
+        mask.prepare(window)
     return replace(data, attention=MaskedAttention(mask))
 
 
@@ -184,6 +203,7 @@ def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dt
         input_ids=one(data.input_ids),
         labels=one(data.labels),
         position_ids=one(data.position_ids),
+        axes=one(data.axes),
         item_ids=one(data.item_ids),
         embedded=one(data.embedded),
         returned=one(data.returned),

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from runtime.data.mel import HOP, SAMPLE_HZ, log_mel
-from runtime.data.records import AUDIO, IMAGE, VOCAB_SIZE, Record, read_records, text_tokens
+from runtime.data.records import AUDIO, IMAGE, INDEX, VOCAB_SIZE, Record, read_records, text_tokens
 from runtime.data.scenes import make
 from runtime.models.audio import FRAMES_PER_TOKEN, WhisperAdapter
 from runtime.models.choose import adapter_of
@@ -24,6 +24,7 @@ from runtime.models.vision import VisionAdapter
 from runtime.step_plans import NextBatches, batches_after
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job
+from workbench.masks.patterns import CAUSAL
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Plan
 
@@ -87,7 +88,17 @@ def sizes_of(records: Sequence[Record], folder: Path, model: ModelGraph) -> tupl
 
 
 def with_data(job: Job, folder: Path) -> Job:
-    """The job with the folder's first samples for its batch; ValueError where there are too few."""
+    """The job with the folder's first samples for its batch.
+
+    Raises:
+        ValueError: there are too few, or the job has masks: a folder's stand in its index.
+    """
+    masks = {sample.mask for sample in job.batch} - {CAUSAL}
+    if masks:
+        raise ValueError(
+            f"data folder {folder}: its {INDEX} says the masks; leave mask {min(masks)!r:.60} out of job "
+            f"{job.name!r}"
+        )
     found = samples_of(folder, job.model)
     if len(found) < len(job.batch):
         raise ValueError(
@@ -172,7 +183,8 @@ def read_wave(path: Path) -> Tensor:
                 f"clip {path}: want 1 channel of 16 bits at {SAMPLE_HZ} Hz, got {found[0]} of {found[1]} "
                 f"bits at {found[2]} Hz"
             )
-        data = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+        frames = file.readframes(file.getnframes())
+    data = np.frombuffer(frames[: len(frames) // 2 * 2], dtype="<i2")
     return torch.from_numpy(data.astype(np.float32) / 32768.0)
 
 

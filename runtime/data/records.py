@@ -7,12 +7,12 @@ from typing import Any
 
 from workbench.bounded_file import read_bounded
 from workbench.data.corpus import TEXT
-from workbench.masks.builders import SAMPLE_MASKS
+from workbench.masks.patterns import CAUSAL, canonical
 
+MOST_ID = 2**53
 INDEX = "data.jsonl"
 IMAGE = "image"
 AUDIO = "audio"
-CAUSAL = "causal"
 
 # The byte vocabulary: a text is its UTF-8 bytes, so there is nothing to train or to download.
 BOS = 256
@@ -64,9 +64,11 @@ def read_records(folder: Path) -> tuple[Record, ...]:
 def _record(data: dict[str, Any]) -> Record:
     if data.keys() - {"mask"} != {"id", "segments"} or not isinstance(data["id"], int):
         raise ValueError("want the keys id (a whole number), segments and, at will, mask")
+    if isinstance(data["id"], bool) or abs(data["id"]) > MOST_ID:
+        raise ValueError(f"want an id of at most {MOST_ID}, got {data['id']!r:.60}")
     mask = data.get("mask", CAUSAL)
-    if mask not in SAMPLE_MASKS:
-        raise ValueError(f"mask must be one of {', '.join(SAMPLE_MASKS)}, got {mask!r}")
+    if not isinstance(mask, str):
+        raise ValueError(f"mask must be a name or a call, got {mask!r:.60}")
     segments: list[tuple[str, str]] = []
     for segment in data["segments"]:
         ((kind, content),) = segment.items()
@@ -75,7 +77,7 @@ def _record(data: dict[str, Any]) -> Record:
         segments.append((kind, content))
     if not any(kind == TEXT for kind, _ in segments):
         raise ValueError("want at least one text")
-    return Record(data["id"], tuple(segments), mask)
+    return Record(data["id"], tuple(segments), canonical(mask))
 
 
 def text_tokens(record: Record, k: int) -> list[int]:

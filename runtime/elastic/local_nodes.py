@@ -1,15 +1,15 @@
 """A job's ranks on this machine as nodes, as `elastic` was told to train on, and what will happen to them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.elastic.progress import Progress
 from workbench.bounded_file import read_bounded
-from workbench.cost.hardware import uniform
 from workbench.elastic.availability import Availability, parse_trace
 from workbench.elastic.step_events import StepEvents, told_events, traced_events
 from workbench.job.job import Job
+from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
 from workbench.schedule.choice import ScheduleKind
 
 STEPS = 20
@@ -70,7 +70,7 @@ class Shape:
             return self.nodes
         if self.trace is not None:
             return max(count for _, count in self.trace.num_nodes())
-        return (self.job.max_ranks or self.job.cluster.num_ranks) // self.ranks_per_node
+        return num_process_nodes(self.job, self.ranks_per_node)
 
     @property
     def num_cores(self) -> int:
@@ -78,17 +78,13 @@ class Shape:
 
     def on_nodes(self) -> Job:
         """The job on a cluster of such nodes; each has its ranks' part of the machine's memory."""
-        machine, link = self.job.cluster.nodes[0], self.job.cluster.intra
-        part_bytes = machine.memory_bytes // machine.num_ranks * self.ranks_per_node
-        node = replace(machine, num_ranks=self.ranks_per_node, memory_bytes=part_bytes)
-        cluster = uniform(self.job.name, node, num_nodes=self.num_nodes, intra=link, inter=link)
-        return replace(self.job, cluster=cluster, max_ranks=None)
+        return on_process_nodes(self.job, num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node)
 
 
 def _check_job(job: Job) -> None:
     """Everything that the job says is done, or refused."""
     where = f"elastic: job {job.name!r}"
-    if len(job.cluster.nodes) != 1 or job.cluster.nodes[0].num_cores is None:
+    if not is_local(job):
         raise ValueError(f"{where}: nodes are processes of this machine; want cluster.local: ranks and cores")
     for layout in job.layouts:
         if (layout.tp, layout.cp, layout.ep) != (1, 1, 1):

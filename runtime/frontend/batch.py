@@ -1,7 +1,7 @@
 """From a batch of tensors, as a data loader gives it, to samples of a plan and a source of its data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from runtime.frontend.callbacks import (
 from runtime.frontend.items import items_of, size_of
 from runtime.models.encoder import EncoderAdapter, ItemSize
 from workbench.data.sample import Sample, Segment
+from workbench.masks.patterns import CAUSAL, canonical, check_masks
 from workbench.model.model_graph import TEXT
 
 # Shape suffixes: T = tokens of a sample, D = width of the language model.
 
-MASK, LABELS = "attention_mask", "labels"
+PADDING, LABELS, MASKS = "attention_mask", "labels", "masks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,8 @@ def prepare(
 
     Args:
         batch: `input_ids` [B, T] or one tensor per sample; `attention_mask` [B, T] says what of it is
-            not padding. An encoder's input stands under its key, or with others under the encoder's name:
+            not padding; `masks` who sees whom in the language model, one text of `workbench.masks.patterns`
+            or one for each sample. An encoder's input stands under its key, or with others under its name:
             per sample one item, a tensor of several, a sequence of them, or None.
         encoders: by name, which is the modality of their segments.
         before_llm: merges special tokens; None: `merge_special_tokens`. The features have not been
@@ -122,6 +124,7 @@ def prepare(
         sample, parts = _sample(index, ids_T, own, token_ids)
         samples.append(sample)
         kept.update(parts)
+    samples = _masked(samples, batch.get(MASKS, CAUSAL))
     found = {
         (index, name, k): item
         for name in encoders
@@ -131,12 +134,25 @@ def prepare(
     return PreparedBatch(samples=tuple(samples), source=TensorSource(items=found, texts=kept))
 
 
+def _masked(samples: Sequence[Sample], said: Any) -> list[Sample]:
+    """ValueError for what is no mask, does not fit its sample, or for another number of them."""
+    listed = list(said) if isinstance(said, list | tuple) else [said]
+    texts = [said] * len(samples) if isinstance(said, str) else listed
+    if len(texts) != len(samples) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"{MASKS}: want one text, or one for each of {len(samples)} samples, got {said!r:.60}"
+        )
+    masked = [replace(each, mask=canonical(text)) for each, text in zip(samples, texts, strict=True)]
+    check_masks(masked)
+    return masked
+
+
 def _texts(batch: Mapping[str, Any]) -> list[Tensor]:
     """Per sample its tokens, without padding."""
     if IDS not in batch:
         raise ValueError(f"the batch has no {IDS!r}; it has {', '.join(map(repr, batch)) or 'nothing'}")
     rows = [torch.as_tensor(row) for row in batch[IDS]]
-    masks, labels = batch.get(MASK), batch.get(LABELS)
+    masks, labels = batch.get(PADDING), batch.get(LABELS)
     kept = (
         rows
         if masks is None
@@ -177,7 +193,14 @@ def _own_input(batch: Mapping[str, Any], name: str, encoders: Mapping[str, Encod
 
 
 def _refuse_unknown(batch: Mapping[str, Any], encoders: Mapping[str, EncoderInput]) -> None:
-    known = [IDS, MASK, LABELS, *encoders, *dict.fromkeys(key for e in encoders.values() for key in e.keys)]
+    known = [
+        IDS,
+        PADDING,
+        LABELS,
+        MASKS,
+        *encoders,
+        *dict.fromkeys(key for e in encoders.values() for key in e.keys),
+    ]
     for key in batch:
         if key not in known:
             raise ValueError(f"the batch has {key!r}, which nothing reads; want {', '.join(known)}")

@@ -21,6 +21,7 @@ from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare
 from runtime.frontend.callbacks import BeforeEncoder, BeforeLLM
 from runtime.frontend.items import reader_of
 from runtime.frontend.stage import AfterCallback, AroundProjector, Outputs, call_checked
+from runtime.frontend.visible import visible
 from runtime.models.adapter import PLACEHOLDER, Adapter
 from runtime.models.projector import PROJECTORS
 from workbench.data.sample import Item
@@ -370,7 +371,8 @@ class MultimodalModule(nn.Module):
                 embedded.append(features[segment.modality, Item(index, segment.k)])
                 ids_T = torch.full((segment.tokens_out,), PLACEHOLDER, device=model.device)
             ids.append(ids_T)
-        logits_TV = model(inputs_embeds=torch.cat(embedded)[None]).logits[0]
+        seen = visible(prepared.samples[index], self.architectures()[LLM].module, model.device)
+        logits_TV = model(inputs_embeds=torch.cat(embedded)[None], attention_mask=seen).logits[0]
         next_T = torch.cat(ids)[1:]
         loss = functional.cross_entropy(logits_TV[:-1], next_T, ignore_index=PLACEHOLDER, reduction="sum")
         return loss, int((next_T != PLACEHOLDER).sum())

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from runtime.frontend.architecture import Weight, whole_weights
 from runtime.frontend.batch import PreparedBatch
+from runtime.frontend.buffers import held_buffers
 from runtime.frontend.multimodal import LLM, MultimodalModule
 from runtime.frontend.ranks import (
     EmulatedRanks,
@@ -305,7 +306,9 @@ class MultimodalParallelModule:
             for name, part in self.model.leaves()
             if part.around.after_encoder is not None or part.around.after_projector is not None
         }
-        return UserStage(callbacks=callbacks, frozen=frozenset(frozen))
+        known = self.model.architectures()
+        buffers = {name: held_buffers(part.module, known[name]) for name, part in parts.items()}
+        return UserStage(callbacks=callbacks, frozen=frozenset(frozen), buffers=buffers)
 
     def _save(self, folder: Path, modules: Iterable[str]) -> None:
         """Every module as a folder that ranks read their own weights from."""

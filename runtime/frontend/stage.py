@@ -66,17 +66,21 @@ class UserStage:
         callbacks: by module name.
         frozen: (module, Hugging Face name) of weights that stay as they are although other weights
             of their layer are trained.
+        buffers: by module name: Hugging Face name -> its values, such as rotary frequencies.
     """
 
     callbacks: Mapping[str, AroundProjector] = field(default_factory=dict)
     frozen: frozenset[tuple[str, str]] = frozenset()
+    buffers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, plan: Plan, stage: Stage, **how: Any) -> StageModule:
-        """As `build_stage_module`, then frozen further and hooked."""
+        """As `build_stage_module`, then frozen further, with the users' buffers, and hooked."""
         built = build_stage_module(plan, stage, **how)
         for name, parameter in built.named_weights():
             if (stage.module, name) in self.frozen:
                 parameter.requires_grad = False
+        for name, value in self.buffers.get(stage.module, {}).items():
+            built.adapter.buffers[name].copy_(value)
         callbacks = self.callbacks.get(stage.module)
         if callbacks is not None:
             for layer in built.layers:

@@ -78,6 +78,7 @@ class MicrobatchData:
         attention: of the module's tokens; None: items one after the other, each causal in itself in
             the LLM and in full in an encoder.
         position_ids: [T] place of every token in its item; None: as `tokens_in` says.
+        axes: [3, T] time, row and column of every token, where the LLM's positions have three axes.
         chosen: edge name -> which of its features are placed; absent: all of them.
         embedded: which tokens behind an encoder's first layer are this rank's, -1 for padding: every
             rank embeds whole items; None: all of them.
@@ -104,6 +105,7 @@ class MicrobatchData:
     placed: Mapping[str, Tensor] = field(default_factory=dict)
     attention: Attends | None = None
     position_ids: Tensor | None = None
+    axes: Tensor | None = None
     chosen: Mapping[str, Tensor] = field(default_factory=dict)
     carries_from: int | None = None
     embedded: Tensor | None = None
@@ -220,6 +222,8 @@ class Adapter(ABC):
 
     config_class: type[PretrainedConfig]
     raw_layer = 0  # the layer that reads raw inputs
+    rotary_name = ""  # of what turns positions into angles, in a checkpoint
+    _rotary: nn.Module | None = None
 
     def __init__(self, module: Module) -> None:
         assert module.source is not None, "made from a configuration"
@@ -285,6 +289,12 @@ class Adapter(ABC):
     def aliases(self) -> Mapping[str, str]:
         """Name of a tied parameter -> name of the first parameter that is the same weight."""
         return {}
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Hugging Face name -> what the module computes with and no optimizer updates; written in place."""
+        held = () if self._rotary is None else self._rotary.named_buffers()
+        return {f"{self.rotary_name}.{name}": buffer for name, buffer in held}
 
     @property
     def written_by(self) -> Mapping[str, int]:

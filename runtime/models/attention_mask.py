@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,6 +12,7 @@ from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
 from runtime.kernels.bitfield_attention.plan import BLOCK, KernelPlan, make_plan
 from runtime.models.token_fields import token_fields
 from workbench.masks.bitfield import Bitfield, dense
+from workbench.masks.builders import narrowed
 
 # Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
 
@@ -53,7 +53,7 @@ class AttentionMask:
         """bool [Q, K], for the CPU; O(Q K) memory."""
         window = self._effective(window)
         if window not in self._dense:
-            visible = dense(windowed(self.queries, window), self.keys)
+            visible = dense(narrowed(self.queries, window), self.keys)
             self._dense[window] = torch.from_numpy(visible).to(self.device)
         return self._dense[window]
 
@@ -61,7 +61,7 @@ class AttentionMask:
         """What the kernels take; exact tiles, never Q x K."""
         window = self._effective(window)
         if window not in self._planned:
-            queries = windowed(self.queries, window)
+            queries = narrowed(self.queries, window)
             ours = token_fields(queries, "cpu")
             same = queries is self.keys
             mask = kernel_mask(ours, ours if same else token_fields(self.keys, "cpu")).to(self.device)
@@ -74,22 +74,6 @@ class AttentionMask:
             return None
         span = int(self.queries.position.max()) - int(self.keys.position.min())
         return None if window > span else window
-
-
-def windowed(queries: Bitfield, window: int | None) -> Bitfield:
-    """The queries with at most the last `window` positions in sight, their own among them.
-
-    A window that the fields have already stays where it is narrower.
-
-    Raises:
-        ValueError: a window below 1.
-    """
-    if window is None:
-        return queries
-    if window < 1:
-        raise ValueError(f"sliding window must be >= 1 token, got {window}")
-    first = np.maximum(queries.first, queries.position - (window - 1))
-    return Bitfield(**{**dict(queries.arrays()), "first": first})
 
 
 def attend(

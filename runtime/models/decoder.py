@@ -48,6 +48,7 @@ class DecoderFamily:
 
     Args:
         rotary: class of its rotary embedding; None where `positions` is its table.
+        rotates_by_axes: whether positions have three axes: time, row and column (M-RoPE).
         rotates_by_layer_type: whether kinds of layers turn by angles of their own.
         norm: class of its RMSNorm, None where it uses LayerNorm.
         norm_offset: 1.0 where the norm's scale is 1 + weight.
@@ -66,6 +67,7 @@ class DecoderFamily:
     layer: type[nn.Module]
     rotary: type[nn.Module] | None
     norm: type[nn.Module] | None
+    rotates_by_axes: bool = False
     rotates_by_layer_type: bool = False
     positions: PositionTable | None = None
     norm_offset: float = 0.0
@@ -204,6 +206,8 @@ class NextTokenHead(StageLayer):
 class DecoderAdapter(Adapter):
     """A decoder-only language model."""
 
+    rotary_name = "model.rotary_emb"
+
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
         super().__init__(module)
@@ -224,6 +228,8 @@ class DecoderAdapter(Adapter):
                     "of a batch, so results would depend on grouping; give a fixed one, e.g. 'default' or "
                     "'yarn'"
                 )
+        if self.family.rotates_by_axes:
+            _check_axes(self.module.name, self.config)
         if getattr(self.config, "use_bidirectional_attention", None):
             raise ValueError(
                 f"module {self.module.name!r}: use_bidirectional_attention must be false: the language "
@@ -279,10 +285,24 @@ class DecoderAdapter(Adapter):
         if self._rotary is None:
             return {}
         ids_1T, like = _position_ids(data, device)[None], torch.empty(0, dtype=dtype, device=device)
+        if data.axes is not None:
+            return {ONE_ROTATION: self._rotary(like, data.axes[:, None].to(device))}
         if not self.family.rotates_by_layer_type:
             return {ONE_ROTATION: self._rotary(like, ids_1T)}
         kinds = sorted(set(self.config.layer_types))
         return {kind: self._rotary(like, ids_1T, kind) for kind in kinds}
+
+
+def _check_axes(module: str, config: PretrainedConfig) -> None:
+    """ValueError unless the shares of the axes add up to half a head."""
+    section = config.rope_parameters.get("mrope_section")
+    half = config.hidden_size // config.num_attention_heads // 2
+    if section is not None and sum(section) != half:
+        nearest = [half - 2 * (half // 3), half // 3, half // 3]
+        raise ValueError(
+            f"module {module!r}: rope_parameters.mrope_section must add up to {half}, half a head's width, "
+            f"got {section}; nearest: {nearest}"
+        )
 
 
 def _rope_types(config: PretrainedConfig) -> tuple[str, ...]:

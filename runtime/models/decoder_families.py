@@ -14,6 +14,8 @@ from transformers.models.opt import modeling_opt as opt
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen2_vl import configuration_qwen2_vl as qwen2_vl_config
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from runtime.models.cut_kind import CutKind
@@ -44,6 +46,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
         layer=qwen2.Qwen2DecoderLayer,
         rotary=qwen2.Qwen2RotaryEmbedding,
         norm=qwen2.Qwen2RMSNorm,
+    ),
+    "qwen2_vl_text": DecoderFamily(
+        config=qwen2_vl_config.Qwen2VLTextConfig,
+        layer=qwen2_vl.Qwen2VLDecoderLayer,
+        rotary=qwen2_vl.Qwen2VLRotaryEmbedding,
+        rotates_by_axes=True,
+        norm=qwen2_vl.Qwen2VLRMSNorm,
     ),
     "qwen3": DecoderFamily(
         config=qwen3.Qwen3Config,

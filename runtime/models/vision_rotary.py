@@ -182,6 +182,8 @@ class GridAdapter(EncoderAdapter):
 
     item_dims = 3
     rotary_class: type[nn.Module]
+    rotary_name = "rotary_pos_emb"
+    _rotary: nn.Module
 
     def __init__(self, module: Module) -> None:
         super().__init__(module)
@@ -264,6 +266,7 @@ class PixtralAdapter(GridAdapter):
 
     config_class = pixtral.PixtralVisionConfig
     rotary_class = pixtral.PixtralVisionRotaryEmbedding
+    rotary_name = "patch_positional_embedding"
     items_key, beside_key = PIXELS, SIZES
 
     @property

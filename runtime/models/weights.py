@@ -57,8 +57,11 @@ class WeightReader:
         found = self.stored.get(name)
         if found is None:
             raise ValueError(f"module {self.module!r}: {self.folder} lacks tensor {name!r}")
-        with safe_open(found.file, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(found.name)
+        try:
+            with safe_open(found.file, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(found.name)
+        except SafetensorError as error:
+            raise ValueError(f"module {self.module!r}: {found.file}: {error}") from None
         if found.is_transposed:
             tensor = tensor.T.contiguous()
         if tuple(tensor.shape) != shape:
@@ -178,7 +181,6 @@ def _files(folder: Path, module: str) -> dict[str, Path]:
     except (
         SafetensorError,
         json.JSONDecodeError,
-        UnicodeDecodeError,
         LookupError,
         TypeError,
         AttributeError,

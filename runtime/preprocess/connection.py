@@ -6,7 +6,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from runtime.preprocess.example import Buffer, unpacked
+from runtime.preprocess.answers import parse_answer
+from runtime.preprocess.example import Buffer
 from runtime.preprocess.keys import ClientKeys
 from workbench.plain_text import plain
 
@@ -70,7 +71,10 @@ class Connection:
         if self._socket not in ready:
             return None
         first, *rest = self._socket.recv_multipart(copy=False)
-        message = Message(unpacked(first.buffer), tuple(frame.buffer for frame in rest))
+        try:
+            message = Message(parse_answer(first.buffer), tuple(frame.buffer for frame in rest))
+        except ValueError as error:
+            raise ValueError(f"server {self.address} says what is no message: {plain(str(error))}") from None
         reason = plain(str(message.header.get("reason", "")))
         if message.kind == "fatal":
             raise ValueError(f"server {self.address} has given up: {reason}")

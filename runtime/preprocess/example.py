@@ -14,7 +14,6 @@ from runtime.preprocess.images import Patches, Rule, preprocess_image
 from workbench.data.corpus import TEXT, ItemTokens
 
 Buffer = bytes | memoryview
-MOST_HEADER_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +82,3 @@ def example_of(header: Mapping[str, Any], buffers: Sequence[Buffer]) -> Example:
 def packed(kind: str, **content: Any) -> bytes:
     """The header frame of a message."""
     return json.dumps({"kind": kind, **content}, separators=(",", ":")).encode()
-
-
-def unpacked(frame: Buffer) -> dict[str, Any]:
-    """ValueError where it is no header of a message."""
-    if len(frame) > MOST_HEADER_BYTES:
-        raise ValueError(f"message header: at most {MOST_HEADER_BYTES} bytes, got {len(frame)}")
-    header = json.loads(bytes(frame))
-    if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
-        raise ValueError("message header: want an object with its kind")
-    return header

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from workbench.data.corpus import ItemTokens, qwen2_vl_resize, square_image_toke
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG")
+MOST_SIDE_PX = 2**14  # of what images are resized to
+MOST_PIXELS = MOST_SIDE_PX**2
 
 
 class MalformedImageError(ValueError):
@@ -38,6 +40,8 @@ class SquareRule:
 
     def __post_init__(self) -> None:
         square_image_tokens(self.image_px, self.patch_px)
+        if self.image_px > MOST_SIDE_PX:
+            raise ValueError(f"images are at most {MOST_SIDE_PX} pixels wide, got {self.image_px}")
         if self.channels not in (1, 3):
             raise ValueError(f"images can be read with 1 or 3 channels, got {self.channels}")
 
@@ -71,6 +75,10 @@ class QwenRule:
                 "qwen2-vl rule: want patch_px and merge_side >= 1 and 1 <= min_pixels <= max_pixels, got "
                 f"{self.patch_px}, {self.merge_side}, {self.min_pixels} and {self.max_pixels}"
             )
+        if max(self.max_pixels, self.patch_px * self.merge_side) > MOST_PIXELS:
+            raise ValueError(
+                f"qwen2-vl rule: images have at most {MOST_PIXELS} pixels, got {self.max_pixels}"
+            )
 
     @property
     def channels(self) -> int:
@@ -100,10 +108,19 @@ def rule_as_json(rule: Rule) -> dict[str, Any]:
 
 def rule_from_json(data: Mapping[str, Any]) -> Rule:
     """ValueError where it is no rule."""
-    kinds: dict[Any, type[Rule]] = {"square": SquareRule, "qwen2-vl": QwenRule}
-    if data.get("kind") not in kinds:
-        raise ValueError(f"image rule must be square or qwen2-vl, got {data.get('kind')!r}")
-    return kinds[data["kind"]](**data)
+    kinds: dict[str, type[Rule]] = {"square": SquareRule, "qwen2-vl": QwenRule}
+    if not isinstance(data, Mapping) or str(data.get("kind")) not in kinds:
+        said = data.get("kind") if isinstance(data, Mapping) else data
+        raise ValueError(f"image rule must be square or qwen2-vl, got {said!r:.60}")
+    kind = kinds[str(data["kind"])]
+    names = [field.name for field in fields(kind)]
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if not needed <= data.keys() <= set(names):
+        raise ValueError(f"image rule {data['kind']}: want {', '.join(names)}, got {', '.join(data):.80}")
+    for name, value in data.items():
+        if name != "kind" and (type(value) is not int or not 1 <= value <= MOST_PIXELS):
+            raise ValueError(f"image rule: want {name} from 1 to {MOST_PIXELS}, got {value!r:.40}")
+    return kind(**data)
 
 
 @dataclass(frozen=True, slots=True)

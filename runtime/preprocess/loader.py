@@ -176,11 +176,8 @@ class ServedLoader:
         found: list[Record] = []
         while True:
             header = self._request("records", packed("records", start=len(found))).header
-            found += [
-                Record(number, tuple((kind, content) for kind, content in segments), mask)
-                for number, segments, mask in header["records"]
-            ]
-            if len(found) >= header["total"]:
+            found += records_of(header)
+            if len(found) >= header["total"] or not header["records"]:
                 return tuple(found)
 
     def close(self) -> None:
@@ -232,9 +229,18 @@ class ServedLoader:
         )
 
 
+def records_of(header: Mapping[str, Any]) -> list[Record]:
+    """Some of the server's examples."""
+    return [Record(number, tuple(segments), mask) for number, segments, mask in header["records"]]
+
+
 def batch_of_message(message: Message) -> Batch:
     """The batch; arrays are views of what came off the wire."""
     buffers = iter(message.buffers)
+
+    wanted = sum(num_frames(header) for held in message.header["microbatches"] for header in held)
+    if wanted != len(message.buffers):
+        raise ValueError(f"batch: want {wanted} buffers, got {len(message.buffers)}")
 
     def one(header: Mapping[str, Any]) -> Example:
         own: list[Buffer] = [next(buffers) for _ in range(num_frames(header))]

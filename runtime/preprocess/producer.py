@@ -56,7 +56,7 @@ def produce(
                 continue
             heard = True
             if message.kind == "task":
-                header, buffers = _answer(message, folder)
+                header, buffers = answer_to(message, folder)
                 connection.send(header, buffers)
                 num_done += 1
             end_s = time.monotonic() + silence_s
@@ -67,9 +67,10 @@ def produce(
     return num_done
 
 
-def _answer(message: Message, folder: Path) -> tuple[bytes, list[Buffer]]:
+def answer_to(message: Message, folder: Path) -> tuple[bytes, list[Buffer]]:
+    """What a producer sends back for a task."""
     header = message.header
-    record = Record(header["id"], tuple((kind, content) for kind, content in header["segments"]))
+    record = Record(header["id"], tuple(header["segments"]))
     try:
         example = preprocess(record, folder, rule_from_json(header["rule"]))
     except MalformedImageError as error:

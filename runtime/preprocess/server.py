@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from runtime.data.records import IMAGE, read_records
+from runtime.preprocess.answers import MOST_WINDOW
 from runtime.preprocess.crew import Crew
 from runtime.preprocess.doorway import Doorway
 from runtime.preprocess.example import Buffer, example_of, packed, preprocess
@@ -70,6 +71,10 @@ class ServerSettings:
             )
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port: want 1 to {2**16 - 1}, or 0 for any free one, got {self.port}")
+        if not 1 <= self.window <= MOST_WINDOW:
+            raise ValueError(
+                f"window: want >= 1 and at most {MOST_WINDOW} batches prepared ahead, got {self.window}"
+            )
         if not 0 <= self.num_producers <= MOST_PRODUCERS:
             raise ValueError(f"producers: want 0 to {MOST_PRODUCERS} on a host, got {self.num_producers}")
 

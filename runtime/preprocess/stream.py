@@ -100,7 +100,10 @@ class Stream:
             raise ValueError(f"window: want >= 1 batch prepared ahead, got {window}")
         clips = [record.id for record in records if record.of(AUDIO)]
         if clips:
-            raise ValueError(f"example {clips[0]}: clips are not preprocessed here, only texts and images")
+            raise ValueError(
+                f"example {clips[0]}: clips are not preprocessed here, only texts and images; "
+                "want a folder without clips, or `workbench run --data FOLDER`, which reads clips itself"
+            )
         self.batch_size, self.window, self._order = batch_size, window, order
         self._records = records
         self._index = {record.id: index for index, record in enumerate(records)}

@@ -1,6 +1,7 @@
 """Walks one rank's program. It decides nothing: order, rows and groups come from the lowered plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from runtime.models.adapter import MicrobatchData
 from runtime.parallel.context.token_shares import rows_of
 from runtime.step.activations import Watched
+from runtime.step.annotations import annotated
 from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.gradients import Gradients
 from runtime.step.offload import Offload
@@ -159,7 +161,8 @@ class Executor:
                 start = clock.stamp()
                 if clock.posts_before:
                     self._wires.post(self._next_rows[position + 1], start)
-                self._do[action.kind](action, arrived, start)
+                with annotated(action) if action.kind in COMPUTE else nullcontext():
+                    self._do[action.kind](action, arrived, start)
                 if not clock.posts_before:
                     self._wires.post(self._next_rows[position + 1], start)
             except RankError:
@@ -284,11 +287,12 @@ class Executor:
         self._gradients.finish()
         self._on_gradients()
         start = self._recorder.clock.stamp()
-        if self._settings.clip_norm is not None:
-            self._gradients.clip(self._settings.clip_norm)
-        if self._adamw is not None:
-            self._adamw.step()
-        self._gradients.publish()
+        with annotated(action):
+            if self._settings.clip_norm is not None:
+                self._gradients.clip(self._settings.clip_norm)
+            if self._adamw is not None:
+                self._adamw.step()
+            self._gradients.publish()
         self._end(action, start)
 
     def moments(self) -> dict[Tensor, tuple[Tensor, Tensor]]:

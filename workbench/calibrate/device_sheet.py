@@ -1,6 +1,7 @@
 """A data sheet: what is published about one device, cell by cell with its source, in one CSV file."""
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -9,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.cost.profile import PROFILES
 from workbench.units import GB
 
@@ -115,15 +117,12 @@ def read_sheet(path: Path) -> DeviceSheet:
     """
     if not path.is_file():
         raise ValueError(f"data sheet {path}: no such file")
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        _check_columns(rows.fieldnames or (), path)
-        cells = {}
-        for number, row in enumerate(rows, start=2):
-            name, cell = _cell(row, f"{path}: line {number}")
-            if name in cells:
-                raise ValueError(f"{path}: line {number}: cell {name!r} stands twice; want it once")
-            cells[name] = cell
+    cells = {}
+    for number, row in enumerate(_rows(path), start=2):
+        name, cell = _cell(row, f"{path}: line {number}")
+        if name in cells:
+            raise ValueError(f"{path}: line {number}: cell {name!r} stands twice; want it once")
+        cells[name] = cell
     missing = [name for name in REQUIRED if name not in cells]
     if missing:
         raise ValueError(
@@ -135,6 +134,15 @@ def read_sheet(path: Path) -> DeviceSheet:
         presumed=tuple(name for name, (_, standing, _) in cells.items() if standing is Standing.PRESUMED),
         sources=tuple((name, source) for name, (_, _, source) in cells.items()),
     )
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    rows = csv.DictReader(io.StringIO(read_bounded(path, MOST_SETTINGS_BYTES), newline=""))
+    try:
+        _check_columns(rows.fieldnames or (), path)
+        return list(rows)
+    except csv.Error as error:
+        raise ValueError(f"{path}: want a CSV file: {error}") from None
 
 
 def check_sheet(sheet: DeviceSheet, others: Iterable[DeviceSheet]) -> None:

@@ -1,14 +1,16 @@
 """The program `workbench`: every command by its name; a command's module is imported when it is called."""
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from importlib import import_module, metadata
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
 from workbench.cli.console import OneLineErrors
+from workbench.cli.extras import DISTRIBUTION, missing_text
+from workbench.cli.options import lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +21,20 @@ class Command:
         module: of `workbench.cli`.
         function: in it, or a program of several commands.
         summary: the first paragraph of its help.
+        lists: whether it prints tables and so takes `--format`; commands of a program say it themselves.
     """
 
     module: str
     function: str
     summary: str
+    lists: bool = True
 
     def load(self, name: str) -> Any:
         """The command itself."""
         found = getattr(import_module(f"workbench.cli.{self.module}"), self.function)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False)
-            alone.command(name)(found)
+            alone.command(name)(lists(found) if self.lists else found)
             found = alone
         return get_command(found)
 
@@ -48,15 +52,42 @@ COMMANDS = {
         "Plan a job with every strategy, and with every schedule asked for; simulate all plans "
         "and rank them.",
     ),
+    "size": Command(
+        "sizing",
+        "size_command",
+        "Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.",
+    ),
     "check": Command(
         "planning",
         "check_command",
         "Say whether a plan is sound, fits and cannot deadlock; show its stages and programs.",
     ),
+    "explain": Command(
+        "explaining",
+        "explain_command",
+        "Say why a step takes as long as it does, and which changes would make it shorter.",
+    ),
+    "diff": Command(
+        "explaining",
+        "diff_command",
+        "Say what differs between two plans, and where the difference of their steps comes from.",
+    ),
     "layout": Command(
         "layouts",
         "layout_command",
         "Show a job's layouts in another system's words, or take them from a file in such words.",
+        lists=False,
+    ),
+    "export": Command(
+        "exporting",
+        "export_command",
+        "Write a plan as a folder that launches under another training system.",
+    ),
+    "schema": Command(
+        "schemas",
+        "schema_command",
+        "Print the JSON Schema of job, profile or plan files, by which editors complete and check them.",
+        lists=False,
     ),
     "models": Command(
         "models",
@@ -90,17 +121,27 @@ COMMANDS = {
         "compare_command",
         "Hold a simulated trace against the executed ones of the same plan.",
     ),
+    "ingest": Command(
+        "ingesting",
+        "ingest_command",
+        "Take in what other tools recorded of a job: traces, link speeds, kernel times, memory.",
+    ),
+    "trace": Command(
+        "ingesting", "trace_command", "Write a trace in the format of another tool: HTA or Chakra."
+    ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),
     "report": Command(
         "measuring",
         "report_command",
         "Write one self-contained HTML page about a folder of plans and traces.",
+        lists=False,
     ),
     "reproduce": Command(
         "measuring",
         "reproduce_command",
         "Rerun experiments and hold them against what the papers printed.",
+        lists=False,
     ),
     "demo": Command(
         "measuring",
@@ -108,9 +149,7 @@ COMMANDS = {
         "Do the main job on this machine: calibrate, plan, predict, run, compare, report.",
     ),
     "checkpoint": Command("checkpoints", "app", "Take over saves of the format before this one."),
-    "preprocess": Command(
-        "preprocessing", "app", "Prepare images apart from training: serve, produce, consume."
-    ),
+    "preprocess": Command("preprocessing", "app", "Prepare images apart from training: serve, produce, run."),
 }
 
 
@@ -126,15 +165,38 @@ class Commands(OneLineErrors):
         name, _, rest = super().resolve_command(ctx, args)
         return name, COMMANDS[args[0]].load(args[0]), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is named; ValueError where it needs a package that an extra brings."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            text = missing_text(ctx.invoked_subcommand or ctx.info_name, error)
+            if text is None:
+                raise
+            raise ValueError(text) from error
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Plan multimodal training, simulate the plan, run it, and hold one against the other.",
 )
-app.callback()(lambda: None)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="say the version and end", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

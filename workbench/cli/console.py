@@ -2,10 +2,13 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -13,10 +16,14 @@ from typer.core import TyperGroup
 
 from workbench.ending import Ended, ending_by_signal
 from workbench.plain_text import plain
+from workbench.report.table_rows import Format, written
 
 BAD_INPUT = 2  # exit code
 PIPE_COLUMNS = 120  # of text that goes to a file or a pipe, where no table is wider
 MOST_COLUMNS = 240  # beyond which columns of prose are wrapped
+PROSE_COLUMNS = 40  # of a column that may be wrapped
+_KEPT: ContextVar[list[Table] | None] = ContextVar("kept", default=None)
+"""Tables of the command that runs, where its format is not for people."""
 
 
 def one_line(error: Exception) -> str:
@@ -62,19 +69,64 @@ class OneLineErrors(TyperGroup):
 
 
 def show(*parts: Table | str) -> None:
-    """Print for people: as wide as the terminal, or in a file or pipe wide enough for every table."""
+    """Print for people, or keep tables for the format that was asked for; then texts go to stderr.
+
+    As wide as the terminal, or in a file or pipe wide enough for prose; never so narrow that a figure is cut.
+    """
+    kept = _KEPT.get()
+    if kept is not None:
+        kept.extend(part for part in parts if isinstance(part, Table))
+        texts = [part for part in parts if isinstance(part, str)]
+        texts += [str(part.caption) for part in parts if isinstance(part, Table) and part.caption]
+        sys.stderr.write("".join(f"{plain(text)}\n" for text in texts))
+        return
     console = Console(highlight=False)
+    free = Console(highlight=False, width=MOST_COLUMNS)
+    tables = [part for part in parts if isinstance(part, Table)]
+    width = max((_uncut_columns(table) for table in tables), default=0)
     if not console.is_terminal:
-        free = Console(highlight=False, width=MOST_COLUMNS)
-        widths = (
-            Measurement.get(free, free.options, part).maximum for part in parts if isinstance(part, Table)
-        )
-        console = Console(highlight=False, width=max(PIPE_COLUMNS, *widths, 0))
+        widths = (Measurement.get(free, free.options, table).maximum for table in tables)
+        width = max(PIPE_COLUMNS, width, *widths)
+    console = Console(highlight=False, width=max(width, console.width if console.is_terminal else 0))
     for part in parts:
         if isinstance(part, str):
             console.print(part, markup=False, soft_wrap=True)
         else:
             console.print(part)
+
+
+def _uncut_columns(table: Table) -> int:
+    """Columns of text that a table takes whose figures stand whole; prose is wrapped."""
+    width = 1
+    for column in table.columns:
+        lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+        widest = max(map(cell_len, lines), default=0)
+        width += (widest if column.no_wrap else min(widest, PROSE_COLUMNS)) + 3
+    return width
+
+
+@contextmanager
+def in_format(form: Format) -> Iterator[None]:
+    """Inside, `show` keeps tables; at the end their rows are written to stdout in this format.
+
+    Raises:
+        ValueError: Parquet would go to a terminal.
+    """
+    if form is Format.TABLE:
+        yield
+        return
+    if form is Format.PARQUET and sys.stdout.isatty():
+        raise ValueError("--format parquet is no text: want it in a file, e.g. > table.parquet")
+    kept: list[Table] = []
+    token = _KEPT.set(kept)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+        if kept:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(written(kept, form))
+            sys.stdout.flush()
 
 
 def emit_json(result: Mapping[str, Any]) -> None:

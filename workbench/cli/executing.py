@@ -16,13 +16,14 @@ from workbench.drift import drift_warning
 from workbench.ending import Ended
 from workbench.job.device import Device
 from workbench.job.machines import under
-from workbench.job.matching import check_profile, cost_for
+from workbench.job.matching import check_profile, cost_for, profile_beside
 from workbench.job.run_options import RunOptions
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
-from workbench.report.compare import compare
+from workbench.report.compare import compare, timed
 from workbench.report.devices import check_devices
-from workbench.report.folder import repetition_paths
+from workbench.report.folder import is_plan, repetition_paths
+from workbench.report.lost_time import lost_text, lost_time
 from workbench.report.progress import Ticker, ticking
 from workbench.report.records import executed_record, interval_record, simulated_record
 from workbench.report.tables import (
@@ -52,7 +53,9 @@ EMULATED_REPETITIONS = 3
 def simulate_command(
     plan: PlanFile,
     trace: Annotated[Path | None, typer.Option(help="trace file to write (Perfetto opens it)")] = None,
-    profile: Annotated[str | None, typer.Option(help="profile name or file; default: by device")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="profile name or file; default: that of the plan's job")
+    ] = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +66,8 @@ def simulate_command(
         check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
-    cost = under(cost_for(found, load_profile(profile) if profile else None), execution)
+    given = profile_beside(plan) if profile is None else load_profile(profile)
+    cost = under(cost_for(found, given), execution)
     simulated = predict_within(lowered, memory, cost)
     if trace is not None:
         write_trace(simulated, trace)
@@ -249,30 +253,52 @@ def _telling(ticker: Ticker) -> Callable[[int, int, float], None]:
 
 
 def compare_command(
-    simulated: Annotated[Path, typer.Argument(help="simulated trace", metavar="SIMULATED")],
+    simulated: Annotated[
+        Path, typer.Argument(help="simulated trace, or a plan to simulate", metavar="SIMULATED")
+    ],
     executed: Annotated[list[Path], typer.Argument(help="executed traces", metavar="EXECUTED...")],
     plan: Annotated[Path | None, typer.Option(help="plan file, to name the stages")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="of a plan to simulate: profile name or file; default: by device")
+    ] = None,
     device: Annotated[
         Device | None, typer.Option(help="what all of them must be of; default: not asked")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Hold a simulated trace against the executed ones of the same plan."""
-    traces = [(path, read_trace(path)) for path in (simulated, *executed)]
+    traces = [(simulated, _prediction(simulated, profile)), *((path, read_trace(path)) for path in executed)]
     if device is not None:
         check_devices(traces, wanted=device)
     prediction, *runs = (trace for _, trace in traces)
     comparison = compare(prediction, runs)
-    named = read_plan(plan) if plan is not None else None
+    given = plan or (simulated if is_plan(simulated) else None)
+    named = read_plan(given) if given is not None else None
     if named is not None and plan_hash(named) != comparison.plan_hash:
         raise ValueError(
-            f"{plan}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
+            f"{given}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
         )
+    lost = lost_time(prediction, timed(runs))
     if as_json:
-        emit_json(comparison.as_json() | {"interval_80": interval_record(prediction)})
+        more = {"interval_80": interval_record(prediction), "lost": [asdict(each) for each in lost]}
+        emit_json(comparison.as_json() | more)
     else:
         held = held_text(prediction, comparison.total.executed_median)
-        show(*_lines(drift_warning(comparison.drift)), comparison_table(comparison, named), *_lines(held))
+        table = comparison_table(comparison, named)
+        show(*_lines(drift_warning(comparison.drift)), table, *_lines(held), lost_text(lost))
+
+
+def _prediction(path: Path, profile: str | None) -> Trace:
+    """A simulated trace, or that of a plan."""
+    if not is_plan(path):
+        if profile is not None:
+            raise ValueError(f"compare: --profile is of a plan to simulate, {path} is a trace")
+        return read_trace(path)
+    from sim.predict import predict_within
+
+    found = read_plan(path)
+    lowered, memory = accept(found)
+    return predict_within(lowered, memory, cost_for(found, load_profile(profile) if profile else None))
 
 
 def _lines(line: str | None) -> tuple[str, ...]:

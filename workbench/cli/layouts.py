@@ -11,8 +11,11 @@ from workbench.cli.options import Json
 from workbench.job.job import load_job
 from workbench.job.notations.job_layouts import Notation, write_layouts
 from workbench.job.notations.layout_file import content_of, job_with_layouts, placing_of
+from workbench.plan.codec import FORMAT
 from workbench.strategies.placings import PLACINGS, with_layout_file
 from workbench.whole_file import check_writable, write_text
+
+_START_BYTES = 256  # of a plan file: its first key says what it is
 
 
 def layout_command(
@@ -31,6 +34,7 @@ def layout_command(
 
     Systems: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
     """
+    _refuse_plan(job)
     wanted = load_job(job)
     strategy: dict[str, str] = {}
     if notation is not None:
@@ -48,6 +52,14 @@ def layout_command(
     show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
     for name in strategy.values():
         show(f"where its modality_parallelism puts encoders, a job does not say: plan with --strategy {name}")
+
+
+def _refuse_plan(path: Path) -> None:
+    """Say where plans are taken away, before a plan is read as a job with unknown keys."""
+    with path.open("rb") as file:
+        start = file.read(_START_BYTES).decode(errors="replace")
+    if FORMAT in start:
+        raise ValueError(f"{path}: a plan, want a job; `workbench export {path} --to ...` takes plans away")
 
 
 def _yaml(content: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import typer
@@ -18,8 +19,9 @@ from workbench.cost.profile import ideal_profile, write_profile
 from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job, load_job
+from workbench.job.job_file import read_spec
 from workbench.plan.plan import Plan
-from workbench.report.folder import read_folder
+from workbench.report.folder import Folder, fastest_of, read_folder
 from workbench.report.progress import ticking
 from workbench.report.tables import (
     demo_table,
@@ -27,7 +29,9 @@ from workbench.report.tables import (
     noise_warning,
     unmeasured_text,
 )
+from workbench.report.what_if import WhatIf, what_if
 from workbench.strategies import cornstarch
+from workbench.timing.accept import accept
 from workbench.whole_file import check_writable, write_text
 
 
@@ -94,23 +98,51 @@ def calibrate_command(
 def report_command(
     folder: Annotated[Path, typer.Argument(help="folder with plans and traces", metavar="FOLDER")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="default: FOLDER/report.html")] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="job file of the plans, whose neighbours are simulated for sliders")
+    ] = None,
+    what_if_s: Annotated[
+        float, typer.Option("--what-if", help="seconds for these simulations", min=0)
+    ] = 20.0,
 ) -> None:
     """Write one self-contained HTML page about a folder of plans and traces."""
     from workbench.report.html import report_html
 
     path = output or folder / "report.html"
-    write_text(report_html(read_folder(folder)), path)
+    found = read_folder(folder)
+    neighbours = None if job is None else _what_if(found, job, what_if_s)
+    write_text(report_html(found, what_if=neighbours), path)
     show(f"written to {path}")
+
+
+def _what_if(folder: Folder, job: Path, seconds: float) -> WhatIf:
+    """Simulations of the job's neighbours, planned as its fastest plan in the folder was."""
+    from sim.predict import predict_within
+
+    began_s = perf_counter()
+    with ticking("simulating neighbours of the job", None, quiet=False) as ticker:
+        return what_if(
+            read_spec(job),
+            fastest_of(folder, load_job(job)).plan.strategy,
+            lambda plan, cost: predict_within(*accept(plan), cost),
+            folder=job.parent,
+            seconds=seconds,
+            spent_s=lambda: perf_counter() - began_s,
+            progress=lambda done, total: ticker.at(done, total, ""),
+        )
 
 
 def reproduce_command(
     names: Annotated[list[str], typer.Argument(help="all, PAPER or PAPER/SCRIPT", metavar="NAME...")],
+    out: Annotated[Path, typer.Option("--out", help="folder for result files and plots")] = Path("results"),
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
+    from experiments.harness.record import results_in
     from experiments.harness.script import reproduce, scripts
 
-    with ticking("reproducing", len(scripts()), quiet=as_json) as ticker:
+    check_writable(out / "results.json")
+    with ticking("reproducing", len(scripts()), quiet=as_json) as ticker, results_in(out):
         done: list[str] = []
 
         def tell(table: str) -> None:
@@ -121,7 +153,7 @@ def reproduce_command(
     if as_json:
         emit_json(summary)
     else:
-        show(*done)
+        show(*done, f"result files and plots are in {out}")
     if any(row["verdict"] in ("OFF", "MISSING") for row in summary.values()):
         raise typer.Exit(1)
 

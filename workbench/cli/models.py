@@ -1,12 +1,14 @@
 """The command that says which models there are."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from rich.table import Table
 
 from workbench.cli.console import emit_json, show
+from workbench.cli.extras import has_extra, install_text
 from workbench.cli.options import Json
 from workbench.model.composites.registry import COMPOSITES
+from workbench.model.composites.whole import Whole
 from workbench.model.families.family import Family
 from workbench.model.families.registry import FAMILIES
 from workbench.report.tables import titled
@@ -19,41 +21,58 @@ def models_command(*, json: Json = False) -> None:
 
     Composite models of transformers are listed with what `workbench init` makes of them.
     """
-    from runtime.models.choose import ADAPTERS
-    from runtime.models.composites import composite_types
-
-    whole = composite_types()
+    known, whole = _of_runtime()
     if json:
-        composites = {kind: {"role": "composite", "taken_apart": kind in COMPOSITES} for kind in whole}
-        emit_json({family.name: _record(family, ADAPTERS) for family in FAMILIES} | composites)
+        composites = {each.model_type: _composite_record(each) for each in whole}
+        emit_json({family.name: _record(family, known) for family in FAMILIES} | composites)
         return
-    show(_table(ADAPTERS), _composites(whole))
+    lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
+    show(_table(known), _composites(whole), *((lacking,) if known is None else ()))
 
 
-def _composites(whole: Collection[str]) -> Table:
-    table = titled("composite models", ("model_type", "name", "workbench init"))
+def _of_runtime() -> tuple[Collection[str] | None, Sequence[Whole]]:
+    """Architectures that can run, None where no runtime is installed; composites that are known here."""
+    if not has_extra("run"):
+        return None, [Whole(model_type=kind, parts={}) for kind in sorted(COMPOSITES)]
+    from runtime.models.choose import ADAPTERS
+    from runtime.models.composites import composite_models
+
+    return ADAPTERS, composite_models()
+
+
+def _composite_record(whole: Whole) -> dict[str, object]:
+    return {
+        "role": "composite",
+        "taken_apart": whole.is_taken_apart,
+        "parts": dict(whole.parts),
+        "outcome": whole.outcome,
+    }
+
+
+def _composites(whole: Sequence[Whole]) -> Table:
+    """Those that are taken apart first."""
+    table = titled("composite models of transformers", ("model_type", "name", "workbench init"))
     for column in table.columns:
         column.justify = "left"
     table.columns[-1].no_wrap = False
-    for kind, composite in COMPOSITES.items():
-        table.add_row(kind, composite.name, "takes it apart")
-    others = [kind for kind in whole if kind not in COMPOSITES]
-    table.add_row("others", "", f"does not know yet: {', '.join(others)}")
+    for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
+        name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
+        table.add_row(each.model_type, name, each.outcome)
     return table
 
 
-def _record(family: Family, known: Collection[str]) -> dict[str, str | bool | None]:
+def _record(family: Family, known: Collection[str] | None) -> dict[str, str | bool | None]:
     return {
         "role": family.role,
         "model_type": family.model_type,
         "zoo": family.zoo,
         "plans": family.plans,
-        "runs": family.runs(known),
+        "runs": None if known is None else family.runs(known),
         "reason": family.reason,
     }
 
 
-def _table(known: Collection[str]) -> Table:
+def _table(known: Collection[str] | None) -> Table:
     table = titled("models", HEADERS)
     for column in table.columns:
         column.justify = "left"
@@ -64,7 +83,7 @@ def _table(known: Collection[str]) -> Table:
             family.role,
             family.model_type or family.zoo or "-",
             "yes" if family.plans else "no",
-            "yes" if family.runs(known) else "no",
+            "?" if known is None else "yes" if family.runs(known) else "no",
             family.reason,
         )
     return table

@@ -9,23 +9,24 @@ import typer
 
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile
+from workbench.cli.searching import NoCache, kept_results, searched
+from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
-from workbench.job.matching import check_job
+from workbench.job.matching import check_job, named_profile
 from workbench.job.sample_sizes import Tiling, with_sizes
-from workbench.plan.codec import plan_hash, read_plan, write_plan
+from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
-from workbench.report.records import search_record
+from workbench.report.search_tables import fits_text, search_table
 from workbench.report.tables import (
     milliseconds,
     plan_table,
     rank_runs,
-    search_table,
     titled,
 )
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import Objective, search, with_schedules
+from workbench.search.drive import Objective, with_schedules
 from workbench.strategies.placings import with_layout_file
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
@@ -94,7 +95,9 @@ def plan_command(
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
         if warning is not None:
             warn(warning)
-    write_plan(made, output)
+    for line in waste_of(made, wanted):
+        warn(line)
+    write_plan(made, output, profile=named_profile(wanted, profile, output))
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
     else:
@@ -115,11 +118,10 @@ def search_command(
     seed: Seed = 0,
     tiling: Tiles = Tiling.NONE,
     execution: ExecutionFile = None,
+    no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
-    from sim.predict import predict_within
-
     wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
@@ -127,23 +129,18 @@ def search_command(
     priced = PRICED if objective is Objective.DOLLARS else {}
     planners = with_schedules(PLANNERS | priced, [usual(kind) for kind in schedule or ()])
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = search(
-            wanted,
-            cost,
-            planners,
-            lambda plan: predict_within(*accept(plan), cost),
-            ticker.at,
-            objective,
+        found = searched(
+            wanted, cost, planners, objective, ticker.at, results=None if no_cache else kept_results()
         )
-    if found[0].plan is None:
-        raise ValueError(f"no strategy has a plan for job {wanted.name!r}; {found[0].refusal}")
+    for line in found.record["warnings"]:
+        warn(line)
     if output is not None:
-        write_plan(found[0].plan, output)
+        write_plan(loads(found.best_plan), output, profile=named_profile(wanted, profile, output))
     written = () if output is None else (f"best plan written to {output}",)
     if as_json:
-        emit_json(search_record(wanted.name, found))
+        emit_json(found.record)
     else:
-        show(search_table(wanted.name, found), *written)
+        show(fits_text(found.record), search_table(found.record), *written)
 
 
 def check_command(
@@ -159,6 +156,5 @@ def check_command(
     programs.add_column("actions", overflow="fold")
     for program in found.programs:
         programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
-    show(
-        plan_table(found), programs, f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
-    )
+    accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
+    show(accepted, plan_table(found), programs)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from workbench.llm_table.columns import describe_columns, read_row
 from workbench.llm_table.csv_file import CsvTable, read_table
 from workbench.llm_table.predict import Prediction, RowPredictor
 from workbench.llm_table.row_interval import unsaid_of
+from workbench.report.figure import Figure
 from workbench.report.progress import ticking
 from workbench.report.tables import titled
 from workbench.units import GB
@@ -99,10 +101,8 @@ def _tell(output: Path, outcomes: Sequence[Prediction | str], took_s: float, *, 
     most = max(found.peak_bytes for found in predictions)
     table.add_row(
         str(len(predictions)),
-        f"{seconds[0]:.4g} s",
-        f"{seconds[len(seconds) // 2]:.4g} s",
-        f"{seconds[-1]:.4g} s",
-        f"{most / GB:.4g} GB",
+        *(Figure(f"{took_s:.4g} s", {"s": took_s}) for took_s in (seconds[0], median(seconds), seconds[-1])),
+        Figure(f"{most / GB:.4g} GB", {"bytes": most}),
         str(too_large),
         str(num_bad),
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.table import Table
 
 from workbench.cli.console import emit_json, show
-from workbench.cli.options import Json
+from workbench.cli.options import Json, lists
 from workbench.job.job import load_job
 from workbench.report.progress import ticking
+from workbench.report.tables import milliseconds, titled
 from workbench.units import ms
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Prepare images apart from training: serve, produce, consume.",
+    help="Prepare images apart from training: serve, produce, run.",
 )
 
 _E = TypeVar("_E", bound=StrEnum)
@@ -137,6 +137,7 @@ def produce_command(
 
 
 @app.command("run")
+@lists
 def run_command(
     address: Address,
     batches: Annotated[int, typer.Option(help="how many")] = 10,
@@ -171,11 +172,13 @@ def run_command(
     if as_json:
         emit_json(record)
         return
-    table = Table("first batch", "batches", "examples", "left out", "stall, median", "99th percentile")
+    table = titled(
+        "batches", ("first", "batches", "examples", "left out", "stall, median", "99th percentile")
+    )
     table.add_row(
         *(str(value) for value in (start, batches, found.num_examples, len(found.skipped))),
-        f"{record['stall_ms_p50']:.3g} ms",
-        f"{record['stall_ms_p99']:.3g} ms",
+        milliseconds(found.quantile_s(0.5)),
+        milliseconds(found.quantile_s(0.99)),
     )
     show(table, *(f"left out: {each.reason}" for each in found.skipped))
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.calibrate.derived import profile_of
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
 from workbench.cli.console import emit_json, show
-from workbench.cli.options import Json
+from workbench.cli.options import Json, lists
 from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
 from workbench.report.profile_tables import facts_table, profile_record
 from workbench.report.tables import fits_table, unmeasured_text
@@ -22,6 +22,7 @@ app = typer.Typer(
 
 
 @app.command("new")
+@lists
 def new_command(
     name: Annotated[str, typer.Argument(help="of the profile", metavar="NAME")],
     from_sheet: Annotated[
@@ -34,6 +35,8 @@ def new_command(
     as_json: Json = False,
 ) -> None:
     """Make the profile of a device that nobody measured out of its data sheet."""
+    from workbench.calibrate.derived import profile_of
+
     path = output or Path(f"{name}.json")
     check_writable(path)
     profile = profile_of(read_sheet(from_sheet), like, name=name)
@@ -42,6 +45,7 @@ def new_command(
 
 
 @app.command("show")
+@lists
 def show_command(
     name: Annotated[str, typer.Argument(help="shipped name or file", metavar="NAME")], as_json: Json = False
 ) -> None:
@@ -61,7 +65,7 @@ def check_command(
         found: dict[str, Any] = {"device": sheet.device, "presumed": list(sheet.presumed)}
         told = f"{file}: sound; presumed: {', '.join(sheet.presumed) or 'nothing'}"
     else:
-        profile = parse_profile(file.read_text(), where=str(file))
+        profile = parse_profile(read_bounded(file, MOST_SETTINGS_BYTES), where=str(file))
         found = {"device": profile.device, "presumed": list(profile.presumed)}
         told = f"{file}: sound; {len(profile.unmeasured)} costs that nobody measured"
     if as_json:

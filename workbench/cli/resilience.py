@@ -9,10 +9,11 @@ from rich.table import Table
 
 from workbench.bounded_file import read_bounded
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile
+from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile, RanksPerNode
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
-from workbench.job.job import load_job
+from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
+from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
 from workbench.report.tables import milliseconds, percent, titled
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 
@@ -29,13 +30,14 @@ NumNodes = Annotated[
 def templates_command(
     job: JobFile,
     nodes: NumNodes = None,
+    ranks_per_node: RanksPerNode = None,
     faults: Faults = 1,
     profile: Profile = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
     """Show the pipelines that a job can be cut into, and its throughput on every number of nodes."""
-    found = _templates(job, nodes, faults, profile, execution)
+    found = _templates(_on_nodes(job, nodes, ranks_per_node), nodes, faults, profile, execution)
     counts = range(found.planned.specification.threshold, found.planned.specification.num_nodes + 1)
     if as_json:
         emit_json(_templates_record(found, counts))
@@ -65,6 +67,7 @@ def failures_command(
     seed: Annotated[int, typer.Option(help="of the random trace")] = 0,
     notice_s: Annotated[float, typer.Option(help="warning before a node leaves")] = 0.0,
     nodes: NumNodes = None,
+    ranks_per_node: RanksPerNode = None,
     faults: Faults = 1,
     recover_s: Annotated[
         float, typer.Option(help="to notice a change, plan and connect; copying is added")
@@ -85,9 +88,10 @@ def failures_command(
 
     if dollars is not None and dollars < 0:
         raise ValueError(f"failures: --dollars-per-node-hour must be >= 0, got {dollars}")
-    happens = _availability(job, trace, leaves, joins, hours, seed, nodes)
+    wanted = _on_nodes(job, nodes, ranks_per_node)
+    happens = _availability(wanted, trace, leaves, joins, hours, seed, nodes)
     most = max((count for _, count in happens.num_nodes()), default=0)
-    found = _templates(job, nodes or most, faults, profile, execution)
+    found = _templates(wanted, nodes or most, faults, profile, execution)
     if most > found.planned.specification.num_nodes:
         warn(f"{happens.name} has up to {most} nodes; those beyond {nodes} add nothing")
     settings = Recovery(
@@ -108,7 +112,7 @@ def failures_command(
 
 
 def _availability(
-    job: Path,
+    job: Job,
     trace: Path | None,
     leaves: float | None,
     joins: float,
@@ -126,17 +130,36 @@ def _availability(
             raise ValueError(f"{trace}: no node ever joins; nodes of time 0 are there from the start")
         return found
     assert leaves is not None, "one of the two is given"
-    count = nodes or len(load_job(job).cluster.nodes)
+    count = nodes or len(job.cluster.nodes)
     rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=joins)
     return random_trace(count, rates, (hours or 24.0) * HOUR_S, seed)
 
 
 def _templates(
-    job: Path, nodes: int | None, faults: int, profile: str | None, execution: Path | None
+    job: Job, nodes: int | None, faults: int, profile: str | None, execution: Path | None
 ) -> ElasticTemplates:
-    wanted = load_job(job)
-    count = len(wanted.cluster.nodes) if nodes is None else nodes
-    return elastic_templates(wanted, cost_of(wanted, profile, execution), num_nodes=count, num_faults=faults)
+    count = len(job.cluster.nodes) if nodes is None else nodes
+    return elastic_templates(job, cost_of(job, profile, execution), num_nodes=count, num_faults=faults)
+
+
+def _on_nodes(path: Path, nodes: int | None, ranks_per_node: int | None) -> Job:
+    """The job; processes of this machine are nodes as `elastic` makes them."""
+    job = load_job(path)
+    if not is_local(job):
+        if ranks_per_node is not None:
+            raise ValueError(
+                f"--ranks-per-node makes nodes of cluster.local; those of job {job.name!r} have "
+                f"{job.cluster.nodes[0].num_ranks}"
+            )
+        return job
+    width = ranks_per_node or 1
+    natural = num_process_nodes(job, width)
+    if natural < 1:
+        raise ValueError(
+            f"job {job.name!r} has {job.cluster.num_ranks} ranks: want --ranks-per-node at most that, "
+            f"got {width}"
+        )
+    return on_process_nodes(job, num_nodes=nodes or natural, ranks_per_node=width)
 
 
 def template_table(found: ElasticTemplates) -> Table:

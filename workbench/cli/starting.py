@@ -25,12 +25,16 @@ def init_command(
     image: Annotated[
         str | None, typer.Option(help="HEIGHTxWIDTH in pixels, for encoders of any size; default: 448x448")
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="sizes of your samples: a file that `plan --sizes` reads"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a job file for a model: a composite one is taken apart into encoders, projectors and LLM."""
     check_writable(output)
     machines = machines_of(gpus, nodes)
-    made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image))
+    made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image), data=data)
     write_text(made.text, output)
     if as_json:
         emit_json({"job": str(output), **_record(made)})
@@ -47,6 +51,9 @@ def init_command(
             f"{module.num_parameters:,}",
             f"{trained:,}",
         )
+    if made.missing:
+        count, first = len(made.missing), made.missing[0]
+        show(f"{count} files of weights are not there yet ({first}, ...): enough to plan with")
     show(table, f"written to {output}; next: workbench search {output}")
 
 
@@ -55,10 +62,11 @@ def _record(made: Draft) -> dict[str, Any]:
         module.name: {"layers": len(module.layers), "weights": module.num_parameters}
         for module in made.model.modules
     }
+    record = {"modules": modules, "missing": list(made.missing)}
     if made.parts is None:
-        return {"modules": modules}
+        return record
     return {
-        "modules": modules,
+        **record,
         "token_ids": dict(made.parts.token_ids),
         "dropped": {dropped.weights: dropped.what for dropped in made.parts.dropped},
         "notes": list(made.parts.notes),

@@ -259,8 +259,9 @@ _JSON = FrozenJson()
 
 def load_execution(path: Path) -> Execution:
     """An execution out of a JSON file of its fields; ValueError names the first wrong one."""
+    text = read_bounded(path, MOST_SETTINGS_BYTES)
     try:
-        data = parse_json(read_bounded(path, MOST_SETTINGS_BYTES), "execution")
+        data = parse_json(text, "execution")
         execution = _JSON.decode(Execution, data, "execution")
     except ValueError as error:
         raise ValueError(f"{path}: {error}; fields: {', '.join(asdict(Execution()))}") from None

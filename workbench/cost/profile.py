@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
@@ -12,9 +13,11 @@ from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerTable
 from workbench.data.sample import WHERE_SET
 from workbench.frozen_json import FrozenJson, json_lines, parse_json
+from workbench.json_schema import Schema, of_dataclass
 from workbench.whole_file import write_text
 
 FORMAT_VERSION = 1
+MOST_REMEMBERED = 32  # profiles
 PROFILES = Path(__file__).parent / "profiles"
 _JSON = FrozenJson()
 
@@ -317,11 +320,25 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     name, path = str(name_or_path), Path(name_or_path)
     if name in known_profiles() or not path.is_file():
-        path = PROFILES / f"{shipped_device(name, known_profiles())}.json"
-        profile = parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
+        profile = _shipped(PROFILES / f"{shipped_device(name, known_profiles())}.json")
         check_memory(name, profile.device, profile.memory_bytes)
         return profile
+    return _read(path)
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _shipped(path: Path) -> Profile:
+    """Read once: unlike a user's, these files do not change while a program runs."""
+    return _read(path)
+
+
+def _read(path: Path) -> Profile:
     return parse_profile(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
+
+
+def profile_schema() -> Schema:
+    """JSON Schema of a profile file."""
+    return of_dataclass(Profile, _JSON, {})
 
 
 def parse_profile(text: str, *, where: str = "profile") -> Profile:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from workbench.data.sizes import Sizes
 from workbench.on_demand import OnDemand
 
 pa, pq = OnDemand("pyarrow"), OnDemand("pyarrow.parquet")
+MOST = 1e15  # of any number: whole ones are exact in a float
 COLUMNS = ("image_width", "image_height", "text_tokens", "audio_seconds")
 
 
@@ -48,7 +48,9 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
             columns = _known(file, table.schema_arrow.names)
             for batch in table.iter_batches(columns=columns):
                 yield from batch.to_pylist()
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            if isinstance(error, FileNotFoundError | PermissionError):
+                raise
             raise ValueError(f"{file}: not a parquet file: {_first_line(error)}") from None
     elif file.suffix in (".jsonl", ".json"):
         yield from _json_rows(file)
@@ -59,11 +61,7 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        lines = read_bounded(file).splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8: {error}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_bounded(file).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -98,6 +96,12 @@ def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 def _known(file: Path, names: list[str]) -> list[str]:
     found = [name for name in names if name in COLUMNS]
+    turns = [name for name in ("conversations", "messages") if name in names]
+    if "text_tokens" not in found and turns:
+        raise ValueError(
+            f"{file}: {turns[0]!r} is text, whose tokens only a tokenizer can count, and sizes of images "
+            "are in the images: add columns text_tokens, image_width, image_height (docs/reference/data.md)"
+        )
     if "text_tokens" not in found:
         near = get_close_matches("text_tokens", names, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
@@ -112,7 +116,7 @@ def _sizes(row: Mapping[str, Any]) -> Sizes:
     audio_s = tuple(float(seconds) for seconds in _numbers(row, "audio_seconds"))
     text = _whole(row, "text_tokens")
     if len(text) != 1:
-        raise ValueError(f"text_tokens: want one number, got {row.get('text_tokens')!r}")
+        raise ValueError(f"text_tokens: want one number, got {row.get('text_tokens')!r:.60}")
     return Sizes(
         text_tokens=(0,) * (len(widths) + len(audio_s)) + text,
         images=tuple(zip(heights, widths, strict=True)),
@@ -132,8 +136,8 @@ def _numbers(row: Mapping[str, Any], column: str) -> list[float]:
     value = row.get(column)
     values = [] if value is None else value if isinstance(value, list) else [value]
     for each in values:
-        if isinstance(each, bool) or not isinstance(each, int | float) or not isfinite(each):
-            raise ValueError(f"{column}: want numbers, got {each!r}")
+        if isinstance(each, bool) or not isinstance(each, int | float) or not -MOST < each < MOST:
+            raise ValueError(f"{column}: want numbers, got {each!r:.60}")
     return values
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from workbench.data.corpus import ItemTokens, sample_of
 from workbench.data.sample import Sample
 
 ImageRule = Callable[[int, int], Sequence[ItemTokens]]  # height and width in px -> items
 AudioRule = Callable[[float], Sequence[ItemTokens]]  # seconds -> items
+
+MOST_TEXT_TOKENS = 10**9  # of a sample
+MOST_SIDE_PX = 10**6  # of an image
+MOST_CLIP_S = 10**6  # of a clip: eleven days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +34,19 @@ class Sizes:
                 f"want one text more than the {len(self.images)} images and {len(self.audio_s)} clips, "
                 f"got {len(self.text_tokens)}"
             )
-        if min(self.text_tokens) < 0 or sum(self.text_tokens) < 1:
-            raise ValueError(f"want >= 1 text token in all and none negative, got {list(self.text_tokens)}")
+        if min(self.text_tokens) < 0 or not 1 <= sum(self.text_tokens) <= MOST_TEXT_TOKENS:
+            raise ValueError(
+                f"want >= 1 text token in all, none negative and at most {MOST_TEXT_TOKENS}, "
+                f"got {list(self.text_tokens)!r:.60}"
+            )
         for height, width in self.images:
-            if min(height, width) < 1:
-                raise ValueError(f"an image must have sides >= 1 px, got {height} x {width}")
+            if not 1 <= min(height, width) <= max(height, width) <= MOST_SIDE_PX:
+                raise ValueError(
+                    f"an image must have sides >= 1 px and at most {MOST_SIDE_PX} px, got {height} x {width}"
+                )
         for seconds in self.audio_s:
-            if not (isfinite(seconds) and seconds > 0):
-                raise ValueError(f"a clip must last > 0 s, got {seconds}")
+            if not 0 < seconds <= MOST_CLIP_S:
+                raise ValueError(f"a clip must last > 0 s and at most {MOST_CLIP_S:,.0f} s, got {seconds}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

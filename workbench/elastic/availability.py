@@ -121,9 +121,12 @@ def parse_trace(name: str, text: str) -> Availability:
     Raises:
         ValueError: a missing column, a cell that cannot be read, or what Availability refuses; with the line.
     """
+    try:
+        rows = list(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ValueError(f"{name}: want a CSV file: {error}") from None
     events = []
-    reader = csv.DictReader(io.StringIO(text))
-    for line, row in enumerate(reader, start=2):
+    for line, row in enumerate(rows, start=2):
         if not row.keys() >= {"t_s", "event", "node"}:
             raise ValueError(f"{name}, line {line}: want the columns t_s, event, node, got {list(row)}")
         try:

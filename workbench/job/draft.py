@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,22 +11,26 @@ from typing import Any
 
 import yaml
 
+from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.cost.profile import known_profiles, load_profile
+from workbench.job.draft_batch import MICROBATCHES, equal_samples, like_data
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
+from workbench.memory.layer import state_bytes
 from workbench.model.composites.composite import LLM, Part, Parts
 from workbench.model.composites.registry import COMPOSITES, take_apart
+from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, read_config
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.model.projector import Projector, ProjectorStep
+from workbench.plan.plan import Precision
 
 USUAL_PER_NODE = 8
-MICROBATCHES = 8  # a replica and step, to start from
 MOST_STAGES = 8  # of the LLM, before its layers are divided by tensor parallelism
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
-TRAINED_BYTES = 18  # a weight: two-byte copy, float32 gradient, copy and two moments
-FROZEN_BYTES = 2
+PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 LARGEST_IMAGE_PX = 10_000
+INDEX = "model.safetensors.index.json"
 _NOISE = (  # keys of a config.json that say nothing about its layers
     "architectures",
     "dtype",
@@ -73,11 +77,13 @@ class Draft:
         text: of the file, with comments.
         model: its modules.
         parts: what a composite was taken apart into; None where the model is no composite.
+        missing: files of weights that the checkpoint's index names and its folder lacks.
     """
 
     text: str
     model: ModelGraph
     parts: Parts | None
+    missing: tuple[str, ...] = ()
 
 
 def machines_of(gpus: str, nodes: int | None) -> Machines:
@@ -102,7 +108,13 @@ def machines_of(gpus: str, nodes: int | None) -> Machines:
 
 
 def draft(
-    model: str, machines: Machines, *, train: Train, text_tokens: int, image_px: tuple[int, int] | None
+    model: str,
+    machines: Machines,
+    *,
+    train: Train,
+    text_tokens: int,
+    image_px: tuple[int, int] | None,
+    data: Path | None = None,
 ) -> Draft:
     """A job that `plan` takes as it is.
 
@@ -112,6 +124,7 @@ def draft(
         train: what.
         text_tokens: of a sample.
         image_px: (height, width) of images, for encoders of any size; None: 448 x 448.
+        data: a file or folder of sizes, as `plan --sizes` reads it, that samples are drawn like.
 
     Raises:
         ValueError: no such model, a composite that is not taken apart, an encoder alone.
@@ -120,11 +133,16 @@ def draft(
     spec: dict[str, Any] = {"name": name, "model": {"modules": modules}, **_cluster(machines)}
     graph = _built(spec)
     layout, replicas = _layout(graph, machines)
-    spec |= {"batch": _batch(parts, graph, replicas, text_tokens, image_px), "layouts": layout}
-    spec |= {"precision": "bfloat16", "optimizer_precision": "float32", "profile": machines.device}
-    text = _text(spec, parts)
+    drawn = (
+        equal_samples(parts, graph, text_tokens, image_px) if data is None else like_data(parts, graph, data)
+    )
+    batch = {"samples": MICROBATCHES * replicas, "microbatch_samples": 1, "replicas": replicas, **drawn}
+    spec |= {"batch": batch, "layouts": layout}
+    spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
+    missing = missing_weights(Path(model))
+    text = _text(spec, (*_comments(parts), *(f"not downloaded yet: {name}" for name in missing)))
     parse_spec(text, where="draft")
-    return Draft(text=text, model=graph, parts=parts)
+    return Draft(text=text, model=graph, parts=parts, missing=missing)
 
 
 def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any]]:
@@ -146,8 +164,16 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     inner = [key for key in ("vision_config", "audio_config", "text_config") if key in config]
     if inner:
         take_apart(config)
+    kind = config.get("model_type")
+    known = {*ARCHITECTURES, *(alias for each in ARCHITECTURES.values() for alias in each.aliases)}
+    if kind not in known:
+        nearest = difflib.get_close_matches(str(kind), ARCHITECTURES, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"model {model!r}: no family plans model_type {kind!r}; nearest: {nearest}. If its arithmetic is "
+            "that one's, say so as its model_type; else write its layers (workbench/model/families), and an "
+            "adapter to run it"
+        )
     if modality_of(config) != TEXT:
-        kind = config["model_type"]
         raise ValueError(f"model {model!r}: {kind} is an encoder; want a model with an LLM")
     return name, None, {LLM: {"config": _plain(config), "trainable": "all"}}
 
@@ -209,10 +235,11 @@ def _built(spec: Mapping[str, Any]) -> ModelGraph:
 def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]:
     """Tensor parallelism by which every module's state fits on a few stages, and replicas of all modules."""
     room = STATE_SHARE * load_profile(machines.device).memory_bytes
+    held = state_bytes(PRECISION.num_bytes, wide_bytes=WIDE.num_bytes)
     layouts, ranks = {}, 0
     for module in graph.modules:
         state = sum(
-            weight.num_elements * (TRAINED_BYTES if layer.trainable else FROZEN_BYTES)
+            weight.num_elements * (sum(held) if layer.trainable else held.weight)
             for layer in module.layers
             for weight in layer.parameters()
         )
@@ -225,32 +252,25 @@ def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]
     return layouts, max(1, machines.gpus // ranks)
 
 
-def _batch(
-    parts: Parts | None,
-    graph: ModelGraph,
-    replicas: int,
-    text_tokens: int,
-    image_px: tuple[int, int] | None,
-) -> dict[str, Any]:
-    items: dict[str, Any] = {}
-    for module in graph.modules:
-        if module.modality == TEXT or parts is None:
-            continue
-        said = dict(parts.modules[module.name].items)
-        if "images" in said and image_px is not None:
-            said["images"] = [list(image_px)]
-        items[module.modality] = {"each": 1, **said}
-    fixed = {"text_tokens": text_tokens, **({"items": items} if items else {})}
-    return {
-        "samples": MICROBATCHES * replicas,
-        "microbatch_samples": 1,
-        "replicas": replicas,
-        "fixed": fixed,
-    }
+def missing_weights(folder: Path) -> tuple[str, ...]:
+    """Files that a checkpoint's index names and its folder does not have; none where there is no index.
+
+    Raises:
+        ValueError: an index that is none.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        return ()
+    try:
+        named = json.loads(read_bounded(index, MOST_SETTINGS_BYTES))["weight_map"].values()
+        wanted = sorted(set(named))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{index}: want an object weight_map; is it half downloaded?") from None
+    return tuple(str(name) for name in wanted if not (folder / str(name)).is_file())
 
 
-def _text(spec: Mapping[str, Any], parts: Parts | None) -> str:
-    lines = [f"# {line}" for line in _comments(parts)]
+def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:
+    lines = [f"# {line}" for line in comments]
     body: str = yaml.safe_dump(
         json.loads(json.dumps(spec)), sort_keys=False, default_flow_style=None, width=100
     )

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Sample
-from workbench.job.device_pools import Aim, Pool, check_pools, pools_of
+from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.schema import JobSpec, LayoutSpec
+from workbench.masks.patterns import check_masks
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree
@@ -77,7 +78,8 @@ class Job:
         settings: precision and per-module settings.
         profile: name or path of the machine's profile.
         pools: kinds of devices, where there are several or they have a price.
-        aim: what searches for stage counts make small; dollars want a price for every pool.
+        aim: what searches for stage counts make small; dollars want a price of every rank.
+        dollars_per_rank_hour: of every rank, where there are no pools; None: not said.
     """
 
     name: str
@@ -93,6 +95,20 @@ class Job:
     profile: str = ""
     pools: tuple[Pool, ...] = ()
     aim: Aim = Aim.SECONDS
+    dollars_per_rank_hour: float | None = None
+
+    def dollars_per_hour(self, ranks: Sequence[int]) -> float | None:
+        """Of some ranks together; None where the price of one of them is not said."""
+        if self.pools or self.dollars_per_rank_hour is None:
+            return dollars_per_hour(self.pools, ranks)
+        return len(ranks) * self.dollars_per_rank_hour
+
+    @property
+    def cheapest_per_hour(self) -> float:
+        """Of one rank; 0 where no price is said."""
+        if not self.pools:
+            return self.dollars_per_rank_hour or 0.0
+        return min(pool.dollars_per_hour or 0.0 for pool in self.pools)
 
     def __post_init__(self) -> None:
         _check_model(self)
@@ -144,7 +160,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         name=spec.name,
         model=model,
         cluster=cluster,
-        batch=batch_of(spec.batch, model),
+        batch=batch_of(spec.batch, model, folder=folder),
         microbatch_samples=spec.batch.microbatch_samples,
         replicas=spec.batch.replicas,
         layouts=tuple(
@@ -156,6 +172,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         settings=settings,
         profile=profile,
         pools=pools,
+        dollars_per_rank_hour=spec.cluster.dollars_per_gpu_hour,
     )
 
 
@@ -198,6 +215,10 @@ def _check_batch(job: Job) -> None:
     if len(set(ids)) != len(ids):
         twice = next(sample_id for sample_id in ids if ids.count(sample_id) > 1)
         raise ValueError(f"job {job.name!r}: sample ids must be unique, {twice} is twice")
+    try:
+        check_masks(job.batch)
+    except ValueError as error:
+        raise ValueError(f"job {job.name!r}: {error}") from None
     known = [module.modality for module in job.model.modules]
     for sample in job.batch:
         for segment in sample.segments:

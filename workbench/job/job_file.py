@@ -19,8 +19,8 @@ def read_spec(path: Path) -> JobSpec:
     """
     try:
         text = read_bounded(path, MOST_SETTINGS_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     return parse_spec(text, where=str(path))
 
 

@@ -1,10 +1,12 @@
 """Whether plan, job and profile belong together."""
 
+from os.path import relpath
 from pathlib import Path
 
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, known_profiles, load_profile
 from workbench.job.job import Job
+from workbench.plan.codec import planned_with
 from workbench.plan.plan import Plan
 
 
@@ -27,6 +29,33 @@ def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
     known = {device: _shipped(device) for device in devices if given is None or device != given.device}
     main = given or known[devices[0]]
     return CostModel(main, beside={device: CostModel(profile) for device, profile in known.items()})
+
+
+def named_profile(job: Job, said: str | None, plan: Path) -> str | None:
+    """What a plan file says of the profile that its job was planned with: a path starts at its folder.
+
+    None where there are several, of pools.
+    """
+    name = said or job.profile
+    if job.pools and said is None:
+        return None
+    file = Path(name)
+    return relpath(file.resolve(), plan.resolve().parent) if file.is_file() else name
+
+
+def profile_beside(plan: Path) -> Profile | None:
+    """The profile that a plan file was made with; None where it does not say it.
+
+    Raises:
+        ValueError: its file is not there, or is none.
+    """
+    said = planned_with(plan)
+    if said is None:
+        return None
+    file = plan.parent / said
+    if not file.is_file() and said not in known_profiles() and "/" in said:
+        raise ValueError(f"{plan}: the profile that it was made with, {said}, is not there; want --profile")
+    return load_profile(file if file.is_file() else said)
 
 
 def _shipped(device: str) -> Profile:

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from workbench.data.corpus import (
 )
 from workbench.data.sample import Sample
 from workbench.job.links import link_of, num_cards
+from workbench.job.sample_sizes import sized_batch
 from workbench.job.schema import (
     BatchSpec,
     ClusterSpec,
@@ -234,8 +236,17 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
     return profile.memory_bytes
 
 
-def batch_of(spec: BatchSpec, model: ModelGraph) -> tuple[Sample, ...]:
+def batch_of(spec: BatchSpec, model: ModelGraph, *, folder: Path) -> tuple[Sample, ...]:
     """The samples of one step. Sizes that the file leaves out are the encoders' native ones."""
+    masks = (spec.mask,) if isinstance(spec.mask, str) else spec.mask
+    samples = _drawn(spec, model, folder)
+    return tuple(replace(sample, mask=mask) for sample, mask in zip(samples, cycle(masks), strict=False))
+
+
+def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ...]:
+    if spec.sizes is not None:
+        file = folder / spec.sizes
+        return sized_batch(model, spec.samples, str(file) if file.exists() else spec.sizes)
     wanted = spec.fixed or spec.mixture
     assert wanted is not None
     encoders = {module.modality: module for module in model.modules if module.modality != TEXT}

@@ -97,6 +97,9 @@ class RunOptions(StepOptions):
     resume: bool = field(
         default=False, metadata=asked("go on from the latest whole checkpoint of the folder, if any")
     )
+    watch_memory: bool = field(
+        default=False, metadata=asked("traces with the memory that ranks hold; watching slows a step down")
+    )
     device: Device | None = field(
         default=None,
         metadata=asked(

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.data.corpora import CORPORA, corpus
 from workbench.data.corpus import ItemTokens, anyres_tokens
+from workbench.data.sample import Sample
 from workbench.data.size_files import read_sizes
 from workbench.data.sizes import AudioRule, ImageRule, Rules, Sizes, samples_of
-from workbench.job.job import Job
 from workbench.model.item_tokens import clip_tokens, family_of, image_tokens, native_tokens, source_config
-from workbench.model.model_graph import TEXT, Module
+from workbench.model.model_graph import TEXT, ModelGraph, Module
+
+if TYPE_CHECKING:
+    from workbench.job.job import Job
 
 
 class Tiling(StrEnum):
@@ -21,8 +25,20 @@ class Tiling(StrEnum):
     ANYRES = "anyres"
 
 
-def with_sizes(job: Job, source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
-    """The job with as many samples as before, drawn from a corpus or read from a file in order.
+def with_sizes(job: "Job", source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE) -> "Job":
+    """The job with as many samples as before, as `sized_batch` gives them; ValueError as there.
+
+    Masks stay where they are: the first sample has the mask that the first one had.
+    """
+    batch = sized_batch(job.model, len(job.batch), source, seed=seed, tiling=tiling)
+    masked = (replace(new, mask=old.mask) for new, old in zip(batch, job.batch, strict=True))
+    return replace(job, batch=tuple(masked))
+
+
+def sized_batch(
+    model: ModelGraph, num_samples: int, source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE
+) -> tuple[Sample, ...]:
+    """Samples drawn from a corpus or read from a file in order, through the rules of the model's encoders.
 
     Args:
         source: a corpus by name, a .jsonl or .parquet file, or the folder of a saved data set.
@@ -33,18 +49,17 @@ def with_sizes(job: Job, source: str, *, seed: int = 0, tiling: Tiling = Tiling.
         ValueError: no such corpus or file, a row without sizes, fewer rows than the job has samples, images
             or clips that the model has no single encoder for.
     """
-    sizes = _sizes(source, len(job.batch), seed)
-    vision, audio = _encoder(job, "image", sizes), _encoder(job, "audio", sizes)
+    sizes = _sizes(source, num_samples, seed)
+    vision, audio = _encoder(model, "image", sizes), _encoder(model, "audio", sizes)
     rules = Rules(
         image=_image_rule(vision, tiling) if vision else None, audio=_audio_rule(audio) if audio else None
     )
-    batch = samples_of(
+    return samples_of(
         sizes,
         rules,
         vision=vision.modality if vision else "image",
         audio=audio.modality if audio else "audio",
     )
-    return replace(job, batch=batch)
 
 
 def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
@@ -62,14 +77,14 @@ def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
     return found[:num]
 
 
-def _encoder(job: Job, kind: str, sizes: Sequence[Sizes]) -> Module | None:
+def _encoder(model: ModelGraph, kind: str, sizes: Sequence[Sizes]) -> Module | None:
     """The model's encoder of images or of clips; None where it has none and none is needed."""
-    found = [module for module in job.model.modules if module.modality != TEXT and _kind(module) == kind]
+    found = [module for module in model.modules if module.modality != TEXT and _kind(module) == kind]
     has_any = any(size.images if kind == "image" else size.audio_s for size in sizes)
     if len(found) > 1 or (has_any and not found):
         names = ", ".join(module.name for module in found) or "none"
         raise ValueError(
-            f"sizes: rows have an {kind}; want one such encoder in job {job.name!r}, got {names}"
+            f"sizes: rows have an {kind}; want one such encoder in model {model.name!r}, got {names}"
         )
     return found[0] if found else None
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
 from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
 
@@ -11,6 +12,15 @@ Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 Items = Annotated[int, Field(ge=0, le=10_000, strict=True)]  # of one modality in one sample
 Positive = Annotated[float, Field(gt=0, le=1e15)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Mask = Annotated[
+    str, WithJsonSchema({"type": "string", "pattern": rf"^({'|'.join(PATTERNS)})(\(.*\))?$"})
+]  # editors know the names
+
+
+def _mask(said: object) -> str:
+    if not isinstance(said, str):
+        raise ValueError("want a name or a call, as sliding_window(window=4096)")
+    return canonical(said)
 
 
 class Strict(BaseModel):
@@ -153,6 +163,7 @@ class ClusterSpec(Strict):
         memory_gib: of a device; of all local processes together.
         intra: link between ranks of a node.
         inter: a network card between nodes, and how many of them a node has.
+        dollars_per_gpu_hour: price of one rank; pools have their own.
     """
 
     local: LocalSpec | None = None
@@ -163,12 +174,14 @@ class ClusterSpec(Strict):
     memory_gib: Positive | None = None
     intra: LinkSpec | None = None
     inter: LinkSpec | None = None
+    dollars_per_gpu_hour: Positive | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         remote = (self.device, self.nodes, self.ranks_per_node)
         if self.pools is not None:
-            if any(value is not None for value in (*remote, self.local, self.memory_gib, self.intra)):
+            beside = (*remote, self.local, self.memory_gib, self.intra, self.dollars_per_gpu_hour)
+            if any(value is not None for value in beside):
                 raise ValueError("'pools' excludes everything beside it but 'inter'")
             return self
         if self.local is not None and any(value is not None for value in remote):
@@ -245,27 +258,39 @@ class MixtureSpec(Strict):
 
 
 class BatchSpec(Strict):
-    """The global batch: exactly one of `fixed` and `mixture` says its samples.
+    """The global batch: exactly one of `fixed`, `mixture` and `sizes` says its samples.
 
     Args:
         samples: of one optimizer step.
         microbatch_samples: that the LLM processes together.
         replicas: data-parallel copies of every module whose layout has no `dp`.
+        mask: who sees whom in the LLM: a name, or a call as `sliding_window(window=4096)`. A list goes round
+            the samples: the first mask is the first sample's.
         fixed: equal samples.
         mixture: samples that differ.
+        sizes: file with the sizes of samples, or a corpus by name; as `--sizes` takes them.
     """
 
     samples: Annotated[Count, Field(le=100_000)]
     microbatch_samples: Count = 1
     replicas: Count = 1
+    mask: Mask | Annotated[tuple[Mask, ...], Field(min_length=1)] = CAUSAL
     fixed: FixedSpec | None = None
     mixture: MixtureSpec | None = None
+    sizes: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if (self.fixed is None) == (self.mixture is None):
-            raise ValueError("want exactly one of 'fixed' and 'mixture'")
+        if sum(value is not None for value in (self.fixed, self.mixture, self.sizes)) != 1:
+            raise ValueError("want exactly one of 'fixed', 'mixture' and 'sizes'")
         return self
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _known_masks(cls, said: object) -> object:
+        if not isinstance(said, list | tuple):
+            return _mask(said)
+        return tuple(_mask(each) for each in said)
 
 
 class LayoutSpec(Strict):

@@ -77,10 +77,10 @@ def inert(cell: str) -> str:
 
 def read_table(path: Path) -> CsvTable:
     """The cells of a file; ValueError where it is no CSV, or its header or a row's width is not right."""
+    text = read_bounded(path, encoding="utf-8-sig")
     try:
-        text = read_bounded(path, encoding="utf-8-sig")
         lines = [line for line in csv.reader(io.StringIO(text), strict=True) if any(map(str.strip, line))]
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise ValueError(f"{path}: want a CSV file in UTF-8: {error}") from error
     if len(lines) < 2:
         raise ValueError(f"{path}: want a header and at least one row, got {len(lines)} lines")

@@ -7,20 +7,20 @@ Query q attends to key k when all four hold:
    (segment -1) neither sees nor is seen;
 2. allow[q] & own[k] != 0: some group of k is one that q may see. Bit 0 is text, bits 1 to 60 are the
    modalities; the bits of a token start afresh in every segment;
-3. not causal[q], or position[k] <= position[q];
+3. position[k] <= last[q], and position[k] <= position[q] where causal[q];
 4. position[k] >= first[q], or always[q] & own[k] != 0: a window, and the keys that stay visible below it.
 
 A token's place in the arrays means nothing; `position` does, so any subset in any order (`take`) masks as
-before. Positions need not differ: tokens that share one see each other even where they are causal, which
-is how a run that is bidirectional inside and causal outside (an image among text) is said without a bit
-per run. Positions order visibility only: they are not those of a rotary embedding. A window laid over shared
-ones measures from and to the place that a run shares, so it sees a run whole or not at all; transformers'
-windows count tokens, and cut an image that lies across their edge.
+before. A run that is bidirectional inside and causal outside (an image among text) needs no bit of its own:
+its tokens are not causal, and their `last` is the run's end. Positions order visibility only: they are not
+those of a rotary embedding. Tokens may share one; a window then sees all of them or none.
+`start` decides nothing here: a window that a layer lays over the mask later hides nothing from there on, as
+transformers' windows cut an image for the text behind it and never for the image itself.
 A query without a key is valid: its row of the mask is empty.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -29,20 +29,20 @@ import numpy.typing as npt
 MAX_MODALITY = 60
 TEXT_BIT = 1
 PADDING = -1
+NO_LIMIT = 2**31 - 1
 
 Words = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int32]
 
 _WORDS = ("allow", "own", "always")
-_LOWEST = {"segment": PADDING, "position": 0, "first": 0}
+_LOWEST = {"segment": PADDING}
 _LAST_WORD = 2 ** (MAX_MODALITY + 1) - 1
-_LAST_PLACE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Bitfield:
-    """Seven arrays of length T, copied and read-only; anything integral that fits is accepted.
+    """Nine arrays of length T, copied and read-only; anything integral that fits is accepted.
 
     Args:
         allow: uint64[T], the groups this token may attend to.
@@ -52,6 +52,8 @@ class Bitfield:
         position: int32[T], its place in the packed sequence, >= 0.
         first: int32[T], the lowest key position it sees, >= 0.
         always: uint64[T], the groups whose keys stay visible below `first`, if rules 1 to 3 let them.
+        last: int32[T], the highest key position it sees, >= 0; None: no limit.
+        start: int32[T], where its item starts, >= 0; None: at itself.
 
     Raises:
         ValueError: lengths differ, an array is not one-dimensional or not integral, a bit above 60 is
@@ -65,13 +67,19 @@ class Bitfield:
     position: Places
     first: Places
     always: Words
+    last: Places = field(default=None)  # type: ignore[arg-type]
+    start: Places = field(default=None)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         length = len(np.atleast_1d(self.allow))
-        for field in fields(self):
-            array = _checked(field.name, np.asarray(getattr(self, field.name)), length)
+        if self.last is None:
+            object.__setattr__(self, "last", np.full(length, NO_LIMIT, np.int32))
+        if self.start is None:
+            object.__setattr__(self, "start", self.position)
+        for each in fields(self):
+            array = _checked(each.name, np.asarray(getattr(self, each.name)), length)
             array.setflags(write=False)
-            object.__setattr__(self, field.name, array)
+            object.__setattr__(self, each.name, array)
 
     def __len__(self) -> int:
         return len(self.allow)
@@ -80,8 +88,8 @@ class Bitfield:
         return f"Bitfield({len(self)} tokens, {len(np.unique(self.segment[self.segment >= 0]))} segments)"
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """(name, array) of the seven fields, in the order above."""
-        return ((field.name, getattr(self, field.name)) for field in fields(self))
+        """(name, array) of the nine fields, in the order above."""
+        return ((each.name, getattr(self, each.name)) for each in fields(self))
 
     def take(self, indices: npt.ArrayLike) -> "Bitfield":
         """The tokens at `indices`, in that order: a rank's share, a permutation.
@@ -105,10 +113,16 @@ def dense(queries: Bitfield, keys: Bitfield) -> Flags:
     position_k = keys.position[None, :]
     together = (queries.segment[:, None] == keys.segment[None, :]) & (queries.segment >= 0)[:, None]
     allowed = (queries.allow[:, None] & keys.own[None, :]) != 0
-    ordered = ~queries.causal[:, None] | (position_k <= queries.position[:, None])
+    ordered = position_k <= limited(queries).position[:, None]
     kept = (queries.always[:, None] & keys.own[None, :]) != 0
     seen: Flags = together & allowed & ordered & ((position_k >= queries.first[:, None]) | kept)
     return seen
+
+
+def limited(queries: Bitfield) -> Bitfield:
+    """The same queries, all causal: rule 3 in `position` alone. They are no keys any more."""
+    last = np.where(queries.causal, np.minimum(queries.last, queries.position), queries.last)
+    return replace(queries, position=last, causal=np.ones(len(queries), np.bool_))
 
 
 def uniform(length: int, *, allow: int = TEXT_BIT, own: int = TEXT_BIT, causal: npt.ArrayLike) -> Bitfield:
@@ -129,7 +143,7 @@ def uniform(length: int, *, allow: int = TEXT_BIT, own: int = TEXT_BIT, causal: 
 def padding(length: int) -> Bitfield:
     """`length` tokens that see nothing and that nothing sees."""
     field = uniform(length, allow=0, own=0, causal=False)
-    return Bitfield(**{**dict(field.arrays()), "segment": np.full(length, PADDING, np.int32)})
+    return replace(field, segment=np.full(length, PADDING, np.int32))
 
 
 def concatenate(parts: Sequence[Bitfield]) -> Bitfield:
@@ -148,6 +162,8 @@ def concatenate(parts: Sequence[Bitfield]) -> Bitfield:
     segment = columns["segment"]
     columns["position"] = columns["position"] + shift_t
     columns["first"] = columns["first"] + shift_t
+    columns["start"] = columns["start"] + shift_t
+    columns["last"] = np.minimum(columns["last"] + shift_t, NO_LIMIT)
     columns["segment"] = np.where(segment >= 0, segment + renumber_t, PADDING)
     return Bitfield(**columns)
 
@@ -242,7 +258,7 @@ def _checked(name: str, array: npt.NDArray[Any], length: int) -> npt.NDArray[Any
         return array.copy()
     if array.dtype.kind not in "iu" and array.size:
         raise ValueError(f"{name} must be integers, got {array.dtype}")
-    lowest, highest = (0, _LAST_WORD) if name in _WORDS else (_LOWEST[name], _LAST_PLACE)
+    lowest, highest = (0, _LAST_WORD) if name in _WORDS else (_LOWEST.get(name, 0), NO_LIMIT)
     for bound in (array.min(), array.max()) if array.size else ():
         if not lowest <= int(bound) <= highest:
             limit = f"bits 0 to {MAX_MODALITY}" if name in _WORDS else f"{lowest} to {highest}"

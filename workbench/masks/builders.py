@@ -1,6 +1,6 @@
 """Masks of training practice, each as a `Bitfield`: one sequence per call, packed by `concatenate`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.data.sample import Sample
-from workbench.masks.bitfield import MAX_MODALITY, TEXT_BIT, Bitfield, concatenate, uniform
+from workbench.masks.bitfield import MAX_MODALITY, NO_LIMIT, TEXT_BIT, Bitfield, concatenate, uniform
 
 TEXT = 0
 _ANSWER_BIT = 2
@@ -93,9 +92,11 @@ def prefix_lm(prefix: int, length: int) -> Bitfield:
     """The first `prefix` tokens see each other, the rest is causal; ValueError if prefix > length or < 0."""
     if not 0 <= prefix <= length:
         raise ValueError(f"prefix must be 0 to {length} tokens, got {prefix}")
-    place = np.arange(length, dtype=np.int32)
-    field = uniform(length, causal=True)
-    return _changed(field, position=np.where(place < prefix, 0, place))
+    place = np.arange(length)
+    inside = place < prefix
+    return _with_items(
+        uniform(length, causal=~inside), np.where(inside, 0, place), np.where(inside, prefix, place + 1)
+    )
 
 
 def shared_question(question: int, answers: Sequence[int]) -> Bitfield:
@@ -125,6 +126,29 @@ def lambda_shaped(length: int, *, sinks: int, window: int) -> Bitfield:
         raise ValueError(f"want a window >= 1 and sinks >= 0, got window {window}, sinks {sinks}")
     place = np.arange(max(length, 0))
     return _windowed(uniform(length, causal=True), np.maximum(place - window + 1, 0), place < sinks)
+
+
+def two_sided_window(length: int, *, before: int, after: int) -> Bitfield:
+    """Each token sees itself, `before` tokens in front and `after` behind it; ValueError if one is < 0."""
+    return global_window(length, before=before, after=after, tokens=0)
+
+
+def global_window(length: int, *, before: int, after: int, tokens: int) -> Bitfield:
+    """A two-sided window, and the first `tokens` tokens, which see all and which all see.
+
+    Global attention of Longformer (Beltagy et al. 2020, arXiv 2004.05150, section 3.1), at the front as in
+    ETC and BigBird.
+
+    Raises:
+        ValueError: before, after or tokens < 0.
+    """
+    if min(before, after, tokens) < 0:
+        raise ValueError(f"want before, after and tokens >= 0, got {before}, {after} and {tokens}")
+    place = np.arange(max(length, 0))
+    is_global = place < tokens
+    first = np.where(is_global, 0, np.maximum(place - before, 0))
+    last = np.where(is_global, NO_LIMIT, np.minimum(place + after, NO_LIMIT))
+    return _changed(_windowed(uniform(length, causal=False), first, is_global), last=last)
 
 
 def causal_blockwise(lengths: Sequence[int], *, window: int = 1, sinks: int = 0) -> Bitfield:
@@ -168,13 +192,7 @@ def multimodal(runs: Sequence[Run], groups: Groups = Groups.PER_ENCODER) -> Bitf
     )
     if groups is Groups.PER_ENCODER:
         return field
-    item_t = np.where(text_t, place, start_t)
-    return _changed(
-        field,
-        causal=np.ones(len(place), np.bool_),
-        position=item_t,
-        first=np.where(text_t, 0, item_t),
-    )
+    return _changed(_with_items(field, *_items(runs)), first=np.where(text_t, 0, start_t))
 
 
 def encoder_prepended(
@@ -229,24 +247,24 @@ def gemma_style(runs: Sequence[Run]) -> Bitfield:
 
     The rule of Gemma 3 in transformers: causal or same image. Errors as in `multimodal`.
     """
-    modality_t, start_t = _spread(runs)
-    place = np.arange(len(modality_t))
-    field = uniform(len(place), causal=True)
-    return _changed(field, position=np.where(modality_t == TEXT, place, start_t))
+    modality_t, _ = _spread(runs)
+    return _with_items(uniform(len(modality_t), causal=modality_t == TEXT), *_items(runs))
 
 
-def sample_bitfield(rows: Sequence[Sequence[Sample]]) -> Bitfield:
-    """The LLM's mask of packed rows of samples, row after row as they stand on the wire; O(tokens).
+def narrowed(field: Bitfield, window: int | None) -> Bitfield:
+    """The same, each token seeing at most the last `window` positions, its own and its item's among them.
 
-    Every sample is a segment of its own. `Sample.mask` names the pattern: one of `SAMPLE_MASKS`.
+    A window that the field has already stays where it is narrower. Of keys behind a token it hides none.
 
     Raises:
-        ValueError: a mask without a pattern, or more than 60 encoder modalities.
+        ValueError: a window below 1.
     """
-    samples = [sample for row in rows for sample in row]
-    names = sorted({part.modality for sample in samples for part in sample.segments} - {"text"})
-    number = {name: index for index, name in enumerate(("text", *names))}
-    return concatenate([_of_sample(sample, number) for sample in samples])
+    if window is None:
+        return field
+    if window < 1:
+        raise ValueError(f"sliding window must be >= 1 token, got {window}")
+    opens = np.minimum(field.position.astype(np.int64) - (window - 1), field.start)
+    return _changed(field, first=np.maximum(field.first, opens))
 
 
 def _prepended(length: int, mixture: Mixture, rng: np.random.Generator) -> list[Run]:
@@ -268,31 +286,22 @@ def _sized(length: int) -> int:
     return _lengths((length,))[0]
 
 
-def _of_sample(sample: Sample, number: dict[str, int]) -> Bitfield:
-    if sample.mask not in SAMPLE_MASKS:
-        raise ValueError(f"sample {sample.id}: mask {sample.mask!r}: want one of {', '.join(SAMPLE_MASKS)}")
-    runs = [Run(number[part.modality], part.tokens_out) for part in sample.segments]
-    return SAMPLE_MASKS[sample.mask](runs)
-
-
-def _prefix_of_runs(runs: Sequence[Run]) -> Bitfield:
-    """All before the last run is the prefix: the answer stands last."""
-    lengths = [run.length for run in runs]
-    return prefix_lm(sum(lengths[:-1]), sum(lengths))
-
-
-SAMPLE_MASKS: dict[str, Callable[[Sequence[Run]], Bitfield]] = {
-    "causal": lambda runs: causal(sum(run.length for run in runs)),
-    "full": lambda runs: full(sum(run.length for run in runs)),
-    "multimodal": multimodal,
-    "multimodal_items": lambda runs: multimodal(runs, Groups.PER_ITEM),
-    "gemma": gemma_style,
-    "prefix_lm": _prefix_of_runs,
-}
-
-
 def _changed(field: Bitfield, **arrays: npt.NDArray[np.generic]) -> Bitfield:
     return Bitfield(**{**dict(field.arrays()), **arrays})
+
+
+def _with_items(field: Bitfield, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Bitfield:
+    """Tokens that are not causal see up to the end of their item."""
+    return _changed(field, start=start, last=np.where(field.causal, NO_LIMIT, end - 1))
+
+
+def _items(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """int64[T] each: where the item of every token starts and ends; a text token is one."""
+    lengths = _lengths([run.length for run in runs])
+    modality_t, start_t = _spread(runs)
+    place, text_t = np.arange(len(start_t)), modality_t == TEXT
+    end_t = start_t + np.repeat(np.asarray(lengths, np.int64), lengths)
+    return np.where(text_t, place, start_t), np.where(text_t, place + 1, end_t)
 
 
 def _windowed(field: Bitfield, first: npt.NDArray[np.int64], sink: npt.NDArray[np.bool_]) -> Bitfield:

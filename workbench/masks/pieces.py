@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.compiled import compiled
-from workbench.masks.bitfield import Bitfield
+from workbench.masks.bitfield import Bitfield, limited
 from workbench.masks.tile_walk import FANOUT
 
 PIECE = np.dtype(
@@ -80,6 +80,7 @@ class KeyBlocks:
 
 def query_blocks(queries: Bitfield, block: int) -> QueryBlocks:
     """Summarise queries. O(T x pieces of a block) time, 8 bytes per token besides the pieces."""
+    queries = limited(queries)
     pieces, offsets, position, first = _gather(
         queries.allow,
         queries.always,

@@ -119,7 +119,7 @@ class _Walk:
         self._previous: Operator | None = None
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
-        self._copies = setting.is_gathered or is_head_major(layer)
+        self._copies = setting.copies_attention or is_head_major(layer)
         self.by_operator: list[float] = []
         self.total: float = 0.0
         self.input_bytes: float = 0.0
@@ -164,13 +164,16 @@ class _Walk:
 
         A capped attention keeps two of them a head, and a mask of one byte an element; one with a learned
         bias its weights, and the places of the bias in its table; a window that is shorter than an item
-        a mask of numbers, once for all items of one length.
+        a mask of numbers, once for all items of one length. A mask of the samples is one over all tokens.
         """
         lengths = set(self._setting.lengths)
         if operator.name == BIAS:
             return sum(n * n for n in lengths) * float(INDEX_BYTES) * self._trained
         if not isinstance(operator, Attention) or not self._live or self._setting.grid.cp > 1:
             return 0.0
+        if self._setting.masked_tokens:
+            num_tokens = self._setting.masked_tokens  # which of them see nothing is a byte each
+            return float(num_tokens) ** 2 * self._setting.element_bytes + num_tokens
         if self._is_biased:
             return score_bytes(operator, self._setting)
         if operator.is_capped:
@@ -178,9 +181,8 @@ class _Walk:
             narrowed = 0 if size == wide else size
             pairs = score_bytes(operator, self._setting) / wide
             return pairs * (size + wide + narrowed) + sum(n * n for n in lengths)
-        if operator.window is None:
-            return 0.0
-        return sum(n * n for n in lengths if n > operator.window) * float(self._setting.element_bytes)
+        window = max(lengths, default=0) if operator.window is None else operator.window
+        return sum(n * n for n in lengths if n > window) * float(self._setting.element_bytes)
 
     def _lookup(self, operator: Lookup) -> float:
         if operator.name == BIAS:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, ROUTER
 from workbench.memory.eager import (
@@ -10,7 +11,6 @@ from workbench.memory.eager import (
     RESIDUAL,
     ROTARY,
     activation_tensors,
-    eager_kept_by_operator,
     is_head_major,
     is_parallel,
     reads_same,
@@ -27,57 +27,52 @@ ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed expert
 MOST_FORWARD, MOST_BACKWARD = 4, 3  # tensors in work of an activation that is spelled out in Python
 
 
-def eager_forward_working(layer: Layer, needs: Needs, setting: Setting) -> int:
-    """Bytes alive at once inside a forward, besides what the whole of it keeps and what others hold.
+class Working(NamedTuple):
+    """Bytes that a layer has in work, besides what its forward keeps.
 
-    The residual stream and the tensor it became, and one operator after the other: of attention
+    Args:
+        forward: alive at once inside its forward.
+        backward: inside its first backward; below zero where it never holds so much at once.
+        accumulating: the same where gradients of an earlier microbatch are there to be added to.
+    """
+
+    forward: int
+    backward: int
+    accumulating: int
+
+
+def eager_working(layer: Layer, needs: Needs, setting: Setting, kept: Sequence[float]) -> Working:
+    """What a layer has in work over one microbatch.
+
+    Forward: the residual stream and the tensor it became, and one operator after the other: of attention
     its projections (twice where they are gathered or rotated) and its output; of a gated
     activation three tensors; of the head logits and log-probabilities. Where gradients run,
     most of these are kept: what comes on top is the stream and one tensor of the operator.
 
+    Backward: from the last operator to the first it gives back what each has kept and makes the gradients
+    of its weights, with gradients of the residual stream and of the operator's tensors in work. At its
+    height something has been given back or is not made yet, so the difference from all that the
+    forward kept and all gradients of the layer's weights can be below zero. Where the weights have
+    gradients of earlier microbatches, the gradient of one exists beside the sum for a moment.
+
+    Args:
+        kept: [operators] bytes that each keeps, `eager_kept_by_operator`.
+
     Complexity: O(operators).
     """
     work = _InWork(layer, setting)
-    kept = eager_kept_by_operator(layer, needs, setting)
-    held = most = 0.0
-    for operator, own in zip(layer.operators, kept, strict=True):
-        held += own
-        most = max(most, held + (work.beside_kept(operator) if needs.any else work.forward(operator)))
-    is_kept = needs.weight_grad and layer.kind is LayerKind.PROJECTOR
-    return round(most - held + (0.0 if is_kept else work.stream))
-
-
-def eager_backward_working(layer: Layer, needs: Needs, setting: Setting) -> int:
-    """Bytes that a layer's first backward needs at once besides all that was kept and is made.
-
-    From the last operator to the first it gives back what each has kept and makes the gradients of
-    its weights, with gradients of the residual stream and of the operator's tensors in work. At its
-    height something has been given back or is not made yet, so the difference from all that the
-    forward kept and all gradients of the layer's weights can be below zero.
-
-    Complexity: O(operators).
-    """
+    forward = round(_forward(work, layer, needs, kept))
     if not needs.any:
-        return 0
-    made = _Gradients(layer, setting) if needs.weight_grad else None
-    first = (0.0,) * len(layer.operators) if made is None else made.first()
-    return round(_height(layer, needs, setting, first) - (0.0 if made is None else made.total))
-
-
-def eager_accumulating_working(layer: Layer, needs: Needs, setting: Setting) -> int:
-    """As `eager_backward_working`, where the weights have gradients of earlier microbatches already.
-
-    The gradient of a weight then exists beside the sum for a moment.
-
-    Complexity: O(operators).
-    """
-    if not needs.any:
-        return 0
-    none = (0.0,) * len(layer.operators)
-    return round(
-        _height(
-            layer, needs, setting, _Gradients(layer, setting).accumulating() if needs.weight_grad else none
-        )
+        return Working(forward, 0, 0)
+    height = _Height(layer, work, kept)
+    if not needs.weight_grad:
+        most = round(height.with_gradients((0.0,) * len(layer.operators)))
+        return Working(forward, most, most)
+    made = _Gradients(layer, setting)
+    return Working(
+        forward,
+        round(height.with_gradients(made.first()) - made.total),
+        round(height.with_gradients(made.accumulating())),
     )
 
 
@@ -91,15 +86,29 @@ def eager_input_working(layer: Layer, needs: Needs, setting: Setting) -> tuple[f
     return tuple(each + beside for each in work.backward())
 
 
-def _height(layer: Layer, needs: Needs, setting: Setting, gradients: Sequence[float]) -> float:
-    """Most that a backward holds besides what the forward kept; `gradients` [operators] as made so far."""
-    work = _InWork(layer, setting)
-    kept = eager_kept_by_operator(layer, needs, setting)
-    order = _order(layer)
-    held = dict(zip(order, accumulate(kept[place] for place in order), strict=True))
-    in_work = work.backward()
-    most = max((held[place] + gradients[place] + in_work[place] for place in order), default=0.0)
-    return most + work.gradient - sum(kept)
+def _forward(work: "_InWork", layer: Layer, needs: Needs, kept: Sequence[float]) -> float:
+    held = most = 0.0
+    for operator, own in zip(layer.operators, kept, strict=True):
+        held += own
+        most = max(most, held + (work.beside_kept(operator) if needs.any else work.forward(operator)))
+    is_kept = needs.weight_grad and layer.kind is LayerKind.PROJECTOR
+    return most - held + (0.0 if is_kept else work.stream)
+
+
+class _Height:
+    """Most that a backward holds besides what the forward kept."""
+
+    def __init__(self, layer: Layer, work: "_InWork", kept: Sequence[float]) -> None:
+        order = _order(layer)
+        held = accumulate(kept[place] for place in order)
+        in_work = work.backward()
+        self._besides = [(place, each, in_work[place]) for place, each in zip(order, held, strict=True)]
+        self._gradient, self._kept = work.gradient, sum(kept)
+
+    def with_gradients(self, made: Sequence[float]) -> float:
+        """`made` [operators]: bytes of weights' gradients while the backward is at each."""
+        most = max((held + made[place] + in_work for place, held, in_work in self._besides), default=0.0)
+        return most + self._gradient - self._kept
 
 
 def _order(layer: Layer) -> list[int]:
@@ -195,7 +204,7 @@ class _InWork:
     def __init__(self, layer: Layer, setting: Setting) -> None:
         self._layer, self._setting = layer, setting
         self._size, self._tp = setting.element_bytes, setting.grid.tp
-        self._copies = setting.is_gathered or is_head_major(layer)
+        self._copies = setting.copies_attention or is_head_major(layer)
         self._is_halved = any(op.name.endswith(GATE_UP) for op in layer.operators)
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._moves = setting.is_gathered or any(op.name.endswith(ROTARY) for op in layer.operators)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,12 +14,7 @@ from workbench.memory.eager import (
     eager_kept_by_operator,
     shared_bytes,
 )
-from workbench.memory.eager_working import (
-    eager_accumulating_working,
-    eager_backward_working,
-    eager_forward_working,
-    eager_input_working,
-)
+from workbench.memory.eager_working import eager_input_working, eager_working
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
 from workbench.memory.setting import FLOAT32_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
@@ -28,6 +24,7 @@ from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, O
 from workbench.plan.kernels import Kernels
 
 INDEX_BYTES = 8
+MOST_REMEMBERED = 4096  # layers under settings
 
 # Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
 LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "scale")
@@ -54,21 +51,17 @@ class LayerBytes(NamedTuple):
     has_backward: bool
 
 
+@lru_cache(maxsize=MOST_REMEMBERED)
 def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> LayerBytes:
-    """The account of one layer under either kind of kernels.
+    """The account of one layer under either kind of kernels; remembered, as planners ask for few many times.
 
     Complexity: O(operators).
     """
     layer = on_rank(layer, setting.work, setting.grid)
     if kernels is Kernels.EAGER:
-        return LayerBytes(
-            eager_kept(layer, needs, setting),
-            shared_bytes(layer, needs, setting),
-            eager_forward_working(layer, needs, setting),
-            eager_backward_working(layer, needs, setting),
-            eager_accumulating_working(layer, needs, setting),
-            needs.any,
-        )
+        kept, shared = eager_kept(layer, needs, setting), shared_bytes(layer, needs, setting)
+        in_work = eager_working(layer, needs, setting, eager_kept_by_operator(layer, needs, setting))
+        return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
     saved = round(sum(_kept(layer, _saved_by_operator(layer, needs, setting), setting)))
     working = working_bytes(layer, work, grid, size)

@@ -21,6 +21,7 @@ class Setting(NamedTuple):
         divides_tokens: tensor-parallel ranks split tokens where the layer is not cut.
         lengths: tokens inside the blocks of every item, ascending.
         computed_again: modules of a block that its backward computes again.
+        masked_tokens: of a microbatch whose attention reads one mask over all its items; 0: item by item.
     """
 
     work: Work
@@ -31,6 +32,12 @@ class Setting(NamedTuple):
     divides_tokens: bool = False
     lengths: tuple[int, ...] = ()
     computed_again: tuple[BlockModule, ...] = ()
+    masked_tokens: int = 0
+
+    @property
+    def copies_attention(self) -> bool:
+        """Whether an attention's output is written once more: back to its items' places, or where it is 0."""
+        return self.is_gathered or self.masked_tokens > 0
 
     @property
     def wide_bytes(self) -> int:

@@ -6,6 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from workbench.cost.roofline import Grid, RowWork, Work
+from workbench.masks.patterns import CAUSAL
 from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes, state_bytes
 from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
@@ -224,7 +225,15 @@ class Sizes:
             looked_up=self._looked_up(stage, microbatch),
             lengths=tuple(lengths),
             computed_again=self._plan.settings.of(stage.module).computed_again,
+            masked_tokens=self._masked_tokens(stage, microbatch, sum(lengths)),
         )
+
+    def _masked_tokens(self, stage: Stage, microbatch: Microbatch, num_tokens: int) -> int:
+        """All of them where some sample has a mask of its own; context-parallel ranks always have one."""
+        if self._plan.model.module(stage.module).modality != TEXT or stage.cp > 1:
+            return 0
+        masks = {self._plan.sample[item.sample].mask for item in microbatch.items}
+        return num_tokens if masks - {CAUSAL} else 0
 
     def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
         """The microbatch's work, with tokens as if every rank held as many as the one that holds most."""

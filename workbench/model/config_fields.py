@@ -7,15 +7,25 @@ from workbench.model.transformer import Heads
 
 Config = Mapping[str, Any]
 
+MOST = 2**40  # of any dimension
+MOST_LISTED = 4096  # of what is made one by one: layers, experts
 
-def whole(config: Config, key: str, default: int | None = None) -> int:
+
+def count(config: Config, key: str, default: int | None = None) -> int:
+    """Of layers or experts; as `whole`, and few enough to be made one by one."""
+    return whole(config, key, default, most=MOST_LISTED)
+
+
+def whole(config: Config, key: str, default: int | None = None, *, most: int = MOST) -> int:
     """A whole number >= 1; null counts as absent, and an absent one is the default."""
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, list | tuple) and value and all(member == value[0] for member in value):
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{config['model_type']}: {key} must be a whole number >= 1, got {value!r}")
+        raise ValueError(f"{config['model_type']}: {key} must be a whole number >= 1, got {value!r:.60}")
+    if value > most:
+        raise ValueError(f"{config['model_type']}: {key} must be at most {most}, got {value!r:.60}")
     return value
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
+from workbench.model.composites.composite import LLM, Part, Parts
+from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.config_fields import Config
-from workbench.model.families.family import Ending, LanguageModel
+from workbench.model.families.family import Ending
 from workbench.model.families.registry import ARCHITECTURES, architecture_of
 from workbench.model.model_graph import TEXT, Module, Source
 from workbench.model.projector import ProjectorKind, to_text
@@ -43,8 +45,8 @@ def module_from_config(
     """The module that transformers would build from this configuration.
 
     Args:
-        config: as in `config.json`. A composite one (clip, siglip, qwen2_vl, qwen2_5_vl, internvl,
-            qwen2_audio) gives its `vision_config`, or else its `audio_config`, for an encoder.
+        config: as in `config.json`. A composite one gives the part of that modality, a pair of encoders
+            (clip, siglip) its `vision_config`, or else its `audio_config`.
         name: of the module.
         modality: "text" makes it the LLM; anything else an encoder with a projector.
         trainable: what of it is trained.
@@ -85,8 +87,8 @@ def modality_of(config: Config) -> str:
     Raises:
         ValueError: an unknown model_type, or a composite of several modules.
     """
-    inner = [key for key in ("vision_config", "audio_config") if isinstance(config.get(key), dict)]
-    if inner and (isinstance(config.get("text_config"), dict) or "hidden_size" in config):
+    inner = [key for key in (*_ENCODERS, "thinker_config") if isinstance(config.get(key), dict)]
+    if inner and any(key in config for key in _WITH_TEXT):
         raise ValueError(
             f"model_type {config.get('model_type')!r} is of several modules ({', '.join(inner)} beside an "
             "LLM): `workbench init` takes it apart; `modality` says which part of it one module is"
@@ -100,22 +102,31 @@ def canonical_json(config: Config) -> str:
 
 
 def _part_for(config: Config, modality: str) -> dict[str, Any]:
-    part, kind = dict(config), str(config.get("model_type"))
-    if modality != TEXT and isinstance(part.get("vision_config"), dict):
-        composite, part = part.get("model_type"), dict(part["vision_config"])
-        part.setdefault("model_type", f"{composite}_vision_model")
-    elif modality == TEXT and kind in _TEXT_PARTS and isinstance(part.get("text_config"), dict):
-        part = {"model_type": _TEXT_PARTS[kind], **part["text_config"]}
-    elif modality != TEXT and isinstance(part.get("audio_config"), dict):
-        part = dict(part["audio_config"])
+    """The module's own configuration: of a composite, as it is taken apart; of a pair, its encoder's."""
+    kind = str(config.get("model_type"))
+    if kind in COMPOSITES and any(key in config for key in _WITH_TEXT):
+        part = dict(_part_of(take_apart(config), modality).config)
+    else:
+        inner = (config.get(key) for key in _ENCODERS if modality != TEXT)
+        found = next((each for each in inner if isinstance(each, dict)), None)
+        part = dict(config) if found is None else {"model_type": f"{kind}_vision_model", **found}
     part["model_type"] = _ALIASES.get(str(part.get("model_type")), part.get("model_type"))
     return part
 
 
-# Composite configurations whose language model is planned -> its model_type.
-_TEXT_PARTS = {
-    family.part_of: kind
-    for kind, family in ARCHITECTURES.items()
-    if isinstance(family, LanguageModel) and family.part_of is not None
-}
+def _part_of(parts: Parts, modality: str) -> Part:
+    """Its LLM, its encoder of that name, or its only one."""
+    if modality == TEXT:
+        return parts.modules[LLM]
+    encoders = [name for name in parts.modules if name != LLM]
+    name = encoders[0] if len(encoders) == 1 else modality
+    if name not in encoders:
+        raise ValueError(
+            f"a composite of several encoders: modality must be one of {encoders}, got {modality!r}"
+        )
+    return parts.modules[name]
+
+
+_ENCODERS = ("vision_config", "audio_config")
+_WITH_TEXT = ("text_config", "thinker_config", "hidden_size")
 _ALIASES = {alias: kind for kind, family in ARCHITECTURES.items() for alias in family.aliases}

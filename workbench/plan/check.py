@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.data.sample import Item
+from workbench.masks.patterns import check_masks
 from workbench.model.layer import Attention
 from workbench.plan.alike import alike_replicas
 from workbench.plan.expert_groups import check_experts
@@ -30,6 +31,7 @@ def check(plan: Plan) -> None:
     _check_stages(plan)
     _check_replicas(plan)
     _check_microbatches(plan)
+    check_masks(plan.batch)
     routing = routing_of(plan)
     _check_items(routing)
     _check_programs(routing)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from workbench.bounded_file import read_bounded
 from workbench.data.sample import Item
 from workbench.frozen_json import FrozenJson, Shorthand, check_keys, parse_json
+from workbench.json_schema import Schema, of_dataclass
 from workbench.model.layer import Operator
 from workbench.plan.kept import kept
 from workbench.plan.plan import Plan
@@ -29,9 +30,14 @@ def plan_hash(plan: Plan) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def dumps(plan: Plan, version: int = SCHEMA_VERSION) -> str:
-    """The plan file's text in a version of the format; equal plans give equal text."""
+def dumps(plan: Plan, version: int = SCHEMA_VERSION, *, profile: str | None = None) -> str:
+    """The plan file's text in a version of the format; equal plans give equal text.
+
+    `profile` is what it was planned with; it decides no execution and is not in the hash.
+    """
     header = {"format": FORMAT, "schema_version": version, "hash": plan_hash(plan)}
+    if profile is not None:
+        header["profile"] = profile
     return json.dumps(header | {"plan": _JSON[version].encode(plan)}, indent=1) + "\n"
 
 
@@ -42,20 +48,36 @@ def loads(text: str) -> Plan:
         ValueError: not JSON, another format or version, unknown or missing keys, a value of the
             wrong type, or a hash that does not fit the content.
     """
-    document = parse_json(text, "plan file")
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"not a plan file: want a JSON object with format {FORMAT!r}")
+    document = _document(text)
     plan = _plan_of(document)
     if document["hash"] != plan_hash(plan):
         raise ValueError(f"plan file is corrupt: content does not have the hash {document['hash']!r:.20}...")
     return plan
 
 
+def planned_with(path: Path) -> str | None:
+    """The profile that a plan file was made with: a name, or a path from the file's folder; None: not said.
+
+    Raises ValueError, or OSError when it cannot be read.
+    """
+    said = _document(read_bounded(path)).get("profile")
+    if said is not None and not isinstance(said, str):
+        raise ValueError(f"{path}: profile must be a name or a path, got {said!r:.60}")
+    return said
+
+
+def _document(text: str) -> dict[str, Any]:
+    document = parse_json(text, "plan file")
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f"not a plan file: want a JSON object with format {FORMAT!r}")
+    return document
+
+
 def _plan_of(document: dict[str, Any]) -> Plan:
     version: Any = document.get("schema_version")
     if version not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(f"plan file has schema version {version!r:.20}, want 1 to {SCHEMA_VERSION}")
-    check_keys(document, {"format", "schema_version", "hash", "plan"}, set(), "plan file")
+    check_keys(document, {"format", "schema_version", "hash", "profile", "plan"}, {"profile"}, "plan file")
     plan = _JSON[version].decode(Plan, document["plan"], "plan")
     assert isinstance(plan, Plan)
     return plan
@@ -63,15 +85,43 @@ def _plan_of(document: dict[str, Any]) -> Plan:
 
 def read_plan(path: Path) -> Plan:
     """The plan in a file. Raises ValueError, or OSError when it cannot be read."""
+    text = read_bounded(path)
     try:
-        return loads(read_bounded(path))
-    except (ValueError, UnicodeDecodeError) as error:
+        return loads(text)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def write_plan(plan: Plan, path: Path) -> None:
-    """Write the plan file whole or not at all."""
-    write_text(dumps(plan), path)
+def write_plan(plan: Plan, path: Path, *, profile: str | None = None) -> None:
+    """Write the plan file whole or not at all; `profile` as in `dumps`."""
+    write_text(dumps(plan, profile=profile), path)
+
+
+def plan_schema() -> Schema:
+    """JSON Schema of a plan file of the newest version."""
+    whole = {"type": "integer"}
+    found = of_dataclass(
+        Plan,
+        _JSON[SCHEMA_VERSION],
+        {Action: {"type": "string"}, Item: {"type": "array", "items": whole, "minItems": 2, "maxItems": 2}},
+    )
+    text = {"type": "string"}
+    properties = {
+        "format": {"const": FORMAT},
+        "schema_version": {"const": SCHEMA_VERSION},
+        "hash": text | {"description": "SHA-256 of everything that decides the execution"},
+        "profile": text
+        | {"description": "what it was planned with: a name, or a path from the file's folder"},
+        "plan": {"$ref": found["$ref"]},
+    }
+    return {
+        "$schema": found["$schema"],
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name != "profile"],
+        "additionalProperties": False,
+        "$defs": found["$defs"],
+    }
 
 
 def _actions(spelling: Spelling) -> Shorthand:

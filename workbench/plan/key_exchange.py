@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from workbench.masks.patterns import CAUSAL, FULL
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import KeyExchange, Plan, Stage
 
-RING_MASKS = ("causal", "full")
+RING_MASKS = (CAUSAL, FULL)
 
 
 def check_key_exchange(plan: Plan) -> None:

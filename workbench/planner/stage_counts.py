@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import product
+from operator import mul
 from typing import Protocol
 
-from workbench.job.device_pools import Aim, dollars_per_hour
+from workbench.job.device_pools import Aim
 from workbench.job.job import Job
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
@@ -103,13 +104,13 @@ class _Worth:
     def __init__(self, job: Job, ranks_per_stage: Mapping[str, int], names: tuple[str, ...]) -> None:
         self._job = job
         self._ranks_each = [dp_of(job, name) * ranks_per_stage[name] for name in names]
-        self._lowest = min((pool.dollars_per_hour or 0.0 for pool in job.pools), default=0.0)
+        self._lowest = job.cheapest_per_hour
 
     def of_plan(self, seconds: float, plan: Plan) -> float:
         """Of a plan, or of its draft with stages; ValueError where one of its ranks has no price."""
         if self._job.aim is Aim.SECONDS:
             return seconds
-        rate = dollars_per_hour(self._job.pools, plan.ranks)
+        rate = self._job.dollars_per_hour(plan.ranks)
         if rate is None:
             raise ValueError(
                 f"job {self._job.name!r}: aim {Aim.DOLLARS} wants dollars_per_hour for every pool"
@@ -173,11 +174,11 @@ def _options(job: Job, name: str) -> tuple[int, ...]:
 def _within_budget(
     job: Job, ranks_per_stage: Mapping[str, int], options: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, int]]:
+    ranks_each = [dp_of(job, name) * ranks_per_stage[name] for name in options]
+    budget = _budget(job)
     for counts in product(*options.values()):
-        chosen = dict(zip(options, counts, strict=True))
-        used = sum(dp_of(job, name) * ranks_per_stage[name] * count for name, count in chosen.items())
-        if used <= _budget(job):
-            yield chosen
+        if sum(map(mul, ranks_each, counts)) <= budget:
+            yield dict(zip(options, counts, strict=True))
 
 
 def _budget(job: Job) -> int:

@@ -233,6 +233,10 @@ def _check(simulated: Trace, executed: Sequence[Trace]) -> None:
                 f"compare: trace {index} of {len(executed)} to hold against the simulated one is "
                 f"{trace.executor}; want executed ones, or emulated ones"
             )
+        if not trace.plan_hash:
+            raise ValueError(
+                f"compare: executed trace {index} belongs to no plan; ingest it again with --plan PLAN"
+            )
         if trace.plan_hash != simulated.plan_hash:
             raise ValueError(
                 f"compare: traces must be of one plan; the simulated one is of plan "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import read_bounded
+from workbench.job.job import Job
 from workbench.plan.codec import FORMAT, plan_hash, read_plan
 from workbench.plan.plan import Plan
 from workbench.trace import Executor, Trace
@@ -82,6 +83,19 @@ def read_folder(folder: Path) -> Folder:
     return Folder(entries=entries, left_out=tuple(left_out))
 
 
+def is_plan(path: Path) -> bool:
+    """Whether a JSON file is a plan, by its content; ValueError or OSError where it cannot be read."""
+    return bool(_read_json(path).get("format") == FORMAT)
+
+
+def fastest_of(folder: Folder, job: Job) -> Entry:
+    """The entry of a job with the shortest simulated step; ValueError where no plan is of that job."""
+    mine = [e for e in folder.entries if (e.plan.model, e.plan.batch) == (job.model, job.batch)]
+    if not mine:
+        raise ValueError(f"no plan in the folder is of job {job.name!r}: other models or other samples")
+    return min(mine, key=lambda e: float("inf") if e.simulated is None else e.simulated.iteration_s)
+
+
 def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
     """One trace file per repetition: `a.run.json` becomes `a.1.run.json`, `a.2.run.json`, ..."""
     if repetitions == 1:
@@ -91,8 +105,9 @@ def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    text = read_bounded(path)
     try:
-        document = json.loads(read_bounded(path))
+        document = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: not JSON (truncated?): {error}") from None
     except RecursionError:

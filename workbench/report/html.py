@@ -1,43 +1,57 @@
 """One self-contained page about a folder of plans and traces."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from statistics import median
-from string import Template
 
+from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
+from workbench.report.assemble import page
+from workbench.report.charts import PlanTimes, accuracy_svg, bars_html
 from workbench.report.compare import Comparison, Group, compare, timed, watched
+from workbench.report.critical import CriticalPath, causes_html, critical_path_of
 from workbench.report.folder import Entry, Folder
-from workbench.report.plots import MOST_MEMORY_PLOTS, PlanTimes, accuracy_svg, memory_svg, ranking_svg
+from workbench.report.page_data import data_elements, plan_id, plan_record, traces_of
+from workbench.report.sortable import Cell, cell, number, sortable_table
 from workbench.report.tables import (
     STAGE_HEADERS,
     TITLES,
     comparison_headers,
     interval_text,
+    mebibytes,
     milliseconds,
     percent,
     row_cells,
     row_label,
     stage_cells,
 )
-from workbench.report.timeline import MOST_ROWS, legend_html, timeline_rows, timeline_svg
+from workbench.report.viewer import viewer_html
+from workbench.report.what_if import WhatIf
+from workbench.report.what_if_html import what_if_html, what_if_record
 from workbench.timing.provenance import interval_of, unmeasured_costs
-from workbench.trace import Trace
 
 
-def report_html(folder: Folder) -> str:
-    """The page: an overview of all plans, then a section on each. Links to nothing outside itself."""
+def report_html(folder: Folder, *, what_if: WhatIf | None = None) -> str:
+    """The page: an overview of all plans, then a section on each. Fetches nothing from anywhere.
+
+    Args:
+        what_if: what was simulated of the job's neighbours; None: nobody said which job.
+    """
     entries = sorted(folder.entries, key=_speed)
     models = ", ".join(dict.fromkeys(entry.plan.model.name for entry in entries))
-    sections = "".join(_section(index, entry) for index, entry in enumerate(entries, 1))
+    paths = [_paths(entry) for entry in entries]
+    sections = "".join(map(_section, range(1, len(entries) + 1), entries, paths))
     body = (
         f"<h1>{escape(models)}</h1>"
-        f'<p class="lead">{_lead(entries)}</p>{_overview(entries)}{sections}{_left_out(folder)}'
+        f'<p class="lead">{_lead(entries)}</p>{_overview(entries)}{what_if_html(what_if)}{sections}'
+        f"{_left_out(folder)}"
     )
-    page = files("workbench.report").joinpath("page.html").read_text(encoding="utf-8")
-    return Template(page).substitute(title=escape(f"{models}: report"), body=body)
+    record = {
+        "plans": [*map(plan_record, entries, paths)],
+        "whatIf": what_if_record(what_if),
+    }
+    return page(title=escape(f"{models}: report"), body=body, data=data_elements(record, entries))
 
 
 def _speed(entry: Entry) -> tuple[float, str]:
@@ -85,11 +99,50 @@ def _overview(entries: Sequence[Entry]) -> str:
     shown = [plan for plan in times if plan.simulated_s is not None or plan.executed_s]  # the others are last
     figures = []
     if shown:
-        figures.append(("Iteration time per plan", ranking_svg(shown)))
-    if any(plan.simulated_s is not None and plan.executed_s for plan in times):
+        figures.append(("Iteration time per plan", bars_html(shown)))
+    if any(plan.is_compared for plan in times):
         figures.append(("Predicted against executed; numbers as in the bars", accuracy_svg(times)))
-    parts = [f"<figure><h3>{title}</h3>{svg}</figure>" for title, svg in figures]
-    return f'<div class="plots">{"".join(parts)}</div>' + _unmeasured(entries)
+    parts = [f"<figure><h3>{title}</h3>{chart}</figure>" for title, chart in figures]
+    return f'<div class="charts">{"".join(parts)}</div>{_plans(entries)}{_unmeasured(entries)}'
+
+
+def _plans(entries: Sequence[Entry]) -> str:
+    """All plans beside each other."""
+    headers = (
+        "#",
+        "plan",
+        "strategy",
+        "ranks",
+        "stages",
+        "simulated",
+        "executed",
+        "error",
+        "idle",
+        "peak memory",
+    )
+    rows = [_plan_cells(index, entry) for index, entry in enumerate(entries, 1)]
+    return f"<h3>Plans</h3>{sortable_table(headers, [rows], left=3)}"
+
+
+def _plan_cells(index: int, entry: Entry) -> tuple[Cell, ...]:
+    times = _times(entry)
+    simulated_s, executed_s = times.simulated_s, times.executed_median_s
+    error = simulated_s / executed_s - 1 if simulated_s is not None and executed_s else None
+    figures = step_metrics(entry.simulated) if entry.simulated else None
+    idle = figures.bubble_fraction if figures else None
+    peak = figures.peak_bytes if figures else None
+    return (
+        number(index),
+        Cell(times.label, link=f"#plan={plan_id(entry)}"),
+        Cell(entry.plan.strategy),
+        number(len(entry.plan.ranks)),
+        number(len(entry.plan.stages)),
+        number(simulated_s, milliseconds),
+        number(executed_s, milliseconds),
+        number(error, lambda value: percent(value, signed=True)),
+        number(idle, lambda value: percent(value, signed=False)),
+        number(peak, mebibytes),
+    )
 
 
 def _unmeasured(entries: Sequence[Entry]) -> str:
@@ -103,15 +156,21 @@ def _unmeasured(entries: Sequence[Entry]) -> str:
     return f'<h3>Costs without a measurement (scaled or sourced instead)</h3><ul class="plain">{items}</ul>'
 
 
-def _section(index: int, entry: Entry) -> str:
+def _paths(entry: Entry) -> dict[str, CriticalPath]:
+    """Of the traces that are drawn, by their keys."""
+    drawn = [each for each in traces_of(entry) if each.title]
+    return {each.key: critical_path_of(entry.plan, each.trace) for each in drawn}
+
+
+def _section(index: int, entry: Entry, paths: Mapping[str, CriticalPath]) -> str:
     comparison = compare(entry.simulated, entry.executed) if entry.simulated and entry.executed else None
-    parts = [_cards(entry, comparison), _timelines(entry)]
-    parts += [_memory(entry), _comparison(comparison, entry.plan)]
-    parts += ["<h3>Stages</h3>", _stages(entry.plan)]
+    parts = [_cards(entry, comparison), viewer_html(entry), _watching(entry), _causes(paths)]
+    parts += [_comparison(comparison, entry.plan), "<h3>Stages</h3>", _stages(entry.plan)]
     opened = " open" if index == 1 else ""
     return (
-        f"<details{opened}><summary><h2>{index}. {escape(_times(entry).label)}</h2>"
-        f'<span class="faint">{escape(entry.path.name)}, hash {entry.plan_hash[:12]}</span></summary>'
+        f'<details id="plan-{plan_id(entry)}"{opened}><summary>'
+        f"<h2>{index}. {escape(_times(entry).label)}</h2>"
+        f'<span class="faint">{escape(entry.path.name)}, hash {plan_id(entry)}</span></summary>'
         f"{''.join(parts)}</details>"
     )
 
@@ -139,80 +198,38 @@ def _cards(entry: Entry, comparison: Comparison | None) -> str:
     return f'<div class="cards">{shown}</div>'
 
 
-def _timelines(entry: Entry) -> str:
-    traces = [("Simulated", entry.simulated)] if entry.simulated else []
-    if entry.executed:
-        times = timed(entry.executed)
-        repetition = f"Executed, the run nearest the median of {len(times)}"
-        traces.append((repetition if len(times) > 1 else "Executed", _middle(times)))
-    if entry.emulated:
-        traces.append(("Emulated: actions timed alone, one after the other, on one device", entry.emulated))
-    if not traces:
-        return "<p>Not simulated and not executed.</p>"
-    scale_s = max(trace.iteration_s for _, trace in traces if trace)
-    strips = "".join(
-        f'<div class="strip"><b>{title}</b><figure>{timeline_svg(entry.plan, trace, scale_s=scale_s)}'
-        "</figure></div>"
-        for title, trace in traces
-        if trace
-    )
-    rows = timeline_rows(entry.plan)
-    more = f" {len(rows) - MOST_ROWS} more rows are not drawn." if len(rows) > MOST_ROWS else ""
-    several = " A row of several ranks shows the first." if any(len(row.ranks) > 1 for row in rows) else ""
-    return (
-        f"<h3>Timelines, one scale</h3>{legend_html(entry.plan)}{strips}"
-        f'<p class="faint">Thin lanes below a rank: gradient reduction, then messages it sends.'
-        f"{several}{more}</p>"
-    )
-
-
-def _middle(traces: Sequence[Trace]) -> Trace:
-    """The trace with the (lower) median iteration time."""
-    return sorted(traces, key=lambda trace: trace.iteration_s)[(len(traces) - 1) // 2]
-
-
-def _memory(entry: Entry) -> str:
+def _watching(entry: Entry) -> str:
     samples = watched(entry.executed)
-    executed = _middle(samples) if samples else None
-    traces = [trace for trace in (entry.simulated, executed) if trace is not None]
-    if not any(trace.memory for trace in traces):
+    if not samples or len(samples) == len(entry.executed):
         return ""
-    rows = timeline_rows(entry.plan)
-    note = f" (first {MOST_MEMORY_PLOTS} of {len(rows)} rows)" if len(rows) > MOST_MEMORY_PLOTS else ""
-    svg = memory_svg(rows, entry.simulated, executed)
-    slower = '<p class="faint">Watching memory slows the executed step down; it is not one of the timed.</p>'
-    beside = slower if samples and len(samples) < len(entry.executed) else ""
-    return f"<h3>Memory held{note}</h3><figure>{svg}</figure>{beside}"
+    return (
+        '<p class="faint">Watching memory slows the executed step down; it is not one of the timed, and may '
+        "go on beyond the right edge.</p>"
+    )
+
+
+def _causes(paths: Mapping[str, CriticalPath]) -> str:
+    """Of the simulated path, or of the only one."""
+    path = paths.get("simulated") or next(iter(paths.values()), None)
+    return "" if path is None else f"<h3>What the step's time is</h3>{causes_html(path)}"
 
 
 def _comparison(comparison: Comparison | None, plan: Plan) -> str:
     if comparison is None:
         return ""
-    lines = []
-    for group in Group:
-        rows = comparison.of(group)
-        if not rows:
-            continue
-        if group is not Group.TOTAL:
-            lines.append(f'<tr class="group"><td class="l" colspan="6">{TITLES[group]}</td></tr>')
-        style = ' class="total"' if group is Group.TOTAL else ""
-        lines += [_tr((row_label(row, plan), *row_cells(row)), left=1, style=style) for row in rows]
-    head = _tr(("", *comparison_headers(comparison)), cell="th", left=1)
-    return f"<h3>Simulated against executed</h3><table>{head}{''.join(lines)}</table>"
+    groups = [
+        [(Cell(row_label(row, plan)), *map(cell, row_cells(row))) for row in rows]
+        for group in Group
+        if (rows := comparison.of(group))
+    ]
+    titles = [TITLES[group] for group in Group if comparison.of(group)]
+    table = sortable_table(("of", *comparison_headers(comparison)), groups, titles=titles, left=1)
+    return f"<h3>Simulated against executed</h3>{table}"
 
 
 def _stages(plan: Plan) -> str:
-    lines = [_tr(stage_cells(plan, stage), left=5) for stage in plan.stages]
-    return f"<table>{_tr(STAGE_HEADERS, cell='th', left=5)}{''.join(lines)}</table>"
-
-
-def _tr(cells: Sequence[str], *, cell: str = "td", left: int = 0, style: str = "") -> str:
-    """A table row whose first `left` cells are left-aligned."""
-    parts = (
-        f"<{cell}{' class=l' if index < left else ''}>{escape(text)}</{cell}>"
-        for index, text in enumerate(cells)
-    )
-    return f"<tr{style}>{''.join(parts)}</tr>"
+    rows = [[cell(text) for text in stage_cells(plan, stage)] for stage in plan.stages]
+    return sortable_table(STAGE_HEADERS, [rows], left=5)
 
 
 def _left_out(folder: Folder) -> str:

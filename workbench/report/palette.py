@@ -14,6 +14,40 @@ INK = "#1F2933"
 PAPER = "#FFFFFF"
 BLACK = "#000000"
 
+# Of the page, by what they are for; what is written stands out from `paper` and `wash` by 4.5 at least.
+LIGHT = {
+    "ink": INK,
+    "soft": "#52606D",
+    "faint": "#616E7C",
+    "edge": "#CBD2D9",
+    "line": "#E4E7EB",
+    "wash": "#F5F7FA",
+    "paper": PAPER,
+    "idle": "#D9DEE4",
+    "neutral": NEUTRAL,
+    "accent": "#A4133C",
+    "on-accent": PAPER,
+    "simulated": SIMULATED,
+    "executed": EXECUTED,
+    "emulated": "#009E73",
+}
+DARK = {
+    "ink": "#E6EAEE",
+    "soft": "#AAB4BF",
+    "faint": "#98A4B0",
+    "edge": "#46515C",
+    "line": "#2A333C",
+    "wash": "#1C242C",
+    "paper": "#12181E",
+    "idle": "#3A444E",
+    "neutral": "#8B97A3",
+    "accent": "#FF7A93",
+    "on-accent": "#12181E",
+    "simulated": "#4FA3D9",
+    "executed": "#F0803C",
+    "emulated": "#2DBE94",
+}
+
 # Share of the hue that is left after mixing with white (below 1) or black (above 1).
 TONES = {Pass.F: 0.45, Pass.B: 1.0, Pass.I: 0.75, Pass.W: 1.35}
 

@@ -14,7 +14,7 @@ _TERA = 1e12
 
 def facts_table(profile: Profile) -> Table:
     """Peaks, memory, links and tables of a device, each with whether it was measured."""
-    table = titled(f"profile {profile.name}", ("", ""))
+    table = titled(f"profile {profile.name}", ("fact", "value"))
     table.add_row("device", profile.device + (f", after {profile.like}" if profile.like else ""))
     table.add_row("memory", f"{profile.memory_bytes / GB:.4g} GB")
     if profile.peak_bytes_per_s is not None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
-from workbench.search.drive import Candidate
 from workbench.timing.provenance import interval_of, noise_of, unmeasured_costs, utilisation
 from workbench.trace import Trace
 
@@ -31,23 +30,6 @@ def interval_record(trace: Trace) -> dict[str, Any] | None:
         return None
     doubts = {doubt.about: doubt.deviation for doubt in found.doubts}
     return {"low_s": found.low_s, "high_s": found.high_s, "doubts": doubts}
-
-
-def candidate_record(candidate: Candidate) -> dict[str, Any]:
-    """One strategy of a search: its plan's figures, or why it has none."""
-    if candidate.plan is None or candidate.trace is None:
-        return {"strategy": candidate.strategy, "refusal": candidate.refusal}
-    rate = {"samples_per_s_per_rank": candidate.samples_per_s_per_rank, "ranks": len(candidate.plan.ranks)}
-    if candidate.dollars_per_sample is not None:
-        rate["dollars_per_sample"] = candidate.dollars_per_sample
-    return simulated_record(candidate.plan, candidate.trace) | rate
-
-
-def search_record(job: str, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """All candidates, best first; a tie's interval overlaps the best's."""
-    ties = ({"tie": each.ties(candidates[0])} if each.plan is not None else {} for each in candidates)
-    found = [candidate_record(each) | tie for each, tie in zip(candidates, ties, strict=True)]
-    return {"job": job, "candidates": found}
 
 
 def executed_record(plan: Plan, traces: Sequence[Trace], files: Sequence[Path]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from workbench.drift import Drifted
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Comparison, Group, Row
-from workbench.search.drive import Candidate
+from workbench.report.figure import Figure
 from workbench.timing.provenance import interval_of, utilisation
 from workbench.trace import Trace
 from workbench.units import gib, ms
@@ -25,8 +25,7 @@ TITLES = {
 }
 
 
-TIED = " ="  # behind a candidate that the best does not beat for sure
-LEFT = ("", "module", "ranks")  # headers of left-aligned columns
+LEFT = ("", "module", "of", "ranks", "strategy")  # headers of left-aligned columns
 
 STAGE_HEADERS = (
     "stage",
@@ -125,9 +124,13 @@ def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
 def interval_text(trace: Trace) -> str:
     """`12-15 ms`; a dash for what was executed."""
     found = interval_of(trace)
-    if found is None:
-        return "-"
-    return f"{milliseconds(found.low_s).removesuffix(' ms')}-{milliseconds(found.high_s)}"
+    return "-" if found is None else span_text(found.low_s, found.high_s)
+
+
+def span_text(low_s: float, high_s: float) -> Figure:
+    """`12-15 ms`."""
+    text = f"{milliseconds(low_s).removesuffix(' ms')}-{milliseconds(high_s)}"
+    return Figure(text, {"low_s": low_s, "high_s": high_s})
 
 
 def held_text(simulated: Trace, executed_s: float) -> str | None:
@@ -154,49 +157,6 @@ def losses_text(losses: Sequence[float], warmup: int) -> str:
         for index, loss in enumerate(losses, 1)
     ]
     return f"loss by step  {'   '.join(told)}"
-
-
-def search_table(job: str, candidates: Sequence[Candidate]) -> Table:
-    """Strategies of a search, best first; one without a plan says why."""
-    headers = ["", "ranks", "stages", "iteration", "80 % in", "samples/s\nper rank", "MFU", "idle", "memory"]
-    has_price = any(candidate.dollars_per_sample is not None for candidate in candidates)
-    headers += ["$/1,000 samples"] if has_price else []
-    modules = next((", ".join(m.name for m in c.plan.model.modules) for c in candidates if c.plan), "")
-    table = titled(f"job {job}, best first; stages of {modules}", headers)
-    refused, best = [], candidates[0]
-    if any(candidate.ties(best) for candidate in candidates[1:]):
-        refused.append(f"{TIED.strip()} the interval overlaps the best's: a tie")
-    for candidate in candidates:
-        if candidate.plan is None or candidate.trace is None:
-            refused.append(f"{candidate.strategy}: {candidate.refusal}")
-            continue
-        figures = candidate.metrics
-        is_tie = candidate is not best and candidate.ties(best)
-        table.add_row(
-            candidate.strategy + (TIED if is_tie else ""),
-            str(len(candidate.plan.ranks)),
-            stage_counts(candidate.plan),
-            milliseconds(figures.iteration_s),
-            interval_text(candidate.trace).removesuffix(" ms"),
-            f"{candidate.samples_per_s_per_rank:.4g}",
-            percent(utilisation(candidate.trace), signed=False),
-            percent(figures.bubble_fraction, signed=False),
-            "-" if figures.peak_bytes is None else mebibytes(figures.peak_bytes),
-            *([_per_thousand(candidate.dollars_per_sample)] if has_price else []),
-        )
-    table.caption = "\n".join(refused) or None
-    table.caption_justify = "left"
-    return table
-
-
-def _per_thousand(dollars_per_sample: float | None) -> str:
-    return "-" if dollars_per_sample is None else f"{1000 * dollars_per_sample:.4g}"
-
-
-def stage_counts(plan: Plan) -> str:
-    """`1 + 1 + 10`: stages of the first replica of every module."""
-    replicas = {module.name: plan.replicas(module.name)[0] for module in plan.model.modules}
-    return " + ".join(str(len(plan.chain[name, replica])) for name, replica in replicas.items())
 
 
 def titled(title: str, headers: Sequence[str]) -> Table:
@@ -285,29 +245,30 @@ def rests_on_text(unmeasured: Sequence[str], noise: Sequence[str]) -> str:
     return "\n".join(found + ([unmeasured_text(unmeasured)] if unmeasured else []))
 
 
-def milliseconds(duration_s: float) -> str:
+def milliseconds(duration_s: float) -> Figure:
     """At least three significant digits."""
     value = ms(duration_s)
-    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.3g} ms"
+    return Figure(f"{value:,.0f} ms" if value >= 1000 else f"{value:.3g} ms", {"s": duration_s})
 
 
-def mebibytes(num_bytes: float) -> str:
-    return f"{gib(num_bytes):.3g} GiB" if gib(num_bytes) >= 1 else f"{gib(num_bytes) * 1024:.3g} MiB"
+def mebibytes(num_bytes: float) -> Figure:
+    whole = gib(num_bytes)
+    return Figure(f"{whole:.3g} GiB" if whole >= 1 else f"{whole * 1024:.3g} MiB", {"bytes": num_bytes})
 
 
-def percent(fraction: float | None, *, signed: bool) -> str:
+def percent(fraction: float | None, *, signed: bool) -> Figure:
     """'-' where there is nothing to divide by."""
     if fraction is None:
-        return "-"
-    return f"{fraction:+.1%}" if signed else f"{fraction:.1%}"
+        return Figure("-", {"": None})
+    return Figure(f"{fraction:+.1%}" if signed else f"{fraction:.1%}", {"": fraction})
 
 
-def magnitude(count: int) -> str:
+def magnitude(count: int) -> Figure:
     """A parameter count in M or B."""
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
+            return Figure(f"{count / size:.3g} {unit}", {"": count})
+    return Figure(str(count), {"": count})
 
 
 def rank_runs(ranks: Sequence[int]) -> str:

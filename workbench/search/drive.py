@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import partial
 
 from workbench.cost.model import CostModel
-from workbench.job.device_pools import Aim, check_taken, dollars_per_hour
+from workbench.job.device_pools import Aim, check_taken
 from workbench.job.job import Job
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
@@ -88,8 +88,11 @@ def search(
     Raises:
         ValueError: money is the objective and the job does not say what every rank costs.
     """
-    if objective is Objective.DOLLARS and dollars_per_hour(job.pools, range(job.cluster.num_ranks)) is None:
-        raise ValueError(f"job {job.name!r}: {objective} wants cluster.pools, each with dollars_per_hour")
+    if objective is Objective.DOLLARS and job.dollars_per_hour(range(job.cluster.num_ranks)) is None:
+        raise ValueError(
+            f"job {job.name!r}: {objective} wants cluster.dollars_per_gpu_hour, or cluster.pools, each with "
+            "dollars_per_hour"
+        )
     if objective is Objective.DOLLARS:
         job = replace(job, aim=Aim.DOLLARS)
     found: list[Candidate] = []
@@ -149,7 +152,7 @@ def _candidate(
         plan = planner(job, cost, progress)
         for stage in plan.stages:
             check_taken(job.pools, stage.module, stage.flat_ranks)
-        rate = dollars_per_hour(job.pools, plan.ranks)
+        rate = job.dollars_per_hour(plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:
         return Candidate(strategy=name, refusal=str(error))

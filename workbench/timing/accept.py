@@ -15,10 +15,16 @@ def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
     Raises:
         ValueError: it is unsound, can deadlock under one of the models, or does not fit.
     """
+    lowered = checked(plan)
+    memory = memory_table(lowered)
+    check_memory(lowered, memory)
+    return lowered, memory
+
+
+def checked(plan: Plan) -> Lowered:
+    """The plan lowered, after every check but that of memory; ValueError as `accept`."""
     check(plan)
     check_key_exchange(plan)
     lowered = lower(plan)
     check_deadlock(lowered)
-    memory = memory_table(lowered)
-    check_memory(lowered, memory)
-    return lowered, memory
+    return lowered

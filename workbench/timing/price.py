@@ -145,6 +145,7 @@ class _Pricing:
         self._stage_kind = {stage.id: self._kind(self._shape(stage)) for stage in self._plan.stages}
         self._microbatch_kind: dict[tuple[str, int, int], int] = {}
         self._divided: dict[int, CostModel] = {}
+        self._rounds_s: dict[tuple[int, Pass], float] = {}  # of a unit, whichever replica asks
         self._weights = WeightPrices(lowered, self._cost_of)
         self.unmeasured: set[str] = set()
         if not cost.profile.overheads_s:
@@ -192,12 +193,17 @@ class _Pricing:
 
     def _round_s(self, action: Action) -> float:
         """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
-        unit, settings = unit_of(self._units, action), self._plan.settings
-        if action.kind is Pass.ALL_GATHER:
-            kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
-        else:
-            kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
-        return sum(self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
+        unit = unit_of(self._units, action)
+        key = unit.stages[0], action.kind
+        if key not in self._rounds_s:
+            settings = self._plan.settings
+            if action.kind is Pass.ALL_GATHER:
+                kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
+            else:
+                kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
+            each_s = (self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
+            self._rounds_s[key] = sum(each_s)
+        return self._rounds_s[key]
 
     def _move_s(self, stage: Stage) -> float:
         """A copy of the stage's weights and optimizer state between the device and its host."""

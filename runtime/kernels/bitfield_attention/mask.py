@@ -1,6 +1,6 @@
 """What a bitfield mask is to the kernels: per-token words, positions and segments as tensors."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ NARROW_BITS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenFields:
-    """The seven facts about every token of one side, each [T].
+    """The eight facts about every token of one side, each [T].
 
     Args:
         allow: int64 bits of the groups the token may attend to (a uint64 word, reinterpreted).
@@ -24,6 +24,7 @@ class TokenFields:
         position: int32 place in the packed sequence. Any order of tokens is fine: only this counts.
         first: int32 lowest key position it sees.
         always: int64 bits of key groups it sees even below `first`.
+        last: int32 highest key position it sees; None: no limit.
     """
 
     allow: Tensor
@@ -33,19 +34,22 @@ class TokenFields:
     position: Tensor
     first: Tensor
     always: Tensor
+    last: Tensor = field(default=None)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.last is None:
+            object.__setattr__(self, "last", torch.full_like(self.position, EVERYTHING))
         want = {"allow": torch.int64, "own": torch.int64, "always": torch.int64, "causal": torch.bool}
-        for field in fields(self):
-            value: Tensor = getattr(self, field.name)
-            dtype = want.get(field.name, torch.int32)
+        for each in fields(self):
+            value: Tensor = getattr(self, each.name)
+            dtype = want.get(each.name, torch.int32)
             if value.shape != self.allow.shape or value.ndim != 1:
                 raise ValueError(
-                    f"{field.name}: want shape {tuple(self.allow.shape)} like allow, got {tuple(value.shape)}"
+                    f"{each.name}: want shape {tuple(self.allow.shape)} like allow, got {tuple(value.shape)}"
                 )
             if value.dtype != dtype or value.device != self.allow.device:
                 raise ValueError(
-                    f"{field.name}: want {dtype} on {self.allow.device}, got {value.dtype} on {value.device}"
+                    f"{each.name}: want {dtype} on {self.allow.device}, got {value.dtype} on {value.device}"
                 )
 
     def __len__(self) -> int:
@@ -53,7 +57,7 @@ class TokenFields:
 
     def take(self, index: Tensor) -> "TokenFields":
         """The tokens at `index`, in that order."""
-        return TokenFields(*(getattr(self, field.name)[index] for field in fields(self)))
+        return TokenFields(*(getattr(self, each.name)[index] for each in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +72,7 @@ class KernelMask:
     Args:
         query_words: [2, Q] int64, or int32 where 32 bits hold every bit in use: `allow` and
             `always`; 0 on padding.
-        query_limits: [3, Q] int32: `last` (the query's own place if it is causal), segment, `first`.
+        query_limits: [3, Q] int32: `last` (at most the query's own place if it is causal), segment, `first`.
         query_lowest: [Q] int32: a place below every key of the query's segment, above all before it.
         key_words: [K] of the dtype of `query_words`: `own`; 0 on padding.
         key_places: [2, K] int32: place, segment.
@@ -192,7 +196,7 @@ def _places(queries: TokenFields, keys: TokenFields, facts: _Facts) -> tuple[Ten
         relative = position_T.clamp(below, facts.most_position + 1).long() - below
         return segment_T.clamp(min=0).long() * span + relative
 
-    last_Q = torch.where(queries.causal, queries.position, EVERYTHING)
+    last_Q = torch.where(queries.causal, queries.position, EVERYTHING).minimum(queries.last)
     places = [place(x, queries.segment) for x in (last_Q, queries.first, torch.full_like(last_Q, below))]
     place_K = place(keys.position, keys.segment)
     if (facts.most_segment + 1) * span <= EVERYTHING:

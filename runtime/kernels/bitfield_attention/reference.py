@@ -14,6 +14,7 @@ def attends(queries: TokenFields, keys: TokenFields) -> Tensor:
     same_QK = (queries.segment[:, None] == keys.segment[None]) & (keys.segment[None] >= 0)
     group_QK = (queries.allow[:, None] & own_1K) != 0
     past_QK = ~queries.causal[:, None] | (position_1K <= queries.position[:, None])
+    past_QK &= position_1K <= queries.last[:, None]
     sink_QK = (queries.always[:, None] & own_1K) != 0
     return same_QK & group_QK & past_QK & ((position_1K >= queries.first[:, None]) | sink_QK)
 

@@ -102,6 +102,7 @@ def _language(data: MicrobatchData, shares: TokenShares) -> MicrobatchData:
     return replace(
         data,
         position_ids=shares.own_of(positions(data.tokens_in, "cpu"), 0),
+        axes=None if data.axes is None else torch.stack([shares.own_of(axis_T, 0) for axis_T in data.axes]),
         input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
         labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
         item_ids=None if data.item_ids is None else shares.own_of(data.item_ids, -1),

@@ -33,12 +33,12 @@ _TELLS = {
     "encoder_specs": Notation.CORNSTARCH,
     "language_model_spec": Notation.CORNSTARCH,
 }
-_MEGATRON = {
+MEGATRON_SIZES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
     "context_parallel_size": "cp",
 }
-_TORCHTITAN = {
+TORCHTITAN_SIZES = {
     "tensor_parallel_degree": "tp",
     "pipeline_parallel_degree": "pp",
     "context_parallel_degree": "cp",
@@ -107,11 +107,11 @@ def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
     if notation is Notation.JOB:
         return {"layouts": {layout.module: _words(layout) for layout in layouts}}
     if notation is Notation.MEGATRON:
-        _check_sayable(llm, notation, _MEGATRON)
+        _check_sayable(llm, notation, MEGATRON_SIZES)
         cuts: dict[str, Any] = {_STRING: layout_string.layout_string(llm.stage_layers)}
-        return cuts | _sizes(llm, _MEGATRON)
-    _check_sayable(llm, notation, _TORCHTITAN)
-    return {_PARTS: torchtitan.parts_of(llm.stage_layers)} | _sizes(llm, _TORCHTITAN)
+        return cuts | _sizes(llm, MEGATRON_SIZES)
+    _check_sayable(llm, notation, TORCHTITAN_SIZES)
+    return {_PARTS: torchtitan.parts_of(llm.stage_layers)} | _sizes(llm, TORCHTITAN_SIZES)
 
 
 def llm_of(job: Job) -> str:
@@ -131,18 +131,18 @@ def _num_blocks(job: Job) -> int:
 
 
 def _read_megatron(content: Mapping[str, Any], job: Job) -> ModuleLayout:
-    check_keys(content, (_STRING, *_MEGATRON))
+    check_keys(content, (_STRING, *MEGATRON_SIZES))
     text = content[_STRING]
     if not isinstance(text, str):
         raise ValueError(f"{_STRING}: want a layout string, e.g. 'Et*3|(tt|)*29L', got {text!r:.60}")
     stages = layout_string.stage_layers_of(text, num_blocks=_num_blocks(job))
-    return _cut_layout(content, _MEGATRON, stages, job)
+    return _cut_layout(content, MEGATRON_SIZES, stages, job)
 
 
 def _read_torchtitan(content: Mapping[str, Any], job: Job) -> ModuleLayout:
-    check_keys(content, (_PARTS, *_TORCHTITAN))
+    check_keys(content, (_PARTS, *TORCHTITAN_SIZES))
     stages = torchtitan.stage_layers_of(content[_PARTS], num_blocks=_num_blocks(job))
-    return _cut_layout(content, _TORCHTITAN, stages, job)
+    return _cut_layout(content, TORCHTITAN_SIZES, stages, job)
 
 
 def _cut_layout(

@@ -15,10 +15,7 @@ def content_of(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: one line that names the file and what is wrong.
     """
-    try:
-        content = parse_yaml(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
+    content = parse_yaml(read_bounded(path, MOST_SETTINGS_BYTES), where=str(path))
     if isinstance(content, str):
         return {"pipeline_model_parallel_layout": content}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

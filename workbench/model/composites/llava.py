@@ -16,7 +16,7 @@ from workbench.model.composites.composite import (
     two_linears,
     whole_or,
 )
-from workbench.model.config_fields import Config, text
+from workbench.model.config_fields import Config, count, text
 from workbench.model.projector import Projector, ProjectorKind, ProjectorStep
 
 _CLIP = "clip_vision_model"
@@ -91,10 +91,12 @@ def _names(projector: ProjectorKind) -> dict[str, str]:
 
 def unread_blocks(vision: Config, feature_layer: int, names: str) -> tuple[Dropped, ...]:
     """Blocks behind the hidden state that the projector reads."""
-    count = vision.get("num_hidden_layers", 12)
-    kept = feature_layer if feature_layer >= 0 else count + 1 + feature_layer
+    num = count(vision, "num_hidden_layers", 12)
+    if not -num - 1 <= feature_layer <= num:
+        raise ValueError(f"vision_feature_layer must be from {-num - 1} to {num}, got {feature_layer!r:.60}")
+    kept = feature_layer if feature_layer >= 0 else num + 1 + feature_layer
     what = f"block behind hidden state {feature_layer}, which nothing reads"
-    return tuple(Dropped(weights=f"{names}.{index}.", what=what) for index in range(kept, count))
+    return tuple(Dropped(weights=f"{names}.{index}.", what=what) for index in range(kept, num))
 
 
 def _projector(config: Config) -> ProjectorKind:

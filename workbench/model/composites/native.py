@@ -20,7 +20,7 @@ from workbench.model.config_fields import Config, number, text, whole
 from workbench.model.projector import Merge, ProjectorStep
 from workbench.model.transformer import Norm
 
-_PAGE_PX = [448, 448]  # an item where a job says nothing; these models have no size of their own
+PAGE_PX = [448, 448]  # an item where a job says nothing; these models have no size of their own
 _NOT_TEXT = ("vision_config", "text_config", "audio_config", "model_type", "architectures")
 
 
@@ -43,19 +43,26 @@ def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
         top = {key: value for key, value in config.items() if key not in _NOT_TEXT}
         inner = {**top, **inner}
     seen: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
-    width, given = whole(inner, "hidden_size", 8192), whole(seen, emitted, 3584)
-    if width != given:
-        raise ValueError(
-            f"{config['model_type']}: vision_config.{emitted} must be the LLM's hidden_size {width}, got "
-            f"{given}; nearest: {width}"
-        )
+    check_width(config, seen, emitted, inner, 8192)
     return Parts(
         modules={
-            VISION: Part(config=seen, weights={"": "model.visual."}, items={"images": [_PAGE_PX]}),
+            VISION: Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]}),
             LLM: Part(config={**inner, "model_type": llm}, weights=DECODER),
         },
         token_ids=token_ids(vision=token_id(config, "image_token_id")),
     )
+
+
+def check_width(
+    config: Config, tower: Config, key: str, llm: Config, usual: int, *, where: str = "vision_config"
+) -> None:
+    """ValueError unless a tower emits the width of the LLM, which is `usual` where it does not say."""
+    width, given = whole(llm, "hidden_size", usual), whole(tower, key, 3584)
+    if width != given:
+        raise ValueError(
+            f"{config['model_type']}: {where}.{key} must be the LLM's hidden_size {width}, got {given}; "
+            f"nearest: {width}"
+        )
 
 
 def _mistral3(config: Config) -> Parts:
@@ -81,7 +88,7 @@ def _mistral3(config: Config) -> Parts:
             VISION: Part(
                 config=vision,
                 projector=projector,
-                items={"images": [_PAGE_PX]},
+                items={"images": [PAGE_PX]},
                 weights={
                     "": "model.vision_tower.",
                     "projector.0.": "model.multi_modal_projector.norm.",

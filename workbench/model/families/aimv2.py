@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.module_layers import block_layers, patch_embedding
 from workbench.model.transformer import Block, Mlp, Norm
@@ -33,7 +33,7 @@ def _aimv2(config: Config) -> Tower:
         num_patches=None if config.get("is_native") else num_patches,
         pre_norm=Norm.RMS,
     )
-    layers = (embed, *block_layers(block, whole(config, "num_hidden_layers", 24)))
+    layers = (embed, *block_layers(block, count(config, "num_hidden_layers", 24)))
     return Tower(layers=layers, width=width, norm=Norm.RMS)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.module_layers import block_layers, patch_embedding
 from workbench.model.shape import Shape
@@ -40,7 +40,7 @@ def _fixed_size_vit(config: Config, kind: _Vit) -> Tower:
         has_class_token=kind.class_token,
         pre_norm=kind.pre_norm,
     )
-    layers = (embed, *block_layers(block, whole(config, "num_hidden_layers", 12)))
+    layers = (embed, *block_layers(block, count(config, "num_hidden_layers", 12)))
     return Tower(layers=layers, width=width, norm=kind.final_norm)
 
 

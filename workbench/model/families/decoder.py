@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import Layers
 from workbench.model.layer import Pointwise
 from workbench.model.module_layers import block_layers, lm_head, token_embedding
@@ -50,7 +50,7 @@ def llama_like(
     scale = (Pointwise(name="scale", width=width, num_passes=2),) if scales_embedding else ()
     return (
         token_embedding(vocab, width, more=scale, tied=is_tied),
-        *block_layers(block, whole(config, "num_hidden_layers", defaults["num_hidden_layers"])),
+        *block_layers(block, count(config, "num_hidden_layers", defaults["num_hidden_layers"])),
         lm_head(vocab, width, Norm.RMS, tied=is_tied),
     )
 

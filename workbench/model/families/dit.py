@@ -6,7 +6,7 @@ conditioning: time and condition stand beside the patches in one sequence of a p
 
 from dataclasses import replace
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Example, Generator, Layers
 from workbench.model.layer import Layer, LayerKind, Matmul, Pointwise, TokenCount
 from workbench.model.module_layers import block_layers
@@ -49,7 +49,7 @@ def _dit(config: Config, projector: Projector, llm_width: int) -> Layers:
     return (
         projector_layer(kind),
         _embedding(width, elements, patches / tokens_in, TIME_TOKENS / tokens_in),
-        *block_layers(block, whole(config, "num_hidden_layers", 12)),
+        *block_layers(block, count(config, "num_hidden_layers", 12)),
         _head(width, elements, patches / tokens_in),
     )
 

@@ -148,12 +148,10 @@ class LanguageModel(Architecture):
 
     Args:
         make: its layers.
-        part_of: a composite configuration whose `text_config` it is.
     """
 
     role: str = "llm"
     make: Callable[[Config], Layers]
-    part_of: str | None = None
 
     @property
     def modality(self) -> str:

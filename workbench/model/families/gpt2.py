@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Example, LanguageModel, Layers
 from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.model.shape import Shape
@@ -26,7 +26,7 @@ def _gpt2(config: Config) -> Layers:
     positions = learned_positions(whole(config, "n_positions", 1024), width)
     return (
         token_embedding(vocab, width, name="wte", more=positions, tied=tied),
-        *block_layers(block, whole(config, "n_layer", 12)),
+        *block_layers(block, count(config, "n_layer", 12)),
         lm_head(vocab, width, Norm.LAYER, tied=tied),
     )
 

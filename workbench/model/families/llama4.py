@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.model.config_fields import Config, text, whole
+from workbench.model.config_fields import Config, count, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import absent, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -25,7 +25,7 @@ def _llama4(config: Config) -> Layers:
     activation = text(config, "hidden_act", "silu")
     width = whole(config, "intermediate_size", 8192)
     experts = Experts(
-        num=whole(config, "num_local_experts", 16),
+        num=count(config, "num_local_experts", 16),
         num_chosen=whole(config, "num_experts_per_tok", 1),
         mlp=Mlp(width=width, gated=True, activation=activation, fused=True),
         shared=Mlp(width=width, gated=True, activation=activation),
@@ -81,5 +81,4 @@ LLAMA4 = LanguageModel(
         )
     },
     make=_llama4,
-    part_of="llama4",
 )

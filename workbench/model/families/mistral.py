@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workbench.model.config_fields import Config, text, whole
+from workbench.model.config_fields import Config, count, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import absent, llama_like, shaped
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -23,7 +23,7 @@ def _mixtral(config: Config) -> Layers:
     plain = llama_like(config, defaults=defaults, heads={}, mlp={})
     embed, *blocks, head = windowed(config, plain, default=None)
     experts = Experts(
-        num=whole(config, "num_local_experts", 8),
+        num=count(config, "num_local_experts", 8),
         num_chosen=whole(config, "num_experts_per_tok", 2),
         mlp=Mlp(
             width=whole(config, "intermediate_size", 14336),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import (
     EXAMPLE_LLM,
     EXAMPLE_WIDTH,
@@ -102,8 +102,8 @@ def tiling_of(config: Config) -> Tiling:
         width=whole(config, "hidden_size", 1280),
         tiles=whole(config, "max_num_tiles", 4),
         side=whole(config, "image_size", 448) // whole(config, "patch_size", 14),
-        num_local=whole(config, "num_hidden_layers", 32),
-        num_global=whole(config, "num_global_layers", 8),
+        num_local=count(config, "num_hidden_layers", 32),
+        num_global=count(config, "num_global_layers", 8),
         taps=taps,
         ratios=ratios,
     )
@@ -219,7 +219,7 @@ def _language(config: Config) -> Layers:
             layers that are no blocks.
     """
     kind, width = config["model_type"], whole(config, "hidden_size", 4096)
-    vocab, num = whole(config, "vocab_size", 128256), whole(config, "num_hidden_layers", 40)
+    vocab, num = whole(config, "vocab_size", 128256), count(config, "num_hidden_layers", 40)
     if config.get("tie_word_embeddings"):
         raise ValueError(f"{kind}: tie_word_embeddings must be false: the table has {EXTRA_TOKENS} rows more")
     num_heads = whole(config, "num_attention_heads", 32)
@@ -297,7 +297,6 @@ MLLAMA_TEXT = LanguageModel(
         )
     },
     make=_language,
-    part_of="mllama",
 )
 MLLAMA_VISION = Encoder(
     name="Llama 3.2 Vision's tower",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Example, LanguageModel, Layers
 from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.model.transformer import Block, Mlp, Norm
@@ -25,7 +25,7 @@ def _opt(config: Config) -> Layers:
     rows = whole(config, "max_position_embeddings", 2048) + 2  # the first position is row 2
     return (
         token_embedding(vocab, width, more=learned_positions(rows, width), tied=tied),
-        *block_layers(block, whole(config, "num_hidden_layers", 12)),
+        *block_layers(block, count(config, "num_hidden_layers", 12)),
         lm_head(vocab, width, Norm.LAYER, tied=tied),
     )
 

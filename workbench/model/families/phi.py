@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.decoder import absent, llama_like, shaped
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.windows import windowed
@@ -30,7 +30,7 @@ def _phi(config: Config) -> Layers:
     tied = bool(config.get("tie_word_embeddings", False))
     return (
         token_embedding(vocab, width, tied=tied),
-        *block_layers(block, whole(config, "num_hidden_layers", 24)),
+        *block_layers(block, count(config, "num_hidden_layers", 24)),
         lm_head(vocab, width, Norm.LAYER, tied=tied, bias=True),
     )
 

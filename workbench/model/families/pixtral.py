@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import ceil
 
 from workbench.data.corpus import ItemTokens
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.module_layers import block_layers, patch_embedding
 from workbench.model.transformer import Block, Mlp, Norm
@@ -25,7 +25,7 @@ def _pixtral(config: Config) -> Tower:
     patch = whole(config, "patch_size", 16)
     elements = whole(config, "num_channels", 3) * patch**2
     embed = patch_embedding(patch_elements=elements, width=width, bias=False, pre_norm=Norm.RMS)
-    layers = (embed, *block_layers(block, whole(config, "num_hidden_layers", 24)))
+    layers = (embed, *block_layers(block, count(config, "num_hidden_layers", 24)))
     return Tower(layers=layers, width=width, norm=None)
 
 

@@ -60,7 +60,17 @@ QWEN2_VL_TEXT = LanguageModel(
     name="Qwen2-VL text, Qwen2.5-VL text",
     model_type="qwen2_vl_text",
     aliases=("qwen2_5_vl_text",),
-    reason="its positions have three axes (M-RoPE); the runtime rotates by one",
-    examples={"qwen2-vl text": Example(config=EXAMPLE_LLM)},
+    examples={
+        "qwen2-vl text": Example(
+            config=EXAMPLE_LLM | {"rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}}
+        )
+    },
     make=_qwen_vl_text,
+)
+QWEN3_VL_TEXT = LanguageModel(
+    name="Qwen3-VL text",
+    model_type="qwen3_vl_text",
+    examples={"qwen3-vl text": Example(config=EXAMPLE_LLM | {"head_dim": 32})},
+    reason="its first blocks add states of the vision tower (DeepStack); the runtime has one edge",
+    make=_qwen3,
 )

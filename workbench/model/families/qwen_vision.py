@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.module_layers import patch_embedding, unequal_block_layers
 from workbench.model.projector import Projector
@@ -22,7 +22,7 @@ def _qwen2_vl(config: Config) -> Tower:
         mlp=Mlp(width=width * whole(config, "mlp_ratio", 4), gated=False, activation=activation, bias=True),
         norm=Norm.LAYER,
     )
-    return _qwen_vision(config, (block,) * whole(config, "depth", 32))
+    return _qwen_vision(config, (block,) * count(config, "depth", 32))
 
 
 def _qwen2_5_vl(config: Config) -> Tower:
@@ -41,7 +41,7 @@ def _qwen2_5_vl(config: Config) -> Tower:
     side = whole(config, "window_size", 112) // whole(config, "patch_size", 14)
     windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
     listed = config.get("fullatt_block_indexes", (7, 15, 23, 31))
-    blocks = [whole_image if i in listed else windowed for i in range(whole(config, "depth", 32))]
+    blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
     return _qwen_vision(config, blocks)
 
 
@@ -63,7 +63,8 @@ def _qwen_vision(config: Config, blocks: Sequence[Block]) -> Tower:
     )
 
 
-def _image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
+def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
+    """Of an image of any size, squares of whose patches become one."""
     return qwen2_vl_tokens(
         height_px,
         width_px,
@@ -110,7 +111,7 @@ QWEN2_VL = Encoder(
     },
     aliases=("qwen2_vl", "qwen2_vl_vision_model"),
     make=_qwen2_vl,
-    image_tokens=_image_tokens,
+    image_tokens=image_tokens,
     shapes={"qwen2-vl": _shaped_2},
 )
 QWEN2_5_VL = Encoder(
@@ -131,6 +132,6 @@ QWEN2_5_VL = Encoder(
     },
     aliases=("qwen2_5_vl", "qwen2_5_vl_vision_model"),
     make=_qwen2_5_vl,
-    image_tokens=_image_tokens,
+    image_tokens=image_tokens,
     shapes={"qwen2.5-vl": _shaped_2_5},
 )

@@ -12,16 +12,18 @@ from workbench.model.families.gemma import GEMMA, GEMMA2, GEMMA3
 from workbench.model.families.gpt2 import GPT2
 from workbench.model.families.llama import LLAMA
 from workbench.model.families.llama4 import LLAMA4
+from workbench.model.families.llama4_vision import LLAMA4_VISION
 from workbench.model.families.mistral import MISTRAL, MIXTRAL
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.opt import OPT
 from workbench.model.families.phi import PHI, PHI3
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.pixtral import PIXTRAL
-from workbench.model.families.qwen import QWEN2, QWEN2_VL_TEXT, QWEN3
+from workbench.model.families.qwen import QWEN2, QWEN2_VL_TEXT, QWEN3, QWEN3_VL_TEXT
+from workbench.model.families.qwen3_vision import QWEN3_VL
 from workbench.model.families.qwen_vision import QWEN2_5_VL, QWEN2_VL
 from workbench.model.families.scaled_vit import DINOV2, INTERNVIT
-from workbench.model.families.whisper import QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
+from workbench.model.families.whisper import OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
 from workbench.model.model_graph import GENERATED
 from workbench.model.shape import UNET
 
@@ -38,6 +40,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2,
     QWEN2_VL_TEXT,
     QWEN3,
+    QWEN3_VL_TEXT,
     PHI,
     PHI3,
     Family(
@@ -63,10 +66,13 @@ FAMILIES: tuple[Family, ...] = (
     PIXTRAL,
     QWEN2_VL,
     QWEN2_5_VL,
+    QWEN3_VL,
     INTERNVIT,
     MLLAMA_VISION,
+    LLAMA4_VISION,
     WHISPER,
     QWEN2_AUDIO,
+    OMNI_AUDIO,
     VOXTRAL_ENCODER,
     PHI4_AUDIO,
     DIT,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.layer import Layer, Operator, Pointwise
 from workbench.model.module_layers import block_layers, patch_embedding
@@ -23,7 +23,7 @@ def _dinov2(config: Config) -> Tower:
         gated = (ffn * 2 // 3 + 7) // 8 * 8
         block = replace(block, mlp=Mlp(width=gated, gated=True, activation="silu", bias=True))
     embed = _embedding(config, width, image_px=224)
-    layers = (embed, *_blocks(block, whole(config, "num_hidden_layers", 12)))
+    layers = (embed, *_blocks(block, count(config, "num_hidden_layers", 12)))
     return Tower(layers=layers, width=width, norm=Norm.LAYER)
 
 
@@ -54,7 +54,7 @@ def _internvit(config: Config) -> Tower:
     qk_norm = Norm.RMS if config.get("use_qk_norm") else None
     block = replace(plain, norm=norms[kind], heads=replace(plain.heads, qk_norm=qk_norm))
     embed = _embedding(config, width, image_px=448)
-    blocks = _blocks(block, whole(config, "num_hidden_layers", 24))
+    blocks = _blocks(block, count(config, "num_hidden_layers", 24))
     return Tower(
         layers=(embed, *(_with_wide_qk_norm(each) for each in blocks)),
         width=width,

@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, whisper_tokens
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
+from workbench.model.layer import Lookup
 from workbench.model.module_layers import block_layers, whisper_stem
 from workbench.model.projector import Projector
 from workbench.model.shape import Shape
@@ -29,7 +30,7 @@ def _whisper(config: Config) -> Tower:
         width=width,
         num_positions=whole(config, "max_source_positions", 1500),
     )
-    layers = (stem, *block_layers(block, whole(config, "encoder_layers", 4)))
+    layers = (stem, *block_layers(block, count(config, "encoder_layers", 4)))
     return Tower(layers=layers, width=width, norm=Norm.LAYER)
 
 
@@ -47,11 +48,24 @@ def _qwen2_audio(config: Config) -> Tower:
     return replace(_whisper({**sizes, **given}), merge=2, projectors=projectors)
 
 
+def _omni(config: Config) -> Tower:
+    """Qwen2-Audio's, in windows that do not see each other; its positions are no weights."""
+    tower = _qwen2_audio(config)
+    stem, *blocks = tower.layers
+    kept = tuple(each for each in stem.operators if not isinstance(each, Lookup))
+    return replace(tower, layers=(replace(stem, operators=kept), *blocks))
+
+
+def _omni_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    """An item is a window: twice as many frames as it has tokens."""
+    return _clip_tokens({**config, "max_source_positions": whole(config, "n_window", 100)}, duration_s)
+
+
 def _voxtral(config: Config) -> Tower:
     """Whisper's encoder under the keys of a decoder."""
     sizes = {
         "d_model": whole(config, "hidden_size", 1280),
-        "encoder_layers": whole(config, "num_hidden_layers", 32),
+        "encoder_layers": count(config, "num_hidden_layers", 32),
         "encoder_attention_heads": whole(config, "num_attention_heads", 20),
         "encoder_ffn_dim": whole(config, "intermediate_size", 5120),
         "num_mel_bins": whole(config, "num_mel_bins", 128),
@@ -101,6 +115,15 @@ QWEN2_AUDIO = Encoder(
     examples={"qwen2-audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
     make=_qwen2_audio,
     clip_tokens=_clip_tokens,
+)
+OMNI_AUDIO = Encoder(
+    name="Qwen2.5-Omni audio",
+    role="audio",
+    model_type="qwen2_5_omni_audio_encoder",
+    examples={"omni audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
+    reason="the runtime's stem has learned positions; these are computed, window by window",
+    make=_omni,
+    clip_tokens=_omni_tokens,
 )
 VOXTRAL_ENCODER = Encoder(
     name="Voxtral encoder",

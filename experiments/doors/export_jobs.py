@@ -1,0 +1,126 @@
+"""Jobs whose plans are exported: half of one module, half of several, all small enough to plan in seconds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from workbench.job.job import Job, job_from_spec
+from workbench.job.job_file import parse_spec
+
+_CLUSTER = """
+cluster: {{device: H100, nodes: {nodes}, ranks_per_node: 4}}
+profile: H100
+"""
+_TEXT_BATCH = (
+    "batch: {{samples: 16, microbatch_samples: 1, replicas: {replicas}, fixed: {{text_tokens: 2048}}}}"
+)
+_MIXED_BATCH = """
+batch:
+  samples: 16
+  microbatch_samples: 1
+  mixture: {{seed: 3, text_tokens: [256, 1024], items: {{{items}}}}}
+"""
+
+
+def _decoder(**sizes: object) -> dict[str, object]:
+    usual: dict[str, object] = {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    }
+    return usual | sizes
+
+
+LLAMA = _decoder(model_type="llama", rope_theta=500000.0)
+SIGLIP: dict[str, object] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "image_size": 384,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+WHISPER: dict[str, object] = {
+    "model_type": "whisper",
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "num_mel_bins": 80,
+    "max_source_positions": 1500,
+}
+
+_ALONE: dict[str, tuple[dict[str, object], str, int]] = {
+    "llama": (LLAMA, "{tp: 2}", 2),
+    "llama-deep": (_decoder(model_type="llama", num_hidden_layers=24, rope_theta=500000.0), "{}", 1),
+    "mistral": (_decoder(model_type="mistral", sliding_window=None), "{tp: 2, sequence_parallel: true}", 1),
+    "qwen2": (_decoder(model_type="qwen2", tie_word_embeddings=True), "{recompute: full}", 1),
+    "qwen3": (_decoder(model_type="qwen3", head_dim=128), "{tp: 2, cp: 2}", 2),
+    "mixtral": (
+        _decoder(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, num_hidden_layers=8),
+        "{tp: 2, ep: 2}",
+        2,
+    ),
+}
+_SEVERAL: dict[str, tuple[dict[str, dict[str, object]], dict[str, str], str]] = {
+    "llava": (
+        {"vision": SIGLIP | {"model_type": "clip_vision_model"}, "llm": LLAMA},
+        {"vision": "projector", "llm": "all"},
+        "vision: {most: 2}",
+    ),
+    "frozen-tower": (
+        {"vision": SIGLIP, "llm": LLAMA},
+        {"vision": "projector", "llm": "none"},
+        "vision: {most: 2}",
+    ),
+    "audio": (
+        {"audio": WHISPER, "llm": _decoder(model_type="qwen2")},
+        {"audio": "all", "llm": "all"},
+        "audio: {most: 1}",
+    ),
+    "both": (
+        {"vision": SIGLIP, "audio": WHISPER, "llm": LLAMA},
+        {"vision": "all", "audio": "projector", "llm": "all"},
+        "vision: {most: 1}, audio: {most: 1}",
+    ),
+    "experts": (
+        {"vision": SIGLIP, "llm": _ALONE["mixtral"][0]},
+        {"vision": "all", "llm": "all"},
+        "vision: {most: 1}",
+    ),
+    "qwen3-tower": (
+        {"vision": SIGLIP, "llm": _decoder(model_type="qwen3", head_dim=128)},
+        {"vision": "all", "llm": "all"},
+        "vision: {most: 1}",
+    ),
+}
+
+
+def export_jobs() -> tuple[Job, ...]:
+    """Twelve jobs, six of one module and six of several."""
+    return (*map(_alone, _ALONE), *map(_several, _SEVERAL))
+
+
+def _alone(name: str) -> Job:
+    config, layout, replicas = _ALONE[name]
+    model = {"modules": {"llm": {"config": config, "trainable": "all"}}}
+    return _job(name, model, f"{_TEXT_BATCH.format(replicas=replicas)}\nlayouts: {{llm: {layout}}}", nodes=2)
+
+
+def _several(name: str) -> Job:
+    configs, trained, items = _SEVERAL[name]
+    modules = {called: {"config": config, "trainable": trained[called]} for called, config in configs.items()}
+    return _job(name, {"modules": modules}, _MIXED_BATCH.format(items=items), nodes=2)
+
+
+def _job(name: str, model: Mapping[str, object], rest: str, *, nodes: int) -> Job:
+    content = {"name": name, "model": model} | yaml.safe_load(_CLUSTER.format(nodes=nodes) + rest)
+    return job_from_spec(parse_spec(yaml.safe_dump(content), where=name), folder=Path())

@@ -1,0 +1,120 @@
+"""Composites of transformers taken apart: as many weights, module by module, and the same first loss.
+
+Every small configuration of `composite_configs` is built by transformers on the meta device and, where its
+parts run, in float64 with a checkpoint that the runtime reads.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+
+from experiments.doors.composite_configs import CONFIGS
+from experiments.doors.whole_models import (
+    LOSSES,
+    modules_of,
+    original,
+    owner_of,
+    saved,
+    tokens_of,
+    whole_loss,
+    wide_rotation,
+)
+from runtime.emulation.emulate import emulate
+from runtime.rank_job import RunSettings
+from workbench.cost.hardware import Link, Node, uniform
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
+from workbench.data.sample import Sample, Segment
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.composites.composite import LLM
+from workbench.model.composites.registry import COMPOSITES, take_apart
+from workbench.model.model_graph import TEXT, connect
+from workbench.plan.kernels import Kernels
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.planner.stage_counts import silent
+from workbench.strategies import cornstarch
+
+MOST_APART = 1e-10  # of a loss, relative
+_NUM_RANKS = 3
+
+
+def families_measured() -> dict[str, int]:
+    """`families_total`, `families_split_equal`, `families_loss_equal`: kinds of composites."""
+    kinds = {name: str(config["model_type"]) for name, config in CONFIGS.items()}
+    split = {name: is_split_equal(config) for name, config in CONFIGS.items()}
+    losses = {name: loss_error(name) <= MOST_APART for name in LOSSES}
+    return {
+        "families_total": len(COMPOSITES),
+        "families_split_equal": _all_of_a_kind(kinds, split),
+        "families_loss_equal": _all_of_a_kind(kinds, losses),
+    }
+
+
+def is_split_equal(config: Mapping[str, Any]) -> bool:
+    """Whether every module has as many weights as transformers' model, less those named as left out."""
+    parts = take_apart(config)
+    dropped = tuple(each.weights for each in parts.dropped)
+    sizes = dict.fromkeys(parts.modules, 0)
+    for name, weight in original(dict(config)).named_parameters():
+        if not name.startswith(dropped):
+            sizes[owner_of(parts, name)] += weight.numel()
+    ours = {name: module.num_parameters for name, module in modules_of(dict(parts.modules)).items()}
+    return sizes == ours
+
+
+def loss_error(name: str) -> float:
+    """How far the first loss lies from that of transformers' model with the same checkpoint, relative."""
+    plan = plan_of(name)
+    with TemporaryDirectory() as folder, wide_vision_rotations():
+        model = saved(name, Path(folder))
+        settings = RunSettings(steps=1, warmup=0, weights=Path(folder), precision=Precision.FLOAT64)
+        ours = emulate(lower(plan), settings).losses[0]
+        theirs = whole_loss(name, model, plan)
+    return abs(ours - theirs) / abs(theirs)
+
+
+def plan_of(name: str) -> Plan:
+    """An image or clip between two texts; the encoder on one rank, the LLM on two."""
+    modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
+    (encoder,) = [module for called, module in modules.items() if called != LLM]
+    segments = (
+        Segment(TEXT, 0, 5, 5),
+        Segment(encoder.name, 0, *tokens_of(encoder)),
+        Segment(TEXT, 1, 9, 9),
+    )
+    link = Link(name="local", bytes_per_s=1e9, latency_s=1e-4)
+    node = Node(device="cpu", num_ranks=_NUM_RANKS, memory_bytes=2**33, num_cores=2)
+    job = Job(
+        name=name,
+        model=connect(name, (encoder, modules[LLM])),
+        cluster=uniform("local", node, num_nodes=1, intra=link, inter=link),
+        batch=(Sample(0, segments),),
+        layouts=(ModuleLayout(module=encoder.name, pp=1), ModuleLayout(module=LLM, pp=_NUM_RANKS - 1)),
+        settings=Settings(precision=Precision.FLOAT64, kernels=Kernels.EAGER),
+    )
+    return cornstarch.plan(job, CostModel(ideal_profile()), silent)
+
+
+@contextmanager
+def wide_vision_rotations() -> Iterator[None]:
+    """transformers turns Qwen's patches in float32, whatever the model's type; here in its own."""
+    families = (qwen2, qwen2_5)
+    before = [family.apply_rotary_pos_emb_vision for family in families]
+    try:
+        for family in families:
+            family.apply_rotary_pos_emb_vision = wide_rotation
+        yield
+    finally:
+        for family, own in zip(families, before, strict=True):
+            family.apply_rotary_pos_emb_vision = own
+
+
+def _all_of_a_kind(kinds: Mapping[str, str], holds: Mapping[str, bool]) -> int:
+    """Kinds all of whose configurations hold."""
+    return len({kinds[name] for name in holds} - {kinds[name] for name, held in holds.items() if not held})

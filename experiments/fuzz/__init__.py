@@ -1,0 +1,1 @@
+"""A fuzzer of whatever the program reads and of every message that it receives."""

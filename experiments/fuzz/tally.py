@@ -1,0 +1,90 @@
+"""Counts of a fuzzing run, and what was found."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.fuzz.target import Ending, Target
+from experiments.fuzz.worker import Taken
+
+KEYS = {
+    Ending.TRACEBACK: "tracebacks",
+    Ending.HANG: "hangs",
+    Ending.NATIVE_CRASH: "native_crashes",
+    Ending.OVER_2GB: "over_2gb",
+    Ending.HALF_WRITTEN: "half_written",
+    Ending.UNCLEAR: "unclear_lines",
+}
+MOST_TEXT = 1500  # characters of a finding
+_VARYING = re.compile(r"\b0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of all inputs so far."""
+
+    endings: dict[str, Counter[Ending]] = field(default_factory=dict)
+    passed: Counter[str] = field(default_factory=Counter)
+    findings: dict[tuple[str, Ending, str], list[Taken]] = field(default_factory=dict)
+
+    def add(self, taken: Taken) -> bool:
+        """Count an input; whether it is the first finding of its kind."""
+        result = taken.judged
+        self.endings.setdefault(taken.target, Counter())[result.ending] += 1
+        self.passed[taken.target] += result.passed_parse
+        if result.ending not in KEYS:
+            return False
+        key = (taken.target, result.ending, _VARYING.sub("*", result.text)[-300:])
+        alike = self.findings.setdefault(key, [])
+        alike.append(taken)
+        return len(alike) == 1
+
+    def count(self, ending: Ending) -> int:
+        """Inputs that ended so."""
+        return sum(found[ending] for found in self.endings.values())
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(sum(found.values()) for found in self.endings.values())
+
+    def record(self, targets: Mapping[str, Target]) -> dict[str, Any]:
+        """Counts in all and per target, and one of each kind of finding."""
+        return {
+            "inputs": self.num_inputs,
+            **{key: self.count(ending) for ending, key in KEYS.items()},
+            "targets": {
+                name: self._of(name) | {"kind": targets[name].kind.value} for name in sorted(self.endings)
+            },
+            "findings": [_record(alike) for alike in self.findings.values()],
+        }
+
+    def _of(self, target: str) -> dict[str, Any]:
+        found = self.endings[target]
+        num = sum(found.values())
+        return {
+            "inputs": num,
+            "accepted": found[Ending.ACCEPTED],
+            "first_parse_share": round(self.passed[target] / num, 3),
+            **{key: found[ending] for ending, key in KEYS.items() if found[ending]},
+        }
+
+
+def _record(alike: list[Taken]) -> dict[str, Any]:
+    first = min(alike, key=lambda each: each.number)
+    return {
+        "target": first.target,
+        "ending": first.judged.ending.value,
+        "inputs": len(alike),
+        "number": first.number,
+        "text": first.judged.text[-MOST_TEXT:],
+    }
+
+
+def lines(findings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One paragraph per kind of finding."""
+    return [
+        f"{each['target']} input {each['number']}, {each['inputs']} alike: {each['ending']}\n{each['text']}"
+        for each in findings
+    ]

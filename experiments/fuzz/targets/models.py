@@ -1,0 +1,177 @@
+"""Configurations of every family and composite, weights and their index, and projectors."""
+
+import json
+import struct
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import deserialize
+from safetensors.torch import save
+
+from experiments.fuzz.target import Ready, Target, naming
+from experiments.fuzz.targets.writing import CORPUS, folder_in, json_bytes, written
+from runtime.models.choose import adapter_of
+from runtime.models.weights import weights_of
+from workbench.cli.starting import init_command
+from workbench.job.job import load_job
+from workbench.model.composites.registry import COMPOSITES
+from workbench.model.families.family import Architecture
+from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.hf_config import modality_of, module_from_config, read_config
+from workbench.model.model_graph import TEXT
+from workbench.model.projector import from_text, to_text
+
+COMPOSITE_CONFIGS: Mapping[str, Mapping[str, Any]] = json.loads(
+    (CORPUS / "composites.json").read_text(encoding="utf-8")
+)
+GPUS = "8xH100"
+LLM_WIDTH = 32
+HEADER_LENGTH = struct.Struct("<Q")
+
+
+def _family(family: Architecture, folder: Path) -> Ready:
+    def read(path: Path) -> None:
+        with naming(path.name):
+            config = read_config(path)
+        modality = modality_of(config)
+        module_from_config(
+            config, name="m", modality=modality, llm_width=None if modality == TEXT else LLM_WIDTH
+        )
+
+    return Ready(
+        seeds=[{"model_type": family.model_type, **example.config} for example in family.examples.values()],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(folder / "config.json", read),
+    )
+
+
+def _composite(name: str, folder: Path) -> Ready:
+    out = folder_in(folder)
+
+    def read(path: Path) -> None:
+        with naming(path.name):
+            read_config(path)
+        init_command(str(path), GPUS, out / "job.yaml", as_json=True)
+
+    return Ready(
+        seeds=[config for config in COMPOSITE_CONFIGS.values() if config["model_type"] == name],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(folder / "config.json", read),
+        out=out,
+    )
+
+
+def safetensors_bytes(tree: Any) -> bytes:
+    """A header of any content, with its length, before the bytes of the tensors."""
+    if not isinstance(tree, dict) or set(tree) != {"header", "num_bytes"}:
+        return json_bytes(tree)
+    header = json_bytes(tree["header"])
+    num_bytes = tree["num_bytes"]
+    num_bytes = num_bytes if isinstance(num_bytes, int) and 0 <= num_bytes < 2**20 else 0
+    return HEADER_LENGTH.pack(len(header)) + header + bytes(num_bytes)
+
+
+def safetensors_tree(content: bytes) -> Any:
+    """What `safetensors_bytes` writes."""
+    length = HEADER_LENGTH.unpack_from(content)[0]
+    header = content[HEADER_LENGTH.size : HEADER_LENGTH.size + length]
+    return {"header": json.loads(header), "num_bytes": len(content) - HEADER_LENGTH.size - length}
+
+
+def _llm() -> Any:
+    job = load_job(CORPUS / "job.yaml")
+    return adapter_of(next(module for module in job.model.modules if module.name == "llm"))
+
+
+def _weights(folder: Path) -> Ready:
+    adapter = _llm()
+    held = folder_in(folder, "llm")
+    shapes = adapter.shapes()
+    good = save({name: torch.zeros(shape) for name, shape in shapes.items()})
+
+    def read(path: Path) -> None:
+        del path
+        with naming(held.name):
+            reader = weights_of(folder, adapter)
+            for name, shape in shapes.items():
+                reader.read(name, tuple(shape))
+
+    return Ready(
+        seeds=[safetensors_tree(good)],
+        render=safetensors_bytes,
+        parse=deserialize,
+        take=written(held / "model.safetensors", read),
+    )
+
+
+def _index(folder: Path) -> Ready:
+    adapter = _llm()
+    held = folder_in(folder, "llm")
+    shapes = adapter.shapes()
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    placed: dict[str, str] = {}
+    for number, shard in enumerate(names):
+        part = {name: torch.zeros(shapes[name]) for name in sorted(shapes)[number::2]}
+        (held / shard).write_bytes(save(part))
+        placed |= dict.fromkeys(part, shard)
+
+    def read(path: Path) -> None:
+        del path
+        with naming(held.name):
+            reader = weights_of(folder, adapter)
+            for name, shape in shapes.items():
+                reader.read(name, tuple(shape))
+
+    return Ready(
+        seeds=[{"metadata": {"total_size": 1}, "weight_map": placed}],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(held / "model.safetensors.index.json", read),
+    )
+
+
+def _projector(folder: Path) -> Ready:
+    del folder
+    return Ready(
+        seeds=PROJECTORS,
+        render=json_bytes,
+        parse=json.loads,
+        take=lambda content: to_text(from_text(content.decode())),
+    )
+
+
+PROJECTORS = (
+    [{"merge": 4}, {"linear": 64}, {"act": "gelu"}, {"linear_out": True}],
+    [{"merge": 2, "how": "mean"}, {"norm": "rms"}, {"linear_out": True, "bias": False}],
+)
+
+TARGETS = (
+    *(
+        Target(
+            name=f"config-{name}",
+            make=partial(_family, family),
+            readers=("workbench.model.hf_config:read_config", "workbench.model.item_tokens:_config"),
+        )
+        for name, family in ARCHITECTURES.items()
+    ),
+    *(
+        Target(
+            name=f"composite-{name}",
+            make=partial(_composite, name),
+            readers=("workbench.model.hf_config:read_config",),
+        )
+        for name in COMPOSITES
+    ),
+    Target(
+        name="weights",
+        make=_weights,
+        readers=("runtime.models.weights:_files", "runtime.models.weights:read"),
+    ),
+    Target(name="weights-index", make=_index, readers=("runtime.models.weights:_files",)),
+    Target(name="projector", make=_projector, readers=("workbench.model.projector:from_text",)),
+)

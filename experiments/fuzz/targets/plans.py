@@ -1,0 +1,156 @@
+"""Plan files and traces of every version, torch's schedule files, and folders for a report."""
+
+import csv
+import io
+import json
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.fuzz.target import Ready, Target, naming
+from experiments.fuzz.targets.writing import CORPUS, csv_bytes, folder_in, json_bytes, written
+from workbench.cli.executing import compare_command, simulate_command
+from workbench.cli.planning import plan_command
+from workbench.job.job import load_job
+from workbench.job.machines import cost_of
+from workbench.plan import codec
+from workbench.plan.codec import read_plan
+from workbench.plan.plan import Plan
+from workbench.report.folder import read_folder
+from workbench.schedule.action import SPELLINGS
+from workbench.schedule.torch_csv import Letters, from_torch_csv
+from workbench.strategies.registry import BY_NAME
+from workbench.trace_json import read_trace
+
+STRATEGIES = ("cornstarch", "fsdp", "encoders-replicated")
+
+
+def planned(strategy: str) -> Plan:
+    """The corpus' job, planned."""
+    job = load_job(CORPUS / "job.yaml")
+    return BY_NAME[strategy].planner(job, cost_of(job, None, None), lambda done, total, best_s: None)
+
+
+def _plans(version: int) -> list[Any]:
+    found = []
+    for strategy in STRATEGIES:
+        with suppress(ValueError):  # a strategy may have no plan for so small a job
+            found.append(json.loads(codec.dumps(planned(strategy), version)))
+    return found
+
+
+def _sealed(tree: Any) -> bytes:
+    """With the hash of the plan that stands in it, so that not only the hash is refused."""
+    if isinstance(tree, dict) and isinstance(tree.get("plan"), dict):
+        with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            tree = tree | {"hash": codec.plan_hash(codec._plan_of(tree))}
+    return json_bytes(tree)
+
+
+def _plan(version: int, folder: Path) -> Ready:
+    out = folder_in(folder)
+
+    def read(path: Path) -> None:
+        with naming(path.name):
+            read_plan(path)
+        simulate_command(path, out / "trace.json", "H100", as_json=True)
+
+    return Ready(
+        seeds=_plans(version),
+        render=_sealed,
+        parse=json.loads,
+        take=written(folder / "plan.json", read),
+        out=out,
+    )
+
+
+def _traces(folder: Path) -> tuple[Path, Path]:
+    """A plan and its trace."""
+    job, plan, trace = CORPUS / "job.yaml", folder / "good-plan.json", folder / "good-trace.json"
+    plan_command(job, plan, as_json=True)
+    simulate_command(plan, trace, "H100", as_json=True)
+    return plan, trace
+
+
+def _in_spelling(document: Any, version: int) -> Any:
+    """A trace file as an earlier version wrote it."""
+    spelling, newest = SPELLINGS[version], SPELLINGS[max(SPELLINGS)]
+    for event in document["traceEvents"]:
+        if event.get("cat") in newest.names and "action" in event["args"]:
+            action = newest.read(event["args"]["action"])
+            event["args"]["action"] = event["name"] = spelling.write(action)
+            event["cat"] = spelling.write(action).strip("0123456789")
+    document["otherData"] |= {"schema_version": version, "executor": "executed"}
+    return document
+
+
+def _trace(version: int, folder: Path) -> Ready:
+    _, trace = _traces(folder)
+
+    def read(path: Path) -> None:
+        with naming(path.name):
+            read_trace(path)
+        compare_command(trace, [path], as_json=True)
+
+    return Ready(
+        seeds=[_in_spelling(json.loads(trace.read_bytes()), version)],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(folder / "trace.json", read),
+    )
+
+
+def _report(folder: Path) -> Ready:
+    plan, trace = _traces(folder)
+    held = folder_in(folder, "held")
+    for path in (plan, trace):
+        (held / path.name).write_bytes(path.read_bytes())
+
+    def read(path: Path) -> None:
+        with naming(path.name):
+            read_folder(path.parent)
+
+    return Ready(
+        seeds=[json.loads(plan.read_bytes()), json.loads(trace.read_bytes())],
+        render=_sealed,
+        parse=json.loads,
+        take=written(held / "other.json", read),
+    )
+
+
+def _schedule(folder: Path) -> Ready:
+    del folder
+    cells = [["0F0", "0F1", "", "0B0", "0B1", "0I2", "0W2"], ["1F0", "1F1", "1B0", "1B1", ""]]
+
+    def read(content: bytes) -> None:
+        for letters in Letters:
+            from_torch_csv(content.decode(), letters)
+
+    return Ready(seeds=[cells], render=csv_bytes, parse=_parse_csv, take=read)
+
+
+def _parse_csv(content: bytes) -> object:
+    return list(csv.reader(io.StringIO(content.decode()), strict=True))
+
+
+TARGETS = (
+    *(
+        Target(
+            name=f"plan-v{version}",
+            make=partial(_plan, version),
+            readers=("workbench.plan.codec:read_plan", "workbench.plan.codec:loads"),
+        )
+        for version in SPELLINGS
+    ),
+    *(
+        Target(
+            name=f"trace-v{version}",
+            make=partial(_trace, version),
+            readers=("workbench.trace_json:read_trace", "workbench.trace_json:loads"),
+        )
+        for version in SPELLINGS
+    ),
+    Target(name="report-folder", make=_report, readers=("workbench.report.folder:_read_json",)),
+    Target(name="torch-schedule", make=_schedule, readers=("workbench.schedule.torch_csv:from_torch_csv",)),
+)

@@ -1,0 +1,12 @@
+"""All targets, by name."""
+
+from collections.abc import Mapping
+
+from experiments.fuzz.target import Target
+from experiments.fuzz.targets import data, jobs, machines, messages, models, plans, sizes, state
+
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for room in (jobs, plans, machines, sizes, models, state, data, messages)
+    for target in room.TARGETS
+}

@@ -1,0 +1,136 @@
+"""Sizes of samples as JSON lines, parquet, and a saved data set."""
+
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from experiments.fuzz.target import Ready, Target, naming
+from experiments.fuzz.targets.writing import CORPUS, json_bytes, json_lines, parse_json_lines, written
+from workbench.data.size_files import read_sizes
+from workbench.job.job import load_job
+from workbench.job.sample_sizes import with_sizes
+
+ROWS = [
+    {
+        "text_tokens": 40,
+        "image_width": [640, 32],
+        "image_height": [480, 32],
+        "audio_seconds": None,
+        "name": "a",
+    },
+    {"text_tokens": 12, "image_width": None, "image_height": None, "audio_seconds": [2.5], "name": "b"},
+    {"text_tokens": 7, "image_width": [33], "image_height": [57], "audio_seconds": None, "name": None},
+    {"text_tokens": 300, "image_width": [], "image_height": [], "audio_seconds": [0.1, 7.0], "name": "d"},
+]
+
+
+def _reader(path_of: Callable[[Path], Path] = lambda path: path) -> Callable[[Path], None]:
+    """Sizes, then the corpus' job with them."""
+    job = load_job(CORPUS / "job.yaml")
+
+    def read(path: Path) -> None:
+        whole = path_of(path)
+        with naming(whole.name):
+            read_sizes(whole)
+        with_sizes(job, str(whole), seed=0)
+
+    return read
+
+
+def _lines(folder: Path) -> Ready:
+    return Ready(
+        seeds=[ROWS],
+        render=json_lines,
+        parse=parse_json_lines,
+        take=written(folder / "sizes.jsonl", _reader()),
+    )
+
+
+def _table(tree: Any) -> pa.Table:
+    """Rows with whatever types their values have; columns of mixed types are texts."""
+    rows = [row for row in (tree if isinstance(tree, list) else [tree]) if isinstance(row, dict)]
+    columns = {}
+    for name in dict.fromkeys(str(key) for row in rows for key in row):
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pa.array(values)
+        except (pa.ArrowException, OverflowError, UnicodeError):
+            columns[name] = pa.array([ascii(value)[:100] for value in values])
+    return pa.table(columns)
+
+
+def _parquet_bytes(tree: Any) -> bytes:
+    sink = BytesIO()
+    try:
+        pq.write_table(_table(tree), sink)
+    except (pa.ArrowException, UnicodeError):
+        return json_bytes(tree)
+    return sink.getvalue()
+
+
+def _arrow_bytes(tree: Any) -> bytes:
+    sink = BytesIO()
+    try:
+        table = _table(tree)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    except (pa.ArrowException, UnicodeError):
+        return json_bytes(tree)
+    return sink.getvalue()
+
+
+def _parquet(folder: Path) -> Ready:
+    return Ready(
+        seeds=[ROWS, ROWS * 20],
+        render=_parquet_bytes,
+        parse=lambda content: pq.ParquetFile(BytesIO(content)),
+        take=written(folder / "sizes.parquet", _reader()),
+    )
+
+
+def _data_set(folder: Path, state: Any) -> Path:
+    (folder / "data.arrow").write_bytes(_arrow_bytes(ROWS))
+    (folder / "more.arrow").write_bytes(_arrow_bytes(ROWS * 10))
+    (folder / "state.json").write_bytes(json_bytes(state))
+    return folder
+
+
+STATE = {
+    "_data_files": [{"filename": "data.arrow"}, {"filename": "more.arrow"}],
+    "_fingerprint": "0",
+    "_format_type": None,
+    "_split": "train",
+}
+
+
+def _arrow(folder: Path) -> Ready:
+    held = _data_set(folder, STATE)
+    return Ready(
+        seeds=[ROWS, ROWS * 20],
+        render=_arrow_bytes,
+        parse=lambda content: pa.ipc.open_stream(BytesIO(content)),
+        take=written(held / "data.arrow", _reader(lambda path: path.parent)),
+    )
+
+
+def _state(folder: Path) -> Ready:
+    held = _data_set(folder, STATE)
+    return Ready(
+        seeds=[STATE],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(held / "state.json", _reader(lambda path: path.parent)),
+    )
+
+
+TARGETS = (
+    Target(name="sizes-jsonl", make=_lines, readers=("workbench.data.size_files:_json_rows",)),
+    Target(name="sizes-parquet", make=_parquet, readers=("workbench.data.size_files:_rows",)),
+    Target(name="sizes-arrow", make=_arrow, readers=("workbench.data.size_files:_saved_rows",)),
+    Target(name="sizes-arrow-state", make=_state, readers=("workbench.data.size_files:_saved_rows",)),
+)

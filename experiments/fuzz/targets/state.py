@@ -1,0 +1,168 @@
+"""Checkpoints: stamps, metadata, tensors, notes of ranks; and who writes to a folder."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import deserialize
+from torch import Tensor
+
+from experiments.fuzz.target import Ready, Target, naming
+from experiments.fuzz.targets.models import safetensors_bytes, safetensors_tree
+from experiments.fuzz.targets.writing import folder_in, json_bytes, written
+from runtime.state.checkpoint_files import Identity, finish, latest_whole, part_folder, rank_folder
+from runtime.state.rank_notes import RankNotes, notes_from
+from runtime.state.save_folder import LOCK, refuse_writer
+from runtime.state.tensor_files import (
+    MANIFEST,
+    TENSORS,
+    manifest_sha256,
+    read_manifest,
+    read_tensors,
+    write_tensors,
+)
+from runtime.world.owner import owner_from, this_process
+
+IDENTITY = Identity(plan_hash="0" * 64, dtype="torch.float32", seed=0, ranks=(0,))
+STAMP = "stamp.json"
+WHOLE = "step-0000000001"
+
+
+def _tensors() -> dict[str, Tensor]:
+    return {"weight": torch.ones(3, 4), "moment": torch.zeros(5), "step": torch.tensor(1.0)}
+
+
+def _notes() -> dict[str, Any]:
+    return RankNotes(losses=(1.5, float("inf")), python_random=random.Random(0).getstate()).as_json()
+
+
+def _checkpoint(folder: Path) -> Path:
+    """The folder of the one rank of a whole checkpoint."""
+    part = rank_folder(part_folder(folder, 1), 0)
+    part.parent.mkdir(parents=True)
+    write_tensors(part, _tensors(), _notes())
+    return rank_folder(finish(folder, 1, IDENTITY, 1.0), 0)
+
+
+def _resume(folder: Path) -> None:
+    """What a run does that goes on from there."""
+    with naming(WHOLE):
+        whole = latest_whole(folder, IDENTITY)
+        assert whole is not None
+        rank = rank_folder(whole.folder, 0)
+        notes_from(read_tensors(rank, _tensors()).about, where=rank)
+
+
+def _stamped(rank: Path) -> None:
+    """The stamp and the metadata made to fit what lies there, so that what is below them is reached."""
+    stamp = rank.parent / STAMP
+    document = json.loads(stamp.read_text(encoding="utf-8"))
+    stamp.write_bytes(json_bytes(document | {"manifests": {"0": manifest_sha256(rank)}}))
+
+
+def _stamp(folder: Path) -> Ready:
+    root = folder_in(folder, "saves")
+    stamp = _checkpoint(root).parent / STAMP
+    return Ready(
+        seeds=[json.loads(stamp.read_bytes())],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(stamp, lambda path: _resume(root)),
+    )
+
+
+def _manifest(folder: Path) -> Ready:
+    root = folder_in(folder, "saves")
+    rank = _checkpoint(root)
+
+    def read(path: Path) -> None:
+        with naming(path.name):
+            read_manifest(path.parent)
+        _stamped(rank)
+        _resume(root)
+
+    return Ready(
+        seeds=[json.loads((rank / MANIFEST).read_bytes())],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(rank / MANIFEST, read),
+    )
+
+
+def _tensor_file(folder: Path) -> Ready:
+    root = folder_in(folder, "saves")
+    rank = _checkpoint(root)
+    good = json.loads((rank / MANIFEST).read_bytes())
+
+    def read(path: Path) -> None:
+        content = path.read_bytes()
+        sums = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (rank / MANIFEST).write_bytes(json_bytes(good | sums))
+        _stamped(rank)
+        _resume(root)
+
+    return Ready(
+        seeds=[safetensors_tree((rank / TENSORS).read_bytes())],
+        render=safetensors_bytes,
+        parse=deserialize,
+        take=written(rank / TENSORS, read),
+    )
+
+
+def _rank_notes(folder: Path) -> Ready:
+    where = folder / WHOLE
+
+    def take(content: bytes) -> None:
+        about = json.loads(content)
+        with naming(WHOLE):
+            notes_from(about if isinstance(about, dict) else {}, where=where)
+
+    return Ready(seeds=[_notes()], render=json_bytes, parse=json.loads, take=take)
+
+
+def _writer(folder: Path) -> Ready:
+    held = folder_in(folder, "saves")
+
+    def read(path: Path) -> None:
+        owner_from(path.read_bytes()[: 2**20]).life()
+        with naming(held.name):
+            refuse_writer(held, wait_s=0.0)
+
+    return Ready(
+        seeds=[json.loads(this_process().as_json())],
+        render=json_bytes,
+        parse=json.loads,
+        take=written(held / LOCK, read),
+    )
+
+
+TARGETS = (
+    Target(
+        name="checkpoint-stamp",
+        make=_stamp,
+        readers=("runtime.state.tensor_files:read_stamp", "runtime.state.tensor_files:read_small"),
+    ),
+    Target(
+        name="checkpoint-metadata",
+        make=_manifest,
+        readers=("runtime.state.tensor_files:read_manifest", "runtime.state.tensor_files:manifest_sha256"),
+    ),
+    Target(
+        name="checkpoint-tensors",
+        make=_tensor_file,
+        readers=("runtime.state.tensor_files:read_tensors", "runtime.state.tensor_files:_sums"),
+    ),
+    Target(name="checkpoint-notes", make=_rank_notes, readers=("runtime.state.rank_notes:notes_from",)),
+    Target(
+        name="writer-of-a-folder",
+        make=_writer,
+        readers=(
+            "runtime.state.save_folder:_writer",
+            "runtime.world.owner:owner_from",
+            "runtime.world.scratch:_is_left",
+        ),
+    ),
+)

@@ -1,0 +1,270 @@
+"""Trains a plan with torch's FSDP2: mesh, wrapping, precision, recomputation as `fsdp2.json` says.
+
+The blocks are transformers' own, as this workbench builds them; all else here is plain torch, to be changed
+as you like. Every rank takes the plan's microbatches of one replica, encoders first. A rank without an item
+of a module takes part with one that counts nothing, since gathering and summing weights are collectives.
+
+Run: torchrun --nproc-per-node N train.py [--steps 10] [--data FOLDER] [--device cpu]
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from runtime.data.batches import DataSource, SyntheticSource, count_targets, microbatch_data
+from runtime.models.adapter import Context, MicrobatchData
+from runtime.preprocess.source import source_of
+from runtime.reference import all_items, whole_stage
+from runtime.step.stage_module import build_stage_module
+from workbench.data.sample import Item, Sample
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.codec import read_plan
+from workbench.plan.plan import Plan, Recompute
+from workbench.plan.routing import routing_of
+
+HERE = Path(__file__).resolve().parent
+LONGEST_WAIT_S = 60.0
+
+
+class Layout(NamedTuple):
+    """`fsdp2.json`: copies of all weights, ranks that shard each, when they are dropped, formats."""
+
+    replicate: int
+    shard: int
+    reshard_after_forward: bool
+    weights: str
+    compute: str
+    recompute: list[str]
+
+
+class Unit(nn.Module):
+    """A layer as FSDP2 gathers it; it may be computed again in the backward."""
+
+    def __init__(self, layer: nn.Module, recompute: Recompute) -> None:
+        super().__init__()
+        self.layer, self.recompute = layer, recompute
+
+    def forward(self, hidden: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        """As the layer, with a gradient of zero for weights that nothing reads: all ranks sum the same."""
+        output: Tensor
+        if self.recompute is Recompute.FULL:
+            output = checkpoint(
+                self.layer, hidden, features, context, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            output = self.layer(hidden, features, context)
+        trained = [weight for weight in self.layer.parameters() if weight.requires_grad]
+        return output + sum(weight.flatten()[0] * 0.0 for weight in trained)
+
+
+class WholeModule(nn.Module):
+    """All layers of one module, on packed tokens."""
+
+    def __init__(self, plan: Plan, module: Module, layout: Layout, device: torch.device) -> None:
+        super().__init__()
+        built = build_stage_module(
+            plan, whole_stage(module), seed=0, dtype=getattr(torch, layout.weights), device=device
+        )
+        recompute = Recompute.FULL if module.name in layout.recompute else Recompute.NONE
+        self.adapter, self.edges, self.leaving = built.adapter, built.edges, built.leaving
+        self.tied = {index for index, layer in enumerate(module.layers) if layer.tied}
+        self.units = nn.ModuleList(Unit(layer, recompute) for layer in built.layers)
+        self.compute = getattr(torch, layout.compute)
+
+    def forward(
+        self, data: MicrobatchData, features: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(what leaves the last layer, edge that leaves earlier -> what leaves there)."""
+        device = next(self.parameters()).device
+        context = self.adapter.context(data, device, self.compute)
+        hidden: Tensor | None = None
+        left: dict[str, Tensor] = {}
+        for index, unit in enumerate(self.units):
+            entering = {
+                e.name: features[e.name] for e in self.edges if index in e.entered and e.name in features
+            }
+            if hidden is not None:
+                for name in [name for name in entering if name in data.placed]:
+                    hidden = hidden.index_add(0, data.placed[name], entering.pop(name))
+            hidden = unit(hidden, entering, context)
+            left |= {edge.name: hidden for edge in self.leaving if edge.after_layer == index}
+        assert hidden is not None, "a module has a layer"
+        return hidden, left
+
+
+def sharded(plan: Plan, layout: Layout, device: torch.device) -> dict[str, WholeModule]:
+    """Every module, each layer a unit of FSDP2; tied layers belong to the module's own unit."""
+    mesh = init_device_mesh(
+        device.type, (layout.replicate, layout.shard), mesh_dim_names=("replicate", "shard")
+    )
+    policy = MixedPrecisionPolicy(
+        param_dtype=getattr(torch, layout.compute), reduce_dtype=getattr(torch, layout.weights)
+    )
+    found: dict[str, WholeModule] = {}
+    for module in plan.model.modules:
+        whole = WholeModule(plan, module, layout, device)
+        for index, unit in enumerate(whole.units):
+            if index not in whole.tied:
+                fully_shard(
+                    unit, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward
+                )
+        fully_shard(whole, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
+        found[module.name] = whole
+    return found
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One rank's part of the training."""
+
+    plan: Plan
+    modules: Mapping[str, WholeModule]
+    source: DataSource
+    device: torch.device
+    dtype: torch.dtype
+
+    def step(self, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Sample, ...]]) -> float:
+        """One step; the mean loss of all text tokens of the batch."""
+        num_targets = sum(count_targets(sample) for sample in self.plan.batch)
+        optimizer.zero_grad()
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        for place, samples in enumerate(microbatches, start=1):
+            for module in self.modules.values():
+                assert isinstance(module, FSDPModule)
+                module.set_requires_gradient_sync(place == len(microbatches))
+            loss = self.loss_sum(samples)
+            total += loss.detach().double()
+            # Gradients become the mean of all ranks'; the loss is the sum of what they have.
+            (loss * dist.get_world_size() / num_targets).backward()
+        optimizer.step()
+        dist.all_reduce(total)
+        return float(total) / num_targets
+
+    def loss_sum(self, samples: tuple[Sample, ...]) -> Tensor:
+        """Of the next-token losses of these samples."""
+        part = replace(self.plan, batch=samples)
+        routing = routing_of(part)
+        outputs: dict[str, Tensor] = {}
+        states: dict[str, Tensor] = {}
+        total = torch.zeros((), device=self.device)
+        for module in self.in_order():
+            microbatch = all_items(part, module)
+            if microbatch is None:
+                total = total + self.borrowed(module)
+                continue
+            features = {}
+            for edge in self.plan.model.edges_into(module.name):
+                if edge.source not in outputs:
+                    continue
+                held = all_items(part, self.plan.model.module(edge.source))
+                assert held is not None, "its output is there"
+                wanted = routing.wanted(edge, microbatch)
+                rows = states.get(edge.name, outputs[edge.source])
+                features[edge.name] = rows if wanted == held.items else _picked(part, edge, rows, wanted)
+            output, left = self.run(part, module, features)
+            states |= left
+            if module.has_loss:
+                total = total + output
+            else:
+                outputs[module.name] = output
+        return total
+
+    def run(
+        self, part: Plan, module: Module, features: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All items that the part's samples have of a module."""
+        microbatch = all_items(part, module)
+        assert microbatch is not None, "there are items"
+        data = microbatch_data(
+            part, whole_stage(module), microbatch, self.source, dtype=self.dtype, device=self.device
+        )
+        found: tuple[Tensor, dict[str, Tensor]] = self.modules[module.name](data, features)
+        return found
+
+    def borrowed(self, module: Module) -> Tensor:
+        """Nothing, by way of an item that is not this rank's; no collective where no rank has one."""
+        lender = next((sample for sample in self.plan.batch if sample.of(module.modality)), None)
+        if lender is None:
+            return torch.zeros((), device=self.device)
+        output, _ = self.run(replace(self.plan, batch=(lender,)), module, {})
+        return output.sum() * 0.0
+
+    def in_order(self) -> Iterator[Module]:
+        """Every module after those that it reads."""
+        left = list(self.plan.model.modules)
+        while left:
+            waiting = {module.name for module in left}
+            ready = next(
+                module
+                for module in left
+                if not any(edge.source in waiting for edge in self.plan.model.edges_into(module.name))
+            )
+            left.remove(ready)
+            yield ready
+
+
+def _picked(part: Plan, edge: Any, rows_TD: Tensor, wanted: tuple[Item, ...]) -> Tensor:
+    """Of an edge's packed items those that are wanted, in that order."""
+    source = part.model.module(edge.source)
+    held = all_items(part, source)
+    assert held is not None, "its output is there"
+    count, routing = source.layers[edge.after_layer].emits, routing_of(part)
+    pieces = rows_TD.split([routing.tokens(source, item, count) for item in held.items])
+    by_item = dict(zip(held.items, pieces, strict=True))
+    return torch.cat([by_item[item] for item in wanted])
+
+
+def microbatches_of(plan: Plan, replica: int) -> list[tuple[Sample, ...]]:
+    """The samples of each microbatch of the language model's replica."""
+    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    mine = plan.microbatches_of[llm, replica]
+    return [tuple(plan.sample[item.sample] for item in each.items) for each in mine]
+
+
+def main() -> None:
+    """This process is one rank of torchrun's."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps, all on the plan's batch")
+    parser.add_argument("--data", help="data folder whose samples are the batch; default: random data")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where torch sees one")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW")
+    given = parser.parse_args()
+    plan = read_plan(HERE / "plan.json")
+    layout = Layout(**json.loads((HERE / "fsdp2.json").read_text(encoding="utf-8")))
+    kind = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if kind == "cpu" else "nccl")
+    source = source_of(given.data, None, timeout_s=LONGEST_WAIT_S) or SyntheticSource(0)
+    modules = sharded(plan, layout, device)
+    trainer = Trainer(plan, modules, source, device, getattr(torch, layout.compute))
+    weights = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=given.learning_rate)
+    microbatches = microbatches_of(plan, dist.get_rank())
+    for step in range(1, given.steps + 1):
+        loss = trainer.step(optimizer, microbatches)
+        if dist.get_rank() == 0:
+            sys.stdout.write(json.dumps({"step": step, "loss": loss}) + "\n")
+            sys.stdout.flush()
+    with suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

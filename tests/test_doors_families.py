@@ -1,0 +1,30 @@
+"""What the doors' families part says of composites: it sees a wrong split and a wrong loss."""
+
+import pytest
+
+from experiments.doors import families
+from experiments.doors.composite_configs import CONFIGS
+from experiments.doors.whole_models import LOSSES, original
+from workbench.model.composites.registry import COMPOSITES
+
+
+def test_counts_are_of_kinds_all_of_whose_configurations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are held one by one by the tests of checkpoints; here a cheap one stands for each."""
+    errors = dict.fromkeys(LOSSES, 0.0) | {"llava": 1e-3}
+    monkeypatch.setattr(families, "loss_error", errors.__getitem__)
+    found = families.families_measured()
+    assert found["families_total"] == found["families_split_equal"] == len(COMPOSITES)
+    kinds = {CONFIGS[name]["model_type"] for name in LOSSES}
+    assert found["families_loss_equal"] == len(kinds) - 1 >= 8
+
+
+def test_a_split_that_loses_a_weight_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert families.is_split_equal(CONFIGS["llava"])
+    wider = {**CONFIGS["llava"]["text_config"], "intermediate_size": 81}
+    monkeypatch.setattr(families, "original", lambda config: original({**config, "text_config": wider}))
+    assert not families.is_split_equal(CONFIGS["llava"])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "voxtral"])
+def test_losses_of_the_runtime_equal_those_of_the_whole(name: str) -> None:
+    assert families.loss_error(name) <= families.MOST_APART

@@ -1,0 +1,195 @@
+"""The fuzzer: every reader and message has a target, good inputs are taken, past findings stay mended."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from experiments.fuzz import trees
+from experiments.fuzz.run import Fuzzing, fuzzed
+from experiments.fuzz.target import Ending, Kind, Ready, Target, UnclearError, judged, naming
+from experiments.fuzz.targets.models import COMPOSITE_CONFIGS
+from experiments.fuzz.targets.registry import TARGETS
+from experiments.fuzz.worker import made_of
+from runtime.preprocess.answers import ANSWERS
+from runtime.preprocess.messages import KINDS_OF
+from workbench.model.composites.registry import COMPOSITES
+from workbench.model.families.registry import ARCHITECTURES
+
+ROOT = Path(__file__).parents[1]
+FINDINGS = Path(__file__).parent / "fuzz_findings"
+READS = re.compile(
+    r"\b(read_bounded|read_small|open_regular|parse_strict|parse_yaml|parse_json|json\.loads|safe_open|pa\.OSFile"
+    r"|pq\.ParquetFile|Image\.open|wave\.open|csv\.(reader|DictReader)|pickle\.loads|recv_multipart|recv_bytes"
+    r"|read_text|read_bytes)\("
+    r"|\.open\(\"rb\"\)"
+)
+OWN = "written by the process itself, or by the one that started it"
+SHIPPED = "ships with the program"
+SYSTEM = "the operating system's"
+CHECKED = "of a configuration or a plan that was checked before"
+TRUSTED = "torch's earlier format, read by the one command that asks for trust"
+UNFUZZED = {
+    "runtime.elastic.member:_listen": OWN,
+    "runtime.elastic.nodes:_hear": OWN,
+    "runtime.elastic.world:read_lowered": OWN,
+    "runtime.frontend.multimodal:configured": CHECKED,
+    "runtime.models.adapter:__init__": CHECKED,
+    "runtime.models.weights:_finish_composite": OWN,
+    "runtime.models.weights:_finish_module": CHECKED,
+    "runtime.models.weights:_placed": OWN,
+    "runtime.models.weights:_tensor_bytes": OWN,
+    "runtime.preprocess.producer:main": OWN,
+    "runtime.state.import_old:_check_sums": TRUSTED,
+    "runtime.state.import_old:_import_step": TRUSTED,
+    "runtime.world.busy_cores:_spent": SYSTEM,
+    "runtime.world.owner:_text": SYSTEM,
+    "runtime.world.pool:_answer": OWN,
+    "runtime.world.pool:_receive": OWN,
+    "runtime.world.pool:_serve": OWN,
+    "runtime.world.supervised:_command_of": SYSTEM,
+    "runtime.measure.microbench:_cpu_name": SYSTEM,
+    "workbench.model.item_tokens:source_config": CHECKED,
+    "workbench.model.shape:shapes": SHIPPED,
+    "workbench.report.html:page": SHIPPED,
+}
+"""Functions that read, and why nothing that somebody else may write reaches them."""
+
+
+def readers() -> Iterator[str]:
+    """`module:function` of all functions that read or parse."""
+    for package in ("workbench", "sim", "runtime"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            module = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef) and READS.search(ast.get_source_segment(text, node) or ""):
+                    yield f"{module}:{node.name}"
+
+
+def test_every_reader_has_a_target():
+    fuzzed_ones = {reader for target in TARGETS.values() for reader in target.readers}
+    found = set(readers())
+    assert sorted(found - fuzzed_ones - UNFUZZED.keys()) == []
+    assert sorted(UNFUZZED.keys() - found) == []
+
+
+def test_every_kind_of_message_family_and_composite_has_a_target():
+    messages = {name for name, target in TARGETS.items() if target.kind is Kind.MESSAGE}
+    served = {f"served-{role}-{kind}" for role, kinds in KINDS_OF.items() for kind in kinds}
+    assert messages == served | {f"heard-{kind}" for kind in ANSWERS}
+    assert {f"config-{name}" for name in ARCHITECTURES} <= TARGETS.keys()
+    assert {config["model_type"] for config in COMPOSITE_CONFIGS.values()} == set(COMPOSITES)
+
+
+QUICK = ("job", "plan-v1", "trace-v2", "sizes-arrow", "weights", "checkpoint-metadata", "keys-server", "heard-batch")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_good_inputs_are_taken(tmp_path, name):
+    ready = made_of(TARGETS[name], tmp_path)
+    for index in range(len(ready.seeds)):
+        result = judged(ready, ready.good(index))
+        assert (result.ending, result.passed_parse) == (Ending.ACCEPTED, True), result.text
+
+
+def test_a_short_run_finds_nothing():
+    chosen = {name: TARGETS[name] for name in QUICK}
+    tally = fuzzed(chosen, Fuzzing(count=25 * len(QUICK), seed=1))
+    record = tally.record(chosen)
+    assert record["inputs"] == 25 * len(QUICK)
+    assert record["findings"] == []
+
+
+@pytest.mark.parametrize("path", sorted(FINDINGS.glob("*/*")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_was_found_stays_mended(tmp_path, path):
+    ready = made_of(TARGETS[path.parent.name], tmp_path)
+    result = judged(ready, path.read_bytes())
+    assert result.ending in (Ending.ACCEPTED, Ending.REFUSED), result.text
+
+
+def broken(kind: str) -> Target:
+    """A reader that goes wrong in one way where the input is not the good one."""
+
+    def make(folder: Path) -> Ready:
+        out = folder / "out"
+        out.mkdir()
+
+        def take(content: bytes) -> None:
+            if content == b"[1]":
+                return
+            match kind:
+                case "traceback":
+                    raise KeyError("x")
+                case "unclear line":
+                    with naming("file.json"):
+                        raise ValueError("no")
+                case "half written":
+                    (out / "a").write_text("x")
+                    raise ValueError("refused")
+                case "native crash":
+                    import ctypes
+
+                    ctypes.string_at(0)
+                case "over 2 GB":
+                    bytearray(5 * 2**30)
+                case "hang":
+                    import time
+
+                    time.sleep(60)
+
+        return Ready(seeds=[[1]], render=trees_bytes, parse=lambda content: content, take=take, out=out)
+
+    return Target(name=kind, make=make)
+
+
+def trees_bytes(tree: object) -> bytes:
+    return repr(tree).encode("utf-8", "backslashreplace")
+
+
+@pytest.mark.parametrize("kind", ["traceback", "unclear line", "half written", "native crash", "over 2 GB", "hang"])
+def test_every_kind_of_finding_is_found(monkeypatch, kind):
+    monkeypatch.setattr("experiments.fuzz.worker.HANG_S", 0.3)
+    count = 3 if kind == "hang" else 8
+    tally = fuzzed({kind: broken(kind)}, Fuzzing(count=count, seed=0, num_workers=1))
+    assert tally.num_inputs == count
+    assert tally.count(Ending(kind)) >= count // 2
+    assert sum(tally.count(ending) for ending in (Ending.ACCEPTED, Ending(kind))) == count
+
+
+def test_inputs_follow_from_seed_target_and_number(tmp_path):
+    ready = made_of(TARGETS["keys-client"], tmp_path)
+    first, again, other = (ready.mutant(Random(f"0:a:{number}")) for number in (5, 5, 6))
+    assert first == again != other
+
+
+def test_mutations_leave_the_seed_as_it_is():
+    seed = {"a": [1, 2, {"b": "text"}], "c": None}
+    kept = repr(seed)
+    found = {repr(trees.mutated(seed, Random(number))) for number in range(200)}
+    assert repr(seed) == kept
+    assert len(found) > 100
+
+
+def test_a_line_that_does_not_name_the_file_is_unclear():
+    with pytest.raises(UnclearError, match=r"does not name 'a\.json'"), naming("a.json"):
+        raise ValueError("want a number")
+    with pytest.raises(ValueError, match=r"a\.json: want"), naming("a.json"):
+        raise ValueError("a.json: want a number")
+
+
+def test_the_command_prints_seed_and_counts():
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.fuzz", "--only", "keys-client", "--count", "20", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert "seed 0, 1 targets" in done.stderr
+    assert '"tracebacks": 0' in done.stdout.splitlines()[-1]

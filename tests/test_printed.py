@@ -1,0 +1,182 @@
+"""What commands print beside their words: tables as data, whole figures in pipes, progress, completion."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from rich.table import Table
+from rich.text import Text
+from typer.testing import CliRunner, Result
+
+from workbench.cli import console
+from workbench.cli.app import COMMANDS, app
+from workbench.cli.extras import missing_text
+from workbench.report import progress
+from workbench.report.progress import ticking
+from workbench.report.table_rows import Format, rows_of, written
+from workbench.report.tables import mebibytes, milliseconds, percent, span_text, titled
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TINY = EXAMPLES / "tiny.yaml"
+CPU = EXAMPLES / "elastic-cpu.json"
+
+
+def workbench(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
+
+
+def figures() -> Table:
+    table = titled("figures", ("", "ranks", "took", "80 % within", "$/h", "share"))
+    table.add_row(Text("encoders"))
+    table.add_row("  vision", "4", milliseconds(0.0123456), span_text(0.01, 0.02), "1,024", "-")
+    table.add_row(Text("rest"))
+    table.add_row("llm", "0-2, 5", milliseconds(7.5), "-", "0.5", percent(1 / 3, signed=False))
+    return table
+
+
+ROWS = [
+    {
+        "group": "encoders",
+        "name": "vision",
+        "ranks": "4",
+        "took_s": 0.0123456,
+        "80_percent_within_low_s": 0.01,
+        "80_percent_within_high_s": 0.02,
+        "dollars_per_h": 1024,
+        "share": None,
+    },
+    {
+        "group": "rest",
+        "name": "llm",
+        "ranks": "0-2, 5",
+        "took_s": 7.5,
+        "80_percent_within_low_s": None,
+        "80_percent_within_high_s": None,
+        "dollars_per_h": 0.5,
+        "share": 1 / 3,
+    },
+]
+
+
+def test_rows_have_whole_figures_in_si_units() -> None:
+    assert rows_of([figures()]) == [ROWS[0] | {"ranks": 4}, ROWS[1]]
+
+
+def test_a_file_has_one_type_a_column() -> None:
+    assert json.loads(written([figures()], Format.JSON)) == rows_of([figures()])
+    assert pq.read_table(io.BytesIO(written([figures()], Format.PARQUET))).to_pylist() == ROWS
+
+
+def test_several_tables_are_told_apart() -> None:
+    other = titled("more", ("", "memory"))
+    other.add_row("rank 0", mebibytes(2**20))
+    text = written([figures(), other], Format.CSV).decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["table"] for row in rows] == ["figures", "figures", "more"]
+    assert (rows[2]["memory_bytes"], rows[2]["took_s"]) == (str(2**20), "")
+
+
+@pytest.mark.parametrize("columns", [60, 5000])
+def test_no_figure_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """In a pipe and on a narrow terminal; prose is wrapped, and lost neither."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    headers = [f"figure {index}" for index in range(40)]
+    table = titled("wide", (*headers, "why"))
+    table.columns[-1].no_wrap = False
+    table.add_row(*(f"{index:.12f}" for index in range(40)), "because of this and that " * 10)
+    console.show(table)
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert re.findall(r"\d+\.\d{12}", text) == [f"{index:.12f}" for index in range(40)]
+    assert text.count("because") == 10
+
+
+def test_tables_alone_go_to_stdout_in_a_format(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    done = workbench("plan", TINY, "--profile", CPU, "-o", plan, "--format", "csv")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["module"] for row in rows] == ["vision", "audio", "llm", "llm"]
+    assert rows[0]["weights"] == "859264"
+    assert f"written to {plan}" in done.stderr
+    checked = json.loads(workbench("check", plan, "--format", "json").stdout)
+    assert {row["table"] for row in checked} == {"tiny, strategy cornstarch", "programs"}
+    assert workbench("check", plan).stdout.startswith("accepted: sound, fits, free of deadlock")
+
+
+def test_json_and_a_format_exclude_each_other(tmp_path: Path) -> None:
+    done = workbench("plan", TINY, "-o", tmp_path / "p.json", "--json", "--format", "csv")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "workbench: error: --json and --format csv exclude each other\n",
+    )
+
+
+def test_every_command_that_prints_tables_takes_a_format() -> None:
+    without = {"layout", "report", "reproduce", "schema"}
+    for name in set(COMMANDS) - {"profile", "checkpoint", "preprocess"}:
+        flags = {flag for parameter in COMMANDS[name].load(name).params for flag in parameter.opts}
+        assert ("--format" in flags) == (name not in without), name
+    for group, name in (("profile", "show"), ("profile", "new"), ("preprocess", "run")):
+        command = COMMANDS[group].load(group).commands[name]
+        assert "--format" in {flag for parameter in command.params for flag in parameter.opts}
+
+
+def test_a_pipe_gets_plain_lines_of_what_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = iter([0.0, 1.0, 11.0, 15.0, 25.0])
+    monkeypatch.setattr(progress, "monotonic", lambda: next(now_s))
+    with ticking("searching", None, quiet=False) as ticker:
+        ticker.at(1, 19, "soon")
+        ticker.at(2, 19, "best so far dip, 1.5 s")
+        ticker.step()
+        ticker.step("on")
+    assert capsys.readouterr().err == (
+        "searching: 2 of 19 after 11 s, best so far dip, 1.5 s\nsearching: 4 of 19 after 25 s, on\n"
+    )
+
+
+def test_quiet_work_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with ticking("searching", 3, quiet=True) as ticker:
+        ticker.step("x")
+    assert capsys.readouterr().err == ""
+
+
+def test_version_is_the_installed_one() -> None:
+    assert re.fullmatch(r"multimodal-workbench \d+\.\d+\.\d+\n", workbench("--version").stdout)
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("workbench sea", "search"),
+        ("workbench search --obj", "--objective"),
+        ("workbench plan --strategy hs", "hsdp"),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_choices(typed: str, completed: str) -> None:
+    asked = {
+        "_WORKBENCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+    }
+    script = "from workbench.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | asked, check=False
+    )
+    assert done.stdout.split() == [completed], done.stderr
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
+    lacking = ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image")
+    assert missing_text("run", lacking) == "run needs pillow: pip install 'multimodal-workbench[run]'"
+    assert missing_text("run", ModuleNotFoundError("no", name="numpy")) is None

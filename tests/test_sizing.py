@@ -1,0 +1,166 @@
+"""How many GPUs a training wants: arithmetic by hand, clusters that grow, and the command."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.test_cli import JOB
+from workbench.cli.app import app
+from workbench.cost.profile import load_profile
+from workbench.job.job import Job, load_job
+from workbench.search.sizing import Goal, Training, answer, duration_s, gpu_counts, num_steps, on_gpus, sized
+
+CLUSTER = "device: H100\n  nodes: 1\n  ranks_per_node: 2\n  dollars_per_gpu_hour: 2.0\n  memory_gib: 80"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """One node of two GPUs, with a price."""
+    path = tmp_path / "job.yaml"
+    cluster = JOB.replace("local: {ranks: 4, cores: 2}\n  memory_gib: 1", CLUSTER)
+    path.write_text(cluster.partition("layouts:")[0] + "precision: float32\nprofile: H100\n")
+    return path
+
+
+@pytest.fixture
+def job(path: Path) -> Job:
+    return load_job(path)
+
+
+def size(path: Path, *flags: object) -> Result:
+    return CliRunner().invoke(app, ["size", str(path), *map(str, flags)], prog_name="workbench")
+
+
+def training(
+    gpus: int, iteration_s: float | None, used: int | None = None, price: float | None = 3.6
+) -> Training:
+    """1,000 steps."""
+    record = {"iteration_s": iteration_s, "ranks": used or gpus, "interval_80": None}
+    is_planned = iteration_s is not None
+    return Training(
+        gpus=gpus, steps=1000, record=record if is_planned else None, refusal="no", dollars_per_gpu_hour=price
+    )
+
+
+def test_a_training_takes_its_steps_times_the_plans_step() -> None:
+    """And costs the GPUs that the plan uses, not those that there are."""
+    found = training(8, 3.6, used=4)
+    assert found.seconds == pytest.approx(3600)
+    assert found.dollars == pytest.approx(4 * 3.6)
+    assert training(8, 1.0, price=None).dollars is None
+    assert training(8, None).seconds == math.inf
+
+
+def test_the_fewest_gpus_that_meet_a_deadline_are_chosen() -> None:
+    times = {1: 8.0, 2: 4.5, 4: 2.5, 8: 1.5}
+    goal = Goal(tokens=1, deadline_s=3000)
+    found = sized(goal, iter(times), lambda gpus: training(gpus, times[gpus]))
+    assert [each.gpus for each in found] == [1, 2, 4]  # eight are not tried
+    assert answer(goal, found) == found[-1]
+    tight = Goal(tokens=1, deadline_s=3000, budget_dollars=9.9)  # four GPUs cost 10
+    assert answer(tight, found) is None
+
+
+def test_within_a_budget_the_fastest_is_chosen() -> None:
+    """8, 9, 10 and 12 dollars; what comes after the first that is too dear is not tried."""
+    times = {1: 8.0, 2: 4.5, 4: 2.5, 8: 1.5, 16: 1.4}
+    goal = Goal(tokens=1, budget_dollars=11)
+    found = sized(goal, iter(times), lambda gpus: training(gpus, times[gpus]))
+    assert [each.gpus for each in found] == [1, 2, 4, 8]
+    chosen = answer(goal, found)
+    assert chosen is not None
+    assert chosen.gpus == 4
+
+
+def test_more_gpus_are_tried_while_none_fits_and_no_more_when_they_do_not_help() -> None:
+    times = {1: None, 2: None, 4: 5.0, 8: 5.0, 16: 1.0}
+    found = sized(Goal(tokens=1, deadline_s=1), iter(times), lambda gpus: training(gpus, times[gpus]))
+    assert [each.gpus for each in found] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("12h", 43200), ("1.5d", 129600), ("2w", 1209600)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "3", "d", "-1d", "3 days", "1e3d"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="want a duration such as 90m, 12h, 3d or 2w"):
+        duration_s(text)
+
+
+def test_steps_hold_all_tokens(job: Job) -> None:
+    per_step = sum(sample.num_tokens for sample in job.batch)
+    assert num_steps(job, per_step) == 1
+    assert num_steps(job, per_step * 10 + 1) == 11
+
+
+def test_clusters_grow_by_whole_nodes_with_the_profiles_link(job: Job) -> None:
+    """The card of a job of one node is not the link inside it."""
+    assert list(gpu_counts(job, 16)) == [2, 4, 8, 16]
+    two = on_gpus(job, 8).cluster
+    assert ([node.num_ranks for node in two.nodes], two.num_ranks) == ([2] * 4, 8)
+    link = load_profile("H100").machine_link("inter").link
+    assert (two.inter, two.intra) == (link, job.cluster.intra)
+    assert two.nodes[0].num_cards == (load_profile("H100").machine_link("inter").per_node or 2)
+    assert on_gpus(job, 1).cluster.num_ranks == 1
+    named = replace(job, cluster=replace(job.cluster, inter=replace(job.cluster.inter, bytes_per_s=1.0)))
+    assert on_gpus(named, 4).cluster.inter.bytes_per_s == 1.0
+    with pytest.raises(ValueError, match="5 GPUs make no whole nodes of 2; nearest: 4"):
+        on_gpus(job, 5)
+
+
+def test_processes_are_no_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    with pytest.raises(ValueError, match="want a cluster of one device with nodes and ranks_per_node"):
+        on_gpus(load_job(path), 2)
+
+
+def test_the_command_answers_first(path: Path) -> None:
+    """The answer equals the arithmetic on what a search of the same size says; found again without one."""
+    flags = ("--tokens", 1e9, "--strategy", "fsdp", "--strategy", "cornstarch", "--gpus", 1, "--gpus", 2)
+    done = size(path, *flags, "--deadline", "2w", "--json")
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["gpus"] == record["tried"][-1]["gpus"]
+    [*_, last] = record["tried"]
+    steps = math.ceil(1e9 / sum(sample.num_tokens for sample in load_job(path).batch))
+    assert last["training_s"] == steps * last["plan"]["iteration_s"]
+    assert last["dollars"] == pytest.approx(last["training_s"] / 3600 * 2.0 * last["plan"]["ranks"])
+    shown = size(path, *flags, "--deadline", "2w")
+    assert shown.stdout.startswith(f"{last['plan']['ranks']} GPUs: strategy {last['plan']['strategy']}, ")
+    assert "found before" in shown.stderr
+
+
+def test_where_nothing_does_it_the_nearest_is_said(path: Path) -> None:
+    done = size(path, "--tokens", 1e15, "--strategy", "fsdp", "--gpus", 2, "--deadline", "1m")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("no number of GPUs up to 2 does it; nearest: 2 GPUs, strategy fsdp, ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tokens", 1e9), "want --deadline, --budget-dollars or both"),
+        (("--tokens", 0, "--deadline", "3d"), "want tokens, deadline and budget > 0"),
+        (("--tokens", 1e9, "--deadline", "soon"), "want a duration such as 90m"),
+        (("--tokens", 1e9, "--deadline", "3d", "--gpus", 3), "3 GPUs make no whole nodes of 2; nearest: 4"),
+    ],
+)
+def test_bad_goals_are_one_line(path: Path, flags: tuple[object, ...], message: str) -> None:
+    done = size(path, *flags)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+
+
+def test_a_budget_wants_a_price(path: Path) -> None:
+    path.write_text(path.read_text().replace("  dollars_per_gpu_hour: 2.0\n", ""))
+    done = size(path, "--tokens", 1e9, "--budget-dollars", 100)
+    assert "--budget-dollars wants cluster.dollars_per_gpu_hour" in done.stderr

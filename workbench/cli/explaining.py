@@ -1,0 +1,182 @@
+"""Commands that say why: explain, diff."""
+
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, NamedTuple
+
+import typer
+
+from workbench.cli.console import emit_json, show, warn
+from workbench.cli.options import ExecutionFile, Json
+from workbench.cli.planning import DEFAULT_STRATEGY, Strategy
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.explain.changes import Changes, Judge, try_changes
+from workbench.explain.difference import Side, difference
+from workbench.explain.explanation import Explanation, account_of, parts_of_all
+from workbench.explain.neighbours import neighbours
+from workbench.explain.plan_as_job import origin_of
+from workbench.explain.sensitivity import sensitivities
+from workbench.explain.warnings import waste_of
+from workbench.job.job import Job, load_job
+from workbench.job.machines import cost_of, under
+from workbench.job.matching import check_job, cost_for
+from workbench.plan.codec import read_plan
+from workbench.plan.plan import Plan
+from workbench.planner.stage_counts import silent
+from workbench.report.explained import (
+    account_tables,
+    changes_tables,
+    difference_record,
+    difference_tables,
+    explanation_record,
+    sensitivity_table,
+)
+from workbench.report.progress import ticking
+from workbench.report.tables import metrics_table
+from workbench.strategies.registry import BY_NAME, PLANNERS
+from workbench.timing.accept import accept
+
+JOB_SUFFIXES = (".yaml", ".yml")
+BUDGET_S = 60.0
+
+
+class _Asked(NamedTuple):
+    """What is to be explained, on which machine; the job where it is known."""
+
+    plan: Plan
+    cost: CostModel
+    job: Job | None
+
+
+def explain_command(
+    plan: Annotated[Path, typer.Argument(help="plan file, or job file (.yaml)", metavar="PLAN")],
+    strategy: Annotated[
+        Strategy | None, typer.Option(help=f"of a job file: how to parallelise; default: {DEFAULT_STRATEGY}")
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="job file that the plan was made of; default: told from the plan")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="profile name or file; default: the job's, or by device")
+    ] = None,
+    execution: ExecutionFile = None,
+    changes: Annotated[int, typer.Option(min=0, help="how many changes to show; 0: try none")] = 5,
+    budget: Annotated[
+        float, typer.Option(min=0, help="seconds after which no more changes are tried")
+    ] = BUDGET_S,
+    as_json: Json = False,
+) -> None:
+    """Say why a step takes as long as it does, and which changes would make it shorter.
+
+    The critical path and the idle time by cause; neighbours of the plan (other degrees, schedules,
+    microbatches, settings, strategies), each planned, checked and simulated; what the step is sensitive to.
+    """
+    from sim.predict import predict_within, prices_of, step_s
+
+    asked = _asked(plan, strategy, job, profile, execution)
+    lowered, memory = accept(asked.plan)
+    trace = predict_within(lowered, memory, asked.cost)
+    account = account_of(lowered, trace, asked.cost, prices_of)
+    if asked.job is not None:
+        for line in waste_of(asked.plan, asked.job):
+            warn(line)
+    tried, note = _changes(asked, budget, quiet=as_json) if changes else (None, "no changes were asked for")
+    sensitive = sorted(sensitivities(lowered, asked.cost, step_s), key=lambda each: -each.span_s)
+    found = Explanation(
+        plan=asked.plan,
+        trace=trace,
+        account=account,
+        changes=tried,
+        refusal=note,
+        sensitivities=tuple(sensitive),
+    )
+    if as_json:
+        emit_json(explanation_record(found, changes))
+        return
+    show(
+        metrics_table(asked.plan, [("simulated", trace)]),
+        *account_tables(account, trace.iteration_s),
+        *(() if tried is None else changes_tables(tried, changes)),
+        *((note,) if note else ()),
+        sensitivity_table(found.sensitivities, trace.iteration_s),
+    )
+
+
+def _asked(
+    file: Path, strategy: Strategy | None, job: Path | None, profile: str | None, execution: Path | None
+) -> _Asked:
+    if file.suffix not in JOB_SUFFIXES:
+        return _of_plan(file, strategy, job, profile, execution)
+    if job is not None:
+        raise ValueError(f"explain: {file} is a job already; want no --job, or a plan file")
+    wanted = load_job(file)
+    cost = cost_of(wanted, profile, execution)
+    return _Asked(BY_NAME[strategy or DEFAULT_STRATEGY].planner(wanted, cost, silent), cost, wanted)
+
+
+def _of_plan(
+    file: Path, strategy: Strategy | None, job: Path | None, profile: str | None, execution: Path | None
+) -> _Asked:
+    if strategy is not None:
+        raise ValueError(f"explain: {file} is a plan, of a strategy already; want no --strategy, or a job")
+    plan = read_plan(file)
+    if job is not None:
+        own = load_job(job)
+        check_job(plan, own, file)
+        return _Asked(plan, cost_of(own, profile, execution), own)
+    given = load_profile(profile) if profile else None
+    return _Asked(plan, under(cost_for(plan, given), execution), None)
+
+
+def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | None, str]:
+    """What became of the plan's neighbours, and what to know of it."""
+    from sim.predict import step_s
+
+    name = asked.plan.strategy
+    if name not in BY_NAME:
+        return None, f"no changes were tried: {name!r} is no strategy that could plan them"
+    planners = {spec: BY_NAME[spec].planner for spec in (*PLANNERS, name)}
+    try:
+        origin = origin_of(asked.plan, asked.cost, planners[name], asked.job)
+    except ValueError as error:
+        return None, f"no changes were tried: {name} has no plan of such layouts: {error}"
+    end_s = monotonic() + budget_s
+    judge = Judge(planners=planners, cost=asked.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
+    todo = tuple(neighbours(origin.job, [other for other in PLANNERS if other != name]))
+    with ticking("trying changes", len(todo), quiet=quiet) as ticker:
+        found = try_changes(judge.judged(asked.plan), origin, todo, judge, ticker.at)
+    note = "" if origin.is_exact else f"{name} makes another plan of these layouts; changes are of that one"
+    return found, note
+
+
+def diff_command(
+    first: Annotated[Path, typer.Argument(help="plan file", metavar="A")],
+    second: Annotated[Path, typer.Argument(help="plan file", metavar="B")],
+    profile: Annotated[str | None, typer.Option(help="profile name or file; default: by device")] = None,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say what differs between two plans, and where the difference of their steps comes from.
+
+    Seconds are taken apart twice: along both critical paths, and as what the mean rank computes and waits
+    for. Changes of each table add up to the difference of the two steps.
+    """
+    sides = [_side(file, profile, execution) for file in (first, second)]
+    found = difference(*sides)
+    if as_json:
+        emit_json(difference_record(found))
+    else:
+        show(
+            *difference_tables(found, (first.name, second.name) if first.name != second.name else ("A", "B"))
+        )
+
+
+def _side(file: Path, profile: str | None, execution: Path | None) -> Side:
+    from sim.predict import predict, prices_of
+
+    plan = read_plan(file)
+    cost = under(cost_for(plan, load_profile(profile) if profile else None), execution)
+    lowered, memory = accept(plan)
+    trace = predict(lowered, memory, cost)
+    return Side(lowered=lowered, trace=trace, parts=parts_of_all(lowered, cost, prices_of))

@@ -1,0 +1,61 @@
+"""The command that writes a plan as a folder that launches under another training system."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.console import emit_json, show
+from workbench.cli.options import ExecutionFile, Json, PlanFile
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.export.export import export
+from workbench.export.export_folder import check_folder, write_folder
+from workbench.export.registry import BY_NAME
+from workbench.job.machines import under
+from workbench.job.matching import cost_for
+from workbench.plan.codec import read_plan
+from workbench.plan.plan import Plan
+from workbench.timing.accept import accept
+
+To = StrEnum("To", {name: name for name in BY_NAME})  # type: ignore[misc]
+"""Targets by the names users type; of the registry, which no type checker can read."""
+
+
+class SimulatedPrices:
+    """What plans cost, by the simulator."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds of a step; ValueError for a plan that is unsound or does not fit."""
+        from sim.predict import predict
+
+        return predict(*accept(plan), self.cost).iteration_s
+
+
+def export_command(
+    plan: PlanFile,
+    to: Annotated[To, typer.Option(help="the system")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder to write", metavar="DIR")],
+    profile: Annotated[str | None, typer.Option(help="profile name or file to price with")] = None,
+    execution: ExecutionFile = None,
+    as_json: Json = False,
+) -> None:
+    """Write a plan as a folder that launches under another training system.
+
+    It holds arguments or configuration, environment, an sbatch script, a note on the container, and a
+    README of what the plan has that the system does otherwise, each with its predicted cost.
+    """
+    check_folder(output)
+    found = read_plan(plan)
+    given = None if profile is None else load_profile(profile)
+    prices = SimulatedPrices(under(cost_for(found, given), execution))
+    files = export(found, BY_NAME[to], prices)
+    write_folder(files, output)
+    if as_json:
+        emit_json({"folder": str(output), "target": to.value, "files": sorted(files)})
+        return
+    show(f"written to {output}: {', '.join(sorted(files))}", f"start it with: bash {output}/launch.sh")

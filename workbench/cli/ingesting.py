@@ -1,0 +1,181 @@
+"""Commands about files of other tools: ingest what they recorded, write traces in their formats."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli.console import emit_json, show
+from workbench.cli.options import Json
+from workbench.cost.profile import load_profile, write_profile
+from workbench.metrics import peak_bytes
+from workbench.plan.codec import read_plan
+from workbench.report.folder import repetition_paths
+from workbench.report.tables import mebibytes, milliseconds, percent, titled
+from workbench.trace import Trace
+from workbench.trace_files.chakra import write_chakra
+from workbench.trace_files.hta import write_hta
+from workbench.trace_files.ingest import files_of, ingest, read_ranks
+from workbench.trace_files.kinds import FileKind, kind_of
+from workbench.trace_files.memory_snapshot import read_snapshot
+from workbench.trace_files.nccl_tests import read_nccl_tests, with_nccl_tests
+from workbench.trace_files.nsys import read_nsys, seconds_by_work
+from workbench.trace_json import read_trace, write_trace
+from workbench.whole_file import check_writable, write_text
+
+
+def ingest_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="recordings of torch.profiler, one a rank, or a folder of them; output of nccl-tests; "
+            "statistics of Nsight Systems (CSV); memory snapshots of torch",
+            metavar="FILE...",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="trace file to write, one per step; a profile of nccl-tests"),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="plan of the recorded job, which a comparison needs")
+    ] = None,
+    pp: Annotated[int, typer.Option("--pp", help="stages, where neither plan nor names say them")] = 1,
+    profile: Annotated[
+        str | None, typer.Option(help="profile name or file that gets the links of nccl-tests")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Take in what other tools recorded of a job: traces, link speeds, kernel times, memory."""
+    found = files_of(files)
+    kinds = {path: kind_of(path) for path in found}
+    first = kinds[found[0]]
+    for path, kind in kinds.items():
+        if kind is not first:
+            raise ValueError(f"{found[0]} and {path}: {first} and {kind}; want files of one kind")
+    for flag, said, wanted in (
+        ("--plan", plan is not None, FileKind.RECORDING),
+        ("--pp", pp != 1, FileKind.RECORDING),
+        ("--profile", profile is not None, FileKind.NCCL_TESTS),
+    ):
+        if said and first is not wanted:
+            raise ValueError(f"ingest: {flag} is of {wanted}, {found[0]} is of {first}")
+    if output is not None:
+        check_writable(output)
+    if first is FileKind.RECORDING:
+        named = None if plan is None else read_plan(plan)
+        _tell_traces(ingest(read_ranks(found), plan=named, pp=pp), output, as_json=as_json)
+    elif first is FileKind.SNAPSHOT:
+        _tell_traces([read_snapshot(path) for path in found], output, as_json=as_json)
+    elif first is FileKind.NCCL_TESTS:
+        _ingest_links(found, profile, output, as_json=as_json)
+    else:
+        _ingest_kernels(found, output, as_json=as_json)
+
+
+class TraceFormat(StrEnum):
+    """Formats of other tools in which a trace can be written."""
+
+    HTA = "hta"
+    CHAKRA = "chakra"
+
+
+def trace_command(
+    trace: Annotated[Path, typer.Argument(help="trace file", metavar="TRACE")],
+    to: Annotated[
+        TraceFormat,
+        typer.Option("--to", help="hta: Kineto files for HolisticTraceAnalysis; chakra: execution traces"),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder to write to, a file a rank")],
+    as_json: Json = False,
+) -> None:
+    """Write a trace in the format of another tool; Perfetto opens trace files as they are."""
+    write = {TraceFormat.HTA: write_hta, TraceFormat.CHAKRA: write_chakra}[to]
+    paths = write(read_trace(trace), output)
+    if as_json:
+        emit_json({"files": [str(path) for path in paths]})
+    else:
+        show(*(f"written to {path}" for path in paths))
+
+
+def _tell_traces(traces: Sequence[Trace], output: Path | None, *, as_json: bool) -> None:
+    files = repetition_paths(output, len(traces)) if output is not None else ()
+    for path, trace in zip(files, traces, strict=False):
+        write_trace(trace, path)
+    if as_json:
+        emit_json({"files": [str(path) for path in files], "traces": [_record(trace) for trace in traces]})
+        return
+    headers = ("", "iteration", "ranks", "passes", "exchanges", "messages", "peak memory")
+    table = titled("ingested", headers)
+    for number, trace in enumerate(traces, 1):
+        record = _record(trace)
+        peak = record["peak_bytes"]
+        table.add_row(
+            f"{number}",
+            milliseconds(record["iteration_s"]),
+            *(str(record[name]) for name in ("ranks", "passes", "exchanges", "messages")),
+            "-" if peak is None else mebibytes(peak),
+        )
+    details = ", ".join(f"{name}: {value}" for name, value in traces[0].details if name != "step")
+    show(table, details, *(f"written to {path}" for path in files))
+
+
+def _record(trace: Trace) -> dict[str, Any]:
+    passes = [span for span in trace.spans if span.lane == "compute"]
+    return {
+        "plan_hash": trace.plan_hash,
+        "iteration_s": trace.iteration_s,
+        "ranks": len({span.rank for span in trace.spans} | {sample.rank for sample in trace.memory}),
+        "passes": len(passes),
+        "exchanges": len(trace.spans) - len(passes),
+        "messages": len(trace.messages),
+        "peak_bytes": max(peak_bytes(trace).values(), default=None),
+        "details": dict(trace.details),
+    }
+
+
+def _ingest_links(files: Sequence[Path], base: str | None, output: Path | None, *, as_json: bool) -> None:
+    runs = [read_nccl_tests(path) for path in files]
+    rows = [row for run in runs for row in run.rows]
+    if (base is None) is not (output is None):
+        raise ValueError("ingest: links go into a profile: want both --profile NAME and -o FILE, or neither")
+    if base is not None and output is not None:
+        name = output.name.removesuffix(".json")
+        write_profile(with_nccl_tests(load_profile(base), runs, name), output)
+    if as_json:
+        kept = [{key: value for key, value in asdict(row).items() if key != "spread"} for row in rows]
+        emit_json({"output": None if output is None else str(output), "rows": kept})
+        return
+    table = titled("links", ("", "link", "ranks", "sizes", "largest", "time", "GB/s"))
+    for run in runs:
+        size, time_s = run.timed[-1]
+        speed = f"{size / time_s / 1e9:.4g}"
+        shown = (mebibytes(size), milliseconds(time_s), speed)
+        table.add_row(run.program, run.link, str(run.num_ranks), str(len(run.timed)), *shown)
+    show(table, *((f"written to {output}",) if output is not None else ()))
+
+
+def _ingest_kernels(files: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
+    rows = tuple(row for path in files for row in read_nsys(path))
+    by_work = seconds_by_work(rows)
+    total_s = sum(by_work.values())
+    if output is not None:
+        lines = ["work,count,seconds,name"]
+        lines += [f'{row.work},{row.count},{row.seconds!r},"{_quoted(row.name)}"' for row in rows]
+        write_text("\n".join(lines) + "\n", output)
+    if as_json:
+        emit_json({"seconds_by_work": by_work, "rows": [asdict(row) for row in rows]})
+        return
+    table = titled("time on the GPU", ("", "time", "share"))
+    for work, time_s in by_work.items():
+        table.add_row(
+            work, milliseconds(time_s), percent(time_s / total_s if total_s else None, signed=False)
+        )
+    show(table, *((f"written to {output}",) if output is not None else ()))
+
+
+def _quoted(name: str) -> str:
+    return name.replace('"', '""')

@@ -1,0 +1,36 @@
+"""The command that prints JSON Schemas of the workbench's files."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.console import show
+from workbench.cost.profile import profile_schema
+from workbench.job.editor_schema import job_schema
+from workbench.plan.codec import plan_schema
+from workbench.whole_file import write_text
+
+
+class File(StrEnum):
+    """Kinds of files that have a schema."""
+
+    JOB = "job"
+    PROFILE = "profile"
+    PLAN = "plan"
+
+
+def schema_command(
+    file: Annotated[File, typer.Argument(help="job, profile or plan", metavar="FILE")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="default: standard output")] = None,
+) -> None:
+    """Print the JSON Schema of job, profile or plan files, by which editors complete and check them."""
+    made = {File.JOB: job_schema, File.PROFILE: profile_schema, File.PLAN: plan_schema}[file]()
+    text = json.dumps(made, indent=1) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    write_text(text, output)
+    show(f"written to {output}")

@@ -1,0 +1,87 @@
+"""The command that says how many GPUs a training wants: size."""
+
+from typing import Annotated
+
+import typer
+
+from workbench.cli.console import emit_json, show
+from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
+from workbench.cli.planning import Strategy
+from workbench.cli.searching import NoCache, kept_results, searched
+from workbench.job.job import load_job
+from workbench.job.machines import cost_of
+from workbench.report.progress import ticking
+from workbench.report.size_table import answer_text, size_table, training_record
+from workbench.search.drive import Objective
+from workbench.search.sizing import (
+    Goal,
+    Training,
+    answer,
+    duration_s,
+    gpu_counts,
+    num_steps,
+    on_gpus,
+    sized,
+)
+from workbench.strategies.registry import BY_NAME, PLANNERS
+
+
+def size_command(
+    job: JobFile,
+    tokens: Annotated[float, typer.Option(help="of the LLM's sequence, images' and clips' among them: 1e12")],
+    deadline: Annotated[str | None, typer.Option(help="90m, 12h, 3d or 2w")] = None,
+    budget_dollars: Annotated[float | None, typer.Option(help="wants cluster.dollars_per_gpu_hour")] = None,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="how many to try; repeatable; default: one node, then twice as many each time"
+        ),
+    ] = None,
+    strategy: Annotated[
+        list[Strategy] | None, typer.Option(help="to try; repeatable; default: all, as in `search`")
+    ] = None,
+    profile: Profile = None,
+    execution: ExecutionFile = None,
+    no_cache: NoCache = False,
+    as_json: Json = False,
+) -> None:
+    """Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.
+
+    The batch stays as it is. Exit code 1 where no number of GPUs does it.
+    """
+    goal = Goal(
+        tokens=tokens,
+        deadline_s=None if deadline is None else duration_s(deadline),
+        budget_dollars=budget_dollars,
+    )
+    wanted = load_job(job)
+    if goal.deadline_s is None and goal.budget_dollars is None:
+        raise ValueError("size: want --deadline, --budget-dollars or both")
+    if goal.budget_dollars is not None and wanted.dollars_per_rank_hour is None:
+        raise ValueError(f"size: --budget-dollars wants cluster.dollars_per_gpu_hour in job {wanted.name!r}")
+    planners = {name: BY_NAME[name].planner for name in (strategy or PLANNERS)}
+    steps = num_steps(wanted, tokens)
+    results = None if no_cache else kept_results()
+    cost = cost_of(wanted, profile, execution)
+
+    def train(count: int) -> Training:
+        there = on_gpus(wanted, count)
+        with ticking(f"{count} GPUs", len(planners), quiet=as_json) as ticker:
+            try:
+                found = searched(there, cost, planners, Objective.ITERATION, ticker.at, results)
+            except ValueError as error:
+                return Training(gpus=count, steps=steps, record=None, refusal=str(error))
+        best = found.record["candidates"][0]
+        return Training(
+            gpus=count, steps=steps, record=best, dollars_per_gpu_hour=wanted.dollars_per_rank_hour
+        )
+
+    tried = sized(goal, iter(sorted(gpus)) if gpus else gpu_counts(wanted), train)
+    chosen = answer(goal, tried)
+    if as_json:
+        records = [training_record(each, goal) for each in tried]
+        emit_json({"job": wanted.name, "gpus": None if chosen is None else chosen.gpus, "tried": records})
+    else:
+        show(answer_text(chosen, goal, tried), size_table(wanted.name, goal, tried))
+    if chosen is None:
+        raise typer.Exit(1)

@@ -1,0 +1,131 @@
+"""The critical path of a step: the chain of work and waits that its time is the sum of."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from workbench.explain.timeline import Piece, Timeline, timeline
+from workbench.plan.lowered import Lowered
+from workbench.schedule.action import Action, Pass
+from workbench.trace import Trace
+
+
+class Cause(StrEnum):
+    """What a step's time goes into. STRAGGLER, INSIDE and LAUNCH are parts of passes, see `pass_parts`."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT_GRADIENTS = "input gradients"
+    WEIGHT_GRADIENTS = "weight gradients"
+    COPY = "copies to and from the host"
+    MESSAGE = "messages"
+    QUEUE = "waiting for a link"
+    ALL_GATHER = "all-gather of weights"
+    REDUCE_SCATTER = "reduce-scatter of gradients"
+    ALL_REDUCE = "sum of gradients"
+    STEP = "optimizer step"
+    HOST = "between actions"
+    STRAGGLER = "straggling token shard"
+    INSIDE = "collectives inside layers"
+    LAUNCH = "launch and host"
+
+
+CAUSES: dict[Pass, Cause] = {
+    Pass.F: Cause.FORWARD,
+    Pass.B: Cause.BACKWARD,
+    Pass.I: Cause.INPUT_GRADIENTS,
+    Pass.W: Cause.WEIGHT_GRADIENTS,
+    Pass.OFFLOAD: Cause.COPY,
+    Pass.ONLOAD: Cause.COPY,
+    Pass.FREE: Cause.COPY,
+    Pass.ALL_GATHER: Cause.ALL_GATHER,
+    Pass.REDUCE_SCATTER: Cause.REDUCE_SCATTER,
+    Pass.REDUCE_GRAD: Cause.ALL_REDUCE,
+    Pass.STEP: Cause.STEP,
+}
+COMPUTE = (
+    Cause.FORWARD,
+    Cause.BACKWARD,
+    Cause.INPUT_GRADIENTS,
+    Cause.WEIGHT_GRADIENTS,
+)
+
+
+class PathStep(NamedTuple):
+    """One link of the path.
+
+    Args:
+        start_s, end_s: from the step's start; each begins where the one before it ends.
+        cause: what the time goes into.
+        where: the module, or for messages the edge; "" for STEP and gaps.
+        action: what is done, or for messages what made them; None for a gap.
+        rank: the first of those that do it, or the sender; None for a gap.
+        node: of the plan's task graph; None for a gap.
+    """
+
+    start_s: float
+    end_s: float
+    cause: Cause
+    where: str
+    action: Action | None
+    rank: int | None
+    node: int | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.end_s - self.start_s
+
+
+def critical_path(lowered: Lowered, trace: Trace) -> tuple[PathStep, ...]:
+    """What the step's end waited for, back to its start: steps without gaps between them, earliest first.
+
+    From the last end back, each action's path goes on with what it waited for longest: the action in front of
+    it on a rank, a message, or a collective's other ranks. A message's time is that for its link to be free,
+    then that on the link. In a simulated trace each step begins when the one before it ends, and the path is
+    a longest one through the task graph; what executed traces have in between is `Cause.HOST`.
+
+    Args:
+        lowered: the plan.
+        trace: of that plan, simulated or executed.
+
+    Returns:
+        Steps that take longer than nothing; the first starts at 0, the last ends at `trace.iteration_s`, so
+        that their times add up to it.
+
+    Raises:
+        ValueError: a trace of another plan.
+
+    Complexity: O(tasks + rows + edges + spans).
+    """
+    return path_of(timeline(lowered, trace))
+
+
+def path_of(times: Timeline) -> tuple[PathStep, ...]:
+    """The critical path of a timeline; see `critical_path`."""
+    pieces = times.back_from(times.last, times.iteration_s)
+    return tuple(step_of(times, piece) for piece in pieces)[::-1]
+
+
+def step_of(times: Timeline, piece: Piece) -> PathStep:
+    """A piece of a chain of waits in the plan's words."""
+    start_s, end_s, node, is_queued = piece
+    if node is None:
+        return PathStep(start_s, end_s, Cause.HOST, "", None, None, None)
+    if node >= times.num_tasks:
+        row = times.lowered.transfers[node - times.num_tasks]
+        cause = Cause.QUEUE if is_queued else Cause.MESSAGE
+        return PathStep(start_s, end_s, cause, row.edge, row.producer, row.source_rank, node)
+    task = times.lowered.tasks.tasks[node]
+    stage = task.action.stage
+    module = "" if stage is None else times.lowered.plan.stage[stage].module
+    return PathStep(start_s, end_s, CAUSES[task.action.kind], module, task.action, task.ranks[0], node)
+
+
+def seconds_by_cause(steps: Iterable[PathStep]) -> dict[tuple[Cause, str], float]:
+    """(cause, where) -> seconds of the path, most first."""
+    found: dict[tuple[Cause, str], float] = {}
+    for step in steps:
+        key = step.cause, step.where
+        found[key] = found.get(key, 0.0) + step.seconds
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

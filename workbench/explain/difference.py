@@ -1,0 +1,259 @@
+"""Two plans side by side: what differs between them, and where the seconds between their steps come from."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.explain.critical_path import path_of, step_of
+from workbench.explain.idle import idle_by_cause, idle_of
+from workbench.explain.pass_parts import CauseSeconds, PassParts, path_causes
+from workbench.explain.timeline import Piece, Timeline, timeline
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.schedule.action import Action
+from workbench.trace import Lane, Trace
+
+
+class Differs(NamedTuple):
+    """One part of two plans that is not the same.
+
+    Args:
+        part: stages, microbatches, order, tokens, settings, samples, model or cluster.
+        about: which of it.
+        first, second: what each plan has, in words.
+    """
+
+    part: str
+    about: str
+    first: str
+    second: str
+
+
+class SecondsOf(NamedTuple):
+    """What both plans spend on one cause.
+
+    Args:
+        cause: of `Cause` or `IdleCause`, in words.
+        where: module or edge.
+        first_s, second_s: of each plan's step.
+    """
+
+    cause: str
+    where: str
+    first_s: float
+    second_s: float
+
+    @property
+    def change_s(self) -> float:
+        """What the second takes longer."""
+        return self.second_s - self.first_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two: a plan, its simulated step, and its passes taken apart."""
+
+    lowered: Lowered
+    trace: Trace
+    parts: Mapping[Action, PassParts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Both plans' differences.
+
+    Args:
+        differs: what is not the same in them; empty: the plans are equal.
+        first_s, second_s: their steps.
+        along_path: of both critical paths, by cause; changes add up to the difference of the steps.
+        of_ranks: of the mean rank's time, what it computes and why it is idle; changes add up likewise.
+    """
+
+    differs: tuple[Differs, ...]
+    first_s: float
+    second_s: float
+    along_path: tuple[SecondsOf, ...]
+    of_ranks: tuple[SecondsOf, ...]
+
+
+def difference(first: Side, second: Side) -> Difference:
+    """What differs between two plans, and where the difference of their steps comes from.
+
+    A step's time is the sum of its critical path, and it is also what each rank computes and is idle, in the
+    mean over the ranks of the cluster. Both sums are taken apart by cause; a cause's change is its seconds in
+    the second plan less those in the first. So the changes of each decomposition add up to the difference of
+    the two steps, with nothing left over.
+
+    Complexity: O(ranks x actions + rows + edges) of both plans.
+    """
+    times = [timeline(side.lowered, side.trace) for side in (first, second)]
+    paths = [
+        path_causes(path_of(each), side.parts) for each, side in zip(times, (first, second), strict=True)
+    ]
+    ranks = [
+        mean_rank_s(each, side.trace, side.parts) for each, side in zip(times, (first, second), strict=True)
+    ]
+    return Difference(
+        differs=tuple(differing(first.lowered.plan, second.lowered.plan)),
+        first_s=first.trace.iteration_s,
+        second_s=second.trace.iteration_s,
+        along_path=_beside(*paths),
+        of_ranks=_beside(*ranks),
+    )
+
+
+class _Named(NamedTuple):
+    cause: str
+    where: str
+    seconds: float
+
+
+def mean_rank_s(times: Timeline, trace: Trace, parts: Mapping[Action, PassParts]) -> tuple[_Named, ...]:
+    """Seconds of the mean rank by cause, which add up to the step: its compute lane, and its idle time."""
+    graph, plan = times.lowered.tasks, times.lowered.plan
+    steps = [
+        step_of(times, Piece(span.start_s, span.end_s, node))
+        for span in trace.spans
+        if span.lane is Lane.COMPUTE
+        for node in [graph.passes[span.action] if span.action in graph.passes else graph.steps[span.rank]]
+    ]
+    ranks = plan.cluster.num_ranks
+    computed = (_Named(cause, where, total_s / ranks) for cause, where, total_s in path_causes(steps, parts))
+    idle = idle_by_cause(plan, idle_of(times, trace))
+    return (*computed, *(_Named(each.cause, each.where, each.seconds) for each in idle))
+
+
+def _beside(
+    first: Iterable[CauseSeconds | _Named], second: Iterable[CauseSeconds | _Named]
+) -> tuple[SecondsOf, ...]:
+    """Both sides' seconds by cause, the largest change first."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for side, seconds_of in enumerate((first, second)):
+        for cause, where, seconds in seconds_of:
+            found.setdefault((str(cause), where), [0.0, 0.0])[side] += seconds
+    rows = (SecondsOf(*key, *seconds) for key, seconds in found.items())
+    return tuple(sorted(rows, key=lambda row: -abs(row.change_s)))
+
+
+def differing(first: Plan, second: Plan) -> Iterator[Differs]:
+    """What is not the same in two plans, part by part."""
+    if first.model != second.model:
+        yield Differs("model", "", first.model.name, second.model.name)
+    if first.cluster != second.cluster:
+        yield Differs("cluster", "", *(f"{each.cluster.num_ranks} ranks" for each in (first, second)))
+    if first.batch != second.batch:
+        yield Differs("samples", "", *(_batch(plan) for plan in (first, second)))
+    yield from _stages(first, second)
+    yield from _microbatches(first, second)
+    yield from _order(first, second)
+    yield from _tokens(first, second)
+    yield from _settings(first, second)
+
+
+def _batch(plan: Plan) -> str:
+    return f"{len(plan.batch)} with {sum(sample.num_tokens for sample in plan.batch)} tokens"
+
+
+def _modules(first: Plan, second: Plan) -> list[str]:
+    return list(dict.fromkeys(module.name for plan in (first, second) for module in plan.model.modules))
+
+
+def _stages(first: Plan, second: Plan) -> Iterator[Differs]:
+    for module in _modules(first, second):
+        yield from _if_other("stages", module, *(_layout(plan, module) for plan in (first, second)))
+        replica = 0
+        cuts, places = ([part(plan, module, replica) for plan in (first, second)] for part in (_cuts, _ranks))
+        yield from _if_other("stages", f"{module}, layers", *cuts)
+        yield from _if_other("stages", f"{module}, ranks of its first replica", *places)
+
+
+def _chain(plan: Plan, module: str, replica: int) -> Sequence[Stage]:
+    replicas = plan.replicas(module)
+    return plan.chain[module, replicas[replica]] if len(replicas) > replica else ()
+
+
+def _layout(plan: Plan, module: str) -> str:
+    """`dp 2 x 4 stages of cp 1 x tp 2`."""
+    chain = _chain(plan, module, 0)
+    if not chain:
+        return "none"
+    grids = dict.fromkeys(
+        f"cp {stage.cp} x tp {stage.tp}" + (f", ep {stage.ep}" if stage.ep > 1 else "") for stage in chain
+    )
+    return f"dp {len(plan.replicas(module))} x {len(chain)} stages of {' and '.join(grids)}"
+
+
+def _cuts(plan: Plan, module: str, replica: int) -> str:
+    return " ".join(str(stage.layers[1] - stage.layers[0]) for stage in _chain(plan, module, replica))
+
+
+def _ranks(plan: Plan, module: str, replica: int) -> str:
+    ranks = sorted({rank for stage in _chain(plan, module, replica) for rank in stage.flat_ranks})
+    return " ".join(map(str, ranks))
+
+
+def _microbatches(first: Plan, second: Plan) -> Iterator[Differs]:
+    for module in _modules(first, second):
+        told = [_cut(plan, module) for plan in (first, second)]
+        yield from _if_other("microbatches", module, *told)
+        held = [[_samples(each) for each in _of(plan, module)] for plan in (first, second)]
+        if told[0] == told[1] and held[0] != held[1]:
+            same = sum(one == other for one, other in zip(*held, strict=False))
+            yield Differs("microbatches", f"{module}, samples", f"{len(held[0])}", f"{same} of them the same")
+
+
+def _of(plan: Plan, module: str) -> list[Microbatch]:
+    return [each for each in plan.microbatches if each.module == module]
+
+
+def _cut(plan: Plan, module: str) -> str:
+    """`8 of 1 to 2 items`."""
+    sizes = [len(each.items) for each in _of(plan, module)]
+    if not sizes:
+        return "none"
+    few, many = min(sizes), max(sizes)
+    return f"{len(sizes)} of {few if few == many else f'{few} to {many}'} items"
+
+
+def _samples(microbatch: Microbatch) -> frozenset[int]:
+    return frozenset(item.sample for item in microbatch.items)
+
+
+def _order(first: Plan, second: Plan) -> Iterator[Differs]:
+    """Of programs with the same actions in another order: how many; else, how many actions each has."""
+    programs = [{rank: plan.program[rank] for rank in sorted(plan.program)} for plan in (first, second)]
+    if programs[0] == programs[1]:
+        return
+    common = programs[0].keys() & programs[1].keys()
+    moved = sum(
+        programs[0][rank] != programs[1][rank] and set(programs[0][rank]) == set(programs[1][rank])
+        for rank in common
+    )
+    if moved:
+        yield Differs("order", "the same actions in another order", "", f"on {moved} ranks")
+    yield from _if_other("order", "ranks", *(str(len(each)) for each in programs))
+    yield from _if_other("order", "actions of all ranks", *(str(sum(map(len, p.values()))) for p in programs))
+
+
+def _tokens(first: Plan, second: Plan) -> Iterator[Differs]:
+    shards = [plan.token_shard for plan in (first, second)]
+    yield from _if_other("tokens", "rows with owners of their own", *(str(len(each)) for each in shards))
+    common = shards[0].keys() & shards[1].keys()
+    moved = sum(shards[0][key].owners != shards[1][key].owners for key in common)
+    if moved:
+        yield Differs("tokens", "rows whose blocks have other owners", "", str(moved))
+
+
+def _settings(first: Plan, second: Plan) -> Iterator[Differs]:
+    for name in ("precision", "kernels", "optimizer_precision"):
+        yield from _if_other("settings", name, *(str(getattr(p.settings, name)) for p in (first, second)))
+    for module in _modules(first, second):
+        own = [plan.settings.of(module) for plan in (first, second)]
+        for name in own[0].__dataclass_fields__:
+            words = [str(getattr(each, name)).lower() for each in own]
+            yield from _if_other("settings", f"{module} {name}", *words)
+
+
+def _if_other(part: str, about: str, first: str, second: str) -> Iterator[Differs]:
+    if first != second:
+        yield Differs(part, about, first, second)

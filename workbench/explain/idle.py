@@ -1,0 +1,209 @@
+"""Why ranks compute nothing: every idle second of a step with its cause."""
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from workbench.explain.critical_path import COMPUTE, Cause, step_of
+from workbench.explain.timeline import Piece, Timeline, timeline
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.schedule.action import Action
+from workbench.trace import Lane, Span, Trace
+
+
+class IdleCause(StrEnum):
+    """What a rank without work waits for.
+
+    FILL and DRAIN: others' passes before its first and after its last one. STAGE: a pass that it needs next,
+    or what stands in front of that. MICROBATCHES: of such a pass the part that its microbatch is heavier than
+    the mean of its stage. UNUSED: the plan gives it nothing.
+    """
+
+    FILL = "pipeline fills"
+    DRAIN = "pipeline drains"
+    STAGE = "waits for a stage"
+    MICROBATCHES = "microbatches differ"
+    MESSAGE = "exposed messages"
+    QUEUE = "link is busy"
+    ALL_GATHER = "exposed all-gather of weights"
+    REDUCE_SCATTER = "exposed reduce-scatter of gradients"
+    ALL_REDUCE = "exposed sum of gradients"
+    COPY = "copies to and from the host"
+    STEP = "others' optimizer step"
+    HOST = "between actions"
+    UNUSED = "rank has no work"
+
+
+_OF_CAUSE: dict[Cause, IdleCause] = {
+    Cause.COPY: IdleCause.COPY,
+    Cause.MESSAGE: IdleCause.MESSAGE,
+    Cause.QUEUE: IdleCause.QUEUE,
+    Cause.ALL_GATHER: IdleCause.ALL_GATHER,
+    Cause.REDUCE_SCATTER: IdleCause.REDUCE_SCATTER,
+    Cause.ALL_REDUCE: IdleCause.ALL_REDUCE,
+    Cause.STEP: IdleCause.STEP,
+    Cause.HOST: IdleCause.HOST,
+}
+
+
+class IdlePiece(NamedTuple):
+    """A stretch in which a rank computes nothing.
+
+    Args:
+        rank: that is idle.
+        start_s, end_s: from the step's start.
+        cause: why.
+        where: the module, or for messages the edge, that it waits for; "" where there is none.
+        stage: whose pass it waits for; None where it waits for none.
+    """
+
+    rank: int
+    start_s: float
+    end_s: float
+    cause: IdleCause
+    where: str
+    stage: int | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.end_s - self.start_s
+
+
+class _Gap(NamedTuple):
+    """Idle time in front of a node: [start, end)."""
+
+    start_s: float
+    end_s: float
+    node: int
+    cause: IdleCause  # of passes that are waited for
+
+
+def idle_time(lowered: Lowered, trace: Trace) -> tuple[IdlePiece, ...]:
+    """Every idle second of every rank of the plan's cluster, by (rank, start).
+
+    What a rank waits for is what its next action waits for, back in time: the same chain of waits as the
+    critical path's, from that action. Behind a rank's last action it is the chain of the step's end.
+
+    Returns:
+        Pieces that, with the rank's actions on its compute lane, cover 0 to `trace.iteration_s` of every rank
+        without gaps: together they are the ranks' time less the time in which they compute.
+
+    Raises:
+        ValueError: a trace of another plan.
+
+    Complexity: O(ranks x actions + pieces).
+    """
+    return idle_of(timeline(lowered, trace), trace)
+
+
+def idle_of(times: Timeline, trace: Trace) -> tuple[IdlePiece, ...]:
+    """The idle time of a timeline; see `idle_time`."""
+    found: list[IdlePiece] = []
+    means_s = _mean_s(times)
+    known: dict[_Gap, tuple[IdlePiece, ...]] = {}
+    busy: dict[int, list[Span]] = {}
+    for span in trace.spans:
+        if span.lane is Lane.COMPUTE:
+            busy.setdefault(span.rank, []).append(span)
+    for rank in range(times.lowered.plan.cluster.num_ranks):
+        if rank not in busy:
+            found.append(IdlePiece(rank, 0.0, times.iteration_s, IdleCause.UNUSED, "", None))
+            continue
+        for gap in _gaps(times, busy[rank]):
+            if gap not in known:
+                known[gap] = tuple(_pieces(times, gap, means_s))[::-1]
+            found += (piece._replace(rank=rank) for piece in known[gap])
+    return tuple(piece for piece in found if piece.end_s > piece.start_s)
+
+
+def _gaps(times: Timeline, spans: Iterable[Span]) -> Iterator[_Gap]:
+    """Where one rank's compute lane does nothing, and what comes next on it."""
+    graph = times.lowered.tasks
+    in_time = sorted(spans, key=lambda span: (span.start_s, span.end_s))
+    passes = [span for span in in_time if span.action in graph.passes]
+    first_s = min((span.start_s for span in passes), default=times.iteration_s)
+    last_s = max((span.end_s for span in passes), default=0.0)
+    reached_s = 0.0
+    for span in in_time:
+        if span.start_s > reached_s:
+            cause = IdleCause.STAGE
+            if reached_s >= last_s:
+                cause = IdleCause.DRAIN
+            elif span.start_s <= first_s:
+                cause = IdleCause.FILL
+            yield _Gap(reached_s, span.start_s, _node(times, span), cause)
+        reached_s = max(reached_s, span.end_s)
+    if reached_s < times.iteration_s:
+        yield _Gap(reached_s, times.iteration_s, times.last, IdleCause.DRAIN)
+
+
+def _node(times: Timeline, span: Span) -> int:
+    graph = times.lowered.tasks
+    return graph.passes[span.action] if span.action in graph.passes else graph.steps[span.rank]
+
+
+def _pieces(times: Timeline, gap: _Gap, means_s: dict[Action, float]) -> Iterator[IdlePiece]:
+    """Of one gap, latest first; of rank -1."""
+    for piece in times.back_from(gap.node, gap.end_s, gap.start_s):
+        yield from _told(times, piece, gap.cause, means_s)
+
+
+def _told(
+    times: Timeline, piece: Piece, of_passes: IdleCause, means_s: dict[Action, float]
+) -> Iterator[IdlePiece]:
+    step = step_of(times, piece)
+    stage = None if step.action is None else step.action.stage
+    if step.cause not in COMPUTE or step.action is None:
+        yield IdlePiece(-1, piece.start_s, piece.end_s, _OF_CAUSE[step.cause], step.where, stage)
+        return
+    border_s = piece.start_s
+    if of_passes is IdleCause.STAGE and piece.node is not None:
+        whole_s = times.end_s[piece.node] - times.start_s[piece.node]
+        heavier = max(0.0, 1.0 - means_s[step.action] / whole_s)
+        border_s += heavier * (piece.end_s - piece.start_s)
+    if border_s < piece.end_s:
+        yield IdlePiece(-1, border_s, piece.end_s, of_passes, step.where, stage)
+    if piece.start_s < border_s:
+        yield IdlePiece(-1, piece.start_s, border_s, IdleCause.MICROBATCHES, step.where, stage)
+
+
+def _mean_s(times: Timeline) -> dict[Action, float]:
+    """Pass -> mean seconds of its stage's passes of its kind."""
+    graph = times.lowered.tasks
+    alike: dict[tuple[int | None, str], list[float]] = {}
+    for action, task in graph.passes.items():
+        alike.setdefault((action.stage, action.kind), []).append(times.end_s[task] - times.start_s[task])
+    means = {key: sum(seconds) / len(seconds) for key, seconds in alike.items()}
+    return {action: means[action.stage, action.kind] for action in graph.passes}
+
+
+class IdleSeconds(NamedTuple):
+    """Idle seconds of one cause, in the mean over all ranks.
+
+    Args:
+        cause, where: as of its pieces.
+        place: of the stage that is waited for, in the chain of its module's; None where none is.
+        seconds: of all ranks' idle time of this cause, over their number.
+    """
+
+    cause: IdleCause
+    where: str
+    place: int | None
+    seconds: float
+
+
+def idle_by_cause(plan: Plan, pieces: Iterable[IdlePiece]) -> tuple[IdleSeconds, ...]:
+    """Idle seconds by cause, most first; replicas' stages at one place of their chains count together."""
+    place_of = {stage.id: place for chain in plan.chain.values() for place, stage in enumerate(chain)}
+    found: dict[tuple[IdleCause, str, int | None], float] = {}
+    for piece in pieces:
+        place = None if piece.stage is None or piece.cause not in _OF_STAGES else place_of[piece.stage]
+        key = piece.cause, piece.where, place
+        found[key] = found.get(key, 0.0) + piece.seconds
+    by_cause = (IdleSeconds(*key, seconds / plan.cluster.num_ranks) for key, seconds in found.items())
+    return tuple(sorted(by_cause, key=lambda each: -each.seconds))
+
+
+_OF_STAGES = (IdleCause.FILL, IdleCause.DRAIN, IdleCause.STAGE, IdleCause.MICROBATCHES)

@@ -1,0 +1,138 @@
+"""What a pass is made of: kernels, a token shard that is heavier than the others, exchanges, launches."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from workbench.cost.execution import Execution
+from workbench.cost.model import CostModel
+from workbench.explain.critical_path import COMPUTE, Cause, PathStep
+from workbench.plan.lowered import Lowered
+from workbench.schedule.action import Action
+from workbench.timing.price import Price, price
+
+PricesOf = Callable[[Lowered, CostModel], Price]
+AT_ONCE = 1e12  # a rate at which collectives inside layers take no time
+
+
+class PassParts(NamedTuple):
+    """Shares of a pass's seconds; they add up to 1.
+
+    Args:
+        kernels: of the device, as if every context-parallel rank had as much to do.
+        straggler: that the context-parallel rank with the most query-key pairs takes longer than that.
+        collectives: inside layers: of tensor, context and expert parallelism; what others hide counts not.
+        launch: gaps between kernels, waits for the host, the executor's overhead.
+    """
+
+    kernels: float
+    straggler: float
+    collectives: float
+    launch: float
+
+
+class CauseSeconds(NamedTuple):
+    """Seconds of one cause, at one module or edge."""
+
+    cause: Cause
+    where: str
+    seconds: float
+
+
+def parts_of(
+    lowered: Lowered, cost: CostModel, prices_of: PricesOf, actions: Iterable[Action]
+) -> dict[Action, PassParts]:
+    """Of each pass: what its price loses when launches, then collectives too, then stragglers take no time.
+
+    What was measured as a whole layer has its launches among its kernels.
+
+    Args:
+        prices_of: as the step was priced.
+        actions: passes.
+
+    Complexity: three prices of the plan, five where it has token shards.
+    """
+    whole, unlaunched = prices_of(lowered, cost), prices_of(lowered, launching_at_once(cost))
+    kernels = prices_of(lowered, _exchanging_at_once(launching_at_once(cost)))
+    slowest_s = even_s = None
+    if lowered.plan.token_shards:
+        even = replace(lowered, plan=replace(lowered.plan, token_shards=()))
+        slowest_s, even_s = price(lowered, cost).duration_s, price(even, cost).duration_s
+    found = {}
+    for action in actions:
+        total_s = whole.duration_s(action)
+        without_launch_s = min(total_s, unlaunched.duration_s(action))
+        kernels_s = min(without_launch_s, kernels.duration_s(action))
+        straggler_s = 0.0
+        if slowest_s is not None and even_s is not None:
+            straggler_s = min(kernels_s, max(0.0, slowest_s(action) - even_s(action)))
+        found[action] = _shares(total_s, without_launch_s, kernels_s, straggler_s)
+    return found
+
+
+def _shares(total_s: float, without_launch_s: float, kernels_s: float, straggler_s: float) -> PassParts:
+    if total_s == 0:
+        return PassParts(1.0, 0.0, 0.0, 0.0)
+    return PassParts(
+        (kernels_s - straggler_s) / total_s,
+        straggler_s / total_s,
+        (without_launch_s - kernels_s) / total_s,
+        (total_s - without_launch_s) / total_s,
+    )
+
+
+def launching_at_once(cost: CostModel) -> CostModel:
+    """The same machines, on which neither host nor executor takes any time, and no kernel has a floor."""
+    return with_launch(cost, 0.0)
+
+
+def with_launch(cost: CostModel, factor: float) -> CostModel:
+    """The same machines; launches, the executor and the shortest kernel take so many times as long."""
+    profile = cost.profile
+    scaled = replace(
+        profile,
+        kernel_floor_s=factor * profile.kernel_floor_s,
+        overheads_s=tuple((kind, factor * seconds) for kind, seconds in profile.overheads_s),
+    )
+    beside = {device: with_launch(model, factor) for device, model in cost.beside.items()}
+    return CostModel(scaled, _launched(cost.execution, factor), beside)
+
+
+def _launched(execution: Execution, factor: float) -> Execution:
+    return replace(
+        execution,
+        kernel_gap_s=factor * (execution.kernel_gap_s or 0.0),
+        host_kernel_s=factor * (execution.host_kernel_s or 0.0),
+        host_collective_s=factor * (execution.host_collective_s or 0.0),
+        host_rank_s=factor * execution.host_rank_s,
+    )
+
+
+def _exchanging_at_once(cost: CostModel) -> CostModel:
+    beside = {device: _exchanging_at_once(model) for device, model in cost.beside.items()}
+    return CostModel(cost.profile, replace(cost.execution, collective_rate=AT_ONCE), beside)
+
+
+def path_causes(path: Iterable[PathStep], parts: Mapping[Action, PassParts]) -> tuple[CauseSeconds, ...]:
+    """Seconds of the path by cause, most first, its passes taken apart; together they are the path's.
+
+    Args:
+        parts: of the path's passes; one that is absent is kernels alone.
+    """
+    found: dict[tuple[Cause, str], float] = {}
+    for step in path:
+        for cause, seconds in _taken_apart(step, parts):
+            found[cause, step.where] = found.get((cause, step.where), 0.0) + seconds
+    named = (CauseSeconds(*key, seconds) for key, seconds in found.items() if seconds)
+    return tuple(sorted(named, key=lambda each: -each.seconds))
+
+
+def _taken_apart(step: PathStep, parts: Mapping[Action, PassParts]) -> Iterable[tuple[Cause, float]]:
+    of = parts.get(step.action) if step.action is not None and step.cause in COMPUTE else None
+    if of is None:
+        yield step.cause, step.seconds
+        return
+    yield Cause.STRAGGLER, of.straggler * step.seconds
+    yield Cause.INSIDE, of.collectives * step.seconds
+    yield Cause.LAUNCH, of.launch * step.seconds
+    yield step.cause, step.seconds * (1.0 - of.straggler - of.collectives - of.launch)

@@ -1,0 +1,169 @@
+"""The job that a plan answers: its layouts, its schedule, the samples that its microbatches hold."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.model_graph import TEXT
+from workbench.plan.codec import plan_hash
+from workbench.plan.plan import Plan, Sharding
+from workbench.planner.assembly import scheduled
+from workbench.planner.stage_counts import silent
+from workbench.planner.strategy_spec import Planner
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+
+
+class Placing(StrEnum):
+    """Whether layouts say where a module's ranks start and how many replicas it has, or leave that open."""
+
+    LEFT = "left to the strategy"
+    SAID = "said"
+
+
+class Origin(NamedTuple):
+    """What a plan was made of, as far as can be told.
+
+    Args:
+        job: a job.
+        strategy: that planned it.
+        is_exact: whether the strategy makes the same plan of the job.
+    """
+
+    job: Job
+    strategy: str
+    is_exact: bool
+
+
+def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = None) -> Origin:
+    """A job of which the plan's strategy makes that plan, or one as near as layouts can say.
+
+    Its layouts are the plan's. Places of modules are said where the strategy makes the plan only so.
+
+    Args:
+        plan: any plan.
+        cost: the machine.
+        planner: of the plan's strategy.
+        job: that the plan was made of; None: it is not known, and follows from the plan.
+
+    Raises:
+        ValueError: the strategy refuses every such job, as the first is refused.
+
+    Complexity: two plans at most.
+    """
+    refusal: ValueError | None = None
+    near: Job | None = None
+    for placing in Placing:
+        told = _as_job(plan, cost, placing, job)
+        try:
+            again = planner(told, cost, silent)
+        except ValueError as error:
+            refusal = refusal or error
+            continue
+        if plan_hash(again) == plan_hash(plan):
+            return Origin(told, plan.strategy, is_exact=True)
+        near = near or told
+    if near is None:
+        assert refusal is not None, "there are placings"
+        raise refusal
+    return Origin(near, plan.strategy, is_exact=False)
+
+
+def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> Job:
+    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    layouts = layouts_of(plan, len(plan.replicas(llm)), placing)
+    if job is not None:
+        return replace(job, layouts=layouts, replicas=len(plan.replicas(llm)))
+    return Job(
+        name=plan.model.name,
+        model=plan.model,
+        cluster=plan.cluster,
+        batch=plan.batch,
+        microbatch_samples=_samples(plan, llm),
+        replicas=len(plan.replicas(llm)),
+        layouts=layouts,
+        schedule=schedule_of(plan, cost),
+        settings=plan.settings,
+    )
+
+
+def _samples(plan: Plan, llm: str) -> int:
+    """Of a microbatch in the mean over the replica that has most, as a divisor of a replica's samples."""
+    replicas = plan.replicas(llm)
+    share = max(1, len(plan.batch) // len(replicas))
+    most = max(len(plan.microbatches_of.get((llm, replica), ())) for replica in replicas)
+    divisors = (size for size in range(1, share + 1) if share % size == 0)
+    return min(divisors, key=lambda size: abs(size - share / max(1, most)))
+
+
+def layouts_of(plan: Plan, replicas: int, placing: Placing) -> tuple[ModuleLayout, ...]:
+    """Of every module: what its stages are.
+
+    Where places are said, so are replicas of a module's own, which are not `replicas` in number.
+    """
+    found = []
+    for module in plan.model.modules:
+        chain = plan.chain[module.name, plan.replicas(module.name)[0]]
+        dp = len(plan.replicas(module.name))
+        ranks = [rank for stage in plan.stages if stage.module == module.name for rank in stage.flat_ranks]
+        found.append(
+            ModuleLayout(
+                module=module.name,
+                pp=len({stage.flat_ranks for stage in chain}),
+                tp=chain[0].tp,
+                cp=chain[0].cp,
+                ep=chain[0].ep,
+                dp=None if placing is Placing.LEFT or dp == replicas else dp,
+                rank_offset=min(ranks) if placing is Placing.SAID else None,
+            )
+        )
+    return tuple(found)
+
+
+def _is_sharded(plan: Plan, module: str) -> bool:
+    return plan.settings.of(module).sharding is Sharding.PARAMETERS
+
+
+def schedule_of(plan: Plan, cost: CostModel) -> Schedule:
+    """The first schedule that gives the plan's stages the plan's programs.
+
+    Where none does (a strategy that puts passes into an order of its own), it is 1F1B, or of those whose
+    backwards are split as the plan's and that lay out its stages the first.
+
+    Complexity: one set of programs for every kind of schedule that could be it.
+    """
+    bare = replace(plan, programs=())
+    likely = list(_likely(plan))
+    for schedule in likely:
+        try:
+            if scheduled(bare, schedule, cost).programs == plan.programs:
+                return schedule
+        except ValueError:  # the plan's ranks or modules are not for this schedule
+            continue
+    return likely[0] if likely else Schedule()
+
+
+def _likely(plan: Plan) -> Iterable[Schedule]:
+    """Schedules whose backwards are as the plan's, on as many stages a rank."""
+    splits = any(action.kind is Pass.I for action in plan.program_actions)
+    virtual = _virtual_stages(plan)
+    for kind in ScheduleKind:
+        schedule = usual(kind)
+        if kind.splits_backward != splits:
+            continue
+        if virtual > 1 and kind.spec.takes_more_stages:
+            yield replace(schedule, virtual_stages=virtual)
+        elif schedule.virtual_stages == virtual:
+            yield schedule
+
+
+def _virtual_stages(plan: Plan) -> int:
+    """Stages of the language model on each of its ranks; 1 where its weights are sharded, layer by layer."""
+    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    if _is_sharded(plan, llm):
+        return 1
+    chain = plan.chain[llm, plan.replicas(llm)[0]]
+    return len(chain) // len({stage.flat_ranks for stage in chain})

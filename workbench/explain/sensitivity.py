@@ -1,0 +1,170 @@
+"""What a step's time is sensitive to: one thing at a time a tenth more and a tenth less."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.model import CostModel
+from workbench.data.sample import Sample, Segment
+from workbench.explain.pass_parts import with_launch
+from workbench.model.model_graph import TEXT
+from workbench.plan.following import next_plan
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.timing.shares import RATES, Source
+
+TENTH = 0.1
+StepSeconds = Callable[[Lowered, CostModel], float]
+
+RATE_NAMES: dict[Source, str] = {
+    Source.PRODUCTS: "rate of products",
+    Source.ATTENTION: "rate of attention",
+    Source.MEMORY: "bandwidth of device memory",
+    Source.COLLECTIVES: "rate of collectives inside layers",
+    Source.REDUCTION: "rate of collectives over weights and gradients",
+}
+
+
+class Asked(NamedTuple):
+    """One thing, more or less of it: what is to be simulated instead."""
+
+    lowered: Lowered
+    cost: CostModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """One thing at a time.
+
+    Args:
+        about: what is varied, in words.
+        less_s, more_s: the step with a tenth less and a tenth more of it.
+        refusal: why it cannot be said; "": it can.
+    """
+
+    about: str
+    less_s: float = 0.0
+    more_s: float = 0.0
+    refusal: str = ""
+
+    @property
+    def span_s(self) -> float:
+        """Between both ends."""
+        return abs(self.more_s - self.less_s)
+
+
+Vary = Callable[[float], Asked]
+
+
+def sensitivities(lowered: Lowered, cost: CostModel, step_s: StepSeconds) -> Iterator[Sensitivity]:
+    """The step with 0.9 and 1.1 times each rate, bandwidth, time of a launch and size of samples.
+
+    The plan stays: its stages, its order and which sample stands where. Sizes are those of all samples, then
+    how far each is from the mean, which changes no total. Collectives that were measured follow their rates,
+    those by formula their links too.
+
+    Args:
+        step_s: simulates a lowered plan.
+
+    Complexity: two prices and simulations a thing, about 20.
+    """
+    for about, vary in _varied(lowered, cost):
+        try:
+            ends_s = [step_s(*vary(1 + sign * TENTH)) for sign in (-1, 1)]
+        except ValueError as error:
+            yield Sensitivity(about=about, refusal=" ".join(str(error).split()))
+            continue
+        yield Sensitivity(about=about, less_s=ends_s[0], more_s=ends_s[1])
+
+
+def _varied(lowered: Lowered, cost: CostModel) -> Iterator[tuple[str, Vary]]:
+    for source, rates in RATES.items():
+        yield RATE_NAMES[source], _rates(lowered, cost, rates)
+    cluster = lowered.plan.cluster
+    yield "bandwidth of links inside a node", lambda factor: Asked(_linked(lowered, factor, 1.0), cost)
+    if len(cluster.nodes) > 1:
+        yield "bandwidth of links between nodes", lambda factor: Asked(_linked(lowered, 1.0, factor), cost)
+    yield "times of launches", lambda factor: Asked(lowered, with_launch(cost, factor))
+    for modality in dict.fromkeys(module.modality for module in lowered.plan.model.modules):
+        yield f"tokens of {modality}", _sizes(lowered.plan, cost, modality)
+    yield (
+        "spread of sizes",
+        lambda factor: Asked(_of_batch(lowered.plan, _spread(lowered.plan, factor)), cost),
+    )
+
+
+def _rates(lowered: Lowered, cost: CostModel, rates: tuple[str, ...]) -> Vary:
+    def vary(factor: float) -> Asked:
+        own = cost.execution
+        faster = replace(own, **{name: factor * getattr(own, name) for name in rates})
+        return Asked(lowered, cost.executed(faster))
+
+    return vary
+
+
+def _linked(lowered: Lowered, inside: float, between: float) -> Lowered:
+    """The same plan on links so many times as fast."""
+    cluster = lowered.plan.cluster
+
+    def of(link: Link, factor: float) -> Link:
+        return replace(link, bytes_per_s=factor * link.bytes_per_s)
+
+    def node_of(node: Node) -> Node:
+        own = None if node.link is None else of(node.link, inside)
+        return replace(node, link=own, card=None if node.card is None else of(node.card, between))
+
+    faster: Cluster = replace(
+        cluster,
+        intra=of(cluster.intra, inside),
+        inter=of(cluster.inter, between),
+        nodes=tuple(map(node_of, cluster.nodes)),
+    )
+    return replace(lowered, plan=replace(lowered.plan, cluster=faster))
+
+
+def _sizes(plan: Plan, cost: CostModel, modality: str) -> Vary:
+    def grown(segment: Segment, factor: float) -> Segment:
+        return _scaled(segment, factor) if segment.modality == modality else segment
+
+    def vary(factor: float) -> Asked:
+        batch = tuple(
+            replace(sample, segments=tuple(grown(segment, factor) for segment in sample.segments))
+            for sample in plan.batch
+        )
+        return Asked(_of_batch(plan, batch), cost)
+
+    return vary
+
+
+def _spread(plan: Plan, factor: float) -> tuple[Sample, ...]:
+    """Every segment's size so many times as far from the mean of its modality."""
+    sizes: dict[str, list[int]] = {}
+    for sample in plan.batch:
+        for segment in sample.segments:
+            sizes.setdefault(segment.modality, []).append(segment.tokens_in)
+    means = {modality: sum(found) / len(found) for modality, found in sizes.items()}
+
+    def spread(segment: Segment) -> Segment:
+        mean = means[segment.modality]
+        wanted = mean + factor * (segment.tokens_in - mean)
+        return _scaled(segment, max(wanted, 1.0) / segment.tokens_in)
+
+    return tuple(replace(each, segments=tuple(map(spread, each.segments))) for each in plan.batch)
+
+
+def _scaled(segment: Segment, factor: float) -> Segment:
+    """So many times the tokens, at least one; an image's grid is left to its encoder's guess."""
+    if factor == 1.0:
+        return segment
+    if segment.modality == TEXT:
+        tokens = max(1, round(factor * segment.tokens_in))
+        return replace(segment, tokens_in=tokens, tokens_out=tokens)
+    merged = max(1, segment.tokens_in // segment.tokens_out)  # tokens of the encoder to each of its outputs
+    outputs = max(1, round(factor * segment.tokens_out))
+    return replace(segment, tokens_in=outputs * merged, tokens_out=outputs, grid=None)
+
+
+def _of_batch(plan: Plan, batch: tuple[Sample, ...]) -> Lowered:
+    return lower(next_plan(plan, batch))

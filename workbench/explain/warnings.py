@@ -1,0 +1,78 @@
+"""What a plan wastes without a word: ranks that have nothing to do, pipelines without enough microbatches."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
+from workbench.plan.plan import Plan
+from workbench.planner.layout_search import usable_ranks
+
+HEAVY = 2.0  # times the mean, from which a sample is one that others wait for
+
+
+def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
+    """One line for each way in which a job's plan leaves ranks idle that it could use."""
+    return (*_unused(plan, usable_ranks(job)), *_too_few(plan, job))
+
+
+def _unused(plan: Plan, usable: int) -> Iterator[str]:
+    used = len(plan.ranks)
+    if used < usable:
+        yield (
+            f"{plan.strategy} leaves {usable - used} of {usable} ranks idle; want layouts or replicas that "
+            f"take all, or max_ranks: {used}"
+        )
+
+
+def _too_few(plan: Plan, job: Job) -> Iterator[str]:
+    """Replicas with fewer microbatches than stages behind one another, or than were asked for."""
+    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    replicas = plan.replicas(llm)
+    asked = len(job.batch) // (len(replicas) * job.microbatch_samples)
+    short: Counter[tuple[int, int]] = Counter()
+    for replica in replicas:
+        depth = _depth(plan, llm, replica)
+        count = len(plan.microbatches_of.get((llm, replica), ()))
+        if depth > 1 and (count < depth or (count < asked and _heavy(plan) is not None)):
+            short[count, depth] += 1
+    for (count, depth), number in short.items():
+        copies = f" in {number} of {len(replicas)} replicas" if len(replicas) > 1 else ""
+        waits = ", so that some always wait" if count < depth else ""
+        yield (
+            f"{plan.strategy} makes {count} microbatches, where {asked} were asked for, on {depth} stages "
+            f"behind one another{copies}{waits}; {_remedy(plan)}"
+        )
+
+
+def _depth(plan: Plan, llm: str, replica: int) -> int:
+    """Blocks of ranks that a microbatch goes through one after the other: an encoder's, then the LLM's."""
+    own = {stage.flat_ranks for stage in plan.chain[llm, replica]}
+    encoders = (
+        {stage.flat_ranks for stage in plan.chain[module.name, plan.replicas(module.name)[0]]}
+        for module in plan.model.modules
+        if module.name != llm and plan.replicas(module.name)
+    )
+    of_llm = {rank for stage in plan.stages if stage.module == llm for rank in stage.flat_ranks}
+    apart = (blocks for blocks in encoders if of_llm.isdisjoint(chain.from_iterable(blocks)))
+    return len(own) + max((len(blocks) for blocks in apart), default=0)
+
+
+def _heavy(plan: Plan) -> tuple[int, float] | None:
+    """The heaviest sample and how many times the mean it has, where that is much."""
+    tokens = {sample.id: sample.num_tokens for sample in plan.batch}
+    heaviest = max(tokens, key=lambda sample: tokens[sample])
+    times = tokens[heaviest] * len(tokens) / sum(tokens.values())
+    return (heaviest, times) if times >= HEAVY else None
+
+
+def _remedy(plan: Plan) -> str:
+    heavy = _heavy(plan)
+    if heavy is None:
+        return "want more samples in the batch, or smaller microbatches"
+    sample, times = heavy
+    return (
+        f"sample {sample} has {times:.2g} times the mean's tokens; want more samples in the batch, or "
+        "context parallelism for it"
+    )

@@ -1,0 +1,157 @@
+"""The files that every exported folder has: launcher, batch script, environment, container, README."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+
+from workbench.export.said import Difference, Said
+from workbench.export.target import Launch, Target
+from workbench.plan.codec import plan_hash
+from workbench.plan.plan import Plan
+from workbench.units import MS_PER_S
+
+MARK = "export.json"
+FORMAT = "multimodal-workbench export"
+README, LAUNCH, BATCH, ENVIRONMENT, CONTAINER = (
+    "README.md",
+    "launch.sh",
+    "job.sbatch",
+    "env.sh",
+    "CONTAINER.md",
+)
+_PORT = 29500
+
+
+def ranks_by_node(plan: Plan) -> tuple[int, ...]:
+    """Processes on every node that takes part, in the order of nodes."""
+    counts = Counter(plan.cluster.node_of(rank) for rank in plan.ranks)
+    return tuple(counts[node] for node in sorted(counts))
+
+
+def common_files(target: Target, said: Said) -> dict[str, str]:
+    """Their texts by name."""
+    launch = target.launch(said)
+    return {
+        README: _readme(target, said),
+        LAUNCH: _launch(said.plan, launch),
+        BATCH: _batch(target, said.plan),
+        ENVIRONMENT: _environment(launch),
+        CONTAINER: f"# Container\n\n{launch.container.strip()}\n",
+        MARK: json.dumps(_mark(target, said), indent=2, sort_keys=True) + "\n",
+    }
+
+
+def _mark(target: Target, said: Said) -> Mapping[str, object]:
+    return {
+        "format": FORMAT,
+        "target": target.name,
+        "system": target.system,
+        "plan_hash": plan_hash(said.plan),
+        "plan_step_s": said.step_s,
+        "exported_step_s": said.becomes_s,
+        "differences": [
+            {"has": each.has, "gets": each.gets, "seconds": each.seconds} for each in said.differences
+        ],
+    }
+
+
+def _launch(plan: Plan, launch: Launch) -> str:
+    """Started once on every node; torchrun starts the node's processes."""
+    per_node = ranks_by_node(plan)
+    if len(set(per_node)) == 1:
+        processes = f"PROCESSES={per_node[0]}"
+    else:
+        cases = "\n".join(f"  {node}) PROCESSES={count} ;;" for node, count in enumerate(per_node))
+        processes = f'case "$NODE_RANK" in\n{cases}\nesac'
+    return f"""#!/usr/bin/env bash
+# Starts this node's processes; run it once on each of {len(per_node)} node(s), with NODE_RANK 0, 1, ...
+set -euo pipefail
+cd "$(dirname "${{BASH_SOURCE[0]}}")"
+source ./{ENVIRONMENT}
+NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-0}}}}"
+MASTER_ADDR="${{MASTER_ADDR:-127.0.0.1}}"
+MASTER_PORT="${{MASTER_PORT:-{_PORT}}}"
+{processes}
+{launch.before}exec torchrun \\
+  --nnodes {len(per_node)} --node-rank "$NODE_RANK" --nproc-per-node "$PROCESSES" \\
+  --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
+  {launch.program} "$@"
+"""
+
+
+def _batch(target: Target, plan: Plan) -> str:
+    per_node = ranks_by_node(plan)
+    on_devices = plan.cluster.nodes[0].num_cores is None
+    devices = f"#SBATCH --gpus-per-node={max(per_node)}\n" if on_devices else ""
+    return f"""#!/usr/bin/env bash
+#SBATCH --job-name={target.name}-{_word(plan.model.name)}
+#SBATCH --nodes={len(per_node)}
+#SBATCH --ntasks-per-node=1
+{devices}#SBATCH --exclusive
+#SBATCH --output=%x-%j.log
+# Add --partition, --account and --time as your site wants them.
+set -euo pipefail
+cd "${{SLURM_SUBMIT_DIR:?start this with sbatch from the folder it lies in}}"
+MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export MASTER_ADDR
+srun --kill-on-bad-exit=1 bash ./{LAUNCH} "$@"
+"""
+
+
+def _word(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+
+
+def _environment(launch: Launch) -> str:
+    lines = ["# Sourced by launch.sh; what is set already stays."]
+    for name, (value, reason) in launch.environment.items():
+        lines += [f"# {reason}", f'export {name}="${{{name}:-{value}}}"']
+    return "\n".join(lines) + "\n"
+
+
+def _readme(target: Target, said: Said) -> str:
+    plan = said.plan
+    return f"""# {plan.model.name} under {target.system}
+
+{target.summary[0].upper()}{target.summary[1:]}.
+
+| | |
+| --- | --- |
+| plan | strategy {plan.strategy}, hash {plan_hash(plan)[:12]} |
+| ranks | {len(plan.ranks)} on {len(ranks_by_node(plan))} node(s) of {plan.cluster.nodes[0].device} |
+| predicted step of the plan | {_ms(said.step_s)} |
+| predicted step of this folder | {_ms(said.becomes_s)} |
+
+## Start it
+
+On one node `bash {LAUNCH}`; under Slurm `sbatch {BATCH}` from this folder. {CONTAINER} says what the
+image must have, {ENVIRONMENT} what is set for every process. What stands behind `{LAUNCH}` is handed on to
+the program.
+
+## What the plan has and {target.name} does otherwise
+
+{_differences(said.differences)}
+"""
+
+
+def _differences(found: tuple[Difference, ...]) -> str:
+    if not found:
+        return "Nothing: this folder does what the plan says."
+    lines = ["| the plan has | here instead | predicted cost of a step |", "| --- | --- | --- |"]
+    lines += [f"| {_cell(each.has)} | {_cell(each.gets)} | {_cost(each)} |" for each in found]
+    ending = "Each cost is against the line above it; together they lead from one step to the other."
+    return "\n".join([*lines, "", ending])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _cost(each: Difference) -> str:
+    if each.seconds is None:
+        return "none: not what a prediction is of"
+    return f"{each.seconds * MS_PER_S:+.3f} ms"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * MS_PER_S:.3f} ms"

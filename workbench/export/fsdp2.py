@@ -1,0 +1,177 @@
+"""FSDP2: a training program of plain torch, for plans whose ranks each hold all layers of all modules.
+
+Source: torch.distributed.fsdp.fully_shard; Liang et al. 2025, "TorchTitan", section 2.1.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from workbench.export import sayable
+from workbench.export.placed import llm_of, placed_modules
+from workbench.export.said import Change, Said, Way, with_settings
+from workbench.export.target import Files, Launch, Target
+from workbench.export.torchrun import PLAN, nccl_environment
+from workbench.plan.codec import dumps
+from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+
+LAYOUT, PROGRAM = "fsdp2.json", "train.py"
+_SOURCE = "fsdp2_train.py"  # of the runtime
+
+
+def _refuses(plan: Plan) -> str | None:
+    for module in plan.model.modules:
+        if module.source is None:
+            return f"module {module.name!r}, which is made from no transformers configuration"
+    return sayable.unplaced(plan) or _cut(plan) or _uneven(plan) or _behind(plan)
+
+
+def _cut(plan: Plan) -> str | None:
+    """A module that is not whole on every rank."""
+    for name, placed in placed_modules(plan).items():
+        layout = placed.layout
+        degrees = {"pp": placed.pp, "tp": layout.tp, "cp": layout.cp}
+        for degree, size in degrees.items():
+            if size > 1:
+                return f"{degree} {size} of {name!r}"
+        if placed.ranks != plan.ranks:
+            return f"ranks without {name!r}"
+        if placed.virtual > 1:
+            return f"{placed.virtual} stages of {name!r} on a rank"
+    return None
+
+
+def _uneven(plan: Plan) -> str | None:
+    """Ranks that would gather weights a different number of times."""
+    llm = llm_of(plan).name
+    counts = {len(plan.microbatches_of.get((llm, replica), ())) for replica in plan.replicas(llm)}
+    return "ranks with different numbers of microbatches" if len(counts) > 1 else None
+
+
+def _behind(plan: Plan) -> str | None:
+    """A module that reads the language model's states."""
+    read = next((edge.target for edge in plan.model.edges_out_of(llm_of(plan).name)), None)
+    return None if read is None else f"module {read!r}, which reads the language model"
+
+
+def _changes(plan: Plan) -> Sequence[Change]:
+    changes = [
+        *sayable.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
+        *_sharded_alike(plan),
+        *_computed_again(plan),
+    ]
+    if _encoders_apart(plan):
+        changes.append(
+            Change(has="microbatches of encoders of their own", gets="encoders run microbatch by microbatch")
+        )
+    return changes
+
+
+def _encoders_apart(plan: Plan) -> bool:
+    """Whether encoders put other samples together than the language model."""
+    counts = {
+        len(plan.microbatches_of.get((module.name, replica), ()))
+        for module in plan.model.modules
+        for replica in plan.replicas(module.name)
+    }
+    return len(counts) > 1
+
+
+def _sharded_alike(plan: Plan) -> Sequence[Change]:
+    """One sharding for all modules: that of the language model."""
+    wanted = plan.settings.of(llm_of(plan).name)
+    every = [plan.settings.of(module.name) for module in plan.model.modules]
+    if all((each.sharding, each.instances) == (wanted.sharding, wanted.instances) for each in every):
+        return ()
+
+    def alike(settings: ModuleSettings) -> ModuleSettings:
+        return replace(settings, sharding=wanted.sharding, instances=wanted.instances)
+
+    return (
+        Change(
+            has="modules that are sharded differently",
+            gets=f"sharding {wanted.sharding} for all",
+            make=lambda job: with_settings(job, alike),
+        ),
+    )
+
+
+def _computed_again(plan: Plan) -> Sequence[Change]:
+    """Parts of a block: the whole block."""
+    if not any(each.computed_again for each in plan.settings.modules):
+        return ()
+
+    def whole(settings: ModuleSettings) -> ModuleSettings:
+        if not settings.computed_again:
+            return settings
+        return replace(settings, computed_again=(), recompute=Recompute.FULL)
+
+    return (
+        Change(
+            has="parts of blocks computed again",
+            gets="whole blocks computed again",
+            make=lambda job: with_settings(job, whole),
+        ),
+    )
+
+
+def layout_words(plan: Plan) -> dict[str, object]:
+    """What `fsdp2.json` says; see the program's `Layout`."""
+    settings = plan.settings.of(llm_of(plan).name)
+    num_ranks = len(plan.ranks)
+    copies = num_ranks if settings.sharding is Sharding.NONE else settings.instances
+    return {
+        "replicate": copies,
+        "shard": num_ranks // copies,
+        "reshard_after_forward": settings.sharding is Sharding.PARAMETERS,
+        "weights": str(plan.settings.optimizer_precision or plan.settings.precision),
+        "compute": str(plan.settings.precision),
+        "recompute": [
+            module.name
+            for module in plan.model.modules
+            if plan.settings.of(module.name).recompute is Recompute.FULL
+        ],
+    }
+
+
+def _files(said: Said) -> Files:
+    plan = said.becomes
+    return {
+        PLAN: dumps(plan),
+        LAYOUT: json.dumps(layout_words(plan), indent=2) + "\n",
+        PROGRAM: program_text(),
+    }
+
+
+def program_text() -> str:
+    """The program, which is a module of the runtime, read and not imported: it wants torch."""
+    found = find_spec("runtime")
+    assert found is not None, "the runtime is installed with the planner"
+    assert found.origin is not None, "it is a package of files"
+    return (Path(found.origin).parent / _SOURCE).read_text(encoding="utf-8")
+
+
+def _launch(said: Said) -> Launch:
+    on_host = said.plan.cluster.nodes[0].num_cores is not None
+    threads = {"OMP_NUM_THREADS": ("1", "one thread a rank: ranks share the cores")}
+    return Launch(
+        program=f"{PROGRAM} --device {'cpu' if on_host else 'cuda'}",
+        environment=threads if on_host else nccl_environment(),
+        container="Python 3.11 or later with torch 2.6 or later and this package, which builds the model's "
+        "blocks from transformers: `pip install 'multimodal-workbench[run]'`. `python train.py --help` lists "
+        "the flags.",
+    )
+
+
+TARGET = Target(
+    name="fsdp2",
+    system="torch FSDP2",
+    summary="a training program of plain torch with FSDP2, and the layout that it reads",
+    refuses=_refuses,
+    changes=_changes,
+    ways=(Way(words="strategy fsdp", strategy="fsdp"), Way(words="strategy hsdp", strategy="hsdp")),
+    files=_files,
+    launch=_launch,
+)

@@ -1,0 +1,132 @@
+"""How a plan lays out each module, read off its stages and said as a job's layouts say it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+from workbench.job.job import ModuleLayout
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.plan import Plan, Sharding, Stage
+
+
+class Placing(StrEnum):
+    """How the modules of a plan lie to each other."""
+
+    ALONE = "one module"
+    APART = "every module on ranks of its own"
+    SHARED = "all modules on the same ranks"
+    MIXED = "modules that share some of their ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One module of a plan.
+
+    Args:
+        layout: degrees, first rank, and the layers of every stage.
+        virtual: stages on each of its blocks of ranks.
+        ranks: all of them, ascending.
+        blocks: [pp] which stages of the chain lie on each block of ranks, of the first replica.
+    """
+
+    layout: ModuleLayout
+    virtual: int
+    ranks: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+    @property
+    def pp(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def dp(self) -> int:
+        return self.layout.dp or 1
+
+
+def llm_of(plan: Plan) -> Module:
+    """The language model."""
+    return next(module for module in plan.model.modules if module.modality == TEXT)
+
+
+def placed_modules(plan: Plan) -> dict[str, Placed]:
+    """Every module's layout, in the model's order.
+
+    Raises:
+        ValueError: replicas that are cut or spread differently, or that share items: no layout says that.
+            The message is the part of the plan alone.
+
+    Complexity: O(stages + items).
+    """
+    _check_items(plan)
+    return {module.name: _placed(plan, module) for module in plan.model.modules}
+
+
+def placing_of(plan: Plan) -> Placing:
+    """Whether modules share ranks; ValueError as `placed_modules`."""
+    ranks = [set(each.ranks) for each in placed_modules(plan).values()]
+    if len(ranks) == 1:
+        return Placing.ALONE
+    if all(each == ranks[0] for each in ranks):
+        return Placing.SHARED
+    apart = sum(map(len, ranks)) == len(set[int]().union(*ranks))
+    return Placing.APART if apart else Placing.MIXED
+
+
+def _placed(plan: Plan, module: Module) -> Placed:
+    replicas = [_merged(plan, plan.chain[module.name, replica]) for replica in plan.replicas(module.name)]
+    shapes = {tuple((s.layers, s.cp, s.tp, s.ep) for s in chain) for chain in replicas}
+    if len(shapes) > 1:
+        raise ValueError(f"replicas of {module.name!r} that are cut differently")
+    blocks = {_blocks(chain) for chain in replicas}
+    chain = replicas[0]
+    if len(blocks) > 1 or len({(s.cp, s.tp, s.ep) for s in chain}) > 1:
+        raise ValueError(f"stages of {module.name!r} with different degrees")
+    [found] = blocks
+    if len({len(block) for block in found}) > 1:
+        raise ValueError(f"ranks of {module.name!r} with different numbers of stages")
+    ranks = sorted({rank for each in replicas for stage in each for rank in stage.flat_ranks})
+    layout = ModuleLayout(
+        module=module.name,
+        pp=len(found),
+        tp=chain[0].tp,
+        cp=chain[0].cp,
+        ep=chain[0].ep,
+        dp=len(replicas),
+        rank_offset=ranks[0],
+        stage_layers=tuple(stage.layers[1] - stage.layers[0] for stage in chain),
+    )
+    return Placed(layout=layout, virtual=len(found[0]), ranks=tuple(ranks), blocks=found)
+
+
+def _merged(plan: Plan, chain: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """The chain; where parameters are sharded, units that lie on the same ranks are one stage."""
+    if plan.settings.of(chain[0].module).sharding is not Sharding.PARAMETERS:
+        return chain
+    runs = [tuple(run) for _, run in groupby(chain, key=lambda stage: stage.ranks)]
+    return tuple(
+        Stage(
+            id=run[0].id,
+            module=run[0].module,
+            replica=run[0].replica,
+            layers=(run[0].layers[0], run[-1].layers[1]),
+            ranks=run[0].ranks,
+            ep=run[0].ep,
+        )
+        for run in runs
+    )
+
+
+def _blocks(chain: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
+    """Places in the chain by block of ranks, blocks in the order of their first stages."""
+    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for place, stage in enumerate(chain):
+        found.setdefault(stage.ranks, []).append(place)
+    return tuple(map(tuple, found.values()))
+
+
+def _check_items(plan: Plan) -> None:
+    """Every item is in one replica."""
+    for module in plan.model.modules:
+        items = [item for m in plan.microbatches if m.module == module.name for item in m.items]
+        if len(set(items)) < len(items):
+            raise ValueError(f"copies of {module.name!r} that all compute the same items")

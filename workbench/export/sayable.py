@@ -1,0 +1,128 @@
+"""Parts of a plan that several systems cannot say, and what they do instead: the words and their prices."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from workbench.export.placed import llm_of, placed_modules
+from workbench.export.said import Change, longest_tokens, padded, with_schedule, with_settings
+from workbench.export.schedule_kind import schedule_of
+from workbench.job.job import Job
+from workbench.model.block_modules import BlockModule
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
+from workbench.schedule.choice import Schedule, ScheduleKind
+
+CAUSAL = "causal"
+
+
+def unplaced(plan: Plan) -> str | None:
+    """The part of the plan's stages that no layout says; None: layouts say all of them."""
+    try:
+        placed_modules(plan)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def masked(plan: Plan) -> str | None:
+    """A mask other than the causal one."""
+    masks = sorted({sample.mask for sample in plan.batch} - {CAUSAL})
+    return f"mask {masks[0]!r} of samples" if masks else None
+
+
+def too_precise(plan: Plan) -> str | None:
+    """Double precision."""
+    return "precision float64" if plan.settings.precision is Precision.FLOAT64 else None
+
+
+def frozen_parts(plan: Plan) -> str | None:
+    """Frozen layers of the language model."""
+    module = llm_of(plan)
+    frozen = not all(layer.trainable for layer in module.layers)
+    return f"frozen layers of {module.name!r}" if frozen else None
+
+
+def wide_optimizer(plan: Plan) -> Sequence[Change]:
+    """Systems that keep gradients and optimizer in float32 beside bfloat16 weights."""
+    settings = plan.settings
+    wide = settings.optimizer_precision or settings.precision
+    if wide.num_bytes >= Precision.FLOAT32.num_bytes:
+        return ()
+    return (
+        Change(
+            has=f"gradients and optimizer in {wide}",
+            gets="gradients and optimizer in float32",
+            make=lambda job: replace(
+                job, settings=replace(job.settings, optimizer_precision=Precision.FLOAT32)
+            ),
+        ),
+    )
+
+
+def equal_lengths(plan: Plan) -> Sequence[Change]:
+    """Systems that pad every sample to the longest."""
+    lengths = sorted({sample.num_tokens for sample in plan.batch})
+    if len(lengths) == 1:
+        return ()
+    return (
+        Change(
+            has=f"samples of {lengths[0]} to {lengths[-1]} tokens, each as long as it is",
+            gets=f"every sample padded to {longest_tokens(plan)} tokens",
+            make=padded,
+        ),
+    )
+
+
+def one_of_schedules(plan: Plan, sayable: Collection[ScheduleKind]) -> Sequence[Change]:
+    """Where the plan's schedule is none of these: 1F1B instead."""
+    kind = schedule_of(plan).kind
+    if kind in sayable:
+        return ()
+    return (
+        Change(
+            has=f"the order of passes of schedule {kind}",
+            gets=f"schedule {ScheduleKind.ONE_F_ONE_B}",
+            make=lambda job: with_schedule(job, Schedule()),
+        ),
+    )
+
+
+def computed_again(plan: Plan, sayable: Collection[BlockModule]) -> Sequence[Change]:
+    """Modules of blocks whose recomputation has no word: their results are kept."""
+    unsayable = sorted(
+        {part for each in plan.settings.modules for part in each.computed_again if part not in sayable}
+    )
+    if not unsayable:
+        return ()
+
+    def kept(settings: ModuleSettings) -> ModuleSettings:
+        parts = tuple(part for part in settings.computed_again if part in sayable)
+        return replace(settings, computed_again=parts)
+
+    return (
+        Change(
+            has=f"{', '.join(unsayable)} of blocks computed again",
+            gets="their results kept",
+            make=lambda job: with_settings(job, kept),
+        ),
+    )
+
+
+def sharded_as(plan: Plan, instead: Sharding, *unsayable: Sharding) -> Sequence[Change]:
+    """Where something is sharded in a way that has no word: the sharding instead."""
+    found = sorted(
+        {
+            plan.settings.of(module.name).sharding
+            for module in plan.model.modules
+            if plan.settings.of(module.name).sharding in unsayable
+        }
+    )
+    if not found:
+        return ()
+
+    def changed(settings: ModuleSettings) -> ModuleSettings:
+        return replace(settings, sharding=instead) if settings.sharding in unsayable else settings
+
+    def make(job: Job) -> Job:
+        return with_settings(job, changed)
+
+    return (Change(has=f"sharding {', '.join(found)}", gets=f"sharding {instead}", make=make),)

@@ -1,0 +1,54 @@
+"""This workbench's own runtime under torchrun: runs any plan as it is."""
+
+from workbench.export.said import Said
+from workbench.export.target import Files, Launch, Target
+from workbench.plan.codec import dumps
+from workbench.plan.plan import Plan
+
+PLAN = "plan.json"
+
+
+def _refuses(plan: Plan) -> str | None:
+    for module in plan.model.modules:
+        if module.source is None:
+            return f"module {module.name!r}, which is made from no transformers configuration"
+    return None
+
+
+def _files(said: Said) -> Files:
+    return {PLAN: dumps(said.plan)}
+
+
+def _launch(said: Said) -> Launch:
+    on_host = said.plan.cluster.nodes[0].num_cores is not None
+    threads = {"OMP_NUM_THREADS": ("1", "one thread a rank: the runtime's ranks share the cores")}
+    return Launch(
+        program=f"-m runtime.launch {PLAN} --device {'cpu' if on_host else 'cuda'}",
+        environment=threads if on_host else nccl_environment(),
+        container=f"Python 3.11 or later with this package: `pip install 'multimodal-workbench[run]'`"
+        f"{'' if on_host else ', with a torch built for the GPUs of the cluster'}.\n"
+        "Data, weights, checkpoints and traces are flags of the program: `python -m runtime.launch --help`.",
+    )
+
+
+def nccl_environment() -> dict[str, tuple[str, str]]:
+    """What processes on GPUs want, whichever program they run."""
+    return {
+        "OMP_NUM_THREADS": ("8", "threads of a process on the host"),
+        "CUDA_DEVICE_MAX_CONNECTIONS": ("1", "collectives are queued in the order in which they are issued"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "a failed collective ends the process"),
+        "NCCL_DEBUG": ("WARN", "NCCL says what is wrong"),
+    }
+
+
+TARGET = Target(
+    name="torchrun",
+    system="this workbench's runtime",
+    summary="the plan file, and the runtime of this workbench to run it under torchrun",
+    refuses=_refuses,
+    changes=lambda _: (),
+    ways=(),
+    files=_files,
+    launch=_launch,
+    is_exact=True,
+)

@@ -1,0 +1,221 @@
+"""torchtitan 0.3: a configuration module for its trainer, for plans of one dense language model.
+
+Source: torchtitan 0.3.0 (BSD-3-Clause): config/configs.py, models/llama3, models/qwen3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pprint import pformat
+from typing import Any
+
+from workbench.export import sayable
+from workbench.export.decoder import Decoder, decoder_of
+from workbench.export.placed import Placed, llm_of, placed_modules
+from workbench.export.said import (
+    Change,
+    Said,
+    Way,
+    llm_alone,
+    longest_tokens,
+    microbatch_samples,
+    with_settings,
+)
+from workbench.export.schedule_kind import schedule_of
+from workbench.export.target import Files, Launch, Target
+from workbench.export.torchrun import nccl_environment
+from workbench.export.torchtitan_program import PROGRAM
+from workbench.job.job import Job
+from workbench.job.notations.job_layouts import TORCHTITAN_SIZES
+from workbench.job.notations.torchtitan import OUTPUT, parts_of
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Sharding
+from workbench.schedule.choice import ScheduleKind
+
+MODULE, CONFIG = "plan_config", "train"
+USUAL_EPS = 1e-5
+WIDTH = 100  # of lines
+SCHEDULES = {
+    ScheduleKind.ONE_F_ONE_B: "1F1B",
+    ScheduleKind.GPIPE: "GPipe",
+    ScheduleKind.INTERLEAVED: "Interleaved1F1B",
+    ScheduleKind.ZB_V: "ZBVZeroBubble",
+    ScheduleKind.DUALPIPE_V: "DualPipeV",
+}
+
+
+def _refuses(plan: Plan) -> str | None:
+    if len(plan.model.modules) > 1:
+        others = ", ".join(repr(m.name) for m in plan.model.modules if m is not llm_of(plan))
+        return f"modules beside the language model ({others})"
+    return (
+        sayable.unplaced(plan)
+        or _unsayable_decoder(plan)
+        or sayable.masked(plan)
+        or sayable.too_precise(plan)
+        or sayable.frozen_parts(plan)
+    )
+
+
+def _unsayable_decoder(plan: Plan) -> str | None:
+    module = llm_of(plan)
+    try:
+        decoder = decoder_of(module)
+    except ValueError as error:
+        return str(error)
+    parts = {
+        "experts": decoder.num_experts > 0,
+        "biases": decoder.qkv_bias or decoder.out_bias or decoder.mlp_bias,
+        "a sliding window": decoder.window is not None,
+        "layer norms": not decoder.is_rms,
+        "positions that are no rotation": not decoder.is_rotary,
+        f"an MLP of {decoder.activation}": not decoder.is_gated or decoder.activation != "silu",
+        "scaled positions": bool(decoder.rope_scaling) and decoder.rope_scaling.get("rope_type") != "llama3",
+        "one table for tokens and head on several stages": decoder.is_tied
+        and placed_modules(plan)[module.name].pp > 1,
+    }
+    found = next((part for part, is_so in parts.items() if is_so), None)
+    return None if found is None else f"{found} of {module.name!r}"
+
+
+def _changes(plan: Plan) -> Sequence[Change]:
+    return (
+        *sayable.equal_lengths(plan),
+        *sayable.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
+        *sayable.computed_again(plan, ()),
+        *_key_exchange(plan),
+        *sayable.one_of_schedules(plan, SCHEDULES),
+    )
+
+
+def _key_exchange(plan: Plan) -> Sequence[Change]:
+    llm = llm_of(plan).name
+    exchange = plan.settings.of(llm).key_exchange
+    if placed_modules(plan)[llm].layout.cp == 1 or exchange is KeyExchange.ALL_GATHER:
+        return ()
+
+    def gathered(settings: ModuleSettings) -> ModuleSettings:
+        return replace(settings, key_exchange=KeyExchange.ALL_GATHER)
+
+    def make(job: Job) -> Job:
+        return with_settings(job, gathered)
+
+    return (Change(has=f"keys exchanged by {exchange}", gets="keys gathered", make=make),)
+
+
+def model_words(decoder: Decoder) -> dict[str, Any]:
+    """The table of sizes that the program builds the model from."""
+    rope: dict[str, Any] = {"max_seq_len": decoder.most_positions, "theta": decoder.rope_base}
+    if decoder.rope_scaling:
+        rope |= {"scaling": "llama", "scaling_factor": decoder.rope_scaling["factor"]}
+        for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+            if key in decoder.rope_scaling:
+                rope[key] = decoder.rope_scaling[key]
+    names = (
+        "num_blocks",
+        "width",
+        "ffn",
+        "vocab",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "qk_norm",
+        "is_tied",
+    )
+    return {name: getattr(decoder, name) for name in names} | {
+        "eps": USUAL_EPS if decoder.eps is None else decoder.eps,
+        "rope": rope,
+    }
+
+
+def parallelism_words(plan: Plan) -> dict[str, Any]:
+    """Of torchtitan's `ParallelismConfig`."""
+    module = llm_of(plan)
+    placed, settings = placed_modules(plan)[module.name], plan.settings.of(module.name)
+    words: dict[str, Any] = {
+        key: getattr(placed.layout, name) for key, name in TORCHTITAN_SIZES.items() if name != "dp"
+    }
+    words |= _data_parallel(placed, settings)
+    words["enable_sequence_parallel"] = settings.sequence_parallel
+    if placed.pp > 1:
+        words |= {
+            "pipeline_parallel_schedule": SCHEDULES[schedule_of(plan).kind],
+            "pipeline_parallel_microbatch_size": microbatch_samples(plan),
+            "module_fqns_per_model_part": _parts(placed),
+        }
+    return words
+
+
+def _parts(placed: Placed) -> list[list[str]]:
+    """The newest name of the head."""
+    found = parts_of(placed.layout.stage_layers)
+    return [[OUTPUT[-1] if name in OUTPUT else name for name in part] for part in found]
+
+
+def _data_parallel(placed: Placed, settings: ModuleSettings) -> dict[str, Any]:
+    if settings.sharding is Sharding.NONE:
+        return {"data_parallel_replicate_degree": placed.dp, "data_parallel_shard_degree": 1}
+    return {
+        "data_parallel_replicate_degree": settings.instances,
+        "data_parallel_shard_degree": placed.dp // settings.instances,
+        "fsdp_reshard_after_forward": "always" if settings.sharding is Sharding.PARAMETERS else "never",
+    }
+
+
+def training_words(plan: Plan) -> dict[str, Any]:
+    """Of torchtitan's `TrainingConfig`: with stages, all microbatches of a step are one local batch."""
+    placed = placed_modules(plan)[llm_of(plan).name]
+    share = len(plan.batch) // placed.dp
+    wide = (plan.settings.optimizer_precision or plan.settings.precision) is not Precision.BFLOAT16
+    return {
+        "local_batch_size": share if placed.pp > 1 else microbatch_samples(plan),
+        "global_batch_size": len(plan.batch),
+        "seq_len": longest_tokens(plan),
+        "steps": 100,
+        "dtype": "float32" if wide else "bfloat16",
+        "mixed_precision_param": str(plan.settings.precision),
+        "disable_cuda_graphs": True,
+    }
+
+
+def _files(said: Said) -> Files:
+    plan = said.becomes
+    module = llm_of(plan)
+    model = model_words(decoder_of(module))
+    model["rope"]["max_seq_len"] = max(model["rope"]["max_seq_len"] or 0, longest_tokens(plan))
+    tables = {
+        "model": model,
+        "parallelism": parallelism_words(plan),
+        "training": training_words(plan),
+    }
+    shown = {name: pformat(table, width=WIDTH, sort_dicts=False) for name, table in tables.items()}
+    recompute = repr(str(plan.settings.of(module.name).recompute))
+    return {f"{MODULE}.py": PROGRAM.format(**shown, recompute=recompute)}
+
+
+def _launch(said: Said) -> Launch:
+    del said
+    return Launch(
+        program=f"-m torchtitan.train --module {MODULE} --config {CONFIG}",
+        environment=nccl_environment() | {"PYTHONPATH": (".", f"where {MODULE} is found")},
+        container="Python 3.11 or later with torchtitan 0.3 and the torch that it asks for. The folder "
+        "`tokenizer` beside the configuration holds the model's tokenizer; data are samples of "
+        "torchtitan's.",
+    )
+
+
+TARGET = Target(
+    name="torchtitan",
+    system="torchtitan 0.3",
+    summary="a configuration module for torchtitan's trainer",
+    refuses=_refuses,
+    changes=_changes,
+    ways=(
+        Way(
+            words="the language model alone, by strategy megatron-colocated",
+            strategy="megatron-colocated",
+            job=llm_alone,
+        ),
+        Way(words="the language model alone, by strategy fsdp", strategy="fsdp", job=llm_alone),
+    ),
+    files=_files,
+    launch=_launch,
+)

@@ -1,0 +1,105 @@
+"""Trainings on growing clusters, as a table and as records."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from workbench.report.figure import Figure
+from workbench.report.search_tables import PER_MODULE, per_module
+from workbench.report.tables import milliseconds, titled
+from workbench.search.sizing import Goal, Training
+from workbench.units import S_PER_DAY, S_PER_HOUR
+
+
+def size_table(job: str, goal: Goal, found: Sequence[Training]) -> Table:
+    """A line for each number of GPUs."""
+    headers = (
+        "GPUs",
+        "strategy",
+        "used",
+        *PER_MODULE,
+        "iteration",
+        "training",
+        "80 % within",
+        "dollars",
+        "meets",
+    )
+    table = titled(f"job {job}, {goal.tokens:.4g} tokens", headers)
+    refusals = []
+    for training in found:
+        record = training.record
+        if record is None:
+            refusals.append(f"{training.gpus} GPUs: {training.refusal}")
+            continue
+        interval = training.interval_s
+        table.add_row(
+            str(training.gpus),
+            record["strategy"],
+            str(record["ranks"]),
+            *(per_module(record["layout"], name) for name in PER_MODULE),
+            milliseconds(record["iteration_s"]),
+            duration_text(training.seconds),
+            "-" if interval is None else _span(*interval),
+            dollars_text(training.dollars),
+            "yes" if training.meets(goal) else "no",
+        )
+    table.caption = "\n".join(refusals) or None
+    table.caption_justify = "left"
+    return table
+
+
+def training_record(training: Training, goal: Goal) -> dict[str, Any]:
+    """One training as data: seconds, dollars, and its plan's record."""
+    if training.record is None:
+        return {"gpus": training.gpus, "refusal": training.refusal, "meets": False}
+    return {
+        "gpus": training.gpus,
+        "steps": training.steps,
+        "training_s": training.seconds,
+        "interval_80_s": training.interval_s,
+        "dollars": training.dollars,
+        "meets": training.meets(goal),
+        "plan": dict(training.record),
+    }
+
+
+def answer_text(chosen: Training | None, goal: Goal, found: Sequence[Training]) -> str:
+    """The answer in a line: how many GPUs and which plan, or how near the nearest one comes."""
+    if chosen is not None and chosen.record is not None:
+        return f"{chosen.record['ranks']} GPUs: {_told(chosen)}{_doubt(chosen, goal)}"
+    planned = [each for each in found if each.record is not None]
+    if not planned:
+        return f"no plan on up to {found[-1].gpus} GPUs: {found[-1].refusal}"
+    nearest = min(
+        planned, key=lambda each: each.seconds if goal.deadline_s is not None else each.dollars or 0.0
+    )
+    return f"no number of GPUs up to {found[-1].gpus} does it; nearest: {nearest.gpus} GPUs, {_told(nearest)}"
+
+
+def duration_text(seconds: float) -> Figure:
+    """In days, or in hours below two days."""
+    days = seconds / S_PER_DAY
+    text = f"{days:.3g} days" if days >= 2 else f"{seconds / S_PER_HOUR:.3g} h"
+    return Figure(text, {"s": seconds})
+
+
+def dollars_text(dollars: float | None) -> Figure:
+    return Figure("-" if dollars is None else f"{dollars:,.0f}", {"": dollars})
+
+
+def _told(training: Training) -> str:
+    assert training.record is not None
+    paid = "" if training.dollars is None else f", {dollars_text(training.dollars)} dollars"
+    return f"strategy {training.record['strategy']}, {duration_text(training.seconds)}{paid}"
+
+
+def _doubt(training: Training, goal: Goal) -> str:
+    interval = training.interval_s
+    if goal.deadline_s is None or interval is None or interval[1] <= goal.deadline_s:
+        return ""
+    return f"; not for sure: within 80 % it may take {duration_text(interval[1])}"
+
+
+def _span(low_s: float, high_s: float) -> Figure:
+    return Figure(f"{duration_text(low_s)} - {duration_text(high_s)}", {"low_s": low_s, "high_s": high_s})

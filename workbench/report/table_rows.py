@@ -1,0 +1,122 @@
+"""Tables as data: rows of plain values under names that programs can use."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from workbench.on_demand import OnDemand
+from workbench.report.figure import Figure
+
+pa, pq = OnDemand("pyarrow"), OnDemand("pyarrow.parquet")
+
+Value = str | int | float | bool | None
+Row = dict[str, Value]
+_WORDS = (("%", " percent "), ("$", " dollars "), ("/", " per "), (",", ""), ("+", " and "))
+_WHOLE, _REAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?\d*\.?\d+([eE][+-]?\d+)?")
+
+
+class Format(StrEnum):
+    """How commands print their tables."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+def written(tables: Sequence[Table], form: Format) -> bytes:
+    """The rows of all tables in one format; where there are several, the column `table` has their titles.
+
+    Args:
+        form: `CSV` with a header, `JSON` as one list of objects, or a `PARQUET` file.
+    """
+    rows = rows_of(tables)
+    if form is Format.JSON:
+        return (json.dumps(rows, indent=1) + "\n").encode()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if form is Format.CSV:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue().encode()
+    columns = {name: _of_one_kind([row.get(name) for row in rows]) for name in names}
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def rows_of(tables: Sequence[Table]) -> list[Row]:
+    """One after another; a dash and an empty cell are None."""
+    several = len(tables) > 1
+    found: list[Row] = []
+    for table in tables:
+        title: Row = {"table": str(table.title)} if several else {}
+        found += [title | row for row in _rows(table)]
+    return found
+
+
+def _rows(table: Table) -> list[Row]:
+    """A line of a heading alone (`Text`) becomes the column `group` of the lines below it."""
+    columns: dict[str, list[Value]] = {}
+    for column in table.columns:
+        cells = list(column.cells)
+        figure = next((cell for cell in cells if isinstance(cell, Figure)), None)
+        for unit in figure.values if figure is not None else {"": None}:
+            name = _free(_named(str(column.header), unit), columns)
+            columns[name] = [_value(cell, unit) for cell in cells]
+    headings = [cell.plain if isinstance(cell, Text) else None for cell in table.columns[0].cells]
+    rows: list[Row] = []
+    group: str | None = None
+    for index, heading in enumerate(headings):
+        if heading is not None:
+            group = heading
+            continue
+        above: Row = {"group": group} if any(headings) else {}
+        rows.append(above | {name: values[index] for name, values in columns.items()})
+    return rows
+
+
+def _named(header: str, unit: str) -> str:
+    """`peak memory` and `bytes` as `peak_memory_bytes`."""
+    text = f"{header} {unit}".lower()
+    for sign, word in _WORDS:
+        text = text.replace(sign, word)
+    return "_".join(re.findall(r"[a-z0-9]+", text)) or "name"
+
+
+def _free(name: str, taken: dict[str, list[Value]]) -> str:
+    number = 2
+    found = name
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found
+
+
+def _value(cell: Any, unit: str) -> Value:
+    if isinstance(cell, Figure):
+        found: Value = cell.values.get(unit)
+        return found
+    text = str(cell).strip()
+    if text in ("", "-"):
+        return None
+    plain = text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", text) else text
+    if _WHOLE.fullmatch(plain):
+        return int(plain)
+    return float(plain) if _REAL.fullmatch(plain) else text
+
+
+def _of_one_kind(values: list[Value]) -> list[Value]:
+    """As a column of a file wants them: text where one of them is."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) < 2:
+        return values
+    kind = float if kinds <= {int, float} else str
+    return [None if value is None else kind(value) for value in values]

@@ -1,0 +1,256 @@
+"""Neighbours of a job, each planned and simulated: more or fewer ranks, samples, faster or slower links."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job.job import job_from_spec
+from workbench.job.machines import cost_of
+from workbench.job.schema import JobSpec, LinkSpec
+from workbench.plan.plan import Plan
+from workbench.search.drive import Candidate, search
+from workbench.strategies.registry import BY_NAME
+from workbench.trace import Trace
+from workbench.units import GB, US_PER_S
+
+HALF, TWICE, FOURFOLD = 0.5, 2.0, 4.0
+
+Predict = Callable[[Plan, CostModel], Trace]
+Words = Mapping[str, Any]  # keys of a job file, with dots, and what they say
+
+
+class OutOfTimeError(Exception):
+    """The time for simulations is over: this one does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What is varied. The first value is the job's own.
+
+    Args:
+        name: of what.
+        values: in its own unit; of links, times the job's.
+        labels: as they are shown.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One neighbour: its place on every axis, what its job file says differently, what became of it."""
+
+    at: tuple[int, ...]
+    words: Words
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What was simulated, of so many neighbours that there are; nothing stands for the others.
+
+    Args:
+        job: its name.
+        strategy: that planned every one.
+        seconds: after which no more were begun.
+    """
+
+    job: str
+    strategy: str
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+    num_neighbours: int
+    seconds: float
+
+
+def what_if(
+    spec: JobSpec,
+    strategy: str,
+    predict: Predict,
+    *,
+    folder: Path,
+    seconds: float,
+    spent_s: Callable[[], float],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> WhatIf:
+    """Plan and simulate the neighbours of a job until the time is over, the nearest first.
+
+    With other ranks a plan may have other stages or other replicas: both are tried, the faster one counts.
+
+    Args:
+        predict: simulates a plan after every check; ValueError where it is refused.
+        folder: where relative paths of the job start.
+        seconds: no simulation ends later by more than one step of a search.
+        spent_s: seconds since the start.
+        progress: called with (neighbours done, of how many).
+
+    Raises:
+        ValueError: there is no such strategy.
+
+    Complexity: at most 108 neighbours, two plans each.
+    """
+    if strategy not in BY_NAME:
+        raise ValueError(f"what-if: strategy {strategy!r}: want one of {', '.join(BY_NAME)}")
+    axes = axes_of(spec)
+    places = sorted(product(*(range(len(axis.values)) for axis in axes)), key=_distance)
+    points: list[Point] = []
+
+    def hurry(*_: object) -> None:
+        if spent_s() > seconds:
+            raise OutOfTimeError
+
+    try:
+        for place in places:
+            hurry()
+            progress(len(points), len(places))
+            points.append(_point(spec, strategy, predict, axes, place, folder, hurry))
+    except OutOfTimeError:
+        pass
+    return WhatIf(
+        job=spec.name,
+        strategy=strategy,
+        axes=axes,
+        points=tuple(points),
+        num_neighbours=len(places),
+        seconds=seconds,
+    )
+
+
+def _distance(place: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    return sum(step > 0 for step in place), place
+
+
+def axes_of(spec: JobSpec) -> tuple[Axis, ...]:
+    """Ranks, samples, samples of a microbatch, links: where the job's words leave room."""
+    ranks = _ranks(spec)
+    more = spec.cluster.nodes is not None  # processes of one machine and pools do not grow
+    links = (1.0,) if spec.cluster.pools is not None else (1.0, HALF, TWICE, FOURFOLD)
+    return (
+        _counts("ranks", ranks, (HALF, TWICE) if more else (HALF,)),
+        _counts("samples per step", spec.batch.samples, (HALF, TWICE)),
+        _counts("samples per microbatch", spec.batch.microbatch_samples, (HALF, TWICE)),
+        Axis(name="link speed", values=links, labels=tuple(f"{factor:g} x" for factor in links)),
+    )
+
+
+def _counts(name: str, own: int, factors: tuple[float, ...]) -> Axis:
+    values = (own, *(round(own * factor) for factor in factors if own * factor >= 1))
+    return Axis(name=name, values=values, labels=tuple(f"{value:,}" for value in values))
+
+
+def _ranks(spec: JobSpec) -> int:
+    cluster = spec.cluster
+    if cluster.pools is not None:
+        all_ranks = sum(pool.nodes * pool.ranks_per_node for pool in cluster.pools.values())
+    elif cluster.local is not None:
+        all_ranks = cluster.local.ranks
+    else:
+        all_ranks = (cluster.nodes or 1) * (cluster.ranks_per_node or 1)
+    return min(spec.max_ranks or all_ranks, all_ranks)
+
+
+def _point(
+    spec: JobSpec,
+    strategy: str,
+    predict: Predict,
+    axes: tuple[Axis, ...],
+    place: tuple[int, ...],
+    folder: Path,
+    hurry: Callable[..., None],
+) -> Point:
+    tried = []
+    for words in words_of(spec, axes, place, folder):
+        candidate = _candidate(with_words(spec, words), strategy, predict, folder, hurry)
+        tried.append(Point(at=place, words=words, candidate=candidate))
+    return min(tried, key=_seconds)
+
+
+def _seconds(point: Point) -> float:
+    trace = point.candidate.trace
+    return float("inf") if trace is None else trace.iteration_s
+
+
+def _candidate(
+    spec: JobSpec, strategy: str, predict: Predict, folder: Path, hurry: Callable[..., None]
+) -> Candidate:
+    try:
+        job = job_from_spec(spec, folder=folder)
+        cost = cost_of(job, None, None)
+    except ValueError as error:
+        return Candidate(strategy=strategy, refusal=str(error))
+    planner = {strategy: BY_NAME[strategy].planner}
+    (found,) = search(job, cost, planner, lambda plan: predict(plan, cost), progress=hurry)
+    return found
+
+
+def words_of(spec: JobSpec, axes: tuple[Axis, ...], place: tuple[int, ...], folder: Path) -> Iterator[Words]:
+    """What a job file of that neighbour says differently; with other ranks, in one way or two."""
+    ranks, samples, microbatch, links = (axis.values[at] for axis, at in zip(axes, place, strict=True))
+    words: dict[str, Any] = {}
+    if place[1]:
+        words["batch.samples"] = int(samples)
+    if place[2]:
+        words["batch.microbatch_samples"] = int(microbatch)
+    if place[3]:
+        words |= _link_words(spec, links, folder)
+    if not place[0]:
+        yield MappingProxyType(words)
+        return
+    words |= _rank_words(spec, int(ranks))
+    yield MappingProxyType(words)
+    replicas, rest = divmod(spec.batch.replicas * int(ranks), int(axes[0].values[0]))
+    if replicas and not rest:
+        yield MappingProxyType(words | {"batch.replicas": replicas})
+
+
+def _rank_words(spec: JobSpec, ranks: int) -> dict[str, Any]:
+    per_node = spec.cluster.ranks_per_node
+    if spec.cluster.nodes is None or per_node is None:
+        return {"max_ranks": ranks}
+    nodes = -(-ranks // per_node)
+    is_all = spec.max_ranks is None and nodes * per_node == ranks
+    return {"cluster.nodes": nodes} | ({} if is_all else {"max_ranks": ranks})
+
+
+def _link_words(spec: JobSpec, factor: float, folder: Path) -> dict[str, Any]:
+    """Links that many times as fast; where the job gives none, the profile's."""
+    return {
+        f"cluster.{scope}.{key}": value
+        for scope in ("intra", "inter")
+        if (link := _link(spec, scope, folder)) is not None
+        for key, value in (link | {"gb_per_s": factor * link["gb_per_s"]}).items()
+    }
+
+
+def _link(spec: JobSpec, scope: str, folder: Path) -> dict[str, Any] | None:
+    """The link's words; None where there is none to speak of."""
+    cluster = spec.cluster
+    given: LinkSpec | None = getattr(cluster, scope)
+    if given is not None:
+        return given.model_dump(exclude_none=True)
+    if cluster.local is not None or (scope == "inter" and cluster.nodes == 1):
+        return None
+    file = folder / spec.profile
+    machine = load_profile(str(file) if file.is_file() else spec.profile).machine_link(scope)
+    words = {"gb_per_s": machine.link.bytes_per_s / GB, "latency_us": machine.link.latency_s * US_PER_S}
+    cards = machine.per_node if machine.per_node is not None else cluster.ranks_per_node
+    return words | ({"cards": cards} if scope == "inter" else {})
+
+
+def with_words(spec: JobSpec, words: Words) -> JobSpec:
+    """The job file with other words in it."""
+    document = spec.model_dump(exclude_unset=True, exclude_none=True)
+    for key, value in words.items():
+        *path, last = key.split(".")
+        inside = document
+        for part in path:
+            inside = inside.setdefault(part, {})
+        inside[last] = value
+    return JobSpec.model_validate(document)

@@ -1,0 +1,116 @@
+"""Communication in a recording: NCCL's kernels, or what gloo notes on the host."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from workbench.schedule.action import Pass
+from workbench.trace_files.kineto import Event, Recording
+
+POINT_TO_POINT = "SendRecv"
+KINDS = {
+    "AllReduce": Pass.REDUCE_GRAD,
+    "AllGather": Pass.ALL_GATHER,
+    "ReduceScatter": Pass.REDUCE_SCATTER,
+}
+# Names of NCCL's kernels: `ncclKernel_AllReduce_RING_LL_Sum_float` to 2.18, `ncclDevKernel_...` since.
+_NCCL = re.compile(r"^nccl(?:Dev)?Kernel_?([A-Za-z]+)")
+_GLOO = {
+    "gloo:all_reduce": "AllReduce",
+    "gloo:_allgather_base": "AllGather",
+    "gloo:all_gather": "AllGather",
+    "gloo:reduce_scatter": "ReduceScatter",
+    "gloo:_reduce_scatter_base": "ReduceScatter",
+}
+_OF_TENSOR_PARALLEL = re.compile(r"\btp\b|_tp|tp_|tensor", re.IGNORECASE)
+_GROUP_NAMES = ("Process Group Description", "Process Group Name")
+_BYTES = {"Byte": 1, "Half": 2, "BFloat16": 2, "Float": 4, "Int": 4, "Long": 8, "Double": 8}
+
+
+class Wire(NamedTuple):
+    """One side of a message between two ranks, as its rank recorded it.
+
+    `issued_s`: when its host launched it.
+    """
+
+    source: int
+    destination: int
+    num_bytes: int
+    issued_s: float
+    start_s: float
+    end_s: float
+
+
+def collective_of(kernel: str) -> str | None:
+    """`AllGather`, `SendRecv`, ...; None for a kernel that is not NCCL's.
+
+    >>> collective_of("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    'AllGather'
+    """
+    found = _NCCL.match(kernel)
+    return found[1] if found else None
+
+
+def collectives(
+    recording: Recording, passes_s: Sequence[tuple[float, float, Pass]]
+) -> list[tuple[Pass, Event]]:
+    """Collectives that stand beside the passes: those of tensor parallelism are parts of passes.
+
+    A group's name tells them apart where the recording has it. Where it has none: whoever reduces inside a
+    forward does so for tensor parallelism, and then all that lies inside passes is of it.
+
+    Args:
+        passes_s: (start, end, kind) of the passes, by start.
+    """
+    found = [(KINDS[name], event) for event in _events(recording) if (name := _name(event)) in KINDS]
+    unsaid = [pair for pair in found if not _group(pair[1])]
+    is_tensor_parallel = any(
+        kind is not Pass.ALL_GATHER and _inside(event, passes_s) is Pass.F for kind, event in unsaid
+    )
+    return [
+        (kind, event)
+        for kind, event in found
+        if not _OF_TENSOR_PARALLEL.search(_group(event))
+        and not (is_tensor_parallel and not _group(event) and _inside(event, passes_s) is not None)
+    ]
+
+
+def wires(recording: Recording, rank: int) -> list[Wire]:
+    """Sends and receives of which the recording says from where to where; by start."""
+    found = []
+    for event in recording.kernels:
+        way = str(event.args.get("Collective name", "")).lower()
+        peer = event.args.get("Dst Rank" if way == "send" else "Src Rank")
+        if collective_of(event.name) != POINT_TO_POINT or way not in ("send", "recv"):
+            continue
+        if isinstance(peer, int) and not isinstance(peer, bool):
+            ends = (rank, peer) if way == "send" else (peer, rank)
+            issued_s = recording.issued_s(event)
+            found.append(Wire(*ends, _num_bytes(event), issued_s, event.start_s, event.end_s))
+    return found
+
+
+def _num_bytes(event: Event) -> int:
+    count = event.args.get("In msg nelems")
+    width = _BYTES.get(str(event.args.get("dtype")), 1)
+    return count * width if isinstance(count, int) and count >= 0 else 0
+
+
+def _events(recording: Recording) -> Sequence[Event]:
+    return recording.kernels or recording.annotations
+
+
+def _name(event: Event) -> str | None:
+    return collective_of(event.name) or _GLOO.get(event.name)
+
+
+def _group(event: Event) -> str:
+    """The name that the job gave the group; numbers, as torch has them by default, say nothing."""
+    said = (str(event.args.get(name, "")) for name in _GROUP_NAMES)
+    return next((name for name in said if name and not name.isdigit() and name != "undefined"), "")
+
+
+def _inside(event: Event, passes_s: Sequence[tuple[float, float, Pass]]) -> Pass | None:
+    """The pass in which the middle of an event lies."""
+    middle_s = (event.start_s + event.end_s) / 2
+    return next((kind for start_s, end_s, kind in passes_s if start_s <= middle_s < end_s), None)

@@ -1,0 +1,37 @@
+"""Which tool a file comes from, by its content."""
+
+from enum import StrEnum
+from pathlib import Path
+
+from workbench.bounded_file import open_regular
+from workbench.trace_files.memory_snapshot import looks_like_snapshot
+from workbench.trace_files.nccl_tests import looks_like_nccl_tests
+from workbench.trace_files.nsys import looks_like_nsys
+
+_HEAD_BYTES = 65_536
+
+
+class FileKind(StrEnum):
+    """What `workbench ingest` reads."""
+
+    RECORDING = "recordings of torch.profiler"
+    NCCL_TESTS = "output of nccl-tests"
+    NSYS = "statistics of Nsight Systems"
+    SNAPSHOT = "memory snapshots of torch"
+
+
+def kind_of(path: Path) -> FileKind:
+    """By the file's first bytes; what is none of the others is read as a recording, which says what is wrong.
+
+    Raises:
+        ValueError: no regular file.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        head = file.read(_HEAD_BYTES)
+    if looks_like_snapshot(head):
+        return FileKind.SNAPSHOT
+    text = head.decode("utf-8", errors="replace")
+    if looks_like_nccl_tests(text):
+        return FileKind.NCCL_TESTS
+    return FileKind.NSYS if looks_like_nsys(text) else FileKind.RECORDING
