@@ -64,15 +64,16 @@ def test_left_over_files_are_found_and_foreign_ones_are_not(tmp_path):
     room.saves.mkdir(parents=True)
     assert room.left_over() == []
     (room.scratch / "torchelastic_x").mkdir()
-    (room.saves / "step-0000000002").mkdir()
+    saved(room.saves, 2)
     assert room.left_over() == []
-    for left in (room.scratch / "ranks-x", room.saves / "step-0000000004.part"):
+    for left in (room.scratch / "ranks-x", room.saves / "step-0000000004.part", room.saves / "step6"):
         left.mkdir()
     for left in (room.saves / "writer.json", room.saves / ".best.json.7.tmp"):
         left.write_text("")
     assert room.left_over() == [
         "disk/saves/.best.json.7.tmp",
         "disk/saves/step-0000000004.part",
+        "disk/saves/step6",
         "disk/saves/writer.json",
         "tmp/ranks-x",
     ]
