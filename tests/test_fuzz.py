@@ -68,7 +68,9 @@ def readers() -> Iterator[str]:
             text = path.read_text(encoding="utf-8")
             module = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
             for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.FunctionDef) and READS.search(ast.get_source_segment(text, node) or ""):
+                if isinstance(node, ast.FunctionDef) and READS.search(
+                    ast.get_source_segment(text, node) or ""
+                ):
                     yield f"{module}:{node.name}"
 
 
@@ -87,7 +89,16 @@ def test_every_kind_of_message_family_and_composite_has_a_target():
     assert {config["model_type"] for config in COMPOSITE_CONFIGS.values()} == set(COMPOSITES)
 
 
-QUICK = ("job", "plan-v1", "trace-v2", "sizes-arrow", "weights", "checkpoint-metadata", "keys-server", "heard-batch")
+QUICK = (
+    "job",
+    "plan-v1",
+    "trace-v2",
+    "sizes-arrow",
+    "weights",
+    "checkpoint-metadata",
+    "keys-server",
+    "heard-batch",
+)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -106,7 +117,9 @@ def test_a_short_run_finds_nothing():
     assert record["findings"] == []
 
 
-@pytest.mark.parametrize("path", sorted(FINDINGS.glob("*/*")), ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "path", sorted(FINDINGS.glob("*/*")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
 def test_what_was_found_stays_mended(tmp_path, path):
     ready = made_of(TARGETS[path.parent.name], tmp_path)
     result = judged(ready, path.read_bytes())
@@ -152,7 +165,9 @@ def trees_bytes(tree: object) -> bytes:
     return repr(tree).encode("utf-8", "backslashreplace")
 
 
-@pytest.mark.parametrize("kind", ["traceback", "unclear line", "half written", "native crash", "over 2 GB", "hang"])
+@pytest.mark.parametrize(
+    "kind", ["traceback", "unclear line", "half written", "native crash", "over 2 GB", "hang"]
+)
 def test_every_kind_of_finding_is_found(monkeypatch, kind):
     monkeypatch.setattr("experiments.fuzz.worker.HANG_S", 0.3)
     count = 3 if kind == "hang" else 8

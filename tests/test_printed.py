@@ -21,7 +21,7 @@ from workbench.cli.extras import missing_text
 from workbench.report import progress
 from workbench.report.progress import ticking
 from workbench.report.table_rows import Format, rows_of, written
-from workbench.report.tables import mebibytes, milliseconds, percent, span_text, titled
+from workbench.report.tables import demo_table, mebibytes, milliseconds, percent, span_text, titled
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TINY = EXAMPLES / "tiny.yaml"
@@ -180,3 +180,24 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
     lacking = ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image")
     assert missing_text("run", lacking) == "run needs pillow: pip install 'multimodal-workbench[run]'"
     assert missing_text("run", ModuleNotFoundError("no", name="numpy")) is None
+
+
+def test_the_demo_says_which_plans_are_the_same_on_this_machine() -> None:
+    """Of one mix, as many ranks and the same time to the last bit; others are not named."""
+    row = {
+        "num_ranks": 4,
+        "executed_s": 1.0,
+        "error": 0.0,
+        "drift": None,
+        "error_corrected": None,
+        "spread": 0.0,
+    }
+    plans = [
+        row | {"plan": "a-mixed", "mix": "mixed", "predicted_s": 1.5},
+        row | {"plan": "b-mixed", "mix": "mixed", "predicted_s": 1.5},
+        row | {"plan": "c-mixed", "mix": "mixed", "predicted_s": 1.6},
+        row | {"plan": "a-equal", "mix": "equal", "predicted_s": 1.5},
+    ]
+    totals = {"median_abs_error": 0.0, "worst_abs_error": 0.0, "spread": 0.0, "error": 0.0, "recalibrated": 0}
+    record = totals | {"plans": plans, "machine": "this", "drift": None, "error_corrected": None}
+    assert str(demo_table(record).caption).splitlines()[2:] == ["the same plan here: a-mixed, b-mixed"]

@@ -18,7 +18,7 @@ from workbench.job.run_options import RunOptions, StepOptions, add_arguments, fl
 from workbench.plan.plan import Precision
 
 GOLDEN = Path(__file__).parent / "golden"
-RUN_ALONE = {"--local", "--emulate", "--profile", "--json"}  # ways to run here, not of every run
+RUN_ALONE = {"--local", "--emulate", "--profile", "--json", "--format"}  # of the command alone
 
 
 def options_of_run() -> list[typer.core.TyperOption]:

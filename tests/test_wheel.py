@@ -129,12 +129,20 @@ def test_the_wheel_plans_without_a_framework(installed: Installed) -> None:
     installed.accepted("report", ".", "-o", "report.html")
     assert "data-timeline" in (installed.folder / "report.html").read_text()
     installed.accepted("layout", "tiny.yaml")
+    assert "JobSpec" in installed.accepted("schema", "job")
     assert "llava" in installed.accepted("models")
     assert "H200" in installed.accepted("profile", "show", "H200")
     assert installed.accepted("--version").startswith("multimodal-workbench ")
 
 
-def test_a_missing_extra_is_one_line(installed: Installed) -> None:
-    done = installed.workbench("run", "plan.json", "--local")
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        (("run", "plan.json", "--local"), "torch: pip install 'multimodal-workbench[run]'"),
+        (("reproduce", "all"), "matplotlib: pip install 'multimodal-workbench[report]'"),
+    ],
+)
+def test_a_missing_extra_is_one_line(installed: Installed, command: tuple[str, ...], needs: str) -> None:
+    done = installed.workbench(*command)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "workbench: error: run needs torch: pip install 'multimodal-workbench[run]'\n"
+    assert done.stderr == f"workbench: error: {command[0]} needs {needs}\n"

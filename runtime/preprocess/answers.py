@@ -61,7 +61,7 @@ def _records(value: Any) -> list[tuple[int, list[tuple[str, str]], str]]:
     for each in list_of_at_most(value, MOST_LISTED):
         number, segments, mask = list_of(each, 3)
         if not isinstance(mask, str):
-            raise ValueError(f"want a mask's name or call, got {mask!r:.40}")
+            raise ValueError(f"want the text of a mask, got {mask!r:.40}")
         found.append((_id(number), _segments(segments), canonical(mask)))
     return found
 

@@ -38,7 +38,10 @@ DEFAULT_STRATEGY = Strategy("cornstarch")
 
 Sizes = Annotated[
     str | None,
-    typer.Option(help="sizes of samples: .jsonl or .parquet file, saved data set, or a corpus by name"),
+    typer.Option(
+        help="sizes of samples: a corpus by name, or a .jsonl or .parquet file or saved data set with the "
+        "columns text_tokens, image_width and image_height, audio_seconds"
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="of a corpus of --sizes")]
 LayoutFile = Annotated[

@@ -183,8 +183,17 @@ def demo_table(record: Mapping[str, Any]) -> Table:
         f"corrected {percent(record['error_corrected'], signed=True)}; calibrated again "
         f"{record['recalibrated']} times"
     )
+    table.caption += "".join(f"\nthe same plan here: {', '.join(names)}" for names in _equal_plans(record))
     table.caption_justify = "left"
     return table
+
+
+def _equal_plans(record: Mapping[str, Any]) -> list[list[str]]:
+    """Names of plans of one mix of samples that take the same time to the last bit, on as many ranks."""
+    found: dict[tuple[str, int, float], list[str]] = {}
+    for row in record["plans"]:
+        found.setdefault((row["mix"], row["num_ranks"], row["predicted_s"]), []).append(row["plan"])
+    return [names for names in found.values() if len(names) > 1]
 
 
 def fits_table(profile: Profile) -> Table:
