@@ -26,11 +26,12 @@ from runtime.state.rank_notes import RankNotes
 from runtime.state.tensor_files import write_tensors
 
 ROOT = Path(__file__).parents[1]
-ROUNDS = 3
+ROUNDS = 2
 
 
 def test_a_few_rounds_are_clean(tmp_path):
     words = ("--rounds", ROUNDS, "--seed", 3, "--json", "--out", tmp_path / "chaos.json")
+    words += ("--component", "elastic", "--component", "preprocess")
     done = subprocess.run(
         [sys.executable, "-m", "experiments.chaos", *map(str, words)],
         cwd=ROOT,
@@ -64,15 +65,16 @@ def test_left_over_files_are_found_and_foreign_ones_are_not(tmp_path):
     room.saves.mkdir(parents=True)
     assert room.left_over() == []
     (room.scratch / "torchelastic_x").mkdir()
-    (room.saves / "step-0000000002").mkdir()
+    saved(room.saves, 2)
     assert room.left_over() == []
-    for left in (room.scratch / "ranks-x", room.saves / "step-0000000004.part"):
+    for left in (room.scratch / "ranks-x", room.saves / "step-0000000004.part", room.saves / "step6"):
         left.mkdir()
     for left in (room.saves / "writer.json", room.saves / ".best.json.7.tmp"):
         left.write_text("")
     assert room.left_over() == [
         "disk/saves/.best.json.7.tmp",
         "disk/saves/step-0000000004.part",
+        "disk/saves/step6",
         "disk/saves/writer.json",
         "tmp/ranks-x",
     ]

@@ -1,12 +1,16 @@
 """Functions that are compiled when they are first called."""
 
+import os
+import resource
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from workbench.compiled import compiled
+from workbench.compiled import can_keep_files, compiled
 from workbench.on_demand import OnDemand
 
 
@@ -52,3 +56,19 @@ def test_a_module_on_demand_is_the_module():
         _ = fractions.nothing
     with pytest.raises(ImportError):
         _ = OnDemand("no_such_module").anything
+
+
+def test_a_folder_that_keeps_no_files_is_told_from_a_process_without_descriptors(tmp_path):
+    assert can_keep_files(tmp_path)
+    assert not can_keep_files(tmp_path / "none")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+        for _ in range(highest):  # none below it is free
+            held.callback(os.close, os.open(tmp_path, os.O_RDONLY))
+        lowest = os.open(tmp_path, os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            can_keep_files(tmp_path)

@@ -65,6 +65,22 @@ def test_a_save_that_meets_a_dead_node_is_named_and_training_goes_on(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["step3"]
 
 
+def test_saves_that_were_cut_off_are_removed_and_nothing_else_is(tmp_path: Path):
+    (tmp_path / "step4" / "part0").mkdir(parents=True)
+    (tmp_path / "step4" / ".progress.json.77.tmp").write_text("{")
+    (tmp_path / "step5").mkdir()
+    (tmp_path / "step6").mkdir()
+    (tmp_path / "step6" / "progress.json").write_text("{}")
+    (tmp_path / "steps-of-mine").mkdir()
+    (tmp_path / "steps-of-mine" / "note").write_text("")
+    events = StepEvents(first=0, start=("a", "b"), events=())
+    saving = Saving(folder=tmp_path)
+    run_elastic(
+        chaos_job.elastic_job(2), events, 1, start=None, saving=saving, tell=lambda _: None, warn=print
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step1", "step6", "steps-of-mine"]
+
+
 def test_nodes_that_never_compute_are_killed_at_the_end_of_the_step_or_spared():
     job = chaos_job.elastic_job(2)
     with ElasticTraining(job, ("a", "b")) as training:

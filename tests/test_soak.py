@@ -79,6 +79,19 @@ def test_leaks_are_named_and_drawn():
     assert [[panel.title for panel in row if panel] for row in drawing({"run": series}).rows] == [["run"]] * 4
 
 
+def test_pages_that_a_fork_copies_are_no_leak():
+    series = Series()
+    for step in range(40):
+        series.done.append(50 * step)
+        copied = Held(rss_bytes=10**8, uss_bytes=10**7 + 10**5 * step, descriptors=9, threads=2)
+        leaking = Held(
+            rss_bytes=10**8 + 10**5 * step, uss_bytes=10**7 + 10**5 * step, descriptors=9, threads=2
+        )
+        series.by_process.setdefault("fork", []).append(copied)
+        series.by_process.setdefault("leaks", []).append(leaking)
+    assert judged({"run": series})["leaks"] == ["run/leaks/rss_bytes", "run/leaks/uss_bytes"]
+
+
 def test_a_process_that_is_gone_leaves_the_sample_out():
     series = Series()
     series.sample(1, {"own": os.getpid()})

@@ -10,6 +10,7 @@ from pathlib import Path
 from experiments.chaos.fault import INJECTED, Fault
 from experiments.chaos.forked import MARK, MARK_LENGTH, Forked, fork
 from experiments.chaos.processes import end_all, marked
+from experiments.chaos.saves import STAMPS
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = ("torch",)  # temporary folders that torch's launcher and compiler make
@@ -78,8 +79,11 @@ class Room:
         """Temporary files and folders that are still there."""
         own = [path for path in self.scratch.iterdir() if not path.name.startswith(FOREIGN)]
         saves = [path for path in self.folder.rglob("*") if path.name.endswith((".part", ".tmp"))]
+        torn = [
+            path for path in self.saves.glob("step*") if not any((path / name).exists() for name in STAMPS)
+        ]
         locks = list(self.folder.rglob("writer.json"))
-        return sorted({str(path.relative_to(self.folder)) for path in (*own, *saves, *locks)})
+        return sorted({str(path.relative_to(self.folder)) for path in (*own, *saves, *torn, *locks)})
 
 
 @contextmanager

@@ -75,10 +75,17 @@ def judged(series: dict[str, Series]) -> dict[str, Any]:
         for process in found.by_process
         for measure in MEASURES
     }
+    leaks = [name for name, each in rows.items() if not each.is_flat]
     return {
         "growth": {name: _record(each) for name, each in rows.items()},
-        "leaks": [name for name, each in rows.items() if not each.is_flat],
+        "leaks": [name for name in leaks if not _is_copied(name, leaks)],
     }
+
+
+def _is_copied(name: str, growing: Sequence[str]) -> bool:
+    """Private memory of a process whose resident memory stays: a fork that copies its parent's pages."""
+    process, _, measure = name.rpartition("/")
+    return measure == "uss_bytes" and f"{process}/rss_bytes" not in growing
 
 
 def _record(found: Growth) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The state of a whole job as a folder, written by the processes that hold it and read by new ones."""
 
 import json
+import re
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from workbench.elastic.layout import Layout
 from workbench.whole_file import write_text
 
 STAMP = "progress.json"
+UNFINISHED = rf"part\d+|\.{re.escape(STAMP)}\.\d+\.tmp"  # what a save holds before its stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,15 @@ def save_progress(
     }
     write_text(json.dumps(stamp), folder / STAMP)
     return Progress(folder=folder, step=step)
+
+
+def clear_unfinished(root: Path) -> None:
+    """Remove the saves in a folder that were cut off before their stamp; nothing else that lies there."""
+    for folder in root.glob("step*"):
+        if not folder.is_dir():
+            continue
+        if all(re.fullmatch(UNFINISHED, path.name) for path in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _num_parts(job: ElasticJob) -> int:

@@ -13,7 +13,7 @@ from types import FrameType
 from runtime.elastic.history import ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Reduction
 from runtime.elastic.node_killer import NodeKiller
-from runtime.elastic.progress import STAMP, Progress, read_progress
+from runtime.elastic.progress import STAMP, Progress, clear_unfinished, read_progress
 from runtime.elastic.step_data import StepData
 from runtime.elastic.training import ElasticTraining
 from runtime.state.save_folder import written_alone
@@ -149,7 +149,7 @@ def run_elastic(
     """
     refusal, log, watch = None, _Log(saving), CoreWatch()
     with (
-        nullcontext() if saving is None else written_alone(saving.folder),
+        nullcontext() if saving is None else _saved_alone(saving.folder),
         _asked_to_stop() as asked,
         ElasticTraining(job, events.start, start=start) as training,
     ):
@@ -177,6 +177,14 @@ def run_elastic(
         core_s=log.core_s,
         cores=watch.busy(),
     )
+
+
+@contextmanager
+def _saved_alone(folder: Path) -> Iterator[None]:
+    """Around a training that saves there; what one before it did not finish is removed."""
+    with written_alone(folder):
+        clear_unfinished(folder)
+        yield
 
 
 @dataclass(slots=True)
