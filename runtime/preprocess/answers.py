@@ -14,7 +14,7 @@ from runtime.preprocess.fields import (
 )
 from runtime.preprocess.images import rule_from_json
 from workbench.data.corpus import TEXT
-from workbench.masks.builders import SAMPLE_MASKS
+from workbench.masks.patterns import canonical
 
 MOST_HEADER_BYTES = 2**24
 MOST_DEPTH = 8
@@ -60,9 +60,9 @@ def _records(value: Any) -> list[tuple[int, list[tuple[str, str]], str]]:
     found = []
     for each in list_of_at_most(value, MOST_LISTED):
         number, segments, mask = list_of(each, 3)
-        if not isinstance(mask, str) or mask not in SAMPLE_MASKS:
-            raise ValueError(f"want a mask of {', '.join(SAMPLE_MASKS)}, got {mask!r:.40}")
-        found.append((_id(number), _segments(segments), str(mask)))
+        if not isinstance(mask, str):
+            raise ValueError(f"want the text of a mask, got {mask!r:.40}")
+        found.append((_id(number), _segments(segments), canonical(mask)))
     return found
 
 

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from workbench.cli.console import OneLineErrors
 from workbench.cli.extras import DISTRIBUTION, missing_text
-from workbench.cli.options import lists
+from workbench.cli.table_format import lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,9 @@ COMMANDS = {
         "Take in what other tools recorded of a job: traces, link speeds, kernel times, memory.",
     ),
     "trace": Command(
-        "ingesting", "trace_command", "Write a trace in the format of another tool: HTA or Chakra."
+        "ingesting",
+        "trace_command",
+        "Write a trace in the format of another tool; Perfetto opens trace files as they are.",
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),

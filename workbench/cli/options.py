@@ -2,15 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.console import in_format
 from workbench.job.run_options import flags_of
-from workbench.report.table_rows import Format
 
 Command = Callable[..., None]
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -27,26 +24,6 @@ RanksPerNode = Annotated[
 ]
 Faults = Annotated[int, typer.Option("--faults", help="nodes that may fail at the same moment")]
 Profile = Annotated[str | None, typer.Option(help="profile name or file instead of the job's")]
-
-
-def lists(command: Command) -> Command:
-    """Gives a command that prints tables the flag `--format`."""
-    signature = inspect.signature(command)
-    hint = Annotated[Format, typer.Option("--format", help="of tables; the rest then goes to stderr")]
-    flag = inspect.Parameter("table_format", KEYWORD, default=Format.TABLE, annotation=hint)
-    json_flags = [name for name in ("as_json", "json") if name in signature.parameters]
-
-    @wraps(command)
-    def listing(*, table_format: Format, **said: Any) -> None:
-        if table_format is not Format.TABLE and any(said[name] for name in json_flags):
-            raise ValueError(f"--json and --format {table_format} exclude each other")
-        with in_format(table_format):
-            command(**said)
-
-    parameters = [each.replace(kind=KEYWORD) for each in signature.parameters.values()]
-    listing.__annotations__ = command.__annotations__ | {flag.name: hint}
-    vars(listing)["__signature__"] = signature.replace(parameters=[*parameters, flag])
-    return listing
 
 
 def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:

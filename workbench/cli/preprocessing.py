@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from workbench.cli.console import emit_json, show
-from workbench.cli.options import Json, lists
+from workbench.cli.options import Json
+from workbench.cli.table_format import lists
 from workbench.job.job import load_job
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled

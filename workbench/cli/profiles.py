@@ -8,7 +8,8 @@ import typer
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
 from workbench.cli.console import emit_json, show
-from workbench.cli.options import Json, lists
+from workbench.cli.options import Json
+from workbench.cli.table_format import lists
 from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
 from workbench.report.profile_tables import facts_table, profile_record
 from workbench.report.tables import fits_table, unmeasured_text
