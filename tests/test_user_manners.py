@@ -64,6 +64,9 @@ def test_simulate_takes_the_profile_that_the_plan_was_made_with(folder: Path) ->
     implied = json.loads(told("simulate", plan, "--json"))
     assert implied == json.loads(told("simulate", plan, "--profile", cpu, "--json"))
     assert implied != json.loads(told("simulate", plan, "--profile", "A40", "--json"))
+    for command in (("explain", plan, "--changes", 0), ("diff", plan, plan)):
+        assert told(*command, "--json") == told(*command, "--profile", cpu, "--json")
+    told("export", plan, "--to", "torchrun", "-o", folder / "launch")
     cpu.unlink()
     done = workbench("simulate", plan)
     assert (done.exit_code, "../elastic-cpu.json, is not there; want --profile" in done.stderr) == (2, True)

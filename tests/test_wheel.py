@@ -130,6 +130,9 @@ def test_the_wheel_plans_without_a_framework(installed: Installed) -> None:
     assert "data-timeline" in (installed.folder / "report.html").read_text()
     installed.accepted("layout", "tiny.yaml")
     assert "JobSpec" in installed.accepted("schema", "job")
+    installed.accepted("export", "plan.json", "--to", "torchrun", "-o", "launch")
+    assert "launch.sh" in {file.name for file in (installed.folder / "launch").iterdir()}
+    installed.accepted("explain", "plan.json", "--changes", "0")
     assert "llava" in installed.accepted("models")
     assert "H200" in installed.accepted("profile", "show", "H200")
     assert installed.accepted("--version").startswith("multimodal-workbench ")

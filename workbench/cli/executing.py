@@ -16,7 +16,7 @@ from workbench.drift import drift_warning
 from workbench.ending import Ended
 from workbench.job.device import Device
 from workbench.job.machines import under
-from workbench.job.matching import check_profile, cost_for, profile_beside
+from workbench.job.matching import check_profile, cost_of_file
 from workbench.job.run_options import RunOptions
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lowered import Lowered
@@ -66,8 +66,7 @@ def simulate_command(
         check_writable(trace)
     found = read_plan(plan)
     lowered, memory = accept(found)
-    given = profile_beside(plan) if profile is None else load_profile(profile)
-    cost = under(cost_for(found, given), execution)
+    cost = under(cost_of_file(plan, found, profile), execution)
     simulated = predict_within(lowered, memory, cost)
     if trace is not None:
         write_trace(simulated, trace)
@@ -298,7 +297,7 @@ def _prediction(path: Path, profile: str | None) -> Trace:
 
     found = read_plan(path)
     lowered, memory = accept(found)
-    return predict_within(lowered, memory, cost_for(found, load_profile(profile) if profile else None))
+    return predict_within(lowered, memory, cost_of_file(path, found, profile))
 
 
 def _lines(line: str | None) -> tuple[str, ...]:

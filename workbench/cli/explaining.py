@@ -10,7 +10,6 @@ from workbench.cli.console import emit_json, show, warn
 from workbench.cli.options import ExecutionFile, Json
 from workbench.cli.planning import DEFAULT_STRATEGY, Strategy
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.explain.changes import Changes, Judge, try_changes
 from workbench.explain.difference import Side, difference
 from workbench.explain.explanation import Explanation, account_of, parts_of_all
@@ -20,7 +19,7 @@ from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of, under
-from workbench.job.matching import check_job, cost_for
+from workbench.job.matching import check_job, cost_of_file
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import silent
@@ -58,7 +57,7 @@ def explain_command(
         Path | None, typer.Option(help="job file that the plan was made of; default: told from the plan")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="profile name or file; default: the job's, or by device")
+        str | None, typer.Option(help="profile name or file; default: that of the plan's job")
     ] = None,
     execution: ExecutionFile = None,
     changes: Annotated[int, typer.Option(min=0, help="how many changes to show; 0: try none")] = 5,
@@ -125,8 +124,7 @@ def _of_plan(
         own = load_job(job)
         check_job(plan, own, file)
         return _Asked(plan, cost_of(own, profile, execution), own)
-    given = load_profile(profile) if profile else None
-    return _Asked(plan, under(cost_for(plan, given), execution), None)
+    return _Asked(plan, under(cost_of_file(file, plan, profile), execution), None)
 
 
 def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | None, str]:
@@ -153,7 +151,9 @@ def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | 
 def diff_command(
     first: Annotated[Path, typer.Argument(help="plan file", metavar="A")],
     second: Annotated[Path, typer.Argument(help="plan file", metavar="B")],
-    profile: Annotated[str | None, typer.Option(help="profile name or file; default: by device")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="profile name or file; default: that of each plan's job")
+    ] = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
@@ -176,7 +176,7 @@ def _side(file: Path, profile: str | None, execution: Path | None) -> Side:
     from sim.predict import predict, prices_of
 
     plan = read_plan(file)
-    cost = under(cost_for(plan, load_profile(profile) if profile else None), execution)
+    cost = under(cost_of_file(file, plan, profile), execution)
     lowered, memory = accept(plan)
     trace = predict(lowered, memory, cost)
     return Side(lowered=lowered, trace=trace, parts=parts_of_all(lowered, cost, prices_of))

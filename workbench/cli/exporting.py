@@ -9,12 +9,11 @@ import typer
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import ExecutionFile, Json, PlanFile
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.export.export import export
 from workbench.export.export_folder import check_folder, write_folder
 from workbench.export.registry import BY_NAME
 from workbench.job.machines import under
-from workbench.job.matching import cost_for
+from workbench.job.matching import cost_of_file
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
 from workbench.timing.accept import accept
@@ -40,7 +39,9 @@ def export_command(
     plan: PlanFile,
     to: Annotated[To, typer.Option(help="the system")],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder to write", metavar="DIR")],
-    profile: Annotated[str | None, typer.Option(help="profile name or file to price with")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="profile name or file; default: that of the plan's job")
+    ] = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
@@ -51,8 +52,7 @@ def export_command(
     """
     check_folder(output)
     found = read_plan(plan)
-    given = None if profile is None else load_profile(profile)
-    prices = SimulatedPrices(under(cost_for(found, given), execution))
+    prices = SimulatedPrices(under(cost_of_file(plan, found, profile), execution))
     files = export(found, BY_NAME[to], prices)
     write_folder(files, output)
     if as_json:

@@ -43,6 +43,15 @@ def named_profile(job: Job, said: str | None, plan: Path) -> str | None:
     return relpath(file.resolve(), plan.resolve().parent) if file.is_file() else name
 
 
+def cost_of_file(file: Path, plan: Plan, profile: str | None) -> CostModel:
+    """The cost model of a plan file's machines, by a named profile or the one that it was made with.
+
+    Raises:
+        ValueError: as `profile_beside` and `cost_for`.
+    """
+    return cost_for(plan, profile_beside(file) if profile is None else load_profile(profile))
+
+
 def profile_beside(plan: Path) -> Profile | None:
     """The profile that a plan file was made with; None where it does not say it.
 
