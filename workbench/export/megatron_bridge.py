@@ -7,15 +7,15 @@ megatron-core 0.19.2: TransformerConfig, models/vision/clip_vit_model.py.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from pprint import pformat
 from typing import Any
 
 from workbench.export import sayable
+from workbench.export.bridge_limits import PROJECTORS, TOWERS, encoders_of, unsayable
 from workbench.export.bridge_program import ONE_MODULE, SEVERAL_MODULES
 from workbench.export.decoder import Decoder, config_of, decoder_of
-from workbench.export.megatron import EXCHANGES, RECOMPUTED, SCHEDULES, unsayable_decoder
-from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of
+from workbench.export.megatron import EXCHANGES, RECOMPUTED, SCHEDULES
+from workbench.export.placed import Placed, llm_of, placed_modules
 from workbench.export.said import (
     Change,
     Said,
@@ -36,73 +36,8 @@ from workbench.schedule.choice import ScheduleKind
 
 PROGRAM = "train.py"
 LANGUAGE = "language"  # what Megatron-Bridge calls the language model
-TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
-PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 WIDTH = 100  # of lines
 Words = dict[str, Any]
-
-
-def _refuses(plan: Plan) -> str | None:
-    found = (
-        sayable.unplaced(plan) or unsayable_decoder(plan) or sayable.masked(plan) or sayable.too_precise(plan)
-    )
-    if found is not None or len(plan.model.modules) == 1:
-        return found or sayable.frozen_parts(plan)
-    return _unsayable_encoder(plan) or _unsayable_places(plan)
-
-
-def _encoders(plan: Plan) -> list[Module]:
-    return [module for module in plan.model.modules if module is not llm_of(plan)]
-
-
-def _unsayable_encoder(plan: Plan) -> str | None:
-    for module in _encoders(plan):
-        source = module.source
-        if source is None or source.architecture not in TOWERS:
-            kind = "no configuration" if source is None else source.architecture
-            return f"module {module.name!r} ({kind}): megatron-core's towers are {' and '.join(TOWERS)}"
-        if source.projector not in PROJECTORS:
-            return f"the projector of {module.name!r}"
-        if source.feature_layer is not None:
-            return f"features of {module.name!r} from hidden state {source.feature_layer}"
-    return _partly_frozen(plan)
-
-
-def _partly_frozen(plan: Plan) -> str | None:
-    for module in plan.model.modules:
-        body = {layer.trainable for layer in module.layers if layer.kind is not LayerKind.PROJECTOR}
-        if len(body) > 1:
-            return f"some frozen layers of {module.name!r} among trained ones"
-    return None
-
-
-def _unsayable_places(plan: Plan) -> str | None:
-    placed, placing = placed_modules(plan), placing_of(plan)
-    llm = llm_of(plan).name
-    if placing is not Placing.APART:
-        return str(placing) if placing is Placing.SHARED else "modules that share some of their ranks"
-    for name, each in placed.items():
-        if each.layout.tp & (each.layout.tp - 1):
-            return f"tp {each.layout.tp} of {name!r}, no power of two"
-        if name != llm and (each.pp > 1 or each.layout.cp > 1):
-            degree = f"pp {each.pp}" if each.pp > 1 else f"cp {each.layout.cp}"
-            return f"{degree} of {name!r}: megatron-core's towers are whole on a rank"
-        if name != llm and each.dp < placed[llm].dp:
-            return f"dp {each.dp} of {name!r} under dp {placed[llm].dp} of {llm!r}"
-    return _unsayable_chain(plan, placed)
-
-
-def _unsayable_chain(plan: Plan, placed: Mapping[str, Placed]) -> str | None:
-    """Replicas that do not divide each other, and blocks that do not divide by stages."""
-    for one, other in combinations(placed.values(), 2):
-        if max(one.dp, other.dp) % min(one.dp, other.dp):
-            names = f"{one.layout.module!r} and {other.layout.module!r}"
-            return f"dp {one.dp} and {other.dp} of {names}, which do not divide each other"
-    llm = llm_of(plan)
-    num_blocks, pp = len(llm.layers) - 2, placed[llm.name].pp
-    if num_blocks % pp:
-        return f"pp {pp} of {llm.name!r}, which does not divide its {num_blocks} blocks"
-    return None
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -299,8 +234,10 @@ def _freeze_words(plan: Plan) -> Words:
     body = {LayerKind.EMBED, LayerKind.BLOCK, LayerKind.HEAD}
     return {
         "freeze_language_model": is_frozen(llm_of(plan), body),
-        "freeze_modality_encoders": {m.name: is_frozen(m, body) for m in _encoders(plan)},
-        "freeze_modality_projections": {m.name: is_frozen(m, {LayerKind.PROJECTOR}) for m in _encoders(plan)},
+        "freeze_modality_encoders": {m.name: is_frozen(m, body) for m in encoders_of(plan)},
+        "freeze_modality_projections": {
+            m.name: is_frozen(m, {LayerKind.PROJECTOR}) for m in encoders_of(plan)
+        },
     }
 
 
@@ -310,7 +247,7 @@ def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
         module.name: max(
             (segment.tokens_out for sample in plan.batch for segment in sample.of(module.modality)), default=1
         )
-        for module in _encoders(plan)
+        for module in encoders_of(plan)
     }
     return {
         "seq_length": max(longest_tokens(plan), 1 + sum(lengths.values())),
@@ -320,7 +257,7 @@ def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
         "encoder_seq_lengths": lengths,
         "modality_configs": {
             module.name: {"type": "image", "width": side, "height": side}
-            for module in _encoders(plan)
+            for module in encoders_of(plan)
             for side in [config_of(module).get("image_size", 224)]
         },
     }
@@ -343,7 +280,7 @@ def tables(plan: Plan) -> Words:
     }
     if len(plan.model.modules) == 1:
         return shared | {"language": gpt_words(plan)}
-    special = {each.name: decoder.vocab - 1 - place for place, each in enumerate(_encoders(plan))}
+    special = {each.name: decoder.vocab - 1 - place for place, each in enumerate(encoders_of(plan))}
     return shared | {
         "language": transformer_words(decoder) | settings_words(plan, module.name),
         "positions": _position_words(decoder)
@@ -352,7 +289,7 @@ def tables(plan: Plan) -> Words:
             "share_embeddings_and_output_weights": decoder.is_tied,
         },
         "parallelisms": parallelism_words(plan),
-        "encoders": {each.name: encoder_words(plan, each) for each in _encoders(plan)},
+        "encoders": {each.name: encoder_words(plan, each) for each in encoders_of(plan)},
         "special": special,
         "freeze": _freeze_words(plan),
         "data": _data_words(plan, special),
@@ -388,7 +325,7 @@ TARGET = Target(
     name="megatron-bridge",
     system="Megatron-Bridge 0.6",
     summary="a training program of Megatron-Bridge's config classes",
-    refuses=_refuses,
+    refuses=unsayable,
     changes=_changes,
     ways=(
         Way(words="strategy megatron-islands", strategy="megatron-islands"),
