@@ -84,7 +84,8 @@ def serve_command(
     from runtime.preprocess.doorway import refuse_open_address
     from runtime.preprocess.keys import SERVER_FILE, read_server_keys, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
-    from runtime.preprocess.server import Server, ServerSettings
+    from runtime.preprocess.server import Server
+    from runtime.preprocess.server_settings import ServerSettings
     from runtime.preprocess.stream import Malformed
     from runtime.world.scratch import ScratchFolder
 
