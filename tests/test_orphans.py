@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from runtime.data.scenes import make
 from runtime.world.owner import Owner, this_process
 from runtime.world.scratch import MARK, ScratchFolder, sweep
-from tests.test_cli import accept, job, plan
+from tests.test_cli import JOB, accept, job, plan
 
 __all__ = ["job", "plan"]  # fixtures
 
@@ -92,6 +94,15 @@ def begun(command: tuple[object, ...], scratch: Path, has_begun: Callable[[], bo
             process.kill()
 
 
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> Path:
+    """A plan of no more ranks than can wait for each other: each imports torch for itself under torchrun."""
+    job, plan = tmp_path / "job.yaml", tmp_path / "plan.json"
+    job.write_text(JOB)
+    accept("plan", job, "--strategy", "encoders-replicated", "-o", plan)
+    return plan
+
+
 @contextmanager
 def running(plan: Path, *launcher: object) -> Iterator[Tree]:
     """Ranks that have written a checkpoint and go on."""
@@ -105,7 +116,7 @@ def running(plan: Path, *launcher: object) -> Iterator[Tree]:
 
 @contextmanager
 def torchrun(plan: Path) -> Iterator[Tree]:
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 4, "-m", "runtime.launch")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "runtime.launch")
     with running(plan, *launcher) as tree:
         yield tree
 
@@ -167,8 +178,8 @@ def test_ranks_of_a_killed_run_are_gone_with_their_folder_the_stopped_one_too(pl
         killed_alone(tree)
 
 
-def test_ranks_of_a_killed_launcher_are_gone(plan):
-    with torchrun(plan) as tree:
+def test_ranks_of_a_killed_launcher_are_gone(two_ranks):
+    with torchrun(two_ranks) as tree:
         killed_alone(tree)
 
 
@@ -199,9 +210,9 @@ def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
     accept("run", plan, "--local", "--checkpoint", saves, "--steps", steps, "--resume")
 
 
-def test_ranks_under_torchrun_that_are_asked_to_end_do_not_wait_for_each_other(plan):
+def test_ranks_under_torchrun_that_are_asked_to_end_do_not_wait_for_each_other(two_ranks):
     """Its agent would kill them after 30 s."""
-    with torchrun(plan) as tree:
+    with torchrun(two_ranks) as tree:
         started = tree.descendants()
         start_s = time.monotonic()
         os.kill(tree.process.pid, signal.SIGTERM)
