@@ -70,7 +70,7 @@ class Rounds:
     """
 
     def __init__(self, folder: Path, seed: int, components: Sequence[str], faults: Sequence[Fault]) -> None:
-        self._folder, self._seed = folder, seed
+        self._folder, self._seed, self._names = folder, seed, frozenset(components)
         self._chosen = [
             (name, fault)
             for name in components
@@ -95,21 +95,28 @@ class Rounds:
     def _components(self) -> dict[str, Component]:
         job, elastic, plan = (self._folder / name for name in ("job.yaml", "elastic.yaml", "plan.json"))
         write_job(job, ranks=2)
+        others: dict[str, Component] = {
+            "preprocess": Serving(self._folder / "images"),
+            "search": Searching(job),
+        }
+        if self._names <= others.keys():
+            return others  # what the trainers begin with takes longer than a round
         write_job(elastic, ranks=3, samples=6)
         with room("begun") as place:
             planned = place.start("plan", *workbench(None, "", "plan", job, "-o", plan))
             if planned.process.wait(BEGUN_S):
                 raise RuntimeError(planned.said)
-            begun = place.start("run", *run_command(plan)(place, None, "", Begin.ANEW))
-            until(lambda: named(place.saves) >= BEGUN_STEPS or begun.process.poll() is not None, BEGUN_S)
-            begun.process.terminate()
-            begun.process.wait(BEGUN_S)
-            place.saves.rename(self._folder / "saves")
-        return {
-            **trainers(plan, elastic, self._folder / "saves"),
-            "preprocess": Serving(self._folder / "images"),
-            "search": Searching(job),
-        }
+            if "resume" in self._names:
+                self._begin(place, plan)
+        return {**trainers(plan, elastic, self._folder / "saves"), **others}
+
+    def _begin(self, place: Room, plan: Path) -> None:
+        """A run that is ended after some steps leaves its saves to go on from."""
+        begun = place.start("run", *run_command(plan)(place, None, "", Begin.ANEW))
+        until(lambda: named(place.saves) >= BEGUN_STEPS or begun.process.poll() is not None, BEGUN_S)
+        begun.process.terminate()
+        begun.process.wait(BEGUN_S)
+        place.saves.rename(self._folder / "saves")
 
 
 def summary(played: Sequence[Played]) -> dict[str, Any]:
