@@ -195,7 +195,7 @@ class LayoutSpace:
             if not all(islands):
                 continue
             for llm in self._llm_choices(self._num_ranks - sum(sizes)):
-                beside_s = max(self._least_busy_s(island, llm) for island in islands)
+                beside_s = max((self._least_busy_s(island, llm) for island in islands), default=0.0)
                 yield Family(
                     max(self._steps.llm_bound_s(llm), beside_s),
                     prod(map(len, islands)),

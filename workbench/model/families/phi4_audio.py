@@ -56,7 +56,7 @@ def _conformer(config: Config) -> Tower:
         width=width,
         reduction=whole(config, "time_reduction", 8),
     )
-    layers = (stem, *_blocks(shape, whole(config, "num_blocks", 24)))
+    layers = (stem, *_blocks(shape, count(config, "num_blocks", 24)))
     return Tower(layers=layers, width=width, norm=None)
 
 
@@ -192,4 +192,5 @@ PHI4_AUDIO = Encoder(
     make=_conformer,
     clip_tokens=_clip_tokens,
     shapes={"phi-4-mm-audio": _shaped},
+    shares_tokens=False,
 )
