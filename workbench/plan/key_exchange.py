@@ -41,13 +41,13 @@ def _check_ring(plan: Plan, stage: Stage) -> None:
 
 
 def check_heads(where: str, module: str, layers: Iterable[Layer], *, tp: int, cp: int) -> None:
-    """ValueError where all-to-all attention cannot give each of `cp` ranks whole heads. `where` begins it."""
+    """ValueError where all-to-all attention cannot give each of `cp` ranks whole heads."""
     for layer in layers:
         for operator in layer.operators:
             heads = operator.num_kv_heads // tp if isinstance(operator, Attention) else cp
             if heads % cp:
                 fitting = max(degree for degree in range(1, cp + 1) if heads % degree == 0)
                 raise ValueError(
-                    f"{where}: cp must divide the {heads} key/value heads of {module}.{layer.name}, got cp = {cp}; "
-                    f"want {fitting}, or {KeyExchange.ALL_GATHER}"
+                    f"{where}: cp must divide the {heads} key/value heads of {module}.{layer.name}, "
+                    f"got cp = {cp}; want {fitting}, or {KeyExchange.ALL_GATHER}"
                 )

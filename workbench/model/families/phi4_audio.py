@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, conformer_tokens
-from workbench.model.config_fields import Config, heads_of, whole
+from workbench.model.config_fields import Config, count, heads_of, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.shape import Shape
