@@ -91,7 +91,7 @@ def test_damaged_traces(made: Path, tmp_path: Path, seed: int) -> None:
     [
         ("model_type: llama", "model_type: {a: 1}", "unknown model_type"),
         ("image_size: 32", "image_size: 4", "as large as a patch"),
-        ("num_hidden_layers: 2", "num_hidden_layers: 9000000000000000000000", "at most 10,000 blocks"),
+        ("num_hidden_layers: 2", "num_hidden_layers: 9000000000000000000000", "at most 4096"),
         ("samples: 4", "samples: 2147483648", "less than or equal to 100000"),
         ("memory_gib: 1", "memory_gib: .inf", "less than or equal to"),
     ],

@@ -150,7 +150,7 @@ def test_make_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         pytest.param('{"id": 1, "segments": [{"image": "x"}]}', "want at least one text", id="no-text"),
         pytest.param(
             '{"id": 1, "segments": [{"text": "x"}], "mask": "round"}',
-            "mask must be one of causal, full, .*got 'round'",
+            "mask 'round': want one of causal, full, .*nearest",
             id="mask",
         ),
         pytest.param("", "no examples in it", id="empty"),

@@ -145,7 +145,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(*words: object) -> str:
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_simulate_compare_and_report_show_it(folder: Path):

@@ -55,7 +55,7 @@ def test_a_plan_has_the_layouts_of_the_file(tmp_path, name):
     content, strategy = FILES[name]
     result, out = planned(tmp_path, content, "--strategy", strategy, "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.output.splitlines()[-1])["strategy"] == strategy
+    assert json.loads(result.stdout.splitlines()[-1])["strategy"] == strategy
     plan = read_plan(out)
     llm = [stage for stage in plan.stages if stage.module == "llm"]
     assert [stage.layers for stage in llm] == [(0, 3), (3, 6)]
@@ -96,7 +96,7 @@ def test_a_search_takes_the_file_too(tmp_path):
         app, ["search", str(EXAMPLE), "--layout", str(file), "--profile", "A40", "--json"]
     )
     assert result.exit_code == 0, result.output
-    found = {c["strategy"]: c for c in json.loads(result.output.splitlines()[-1])["candidates"]}
+    found = {c["strategy"]: c for c in json.loads(result.stdout.splitlines()[-1])["candidates"]}
     assert found["cornstarch"]["ranks"] == 4
 
 

@@ -8,7 +8,7 @@ import pytest
 from experiments.nccl.cases import Case, cases, pipeline
 from experiments.nccl.manners import Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant
-from experiments.nccl.run import HANG_S, HUNG, SAME, SHORT_S, dead_rank, hangs_of_before, outcome
+from experiments.nccl.run import HUNG, SAME, SHORT_S, UNNOTICED_S, dead_rank, hangs_of_before, outcome
 from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
@@ -78,7 +78,7 @@ def test_a_stopped_rank_is_named_where_waits_never_end(two_ranks: Plan, pool: Po
         variant=Variant.WAITS_FOR_EVER,
         doom=Doom(1, 1, signal.SIGSTOP),
     )
-    assert outcome(two_ranks, pool, endless, timeout_s=SHORT_S, job_s=HANG_S).what == HUNG
+    assert outcome(two_ranks, pool, endless, timeout_s=SHORT_S, job_s=UNNOTICED_S).what == HUNG
 
 
 def test_a_killed_rank_ends_the_job(two_ranks: Plan, pool: Pool) -> None:

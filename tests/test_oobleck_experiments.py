@@ -9,7 +9,7 @@ from experiments.cornstarch.models import icml_model
 from experiments.harness.drawing import save
 from experiments.harness.outcome import Verdict
 from experiments.harness.printed import is_true, printed_rows
-from experiments.harness.record import RESULTS
+from experiments.harness.record import RESULTS, results_in
 from experiments.oobleck import figure2_11, runs, spot, systems, table2_1, table2_2
 from experiments.oobleck.breakdown_plot import COLOURS, FIGURES, bars_by_model, drawings
 from experiments.oobleck.by_nodes import PLANNED, simulated_rate
@@ -84,9 +84,9 @@ def test_bins_hold_all_samples():
     assert 0 < lengths_s[-1] < spot.BIN_S
 
 
-def test_plots_are_drawn_from_the_series_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(spot, "RESULTS", tmp_path)
-    path = spot.write_series("oobleck/some", ("GPT-2",))
+def test_plots_are_drawn_from_the_series_alone(tmp_path):
+    with results_in(tmp_path):
+        path = spot.write_series("oobleck/some", ("GPT-2",))
     assert set(json.loads(path.read_text())["series"]["GPT-2"]) == set(spot.TRACES)
     assert all(path.stat().st_size > 0 for path in save(spot.drawing(path), tmp_path, "some"))
 

@@ -127,7 +127,7 @@ def test_a_torn_image_is_named(folder: Path, malformed: Malformed) -> None:
             batch = loader.next()
             assert sorted(ids(batch)) == [n for n in range(4) if n != example]
             assert [(each.id, each.path) for each in batch.skipped] == [(example, str(path))]
-            assert loader.status()["skipped"][0][:2] == [example, str(path)]
+            assert list(loader.status()["skipped"][0][:2]) == [example, str(path)]
     assert (server.failure is not None) is (malformed is Malformed.FATAL)
 
 

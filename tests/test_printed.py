@@ -120,7 +120,7 @@ def test_json_and_a_format_exclude_each_other(tmp_path: Path) -> None:
 
 
 def test_every_command_that_prints_tables_takes_a_format() -> None:
-    without = {"layout", "report", "reproduce", "schema"}
+    without = {"layout", "report", "reproduce", "schema", "trace"}
     for name in set(COMMANDS) - {"profile", "checkpoint", "preprocess"}:
         flags = {flag for parameter in COMMANDS[name].load(name).params for flag in parameter.opts}
         assert ("--format" in flags) == (name not in without), name

@@ -1,6 +1,7 @@
 """Long runs: what processes hold is read, growth is told from noise, and each load can be sampled."""
 
 import json
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -19,7 +20,8 @@ from experiments.soak.sampling import Held, Series, held
 def test_a_descriptor_a_thread_and_a_megabyte_are_seen():
     before = held(os.getpid())
     with tempfile.TemporaryFile():
-        ballast = b"x" * 2**24
+        ballast = mmap.mmap(-1, 2**24)  # no allocator has such pages already
+        ballast.write(b"x" * 2**24)
         after = held(os.getpid())
     assert after.descriptors == before.descriptors + 1
     assert after.uss_bytes - before.uss_bytes >= 2**23

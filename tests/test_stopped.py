@@ -181,9 +181,10 @@ def test_a_stopped_producer_is_replaced(tmp_path, capsys):
 
 def test_a_stopped_planner_is_named():
     plan = disjoint_plan(tiny_valm(), tiny_batch(), CUTS)
+    others = descendants_of(os.getpid())
     planner = Planner(plan)
     try:
-        (process,) = descendants_of(os.getpid()) - {os.getpid()}
+        (process,) = descendants_of(os.getpid()) - others
         os.kill(process, signal.SIGSTOP)
         planner.ask(plan.batch)
         start_s = time.monotonic()

@@ -85,7 +85,9 @@ def test_it_has_the_same_times_and_memory_to_the_bit(name: str) -> None:
 def test_a_trace_of_version_1_has_the_same_events_under_the_map(name: str) -> None:
     old = json.loads(text_of(name, "trace"))
     new = json.loads(trace_json.dumps(trace_json.loads(text_of(name, "trace"))))
-    assert new["traceEvents"] == [renamed_event(event) for event in old["traceEvents"]]
+    arrows = {"weights", "gradients"}  # for viewers alone
+    told = [event for event in new["traceEvents"] if event.get("cat") not in arrows]
+    assert told == [renamed_event(event) for event in old["traceEvents"]]
     assert new["otherData"] == old["otherData"] | {"schema_version": 2}
 
 

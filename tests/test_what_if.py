@@ -122,3 +122,12 @@ def test_unknown_strategies_and_other_jobs_are_refused(tmp_path: Path):
     refuse("report", tmp_path, "--job", tmp_path / "other.yaml", words=words, folder=tmp_path)
     accept("report", tmp_path, "--job", tmp_path / "job.yaml", "--what-if", "0.0")
     assert "of 48 neighbours of job tiny" in (tmp_path / "report.html").read_text()
+
+
+def test_neighbours_are_priced_by_the_profile_that_the_plan_was_made_with(tmp_path: Path):
+    absent = TINY.model_copy(update={"profile": "gone.json"})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(absent.model_dump(mode="json", exclude_unset=True)))
+    accept("plan", tmp_path / "job.yaml", "--profile", "A40", "-o", tmp_path / "plan.json")
+    accept("report", tmp_path, "--job", tmp_path / "job.yaml", "--what-if", "60")
+    assert "no profile &#x27;gone.json&#x27;" not in (tmp_path / "report.html").read_text()
+    assert "no profile 'gone.json'" not in (tmp_path / "report.html").read_text()

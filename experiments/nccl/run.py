@@ -29,6 +29,7 @@ from workbench.plan.plan import Plan, Precision, Settings
 TIMEOUT_S = 15.0  # of a wait that should end
 SHORT_S = 2.0  # of one that should not
 HANG_S = 5.0  # after which a job is given up
+UNNOTICED_S = 2.5  # the same, before supervisors look whether a silent process was stopped
 JOB_S = 90.0
 SAME = "same"
 HUNG = "hung"
@@ -123,9 +124,9 @@ def caught(plan: Plan, pool: Pool) -> dict[str, dict[str, str]]:
     for manner, variant in LACKS.items():
         endless = manner is Manner.ENDLESS_WAITS
         doom = Doom(plan.ranks[-1], 1, signal.SIGSTOP) if endless else None
-        bounds = (
-            {"job_s": HANG_S, "timeout_s": SHORT_S} if endless else {"job_s": 2 * HANG_S, "timeout_s": HANG_S}
-        )
+        bounds = {"job_s": 2 * HANG_S, "timeout_s": HANG_S}
+        if endless:
+            bounds = {"job_s": UNNOTICED_S, "timeout_s": SHORT_S}
         found[manner.name.lower()] = {
             which.name.lower(): outcome(
                 plan, pool, Conduct(manners=frozenset({manner}), variant=which, doom=doom), **bounds

@@ -297,6 +297,11 @@ class Adapter(ABC):
         return {f"{self.rotary_name}.{name}": buffer for name, buffer in held}
 
     @property
+    def neutral_buffers(self) -> Mapping[str, float]:
+        """Name of a buffer that the module leaves out -> the value at which it changes nothing."""
+        return {}
+
+    @property
     def written_by(self) -> Mapping[str, int]:
         """Name that several layers have for one weight -> the layer that a checkpoint takes it from."""
         return {}

@@ -129,6 +129,10 @@ class ConformerAdapter(EncoderAdapter):
         return ("encoder_embedding.",)
 
     @property
+    def neutral_buffers(self) -> Mapping[str, float]:
+        return {"encoder_embedding.global_mean": 0.0, "encoder_embedding.global_invstd": 1.0}
+
+    @property
     def written_by(self) -> Mapping[str, int]:
         """Every block has the one table of biases, under one name."""
         return {f"{BIAS}.bias_values.weight": 1}

@@ -20,6 +20,7 @@ from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job, load_job
 from workbench.job.job_file import read_spec
+from workbench.job.matching import profile_name_beside
 from workbench.plan.plan import Plan
 from workbench.report.folder import Folder, fastest_of, read_folder
 from workbench.report.progress import ticking
@@ -116,14 +117,18 @@ def report_command(
 
 
 def _what_if(folder: Folder, job: Path, seconds: float) -> WhatIf:
-    """Simulations of the job's neighbours, planned as its fastest plan in the folder was."""
+    """Simulations of the job's neighbours, planned as its fastest plan in the folder was, by its profile."""
     from sim.predict import predict_within
 
     began_s = perf_counter()
+    fastest, spec = fastest_of(folder, load_job(job)), read_spec(job)
+    profile = profile_name_beside(fastest.path)
+    if profile is not None:
+        spec = spec.model_copy(update={"profile": profile})
     with ticking("simulating neighbours of the job", None, quiet=False) as ticker:
         return what_if(
-            read_spec(job),
-            fastest_of(folder, load_job(job)).plan.strategy,
+            spec,
+            fastest.plan.strategy,
             lambda plan, cost: predict_within(*accept(plan), cost),
             folder=job.parent,
             seconds=seconds,

@@ -58,13 +58,19 @@ def profile_beside(plan: Path) -> Profile | None:
     Raises:
         ValueError: its file is not there, or is none.
     """
+    said = profile_name_beside(plan)
+    return None if said is None else load_profile(said)
+
+
+def profile_name_beside(plan: Path) -> str | None:
+    """Name or path of the profile that a plan file was made with; ValueError where its file is gone."""
     said = planned_with(plan)
     if said is None:
         return None
     file = plan.parent / said
     if not file.is_file() and said not in known_profiles() and "/" in said:
         raise ValueError(f"{plan}: the profile that it was made with, {said}, is not there; want --profile")
-    return load_profile(file if file.is_file() else said)
+    return str(file.resolve()) if file.is_file() else said
 
 
 def _shipped(device: str) -> Profile:

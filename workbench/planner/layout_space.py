@@ -143,7 +143,7 @@ class LayoutSpace:
     def _homogeneous(self) -> Iterator[Family]:
         for llm in self._llm_choices(self._num_ranks):
             grids = self._like(llm)
-            if grids:
+            if grids is not None:
                 parts = [self._settings(grid) for grid in grids]
                 layouts = partial(self._joint, llm, parts)
                 closer_s = partial(self._steps.llm_s, llm)
@@ -220,7 +220,7 @@ class LayoutSpace:
         for found in product(*parts):
             encoders = tuple(choice for _, choice in found)
             choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
-            yield self._beside_s(llm, max(seconds for seconds, _ in found)), choice
+            yield self._beside_s(llm, max((seconds for seconds, _ in found), default=0.0)), choice
 
     def _sharded(self) -> Iterator[Family]:
         for llm, parts in self._alike():
@@ -241,7 +241,7 @@ class LayoutSpace:
         """Every module as replicas of all its layers on the same ranks: the LLM, each encoder's choices."""
         for llm in self._divided(self._all(self._llm, self._num_ranks)):
             grids = self._like(llm)
-            if llm.tp == llm.pp == llm.ep == llm.instances == 1 and grids:
+            if llm.tp == llm.pp == llm.ep == llm.instances == 1 and grids is not None:
                 yield llm, [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
 
     def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
@@ -249,11 +249,11 @@ class LayoutSpace:
             choice = LayoutChoice(mode=mode, encoders=encoders, llm=llm)
             yield self._steps.step(choice).step_s, choice
 
-    def _like(self, llm: ModuleChoice) -> list[ModuleChoice]:
-        """The LLM's tp, cp and dp for every encoder; nothing where an encoder does not allow them."""
+    def _like(self, llm: ModuleChoice) -> list[ModuleChoice] | None:
+        """The LLM's tp, cp and dp for every encoder; None where an encoder does not allow them."""
         grids = [ModuleChoice(module=e.name, tp=llm.tp, cp=llm.cp, dp=llm.dp) for e in self._encoders]
         allowed = [self._allows(e, g) for e, g in zip(self._encoders, grids, strict=True)]
-        return grids if all(allowed) else []
+        return grids if all(allowed) else None
 
     def _island_sizes(self) -> Iterator[tuple[int, ...]]:
         """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM.

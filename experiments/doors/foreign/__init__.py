@@ -1,0 +1,1 @@
+"""What runs in the environments of other training systems, beside their packages."""

@@ -1,0 +1,251 @@
+"""Exported folders: what is said of a plan, what is refused with which nearest plan, what a folder holds."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.doors.export_jobs import export_jobs
+from experiments.doors.targets import HELD, Folder, fetched, refusals, shell_arguments
+from sim.predict import predict
+from workbench.cost.model import CostModel
+from workbench.export.decoder import decoder_of
+from workbench.export.export import export
+from workbench.export.folder import FORMAT, MARK, ranks_by_node
+from workbench.export.megatron_bridge import equal_stage_layers
+from workbench.export.placed import Placing, llm_of, placed_modules, placing_of
+from workbench.export.registry import BY_NAME, TARGETS
+from workbench.export.schedule_kind import schedule_of
+from workbench.job.job import Job
+from workbench.job.machines import cost_of
+from workbench.job.notations.layout_string import stage_layers_of
+from workbench.plan.plan import Plan, Precision
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.strategies.registry import BY_NAME as STRATEGIES
+from workbench.timing.accept import accept
+
+JOBS = {job.name: job for job in export_jobs()}
+
+
+class Prices:
+    """As the command has them."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+
+    def step_s(self, plan: Plan) -> float:
+        return predict(*accept(plan), self.cost).iteration_s
+
+
+def prices_of(job: Job) -> Prices:
+    return Prices(cost_of(job, None, None))
+
+
+def plan_of(job: Job, strategy: str) -> Plan:
+    return STRATEGIES[strategy].planner(job, cost_of(job, None, None), lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Plan:
+    """Two replicas of two stages of two tensor-parallel ranks."""
+    return plan_of(JOBS["llama"], "megatron-heterogeneous")
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Plan:
+    return plan_of(JOBS["frozen-tower"], "fsdp")
+
+
+@pytest.fixture(scope="module")
+def islands() -> Plan:
+    return plan_of(JOBS["frozen-tower"], "megatron-islands")
+
+
+def test_half_of_the_jobs_have_several_modules():
+    several = [job for job in JOBS.values() if len(job.model.modules) > 1]
+    assert len(JOBS) >= 10
+    assert 2 * len(several) == len(JOBS)
+
+
+def test_a_layout_is_read_off_the_stages(pipeline):
+    placed = placed_modules(pipeline)["llm"]
+    assert (placed.layout.tp, placed.layout.dp, placed.pp, placed.virtual) == (2, 2, 2, 1)
+    assert sum(placed.layout.stage_layers) == len(llm_of(pipeline).layers)
+    assert placing_of(pipeline) is Placing.ALONE
+    assert schedule_of(pipeline) == Schedule()
+
+
+def test_modules_lie_apart_or_on_the_same_ranks(islands, sharded):
+    assert placing_of(islands) is Placing.APART
+    assert placing_of(sharded) is Placing.SHARED
+
+
+@pytest.mark.parametrize(
+    "kind", [ScheduleKind.GPIPE, ScheduleKind.INTERLEAVED, ScheduleKind.ZB_H1, ScheduleKind.ZB_V]
+)
+def test_a_schedule_is_read_off_the_programs(kind):
+    job = replace(JOBS["llama"], schedule=usual(kind))
+    assert schedule_of(plan_of(job, "cornstarch")).kind is kind
+
+
+def test_sizes_are_those_of_the_configuration(pipeline):
+    decoder = decoder_of(llm_of(pipeline))
+    assert (decoder.num_blocks, decoder.width, decoder.ffn, decoder.vocab) == (16, 2048, 5632, 32000)
+    assert (decoder.num_heads, decoder.num_kv_heads, decoder.head_dim) == (16, 8, 128)
+    assert (decoder.rope_base, decoder.is_tied, decoder.qk_norm) == (500000.0, False, False)
+    experts = decoder_of(llm_of(plan_of(JOBS["mixtral"], "megatron-heterogeneous")))
+    assert (experts.num_experts, experts.experts_per_token, experts.rope_base) == (8, 2, 1e6)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_every_folder_has_launcher_batch_script_container_and_readme(target, pipeline, sharded):
+    job, plan = ("llama", pipeline) if target.refuses(pipeline) is None else ("frozen-tower", sharded)
+    files = export(plan, target, prices_of(JOBS[job]))
+    assert {"README.md", "launch.sh", "job.sbatch", "env.sh", "CONTAINER.md", MARK} < set(files)
+    for name in files:
+        if name.endswith((".sh", ".sbatch")):
+            subprocess.run(["bash", "-n"], input=files[name], text=True, check=True, timeout=60)
+        if name.endswith(".py"):
+            compile(files[name], name, "exec")
+    mark = json.loads(files[MARK])
+    assert (mark["format"], mark["target"]) == (FORMAT, target.name)
+    total = sum(each["seconds"] or 0.0 for each in mark["differences"])
+    assert mark["plan_step_s"] + total == pytest.approx(mark["exported_step_s"], rel=1e-12)
+    assert f"--nnodes {len(ranks_by_node(plan))} " in files["launch.sh"]
+
+
+def test_a_difference_is_priced_by_simulating_what_the_system_does(pipeline):
+    prices = prices_of(JOBS["llama"])
+    mark = json.loads(export(pipeline, BY_NAME["megatron"], prices)[MARK])
+    [difference] = mark["differences"]
+    assert difference["has"] == "gradients and optimizer in bfloat16"
+    wide = replace(
+        JOBS["llama"], settings=replace(JOBS["llama"].settings, optimizer_precision=Precision.FLOAT32)
+    )
+    again = plan_of(wide, "megatron-heterogeneous")
+    assert mark["exported_step_s"] == prices.step_s(again)
+
+
+def test_the_runtime_takes_the_plan_as_it_is(islands):
+    files = export(islands, BY_NAME["torchrun"], prices_of(JOBS["frozen-tower"]))
+    assert json.loads(files[MARK])["differences"] == []
+    assert "Nothing: this folder does what the plan says." in files["README.md"]
+
+
+def test_megatron_cuts_where_the_plan_cuts(pipeline):
+    words = shell_arguments(export(pipeline, BY_NAME["megatron"], prices_of(JOBS["llama"])))
+    layout = words[words.index("--pipeline-model-parallel-layout") + 1]
+    assert stage_layers_of(layout) == placed_modules(pipeline)["llm"].layout.stage_layers
+
+
+@pytest.mark.parametrize(
+    ("target", "job", "strategy", "part"),
+    [
+        ("megatron", "frozen-tower", "fsdp", "modules beside the language model ('vision')"),
+        ("torchtitan", "mixtral", "megatron-heterogeneous", "experts of 'llm'"),
+        ("torchtitan", "qwen2", "megatron-colocated", "biases of 'llm'"),
+        ("megatron-bridge", "audio", "megatron-islands", "module 'audio' (whisper)"),
+        ("megatron-bridge", "llava", "fsdp", "all modules on the same ranks"),
+        ("fsdp2", "llama", "megatron-heterogeneous", "pp 2 of 'llm'"),
+        ("fsdp2", "llava", "encoders-replicated", "copies of 'vision' that all compute the same items"),
+    ],
+)
+def test_what_cannot_be_said_is_one_line_with_a_nearest_plan(target, job, strategy, part):
+    with pytest.raises(ValueError, match="cannot say") as refused:
+        export(plan_of(JOBS[job], strategy), BY_NAME[target], prices_of(JOBS[job]))
+    message = str(refused.value)
+    assert message.startswith(f"{target} cannot say {part}")
+    assert "\n" not in message
+    assert "nearest: " in message
+    assert " ms a step" in message
+
+
+def test_double_precision_has_no_flag(pipeline):
+    wide = replace(pipeline, settings=replace(pipeline.settings, precision=Precision.FLOAT64))
+    assert BY_NAME["megatron"].refuses(wide) == "precision float64"
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "equal"), [(18, 1, (18,)), (18, 2, (9, 9)), (18, 4, (5, 4, 4, 5))]
+)
+def test_equal_stages_have_equally_many_blocks(layers, stages, equal):
+    assert equal_stage_layers(layers, stages) == equal
+
+
+def test_megatron_s_flags_are_in_its_kept_list(pipeline):
+    """The list is `megatron_flags.json`: of a parser that is in no environment of ours."""
+    kept = json.loads((Path(__file__).parent / "golden" / "megatron_flags.json").read_text())
+    flags = {row["flag"]: row for row in kept["flags"]}
+    plans = [(JOBS["llama"], pipeline)]
+    plans += [
+        (job, plan_of(job, strategy))
+        for job in (JOBS["mixtral"], JOBS["qwen3"], JOBS["qwen2"], JOBS["mistral"])
+        for strategy in ("megatron-heterogeneous", "megatron-colocated")
+    ]
+    for job, plan in plans:
+        words = shell_arguments(export(plan, BY_NAME["megatron"], prices_of(job)))
+        check_flags(words, flags)
+
+
+def check_flags(words, flags):
+    place = 0
+    while place < len(words):
+        row = flags.get(words[place])
+        assert row is not None, f"Megatron has no flag {words[place]}"
+        values = []
+        place += 1
+        while place < len(words) and not words[place].startswith("--"):
+            values.append(words[place])
+            place += 1
+        if row["type"] == "flag":
+            assert values == [], f"{row['flag']} takes nothing"
+            continue
+        assert len(values) == 1 or row.get("nargs") in ("+", "*")
+        convert = {"int": int, "float": float}.get(row["type"], str)
+        for value in values:
+            convert(value)
+            assert row.get("choices") is None or value in row["choices"]
+
+
+@pytest.mark.parametrize("words", [["--no-such-flag"], ["--bf16", "1"], ["--num-layers", "many"]])
+def test_a_flag_that_megatron_does_not_have_fails(words):
+    kept = json.loads((Path(__file__).parent / "golden" / "megatron_flags.json").read_text())
+    with pytest.raises((AssertionError, ValueError)):
+        check_flags(words, {row["flag"]: row for row in kept["flags"]})
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    found = fetched()
+    if found is None:
+        pytest.skip("not held: the package index gives no packages of the systems")
+    return found
+
+
+@pytest.mark.parametrize("target", HELD)
+def test_the_systems_themselves_take_the_folders(target, packages, pipeline, islands):
+    plans = {"llama": pipeline, "frozen-tower": islands}
+    folders = [
+        Folder(files=export(plan, BY_NAME[target], prices_of(JOBS[job])), ranks=len(plan.ranks))
+        for job, plan in plans.items()
+        if BY_NAME[target].refuses(plan) is None
+    ]
+    assert folders
+    broken = Folder(files=with_unknown_word(target, folders[0].files), ranks=folders[0].ranks)
+    *taken, refused = refusals(target, [*folders, broken], packages)
+    assert taken == [None] * len(folders)
+    assert refused is not None
+    assert "no_such" in refused or "no-such" in refused
+
+
+def with_unknown_word(target, files):
+    """The folder with a key or flag that the system does not have."""
+    if target == "megatron":
+        return files | {"data.sh": "DATA=(--no-such-flag)\n"}
+    if target == "torchtitan":
+        return files | {"plan_config.py": files["plan_config.py"].replace("'seq_len'", "'no_such'")}
+    tables = json.loads(files["tables.json"])
+    tables["language"]["no_such"] = 1
+    return files | {"tables.json": json.dumps(tables)}
