@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from runtime.data.batches import DataSource, SyntheticSource, count_targets, microbatch_data
+from runtime.data.batches import DataSource, SyntheticSource, microbatch_data
 from runtime.models.adapter import Context, MicrobatchData
 from runtime.preprocess.source import source_of
 from runtime.reference import all_items, whole_stage
@@ -34,6 +34,7 @@ from workbench.model.model_graph import TEXT, Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.routing import routing_of
+from workbench.plan.runnable import check_targets
 
 HERE = Path(__file__).resolve().parent
 LONGEST_WAIT_S = 60.0
@@ -138,7 +139,7 @@ class Trainer:
 
     def step(self, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Sample, ...]]) -> float:
         """One step; the mean loss of all text tokens of the batch."""
-        num_targets = sum(count_targets(sample) for sample in self.plan.batch)
+        num_targets = check_targets(self.plan)
         optimizer.zero_grad()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         for place, samples in enumerate(microbatches, start=1):

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from runtime.data.batches import DataSource, count_targets
+from runtime.data.batches import DataSource
 from runtime.models.weights import write_part
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.stage_groups import ProcessGroups, StageGroups
@@ -41,6 +41,7 @@ from workbench.job.run_options import StepOptions
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan, Precision, Stage
+from workbench.plan.runnable import check_targets
 from workbench.plan.tied import tied_on
 
 TORCH_TYPE = {
@@ -302,7 +303,7 @@ class _Rank:
             sharded=self._sharded,
             recorder=self._recorder,
             optimizer=settings.optimizer,
-            loss_scale=1.0 / count_all_targets(plan),
+            loss_scale=1.0 / check_targets(plan),
             progress=self._report,
             on_gradients=self._copy_gradients,
             memory=self._memory,
@@ -385,11 +386,3 @@ def _named(modules: Iterable[StageModule]) -> Iterator[tuple[tuple[str, str], nn
     for module in modules:
         for name, parameter in module.named_weights():
             yield (module.stage.module, name), parameter
-
-
-def count_all_targets(plan: Plan) -> int:
-    """Predicted tokens of the global batch; ValueError when there are none."""
-    count = sum(count_targets(sample) for sample in plan.batch)
-    if count < 1:
-        raise ValueError("the batch has no text token to predict")
-    return count

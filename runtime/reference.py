@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from runtime.data.batches import DataSource, count_targets, microbatch_data
+from runtime.data.batches import DataSource, microbatch_data
 from runtime.step.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.device import CPU
@@ -15,6 +15,7 @@ from workbench.data.sample import Item
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import routing_of
+from workbench.plan.runnable import check_targets
 
 Named = dict[tuple[str, str], Tensor]  # (module, Hugging Face name) -> value
 
@@ -62,9 +63,7 @@ class Reference:
         trainable = self._trainable()
         for parameter in trainable.values():
             parameter.grad = None
-        num_targets = sum(count_targets(sample) for sample in self.plan.batch)
-        if num_targets == 0:
-            raise ValueError("the batch has no text token to predict")
+        num_targets = check_targets(self.plan)
         loss = self._loss_sum(source) / num_targets
         if loss.requires_grad:
             loss.backward()

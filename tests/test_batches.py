@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from runtime.data.batches import SyntheticSource, count_targets, microbatch_data
+from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER
 from tests import tiny_models
 from workbench.data.sample import Item, Sample, Segment
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.runnable import count_targets
 
 torch.set_num_threads(1)
 

@@ -21,7 +21,6 @@ from experiments.doors.whole_models import (
     whole_loss,
     whole_model,
 )
-from runtime.data.batches import count_targets
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.weights import finish_export, weights_of, write_part
@@ -37,6 +36,7 @@ from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import take_apart
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.plan.plan import Plan, Precision
+from workbench.plan.runnable import count_targets
 
 torch.set_num_threads(1)
 F64 = torch.float64

@@ -36,7 +36,6 @@ SHIPPED = "ships with the program"
 SYSTEM = "the operating system's"
 CHECKED = "of a configuration or a plan that was checked before"
 WRITES = "writes"
-LATER = "has no target yet"
 BELOW = "what readers call"
 TRUSTED = "torch's earlier format, read by the one command that asks for trust"
 UNFUZZED = {
@@ -74,20 +73,10 @@ UNFUZZED = {
     "workbench.strict_json:parse_strict": BELOW,
     "runtime.fsdp2_train:main": OWN,
     "runtime.world.stopped:is_stopped": SYSTEM,
-    "workbench.cli.layouts:_refuse_plan": LATER,
     "workbench.export.decoder:config_of": CHECKED,
-    "workbench.export.export_folder:_is_ours": LATER,
     "workbench.export.fsdp2:program_text": SHIPPED,
-    "workbench.job.draft:missing_weights": LATER,
-    "workbench.plan.codec:planned_with": LATER,
     "workbench.report.assemble:_text": SHIPPED,
     "workbench.search.kept_results:code_hash": SHIPPED,
-    "workbench.search.kept_results:get": LATER,
-    "workbench.trace_files.kinds:kind_of": LATER,
-    "workbench.trace_files.kineto:document_of": LATER,
-    "workbench.trace_files.memory_snapshot:_json": LATER,
-    "workbench.trace_files.nsys:parse_nsys": LATER,
-    "workbench.trace_files.packed_file:read_packed": LATER,
 }
 """Functions that read, and why nothing that somebody else may write reaches them."""
 

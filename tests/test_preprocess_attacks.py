@@ -1,9 +1,12 @@
 """A preprocessing server under peers that lie: they are refused, dropped and named, and it goes on."""
 
 import json
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import zmq
 
 from experiments.bench.preprocess_status import NOISES, status_waits
 from runtime.data.scenes import make
+from runtime.preprocess.doorway import HANDSHAKE_MS
 from runtime.preprocess.inbox import MOST_OF_PEER, Inbox, Letter
 from runtime.preprocess.keys import ClientKeys, make_keys, read_client_keys, write_keys
 from runtime.preprocess.messages import MOST_HEADER_BYTES, Role, parse_message
@@ -201,3 +205,33 @@ def test_frames_are_bounded(folder):
             time.sleep(0.5)
         with loading(server) as loader:
             assert len(loader.next().examples) == 4
+
+
+ECHO = """
+import resource
+from runtime.preprocess.doorway import Doorway
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+door = Doorway("127.0.0.1", 0, None, own_client=None)
+print(door.address, flush=True)
+while True:
+    for letter in door.received(0.2):
+        door.send(letter.peer, [frame.bytes for frame in letter.frames])
+"""
+
+
+def test_sockets_that_say_nothing_take_all_descriptors_for_a_while_only():
+    """150 of them against 64 descriptors; without a bound on handshakes nobody is heard while they stay."""
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().strip()
+            host, port = address.removeprefix("tcp://").split(":")
+            with ExitStack() as held, zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+                for _ in range(150):
+                    held.enter_context(socket.create_connection((host, int(port)), timeout=WAIT_S))
+                asking.linger = 0
+                asking.connect(address)
+                asking.send(b"are you there?")
+                assert asking.poll(10 * HANDSHAKE_MS)
+                assert asking.recv() == b"are you there?"
+        finally:
+            server.kill()

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSN
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from runtime.data.batches import SyntheticSource, count_targets
+from runtime.data.batches import SyntheticSource
 from runtime.models.norm import widen_norms
 from runtime.reference import Reference, reference_step
 from runtime.step.optimizer import OptimizerSettings
@@ -21,6 +21,7 @@ from tests import tiny_models
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Plan
+from workbench.plan.runnable import count_targets
 
 torch.set_num_threads(1)
 

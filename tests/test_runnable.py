@@ -1,14 +1,29 @@
 """`check` refuses what a run would, in the same words."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtime.emulation.emulate import emulate
+from runtime.rank_job import RunSettings
+from runtime.world.failure import RankError
+from tests.generator_models import generator
 from tests.test_cli import job, plan, refuse
+from workbench.data.sample import Segment
+from workbench.job.job import job_from_spec
+from workbench.job.job_file import parse_spec
+from workbench.job.machines import cost_of
 from workbench.model.block_modules import BlockModule
 from workbench.plan.codec import read_plan, write_plan
+from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable
+from workbench.plan.runnable_items import check_segment
+from workbench.strategies import cornstarch
+from workbench.timing.accept import accept
 
 __all__ = ["job", "plan"]  # fixtures
 
@@ -52,3 +67,161 @@ def test_recomputation_by_module_is_refused(plan):
     others = tuple(each for each in made.settings.modules if each.module != "llm")
     with pytest.raises(ValueError, match=r"module 'llm': the runtime computes whole layers again or nothing"):
         check_runnable(replace(made, settings=replace(made.settings, modules=(*others, again))))
+
+
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+GEMMA2 = {
+    "model_type": "gemma2",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 96,
+}
+
+
+def planned(
+    tmp_path: Path, llm: dict[str, Any], encoder: dict[str, Any] | None = None, **changes: Any
+) -> Plan:
+    """Of a job with the two modules, one item to a sample.
+
+    Args:
+        llm, encoder: configurations.
+        changes: `projector`, `tokens`, `mask`, `cp` of the encoder's ranks, `llm_cp`, `text`.
+    """
+    modules: dict[str, Any] = {"llm": {"config": llm}}
+    items: dict[str, Any] = {}
+    layouts: dict[str, Any] = {"llm": {"pp": 1, "cp": changes.get("llm_cp", 1)}}
+    if encoder is not None:
+        modules = {"vision": {"config": encoder, "projector": changes.get("projector")}, **modules}
+        items["vision"] = {"each": 1, "tokens": changes.get("tokens", [16, 16])}
+        layouts["vision"] = {"pp": 1, "cp": changes.get("cp", 1)}
+    spec = {
+        "name": "small",
+        "model": {"modules": modules},
+        "cluster": {
+            "local": {"ranks": 4, "cores": 2},
+            "memory_gib": 4,
+            "intra": {"gb_per_s": 1.0, "latency_us": 100.0},
+        },
+        "batch": {
+            "samples": 2,
+            "mask": changes.get("mask", "causal"),
+            "fixed": {"text_tokens": changes.get("text", 8), "items": items},
+        },
+        "layouts": layouts,
+        "precision": "float32",
+        "profile": "H100",
+    }
+    job = job_from_spec(parse_spec(json.dumps(spec)), folder=tmp_path)
+    made = cornstarch.plan(job, cost_of(job, None, None))
+    accept(made)
+    return made
+
+
+LLAMA = GEMMA2 | {"model_type": "llama"}
+LLAMA4_VISION = SIGLIP | {"model_type": "llama4_vision_model"}
+MERGE = [{"merge": 4}, {"linear": "out"}]
+UNFIT = {
+    "no-layers-of-its-kind": (LLAMA, LLAMA4_VISION, {}, "llama4_vision_model can be simulated, not run"),
+    "no-target": (LLAMA, None, {"text": 1}, "no text token to predict"),
+    "soft-cap-under-a-mask": (
+        GEMMA2,
+        None,
+        {"mask": "full"},
+        "no soft cap; want cp 1 and mask causal, got mask",
+    ),
+    "soft-cap-over-ranks": (GEMMA2, None, {"llm_cp": 2}, "no soft cap; want cp 1 and mask causal, got cp 2"),
+    "width-without-whole-heads": (
+        GEMMA2 | {"hidden_size": 34},
+        None,
+        {},
+        "hidden width 34 must divide by 4 heads to run",
+    ),
+    "odd-rotary-head": (LLAMA | {"head_dim": 9}, None, {}, "turn pairs of channels, got 9 of a head"),
+    "positions": (
+        {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 96, "n_positions": 4},
+        None,
+        {},
+        "a table of 4 positions, sample 0 has 8 tokens",
+    ),
+    "pixtral-over-ranks": (
+        LLAMA,
+        SIGLIP | {"model_type": "pixtral", "hidden_act": "silu"},
+        {"cp": 2},
+        "pixtral does not share tokens over ranks; want cp 1, got 2",
+    ),
+    "merged-otherwise": (LLAMA, SIGLIP, {"projector": MERGE}, "makes 4 tokens of 16, got 16"),
+    "merge-of-too-few": (
+        LLAMA,
+        SIGLIP,
+        {"projector": MERGE, "tokens": [14, 4]},
+        "14 tokens do not merge 2 x 2 to one",
+    ),
+    "class-token-alone": (
+        LLAMA,
+        SIGLIP | {"model_type": "clip_vision_model"},
+        {"tokens": [1, 1]},
+        "want more tokens than the class token",
+    ),
+    "one-size-of-image": (
+        LLAMA,
+        SIGLIP | {"model_type": "aimv2_vision_model"},
+        {"tokens": [8, 8]},
+        "want the 16 tokens of an image of its one size, got 8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("llm", "encoder", "changes", "words"), UNFIT.values(), ids=UNFIT)
+def test_what_a_rank_would_refuse_is_refused_before(tmp_path, llm, encoder, changes, words):
+    """On the commit before, all of them were taken; a rank refused them, or transformers did."""
+    made = planned(tmp_path, llm, encoder, **changes)
+    with pytest.raises(ValueError, match=words):
+        check_runnable(made)
+    with pytest.raises((ValueError, RankError)):
+        emulate(lower(made), RunSettings(steps=1, warmup=0))
+
+
+def test_what_is_refused_runs_with_one_thing_changed(tmp_path):
+    for llm, encoder, changes in (
+        (GEMMA2, None, {}),
+        (LLAMA, SIGLIP, {"projector": MERGE, "tokens": [16, 4]}),
+        (LLAMA, SIGLIP | {"model_type": "clip_vision_model"}, {"tokens": [17, 16]}),
+    ):
+        made = planned(tmp_path, llm, encoder, **changes)
+        check_runnable(made)
+        assert emulate(lower(made), RunSettings(steps=1, warmup=0)).losses[0] > 0
+
+
+def test_a_generator_is_no_encoder_whose_tokens_shrink():
+    """On the commit before, its condition had to divide all of its tokens."""
+    made = generator()
+    for tokens_in, tokens_out in ((10, 3), (73, 8)):
+        check_segment(made, Segment("generator", 0, tokens_in, tokens_out))
+    with pytest.raises(ValueError, match="want at least 5 tokens inside, got 4"):
+        check_segment(made, Segment("generator", 0, 4, 3))
+
+
+def test_all_to_all_over_too_many_ranks_is_refused_before_it_is_priced(tmp_path):
+    """On the commit before, pricing divided by no heads."""
+    said = f"""
+name: small
+model: {{modules: {{llm: {{config: {json.dumps(LLAMA)}}}}}}}
+cluster: {{local: {{ranks: 4, cores: 2}}, memory_gib: 1, intra: {{gb_per_s: 1.0, latency_us: 100.0}}}}
+batch: {{samples: 2, fixed: {{text_tokens: 8}}}}
+layouts: {{llm: {{pp: 1, cp: 3, key_exchange: all-to-all}}}}
+profile: H100
+"""
+    with pytest.raises(ValueError, match=r"cp must divide the 2 key/value heads of .*, got cp = 3; want 2"):
+        job_from_spec(parse_spec(said), folder=tmp_path)

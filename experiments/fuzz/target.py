@@ -34,6 +34,7 @@ class Ready:
         parse: the first thing that is done with the bytes, such as parsing JSON; whatever it raises, they
             did not pass.
         take: all of it. A ValueError or OSError refuses the bytes in one line.
+        draw: a new tree, instead of mutations of the good ones.
         out: folder that it may write to.
     """
 
@@ -41,6 +42,7 @@ class Ready:
     parse: Callable[[bytes], object]
     take: Callable[[bytes], object]
     render: Callable[[Any], bytes] | None = None
+    draw: Callable[[Random], Any] | None = None
     out: Path | None = None
 
     def good(self, index: int) -> bytes:
@@ -51,6 +53,8 @@ class Ready:
 
     def mutant(self, rng: Random) -> bytes:
         """An input that is almost good."""
+        if self.draw is not None and self.render is not None:
+            return self.render(self.draw(rng))
         seed, other = rng.choice(self.seeds), rng.choice(self.seeds)
         if self.render is None:
             return raw.mutated(seed, other, rng)

@@ -133,12 +133,6 @@ def _has_axes(module: Module) -> bool:
     return family is not None and family.rotates_by_axes
 
 
-def count_targets(sample: Sample) -> int:
-    """Next-token targets of a sample: its text tokens but one that stands first."""
-    text = sum(segment.tokens_out for segment in sample.of(TEXT))
-    return text - (sample.segments[0].modality == TEXT)
-
-
 def _segment(sample: Sample, modality: str, item: Item) -> Segment:
     for segment in sample.of(modality):
         if segment.k == item.k:

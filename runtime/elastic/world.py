@@ -12,7 +12,6 @@ from runtime.elastic.job import ElasticJob, Reduction
 from runtime.elastic.layerwise import LayerwiseGradients, last_backwards
 from runtime.elastic.moves import CPU, Holdings, Kept, Owner
 from runtime.models.adapter import StageLayer
-from runtime.rank_job import count_all_targets
 from runtime.step.executor import Executor
 from runtime.step.feed import feed_of
 from runtime.step.fsdp.gradients import ShardedGradients
@@ -26,6 +25,7 @@ from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.runnable import check_targets
 
 Moments = tuple[Tensor, Tensor]
 
@@ -205,7 +205,7 @@ class World:
             sharded=self._sharded,
             recorder=recorder,
             optimizer=job.optimizer,
-            loss_scale=1.0 / count_all_targets(plan),
+            loss_scale=1.0 / check_targets(plan),
             progress=before,
             on_gradients=on_gradients,
         )

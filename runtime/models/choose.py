@@ -15,6 +15,7 @@ from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from workbench.model.model_graph import Module
+from workbench.plan.runnable import check_family
 
 ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     **{kind: partial(DecoderAdapter, family=family) for kind, family in DECODERS.items()},
@@ -45,11 +46,8 @@ def adapter_of(module: Module) -> Adapter:
             adapter, a configuration that transformers refuses, or one with another number of
             layers than the plan.
     """
-    if module.source is None:
-        raise ValueError(
-            f"module {module.name!r} has no source: only modules made from a transformers "
-            "configuration can run"
-        )
+    check_family(module)
+    assert module.source is not None, "checked"
     architecture = module.source.architecture
     if architecture not in ADAPTERS:
         known = ", ".join(sorted(ADAPTERS))

@@ -25,7 +25,7 @@ from runtime.step.stage_edges import edges_before_the_end, edges_into_stage
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Recompute, Stage
-from workbench.plan.runnable import check_recompute
+from workbench.plan.runnable import check_recompute, check_shared_tokens
 from workbench.plan.sequence import TokenBorders, token_borders
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
@@ -323,6 +323,7 @@ def build_stage_module(
     module = plan.model.module(stage.module)
     adapter = adapter_of(module)
     _check_ties(adapter)
+    check_shared_tokens(plan, stage)
     edges = edges_into_stage(plan, stage)
     layers = [adapter.build(index) for index in range(*stage.layers)]
     parts = [parts_of(layer, tp=stage.tp, ep=stage.ep) for layer in layers]

@@ -266,7 +266,10 @@ def missing_weights(folder: Path) -> tuple[str, ...]:
         wanted = sorted(set(named))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{index}: want an object weight_map; is it half downloaded?") from None
-    return tuple(str(name) for name in wanted if not (folder / str(name)).is_file())
+    try:
+        return tuple(str(name) for name in wanted if not (folder / str(name)).is_file())
+    except OSError:
+        raise ValueError(f"{index}: weight_map names files by more than a name can hold") from None
 
 
 def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:

@@ -16,7 +16,8 @@ from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
+from workbench.plan.key_exchange import check_heads
+from workbench.plan.plan import KeyExchange, ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, usual
 
 
@@ -246,7 +247,12 @@ def _check_layouts(job: Job) -> None:
         _check_stage_layers(job, layout, num_layers)
         _check_tensor_parallel(job, layout)
         where = f"job {job.name!r}: module {layout.module!r}"
-        check_expert_degree(where, layout.ep, layout.tp * layout.cp, job.model.module(layout.module).layers)
+        layers = job.model.module(layout.module).layers
+        check_expert_degree(where, layout.ep, layout.tp * layout.cp, layers)
+        if layout.cp > 1 and job.settings.of(layout.module).key_exchange is KeyExchange.ALL_TO_ALL:
+            check_heads(
+                f"job {job.name!r}: all-to-all attention", layout.module, layers, tp=layout.tp, cp=layout.cp
+            )
     if job.max_ranks is not None and not 1 <= job.max_ranks <= job.cluster.num_ranks:
         raise ValueError(
             f"job {job.name!r}: max_ranks must be 1 to {job.cluster.num_ranks}, the ranks of cluster "

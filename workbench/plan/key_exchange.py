@@ -1,9 +1,9 @@
 """Which plans can use ring and all-to-all attention."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from workbench.masks.patterns import CAUSAL, FULL
-from workbench.model.layer import Attention
+from workbench.model.layer import Attention, Layer
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import KeyExchange, Plan, Stage
 
@@ -24,7 +24,9 @@ def check_key_exchange(plan: Plan) -> None:
         if kind is KeyExchange.RING:
             _check_ring(plan, stage)
         else:
-            _check_heads(plan, stage)
+            layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
+            where = f"all-to-all attention in stage {stage.id}"
+            check_heads(where, stage.module, layers, tp=stage.tp, cp=stage.cp)
 
 
 def _check_ring(plan: Plan, stage: Stage) -> None:
@@ -38,19 +40,14 @@ def _check_ring(plan: Plan, stage: Stage) -> None:
             )
 
 
-def _check_heads(plan: Plan, stage: Stage) -> None:
-    for name, operator in _attentions(plan, stage):
-        heads = operator.num_kv_heads // stage.tp
-        if heads % stage.cp:
-            fitting = max(degree for degree in range(1, stage.cp + 1) if heads % degree == 0)
-            raise ValueError(
-                f"all-to-all attention in stage {stage.id}: cp must divide the {heads} key/value heads of "
-                f"{stage.module}.{name}, got cp = {stage.cp}; want {fitting}, or {KeyExchange.ALL_GATHER}"
-            )
-
-
-def _attentions(plan: Plan, stage: Stage) -> Iterator[tuple[str, Attention]]:
-    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+def check_heads(where: str, module: str, layers: Iterable[Layer], *, tp: int, cp: int) -> None:
+    """ValueError where all-to-all attention cannot give each of `cp` ranks whole heads."""
+    for layer in layers:
         for operator in layer.operators:
-            if isinstance(operator, Attention):
-                yield layer.name, operator
+            heads = operator.num_kv_heads // tp if isinstance(operator, Attention) else cp
+            if heads % cp:
+                fitting = max(degree for degree in range(1, cp + 1) if heads % degree == 0)
+                raise ValueError(
+                    f"{where}: cp must divide the {heads} key/value heads of {module}.{layer.name}, "
+                    f"got cp = {cp}; want {fitting}, or {KeyExchange.ALL_GATHER}"
+                )

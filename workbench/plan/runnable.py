@@ -1,21 +1,67 @@
 """What the runtime cannot do of a sound plan, said once: `check` tells it, and a run refuses by it."""
 
-from workbench.model.item_tokens import class_tokens
-from workbench.model.model_graph import Module
-from workbench.model.projector import Projector
-from workbench.plan.plan import ModuleSettings, Plan
+from workbench.data.sample import Sample
+from workbench.masks.patterns import CAUSAL
+from workbench.model.config_fields import number
+from workbench.model.families.family import LanguageModel
+from workbench.model.item_tokens import family_of, source_config
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, Edge, Module
+from workbench.plan.plan import ModuleSettings, Plan, Stage
+from workbench.plan.runnable_items import check_segment
 
-AVERAGING = (Projector.LINEAR, Projector.MLP)  # they make one token of equal runs of several
+ROTARY = "rotary"  # operator that turns queries and keys by their positions
 
 
 def check_runnable(plan: Plan) -> None:
     """Raise ValueError where a plan can be simulated but not run.
 
-    Complexity: O(modules + segments of the batch).
+    Complexity: O(modules + stages + segments of the batch).
     """
     for module in plan.model.modules:
+        check_family(module)
         check_recompute(module.name, plan.settings.of(module.name))
-        _check_features(plan, module)
+        _check_items(plan, module)
+    for edge in plan.model.edges:
+        check_edge(plan, edge)
+    for stage in plan.stages:
+        check_shared_tokens(plan, stage)
+        _check_soft_cap(plan, stage)
+    check_targets(plan)
+
+
+def check_family(module: Module) -> None:
+    """Raise ValueError where the runtime has no layers of its kind."""
+    if module.source is None:
+        raise ValueError(
+            f"module {module.name!r} has no source: only modules made from a transformers "
+            "configuration can run"
+        )
+    family = family_of(module)
+    if family is not None and family.reason:
+        raise ValueError(
+            f"module {module.name!r}: {family.model_type} can be simulated, not run: {family.reason}"
+        )
+    _check_heads(module)
+
+
+def _check_heads(module: Module) -> None:
+    """Raise ValueError for heads that transformers refuses."""
+    config, family = source_config(module), family_of(module)
+    for layer in module.layers:
+        operators = {operator.name: operator for operator in layer.operators}
+        for attention in (each for each in layer.operators if isinstance(each, Attention)):
+            turned = int(attention.head_dim * number(config, "partial_rotary_factor", 1.0))
+            if ROTARY in operators and turned % 2:
+                raise ValueError(
+                    f"module {module.name!r}: rotary positions turn pairs of channels, got {turned} of a head"
+                )
+            wants_multiple = isinstance(family, LanguageModel) and family.width_holds_heads
+            if wants_multiple and layer.out_width % attention.num_heads:
+                raise ValueError(
+                    f"module {module.name!r}: hidden width {layer.out_width} must divide by "
+                    f"{attention.num_heads} heads to run"
+                )
 
 
 def check_recompute(module: str, settings: ModuleSettings) -> None:
@@ -27,15 +73,96 @@ def check_recompute(module: str, settings: ModuleSettings) -> None:
         )
 
 
-def _check_features(plan: Plan, module: Module) -> None:
-    """Every item's tokens must shrink evenly to those behind the projector, a class token left out."""
-    if module.source is None or module.source.projector not in AVERAGING:
+def check_targets(plan: Plan) -> int:
+    """Predicted tokens of the global batch; ValueError when there are none."""
+    count = sum(count_targets(sample) for sample in plan.batch)
+    if count < 1:
+        raise ValueError("the batch has no text token to predict")
+    return count
+
+
+def count_targets(sample: Sample) -> int:
+    """Next-token targets of a sample: its text tokens but one that stands first."""
+    text = sum(segment.tokens_out for segment in sample.of(TEXT))
+    return text - (sample.segments[0].modality == TEXT)
+
+
+def check_edge(plan: Plan, edge: Edge) -> None:
+    """Raise ValueError unless it is from an encoder into the LLM, or from the LLM into a generator."""
+    source, target = plan.model.module(edge.source), plan.model.module(edge.target)
+    is_generator = source.modality == TEXT and target.has_loss and target.modality != TEXT
+    if not is_generator and (target.modality != TEXT or source.modality == TEXT):
+        raise ValueError(
+            f"edge {edge.name}: only edges from an encoder into the LLM, or from the LLM into a generator, "
+            "can run"
+        )
+    if edge.after_layer != source.leaves_after:
+        raise ValueError(
+            f"edge {edge.name}: only the last layer's output can leave a module, want after_layer "
+            f"{source.leaves_after}, got {edge.after_layer}"
+        )
+    emitted, wanted = source.layers[edge.after_layer].out_width, target.entering_width(edge.before_layer)
+    if emitted != wanted:
+        raise ValueError(
+            f"edge {edge.name}: {edge.source} emits width {emitted}, {edge.target} wants {wanted}"
+        )
+    if is_generator and edge.before_layer != 0:
+        raise ValueError(f"edge {edge.name}: a generator is entered at layer 0, got {edge.before_layer}")
+    rivals = [e.name for e in plan.model.edges_into(edge.target) if e.before_layer == edge.before_layer]
+    same = [e for e in rivals if plan.model.module(e.split(">")[0]).modality == source.modality]
+    if edge.before_layer == 0 and len(same) > 1:
+        raise ValueError(f"edges {', '.join(same)} would fill the same places; keep one per modality")
+
+
+def check_shared_tokens(plan: Plan, stage: Stage) -> None:
+    """Raise ValueError where a stage's ranks cannot share its tokens."""
+    if stage.cp == 1:
         return
-    possible = {0, class_tokens(module.layers[0])}
+    first, last = stage.layers
+    midst = [e.name for e in plan.model.edges_out_of(stage.module) if first <= e.after_layer < last - 1]
+    if midst:
+        raise ValueError(
+            f"stage {stage.id}: edge {midst[0]} leaves in its midst, which ranks that share tokens "
+            f"cannot run; want cp 1, got {stage.cp}"
+        )
+    family = family_of(plan.model.module(stage.module))
+    if family is not None and not family.shares_tokens:
+        raise ValueError(
+            f"module {stage.module!r}: {family.model_type} does not share tokens over ranks; "
+            f"want cp 1, got {stage.cp}"
+        )
+
+
+def _check_soft_cap(plan: Plan, stage: Stage) -> None:
+    """Scores are bent only by the attention of one rank to whole causal items."""
+    module = plan.model.module(stage.module)
+    operators = (o for layer in module.layers[slice(*stage.layers)] for o in layer.operators)
+    if not any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
+        return
+    masks = sorted({sample.mask for sample in plan.batch} - {CAUSAL})
+    if stage.cp > 1 or masks:
+        got = f"cp {stage.cp}" if stage.cp > 1 else f"mask {masks[0]}"
+        raise ValueError(
+            f"module {module.name!r}: attention under a mask or over several ranks has no soft cap; "
+            f"want cp 1 and mask {CAUSAL}, got {got}"
+        )
+
+
+def _check_items(plan: Plan, module: Module) -> None:
+    """Every item's tokens must become those behind the module; a sample must stand in its positions."""
+    family = family_of(module)
+    if isinstance(family, LanguageModel) and family.num_positions is not None:
+        most = family.num_positions(source_config(module))
+        for sample in plan.batch:
+            if sample.num_tokens > most:
+                raise ValueError(
+                    f"module {module.name!r} has a table of {most} positions, sample {sample.id} has "
+                    f"{sample.num_tokens} tokens"
+                )
     for sample in plan.batch:
         for segment in sample.of(module.modality):
-            if all((segment.tokens_in - dropped) % segment.tokens_out for dropped in possible):
-                raise ValueError(
-                    f"module {module.name!r}, sample {sample.id}, {segment.modality}[{segment.k}]: "
-                    f"{segment.tokens_in} tokens do not shrink evenly to {segment.tokens_out}"
-                )
+            try:
+                check_segment(module, segment)
+            except ValueError as error:
+                where = f"module {module.name!r}, sample {sample.id}, {segment.modality}[{segment.k}]"
+                raise ValueError(f"{where}: {error}") from None

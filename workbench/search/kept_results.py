@@ -54,9 +54,11 @@ class KeptResults:
                 raise ValueError("its content does not have its checksum")
             data = json.loads(body)
             kept = Kept(record=data["record"], best_plan=data["best_plan"])
+            if not isinstance(kept.record, dict) or not isinstance(kept.best_plan, str):
+                raise ValueError("want a record and the text of a plan")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.warn(f"{path} is damaged and made again: {error}")
             return None
         with suppress(OSError):  # of a folder that can only be read

@@ -121,6 +121,8 @@ def document_of(path: Path) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise ValueError(f"{path}: JSON nested too deeply") from None
+    except ValueError:
+        raise ValueError(f"{path}: JSON with a number of too many digits") from None
     if not isinstance(document, dict):
         raise ValueError(f"{path}: want a JSON object, got a {type(document).__name__}")
     return document

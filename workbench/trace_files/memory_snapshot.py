@@ -142,3 +142,5 @@ def _json(content: bytes, path: Path) -> object:
         return json.loads(content)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON, or cut off: {error}") from None
+    except ValueError:
+        raise ValueError(f"{path}: JSON with a number of too many digits") from None

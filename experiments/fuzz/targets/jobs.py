@@ -32,6 +32,7 @@ def _job(folder: Path) -> Ready:
     def read(path: Path) -> None:
         with naming(path.name):
             load_job(path)
+        layout_command(path, None, Notation.JOB, as_json=True)
         plan_command(path, out / "plan.json", as_json=True)
 
     return Ready(
@@ -92,6 +93,7 @@ TARGETS = (
             "workbench.job.job_file:read_spec",
             "workbench.job.job_file:parse_spec",
             "workbench.plain_yaml:parse_yaml",
+            "workbench.cli.layouts:_refuse_plan",
         ),
     ),
     *(

@@ -54,6 +54,7 @@ def _plan(version: int, folder: Path) -> Ready:
     def read(path: Path) -> None:
         with naming(path.name):
             read_plan(path)
+            codec.planned_with(path)
         simulate_command(path, out / "trace.json", "H100", as_json=True)
 
     return Ready(
@@ -139,7 +140,11 @@ TARGETS = (
         Target(
             name=f"plan-v{version}",
             make=partial(_plan, version),
-            readers=("workbench.plan.codec:read_plan", "workbench.plan.codec:_document"),
+            readers=(
+                "workbench.plan.codec:read_plan",
+                "workbench.plan.codec:_document",
+                "workbench.plan.codec:planned_with",
+            ),
         )
         for version in SPELLINGS
     ),

@@ -3,10 +3,22 @@
 from collections.abc import Mapping
 
 from experiments.fuzz.target import Target
-from experiments.fuzz.targets import data, jobs, machines, messages, models, plans, sizes, state
+from experiments.fuzz.targets import (
+    data,
+    jobs,
+    kept,
+    machines,
+    messages,
+    models,
+    plans,
+    recordings,
+    runnable,
+    sizes,
+    state,
+)
 
 TARGETS: Mapping[str, Target] = {
     target.name: target
-    for room in (jobs, plans, machines, sizes, models, state, data, messages)
+    for room in (jobs, plans, runnable, machines, sizes, models, state, data, kept, recordings, messages)
     for target in room.TARGETS
 }

@@ -42,6 +42,7 @@ AIMV2 = Encoder(
     role="vision",
     model_type="aimv2_vision_model",
     make=_aimv2,
+    takes_native_only=lambda config: not config.get("is_native"),
     examples={
         "aimv2": Example(config=EXAMPLE_VIT, tokens=(64, 64)),
         "aimv2, native": Example(config=EXAMPLE_VIT | {"is_native": True, "qkv_bias": True}, tokens=(48, 48)),

@@ -104,4 +104,5 @@ DIT = Generator(
     },
     make=_dit,
     native_tokens=_tokens,
+    shares_tokens=False,
 )

@@ -110,6 +110,7 @@ class Architecture(Family):
         native_tokens: (tokens inside, tokens in the LLM) of an item of the size a configuration is
             for; None: its layers tell.
         examples: small configurations, by a short name.
+        shares_tokens: whether ranks of the runtime can share the tokens of its items.
     """
 
     model_type: str
@@ -117,6 +118,7 @@ class Architecture(Family):
     shapes: Mapping[str, Callable[[Shape], dict[str, Any]]] = field(default_factory=dict)
     native_tokens: Callable[[Config], tuple[int, int]] | None = None
     examples: Mapping[str, Example] = field(default_factory=dict)
+    shares_tokens: bool = True
 
     what: ClassVar[str]  # with its article
 
@@ -148,10 +150,14 @@ class LanguageModel(Architecture):
 
     Args:
         make: its layers.
+        width_holds_heads: whether transformers wants a width that heads divide, though heads have their own.
+        num_positions: of its table, where it has one.
     """
 
     role: str = "llm"
     make: Callable[[Config], Layers]
+    width_holds_heads: bool = False
+    num_positions: Callable[[Config], int] | None = None
 
     @property
     def modality(self) -> str:
@@ -231,12 +237,14 @@ class Encoder(Architecture):
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
         has_longest_item: whether no item may have more tokens than one of the native size.
+        takes_native_only: whether a configuration has items of one size only.
     """
 
     make: Callable[[Config], Tower]
     image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
     clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
     has_longest_item: bool = False
+    takes_native_only: Callable[[Config], bool] = lambda config: False
 
     what: ClassVar[str] = "an encoder"
 

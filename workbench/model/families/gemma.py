@@ -76,10 +76,12 @@ GEMMA2 = LanguageModel(
     examples={"gemma2": Example(config=_SLIDING | {"attn_logit_softcapping": 50.0})},
     make=_gemma2,
     shapes={"gemma": _shaped},
+    width_holds_heads=True,
 )
 GEMMA3 = LanguageModel(
     name="Gemma 3",
     model_type="gemma3_text",
     examples={"gemma3": Example(config=_SLIDING | {"sliding_window_pattern": 2})},
     make=_gemma3,
+    width_holds_heads=True,
 )

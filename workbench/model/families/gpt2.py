@@ -67,4 +67,5 @@ GPT2 = LanguageModel(
     },
     make=_gpt2,
     shapes={"gpt": _shaped},
+    num_positions=lambda config: whole(config, "n_positions", 1024),
 )

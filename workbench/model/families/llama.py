@@ -35,4 +35,5 @@ LLAMA = LanguageModel(
     examples={"llama": Example(config=EXAMPLE_LLM)},
     make=_llama,
     shapes={"llama": _shaped},
+    width_holds_heads=True,
 )

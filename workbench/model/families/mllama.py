@@ -322,4 +322,5 @@ MLLAMA_VISION = Encoder(
     },
     make=_tower,
     native_tokens=lambda config: (tiling_of(config).tokens, 1),
+    shares_tokens=False,
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, conformer_tokens
-from workbench.model.config_fields import Config, heads_of, whole
+from workbench.model.config_fields import Config, count, heads_of, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.shape import Shape
@@ -56,7 +56,7 @@ def _conformer(config: Config) -> Tower:
         width=width,
         reduction=whole(config, "time_reduction", 8),
     )
-    layers = (stem, *_blocks(shape, whole(config, "num_blocks", 24)))
+    layers = (stem, *_blocks(shape, count(config, "num_blocks", 24)))
     return Tower(layers=layers, width=width, norm=None)
 
 
@@ -192,4 +192,5 @@ PHI4_AUDIO = Encoder(
     make=_conformer,
     clip_tokens=_clip_tokens,
     shapes={"phi-4-mm-audio": _shaped},
+    shares_tokens=False,
 )

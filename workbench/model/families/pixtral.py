@@ -44,4 +44,5 @@ PIXTRAL = Encoder(
     examples={"pixtral": Example(config=EXAMPLE_VIT | {"hidden_act": "silu"}, tokens=(64, 64))},
     make=_pixtral,
     image_tokens=_image_tokens,
+    shares_tokens=False,
 )

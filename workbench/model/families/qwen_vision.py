@@ -113,6 +113,7 @@ QWEN2_VL = Encoder(
     make=_qwen2_vl,
     image_tokens=image_tokens,
     shapes={"qwen2-vl": _shaped_2},
+    shares_tokens=False,
 )
 QWEN2_5_VL = Encoder(
     name="Qwen2.5-VL vision",
@@ -134,4 +135,5 @@ QWEN2_5_VL = Encoder(
     make=_qwen2_5_vl,
     image_tokens=image_tokens,
     shapes={"qwen2.5-vl": _shaped_2_5},
+    shares_tokens=False,
 )

@@ -1,0 +1,110 @@
+"""Which sizes of items an encoder or a generator can be run with."""
+
+from math import isqrt, prod
+
+from workbench.data.corpus import ItemTokens
+from workbench.data.sample import Segment
+from workbench.model.config_fields import whole
+from workbench.model.families.dit import TIME_TOKENS
+from workbench.model.families.family import Encoder, Generator
+from workbench.model.item_tokens import (
+    check_item,
+    class_tokens,
+    family_of,
+    merged_tokens,
+    native_tokens,
+    source_config,
+)
+from workbench.model.layer import TokenCount
+from workbench.model.model_graph import Module
+from workbench.model.projector import Projector, Steps, from_text, merged_by
+
+VISION = "vision"  # a family's role
+
+
+def check_segment(module: Module, segment: Segment) -> None:
+    """Raise ValueError where the module cannot make `tokens_out` of `tokens_in`. O(steps of a projector)."""
+    family = family_of(module)
+    if isinstance(family, Generator):
+        _check_generated(segment)
+    if not isinstance(family, Encoder):
+        return
+    check_item(module, ItemTokens(segment.tokens_in, segment.tokens_out))
+    is_read = module.layers[-1].emits is TokenCount.IN
+    if is_read or family.takes_native_only(source_config(module)):
+        _check_native(module, segment)
+    if not is_read:
+        _check_projected(module, segment)
+
+
+def _check_projected(module: Module, segment: Segment) -> None:
+    kept = segment.tokens_in - class_tokens(module.layers[0])
+    if kept < 1:
+        raise ValueError(f"want more tokens than the class token, got {segment.tokens_in}")
+    if segment.grid is not None and prod(segment.grid) != kept:
+        raise ValueError(f"{kept} tokens are not {segment.grid[0]} rows of {segment.grid[1]}")
+    merged = merged_tokens(module.layers[-1])
+    assert module.source is not None, "it is of a family"
+    assert module.source.projector is not None, "an encoder ends with one"
+    projector = from_text(module.source.projector)
+    if not isinstance(projector, Projector):
+        made = _merged(projector, kept, _lies(module, segment, kept, isqrt(merged_by(projector))))
+    elif projector is Projector.MERGER:
+        made = kept // _square(whole(source_config(module), "spatial_merge_size", 2), kept, segment.grid)
+    elif kept % merged or (merged == 1 and kept % segment.tokens_out):
+        raise ValueError(f"{kept} tokens do not shrink evenly to {segment.tokens_out}")
+    else:
+        made = segment.tokens_out if merged == 1 else kept // merged
+    if made != segment.tokens_out:
+        raise ValueError(f"its projector makes {made} tokens of {kept}, got {segment.tokens_out}")
+
+
+def _check_generated(segment: Segment) -> None:
+    least = segment.tokens_out + TIME_TOKENS + 1
+    if segment.tokens_in < least:
+        raise ValueError(
+            f"an item holds {TIME_TOKENS} token of time, its condition and its patches; want at least "
+            f"{least} tokens inside, got {segment.tokens_in}"
+        )
+
+
+def _check_native(module: Module, segment: Segment) -> None:
+    """Of a tower that has positions of one size, or whose tokens cross-attention reads."""
+    native = native_tokens(module)
+    if native is None or segment.tokens_in == native[0]:
+        return
+    raise ValueError(f"want the {native[0]} tokens of an image of its one size, got {segment.tokens_in}")
+
+
+def _square(side: int, kept: int, grid: tuple[int, int] | None) -> int:
+    """Tokens of a square that becomes one."""
+    if kept % side**2 or (grid is not None and any(length % side for length in grid)):
+        raise ValueError(f"{kept} tokens{_as(grid)} do not merge {side} x {side} to one")
+    return side**2
+
+
+def _lies(module: Module, segment: Segment, kept: int, side: int) -> tuple[int, int] | None:
+    """Rows and columns of an image's patches, where they are not chosen so that squares fit."""
+    family, native = family_of(module), native_tokens(module)
+    assert family is not None, "it is an encoder"
+    if family.role != VISION or segment.grid is not None:
+        return segment.grid
+    if native is not None and segment.tokens_in == native[0] and isqrt(kept) ** 2 == kept:
+        return isqrt(kept), isqrt(kept)
+    _square(side, kept, None)
+    return None
+
+
+def _merged(steps: Steps, kept: int, lies: tuple[int, int] | None) -> int:
+    """Tokens behind the steps."""
+    for merge in (step.merge for step in steps if step.merge is not None):
+        side = isqrt(merge)
+        if kept % merge or (lies is not None and any(length % side for length in lies)):
+            raise ValueError(f"{kept} tokens{_as(lies)} do not merge {merge} to one")
+        kept //= merge
+        lies = None if lies is None else (lies[0] // side, lies[1] // side)
+    return kept
+
+
+def _as(grid: tuple[int, int] | None) -> str:
+    return "" if grid is None else f" in {grid[0]} rows of {grid[1]}"
