@@ -47,7 +47,36 @@ def _summary() -> Iterator[tuple[str, str, str]]:
         f"{chaos['kills']:.0f} kills, {chaos['recoveries']:.0f} recoveries, median "
         f"{chaos['recovery_p50_s']:.2f} s, largest loss difference {chaos['worst_loss_difference']:.2e}",
     )
+    yield from _doors(result("doors"))
     yield "speed of kernels, NCCL, predictions on GPUs", code("python -m experiments.gpu_day"), NOT_MEASURED
+
+
+def _doors(doors: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    run = code("python -m experiments.doors")
+    yield (
+        "composite models are taken apart as transformers has them",
+        run,
+        f"{doors['families_split_equal']} of {doors['families_total']} kinds with equal shapes and counts; "
+        f"first losses of {doors['families_loss_equal']} equal within 1e-10, float64",
+    )
+    targets = doors["export_targets_parsed"].values()
+    parsed = [each for each in targets if "turned_down" in each]
+    tried = max(each["tried"] for each in targets)
+    yield (
+        "plans go to other systems, read by these themselves",
+        run,
+        "; ".join(f"{each['held_by']}: {each['accepted']} of {each['said']} folders" for each in parsed)
+        + f"; the rest of {tried} plans each is refused with a reason",
+    )
+    recorded, worst = doors["kineto_ingest_error"], doors["hta_loads"]["worst_error"]
+    stages, chakra = max(map(abs, recorded["stages"].values())), doors["chakra_valid"]
+    yield (
+        "recordings come back, traces go out",
+        run,
+        f"torch.profiler against our own trace of one run: {percent(abs(recorded['total']), 2)} off, worst "
+        f"stage {percent(stages, 2)}; HTA within {percent(worst, 3)}; {chakra['valid']} of {chakra['files']} "
+        "Chakra files read back",
+    )
 
 
 def _of_fidelity(suite: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -1,6 +1,6 @@
 """The doors of the workbench, one part a module: models in, folders that launch, traces back.
 
-Run: python -m experiments.doors [--json] [--part export]
+Run: python -m experiments.doors [--json] [--part export] [--out PATH]
 """
 
 import argparse
@@ -8,6 +8,10 @@ import importlib
 import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
+
+from experiments.harness.record import commit
+from workbench.whole_file import check_writable, write_text
 
 PARTS = {"families": "families_measured", "export": "keys", "ingest": "keys"}
 """Module of this package -> its function that returns keys and values."""
@@ -21,10 +25,16 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--part", choices=there, action="append", help="only this one; repeatable")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
+    if given.out is not None:
+        check_writable(given.out)
     record: dict[str, object] = {}
     for name in given.part or there:
         record |= getattr(importlib.import_module(f"experiments.doors.{name}"), PARTS[name])()
+    if given.out is not None:
+        whole = {"script": "doors", "commit": commit()} | record
+        write_text(json.dumps(whole, sort_keys=True, indent=1) + "\n", given.out)
     sys.stdout.write(json.dumps(record, sort_keys=True, indent=None if given.json else 2) + "\n")
     return 0
 
