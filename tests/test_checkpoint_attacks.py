@@ -219,6 +219,7 @@ def test_a_full_disk_ends_the_run_by_name_and_leaves_no_parts(lowered, tmp_path)
 
 PICKLES = {
     "experiments/disttrain/checkpoints.py": "between the job's own processes",
+    "experiments/fuzz/targets/recordings.py": "writes hostile ones, for the unpickler that finds no class",
     "runtime/elastic/member.py": "orders of the supervisor, over a pipe of its own",
     "runtime/elastic/nodes.py": "the other end",
     "runtime/elastic/rehearsal.py": "what it makes itself, to time it",

@@ -111,8 +111,9 @@ def read_recording(path: Path) -> Recording:
 
 def document_of(path: Path) -> dict[str, Any]:
     """The JSON object in a file, packed or not; ValueError in one line where there is none."""
+    content = read_packed(path)
     try:
-        document = json.loads(read_packed(path).decode())
+        document = json.loads(content.decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not JSON: not UTF-8 text at byte {error.start}") from None
     except json.JSONDecodeError as error:
