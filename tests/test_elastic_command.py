@@ -32,6 +32,7 @@ from workbench.strategies.elastic_templates import elastic_templates
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 REL_TOL = 2e-6  # of a loss in float32
+REL_TOL_64 = 1e-11
 
 
 @pytest.fixture
@@ -289,9 +290,11 @@ def test_what_elastic_training_does_not_do_is_refused(job: Path, change: tuple[s
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of microbatches of two samples."""
+    """A job of microbatches of two samples, in float64: sums come in the order in which ranks are ready, and
+    Adam makes whole steps of the rounding errors of gradients that are zero."""
     path = tmp_path_factory.mktemp("pairs") / "job.yaml"
-    path.write_text(JOB.replace("  samples: 4\n", "  samples: 8\n  microbatch_samples: 2\n"))
+    text = JOB.replace("  samples: 4\n", "  samples: 8\n  microbatch_samples: 2\n")
+    path.write_text(text.replace("precision: float32", "precision: float64"))
     return path
 
 
@@ -310,7 +313,7 @@ def test_ranks_of_a_stage_share_out_samples_and_weights(pairs: Path, narrow: dic
     )  # fmt: skip
     wide = json.loads(told.stdout.splitlines()[-1])
     assert [step["loss"] for step in wide["steps"]] == pytest.approx(
-        [step["loss"] for step in narrow["steps"]], rel=REL_TOL
+        [step["loss"] for step in narrow["steps"]], rel=REL_TOL_64
     )
     assert [change["cause"] for change in wide["changes"]] == ["start", "loss"]
     assert [stretch["copied_bytes"] for stretch in wide["predicted"]["stretches"]] == [
