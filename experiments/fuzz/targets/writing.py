@@ -24,7 +24,7 @@ def yaml_bytes(tree: Any) -> bytes:
     """A document in flow or block style; what cannot be written so is JSON."""
     try:
         text: str = yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=False, default_flow_style=None)
-    except (yaml.YAMLError, UnicodeError):
+    except (yaml.YAMLError, UnicodeError, RecursionError):
         return json_bytes(tree)
     return text.encode("utf-8", "surrogatepass")
 
