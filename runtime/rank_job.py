@@ -60,7 +60,8 @@ class Collect(Enum):
     """What a run brings back besides times and losses."""
 
     NOTHING = "nothing"
-    STATE = "state"  # gradients of the last step and weights after it
+    GRADIENTS = "gradients"  # of the last step
+    STATE = "state"  # these, weights after it and the optimizer's moments
     MEMORY = "memory"  # bytes held after every action; watching makes a step slower
 
 
@@ -172,7 +173,7 @@ def run_steps(
             )
             for step in range(start, num_steps):
                 last = step + 1 == num_steps
-                rank.collects = repetition == 0 and last and settings.collect is Collect.STATE
+                rank.collects = settings.collect if repetition == 0 and last else Collect.NOTHING
                 rank.follow(plans.next(num_steps - 1 - step))
                 noted = readings.beside(rank.step, step)
                 if repetition == 0:
@@ -276,7 +277,7 @@ class _Rank:
         self.lowered = lowered
         self._wires = self._new_wires()
         self._executor = self._new_executor()
-        self.collects = False
+        self.collects = Collect.NOTHING
         self._gradients: dict[tuple[str, str], Tensor] = {}
 
     def _new_wires(self) -> Wires:
@@ -343,7 +344,9 @@ class _Rank:
 
     def state(self) -> RankState | None:
         """Copies of what this rank holds; None unless the last step collected."""
-        if not self.collects:
+        if self.collects is Collect.GRADIENTS:
+            return RankState(rank=self._mesh.rank, gradients=self._gradients, weights={})
+        if self.collects is not Collect.STATE:
             return None
         weights: dict[tuple[str, str], Tensor] = {}
         for module in self._sharded.each_whole(self._modules.values()):
@@ -369,7 +372,7 @@ class _Rank:
         self._wires.close()
 
     def _copy_gradients(self) -> None:
-        if self.collects:
+        if self.collects in {Collect.GRADIENTS, Collect.STATE}:
             summed = {id(weight): gradient for weight, gradient in self._summed.whole()}
             self._gradients = {
                 key: summed[id(parameter)].detach().cpu().clone()

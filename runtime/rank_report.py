@@ -14,7 +14,8 @@ class RankState:
     """What one rank holds at its last step, by (module, Hugging Face name).
 
     `gradients` are of trainable weights, summed over ranks and before clipping; `weights` are
-    all, after the step; `moments` are AdamW's two of the weights that it updates whole.
+    all, after the step, or none where gradients alone were asked for; `moments` are AdamW's two of the
+    weights that it updates whole.
     """
 
     rank: int

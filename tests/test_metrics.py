@@ -18,7 +18,6 @@ from workbench.metrics import (
     peak_bytes,
     step_metrics,
     time_by_kind,
-    time_by_stage,
 )
 from workbench.schedule.action import STEP, Pass, parse_action
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
@@ -61,7 +60,6 @@ def test_counted_by_hand():
     assert peak_bytes(TWO_RANKS) == {0: 9, 1: 7}
     assert exposed_communication_s(TWO_RANKS) == {0: 1.0, 1: 1.0}
     assert time_by_kind(TWO_RANKS) == {Pass.F: 3.0, Pass.B: 5.0}
-    assert time_by_stage(TWO_RANKS) == {0: {Pass.F: 2.0, Pass.B: 4.0}, 1: {Pass.F: 1.0, Pass.B: 1.0}}
     metrics = step_metrics(TWO_RANKS)
     assert metrics.iteration_s == 10.0
     assert metrics.bubble_fraction == pytest.approx(0.6)
@@ -81,7 +79,6 @@ def test_an_action_on_several_ranks_counts_once_and_as_long_as_on_the_slowest():
     trace = trace_of(span(0, "0F0", 0.0, 2.0), span(1, "0F0", 0.0, 3.0), span(0, "STEP", 3.0, 4.0))
     assert action_s(trace) == {parse_action("0F0"): 3.0, STEP: 1.0}
     assert time_by_kind(trace) == {Pass.F: 3.0, Pass.STEP: 1.0}
-    assert time_by_stage(trace) == {0: {Pass.F: 3.0}}
 
 
 def test_a_step_without_time_has_no_bubble():

@@ -183,16 +183,6 @@ def time_by_kind(trace: Trace) -> dict[Pass, float]:
     return {kind: total for kind, total in totals.items() if total}
 
 
-def time_by_stage(trace: Trace) -> dict[int, dict[Pass, float]]:
-    """Stage -> pass -> summed seconds of its actions, stages ascending; STEP belongs to none."""
-    totals: dict[int, dict[Pass, float]] = {}
-    for action, duration_s in action_s(trace).items():
-        if action.stage is not None:
-            of_stage = totals.setdefault(action.stage, {})
-            of_stage[action.kind] = of_stage.get(action.kind, 0.0) + duration_s
-    return dict(sorted(totals.items()))
-
-
 def _compute(trace: Trace) -> dict[int, list[Interval]]:
     """Rank -> intervals of its compute lane, ranks ascending."""
     if not trace.spans:

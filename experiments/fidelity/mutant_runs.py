@@ -54,7 +54,7 @@ def outcome(sample: Sample, pool: Pool) -> str:
     """`same`, `different ...` or `failed ...`."""
     settings = RunSettings(
         precision=Precision.FLOAT64,
-        collect=Collect.STATE,
+        collect=Collect.GRADIENTS,
         timeout_s=RUN_TIMEOUT_S if sample.is_accepted else TIMEOUT_S,
     )
     torch.set_num_threads(1)

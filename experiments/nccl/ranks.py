@@ -120,15 +120,9 @@ def run_with_manners(
         mesh = build_mesh(lowered, CPU, settings.timeout_s, make)
         try:
             watched = replace(place, report=_doomed(place.report, mesh.rank, conduct.doom))
-            return _compared(run_steps(watched, mesh, lowered, settings, source, build_stage_module))
+            return run_steps(watched, mesh, lowered, settings, source, build_stage_module)
         finally:
             clock.close()
-
-
-def _compared(report: RankReport) -> RankReport:
-    """Without weights and moments, which nothing looks at: gradients are less than half of the state."""
-    state = report.state
-    return report if state is None else replace(report, state=replace(state, weights={}, moments={}))
 
 
 def _doomed(report: Callable[[int], None], rank: int, doom: Doom | None) -> Callable[[int], None]:

@@ -50,7 +50,7 @@ def execute(
     """One step in float64; errors as `run_lowered`."""
     settings = RunSettings(
         precision=Precision.FLOAT64,
-        collect=Collect.STATE,
+        collect=Collect.GRADIENTS,
         timeout_s=timeout_s,
         optimizer=OptimizerSettings(clip_norm=CLIP_NORM),
     )

@@ -119,7 +119,7 @@ def test_each_trains_as_one_process(planned: Planned, pool: Pool) -> None:
         plan_hash(replace(lowered.plan, strategy="any")): (pair, lowered)
         for pair, lowered in planned.lowered.items()
     }
-    settings = RunSettings(precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=TIMEOUT_S)
+    settings = RunSettings(precision=Precision.FLOAT64, collect=Collect.GRADIENTS, timeout_s=TIMEOUT_S)
     torch.set_num_threads(1)
     references: dict[object, ReferenceResult] = {}
     found = {}

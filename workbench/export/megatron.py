@@ -10,11 +10,9 @@ from workbench.export import sayable
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.placed import Placed, llm_of, placed_modules
 from workbench.export.said import (
+    LLM_ALONE,
     Change,
     Said,
-    Way,
-    all_sharded,
-    llm_alone,
     longest_tokens,
     microbatch_samples,
 )
@@ -250,17 +248,7 @@ TARGET = Target(
     summary="arguments of Megatron-LM's pretrain_gpt.py",
     refuses=_refuses,
     changes=_changes,
-    ways=(
-        Way(
-            words="the language model alone, by strategy megatron-colocated",
-            strategy="megatron-colocated",
-            job=llm_alone,
-        ),
-        Way(
-            words="the language model alone, its weights sharded over all ranks",
-            job=lambda job: all_sharded(llm_alone(job)),
-        ),
-    ),
+    ways=LLM_ALONE,
     files=_files,
     launch=_launch,
 )

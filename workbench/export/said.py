@@ -11,6 +11,7 @@ from workbench.export.schedule_kind import schedule_of
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import Schedule
 from workbench.strategies import fsdp, megatron_heterogeneous
 from workbench.strategies.registry import BY_NAME
@@ -278,7 +279,7 @@ def _planned_by(way: Way, plan: Plan, cost: CostModel) -> Plan:
     job = way.job(open_job(plan))
     if way.strategy is None:
         return planned(job, cost)
-    return BY_NAME[way.strategy].planner(job, cost, _in_silence)
+    return BY_NAME[way.strategy].planner(job, cost, silent)
 
 
 def all_sharded(job: Job) -> Job:
@@ -292,5 +293,15 @@ def all_sharded(job: Job) -> Job:
     return with_settings(spread, lambda settings: replace(settings, sharding=Sharding.PARAMETERS))
 
 
-def _in_silence(done: int, total: int, best: object) -> None:
-    """Progress that nobody asked for."""
+LLM_ALONE = (
+    Way(
+        words="the language model alone, by strategy megatron-colocated",
+        strategy="megatron-colocated",
+        job=llm_alone,
+    ),
+    Way(
+        words="the language model alone, its weights sharded over all ranks",
+        job=lambda job: all_sharded(llm_alone(job)),
+    ),
+)
+"""How systems of one language model can do what they can of a plan."""

@@ -12,11 +12,9 @@ from workbench.export import sayable
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.placed import Placed, llm_of, placed_modules
 from workbench.export.said import (
+    LLM_ALONE,
     Change,
     Said,
-    Way,
-    all_sharded,
-    llm_alone,
     longest_tokens,
     microbatch_samples,
     with_settings,
@@ -209,17 +207,7 @@ TARGET = Target(
     summary="a configuration module for torchtitan's trainer",
     refuses=_refuses,
     changes=_changes,
-    ways=(
-        Way(
-            words="the language model alone, by strategy megatron-colocated",
-            strategy="megatron-colocated",
-            job=llm_alone,
-        ),
-        Way(
-            words="the language model alone, its weights sharded over all ranks",
-            job=lambda job: all_sharded(llm_alone(job)),
-        ),
-    ),
+    ways=LLM_ALONE,
     files=_files,
     launch=_launch,
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from workbench.schedule.action import MEANING, Activity, Pass
 from workbench.trace import Lane, Message, Span, Trace
+from workbench.trace_files.ranks import ranks_with_spans
 from workbench.units import US_PER_S
 from workbench.whole_file import write_bytes
 
@@ -67,9 +68,7 @@ def write_chakra(trace: Trace, folder: Path) -> tuple[Path, ...]:
         ValueError: the trace has no spans.
         OSError: a file cannot be written.
     """
-    ranks = sorted({span.rank for span in trace.spans})
-    if not ranks:
-        raise ValueError("chakra: want a trace with spans")
+    ranks = ranks_with_spans(trace, "chakra")
     paths = []
     for rank in ranks:
         paths.append(folder / f"trace.{rank}.et")

@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.schedule.action import MEANING, Activity, Pass
 from workbench.trace import Lane, Trace
+from workbench.trace_files.ranks import ranks_with_spans
 from workbench.units import US_PER_S
 from workbench.whole_file import write_text
 
@@ -35,9 +36,7 @@ def write_hta(trace: Trace, folder: Path) -> tuple[Path, ...]:
         ValueError: the trace has no spans.
         OSError: a file cannot be written.
     """
-    ranks = sorted({span.rank for span in trace.spans})
-    if not ranks:
-        raise ValueError("hta: want a trace with spans")
+    ranks = ranks_with_spans(trace, "hta")
     paths = []
     for rank in ranks:
         paths.append(folder / f"rank{rank}.json")
