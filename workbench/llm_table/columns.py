@@ -113,12 +113,7 @@ COLUMNS = (
     Column("global_batch", "samples of an iteration"),
     Column("architecture", "gpt, llama, vit or t5", _always(Architecture.GPT), Architecture, shown="gpt"),
     Column("kv_heads", "key and value heads", lambda row: row["heads"], shown="heads"),
-    Column(
-        "head_dim",
-        "width of a head",
-        _head_dim,
-        shown="hidden / heads",
-    ),
+    Column("head_dim", "width of a head", _head_dim, shown="hidden / heads"),
     Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit: 4 x hidden, others: 8/3 x hidden"),
     Column("gated_mlp", "yes: the MLP has a gate", _gated, YesNo, shown="gpt, vit: no, others: yes"),
     _flag("qk_norm", "a norm over each head's queries and keys"),
