@@ -105,7 +105,12 @@ class Launch(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRate:
-    """Factor on the rate of attention's backward for heads of one width."""
+    """Factor on the rate of attention's backward for heads of one width.
+
+    Args:
+        head_dim: the width.
+        rate: the factor.
+    """
 
     head_dim: int
     rate: float
