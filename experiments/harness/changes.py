@@ -1,0 +1,106 @@
+"""What became of the papers' rows since a commit: how many each paper determines, and which left that set.
+
+python -m experiments.harness.changes --since COMMIT [--json]
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.harness.command import command_line
+from experiments.harness.outcome import DETERMINED, FITTING, Verdict
+from experiments.harness.reads import ROOT
+from experiments.harness.record import RESULTS, bound_text, range_text, row_of, stored_records
+
+Record = Mapping[str, Any]
+
+
+def changes(before: Sequence[Record], now: Sequence[Record]) -> dict[str, Any]:
+    """By paper: rows determined and within tolerance before and now, and those that are no longer determined.
+
+    Args:
+        before: results with the verdicts that they held then.
+        now: results with today's.
+    """
+    old, new = _by_paper(before), _by_paper(now)
+    return {
+        paper: {
+            "determined_before": _count(old.get(paper, {}), DETERMINED),
+            "determined_ok_before": _count(old.get(paper, {}), FITTING),
+            "determined": _count(rows, DETERMINED),
+            "determined_ok": _count(rows, FITTING),
+            "left": {
+                key: _why(row)
+                for key, row in rows.items()
+                if old.get(paper, {}).get(key, row)["verdict"] in DETERMINED
+                and row["verdict"] not in DETERMINED
+            },
+        }
+        for paper, rows in new.items()
+    }
+
+
+def records_at(commit: str) -> list[Record]:
+    """Results of scripts as a commit has them; ValueError where git does not know it."""
+    folder = RESULTS.relative_to(ROOT)
+    found = [json.loads(_git("show", f"{commit}:{name}")) for name in _names(commit, str(folder))]
+    wanted = {"script", "verdict", "rows", "claims"}
+    return [each for each in found if isinstance(each, dict) and wanted <= each.keys()]
+
+
+def _names(commit: str, folder: str) -> list[str]:
+    listed = _git("ls-tree", "--name-only", commit, f"{folder}/").splitlines()
+    return [name for name in listed if name.endswith(".json")]
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"git {' '.join(arguments)}: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout
+
+
+def _by_paper(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    found: dict[str, dict[str, Record]] = {}
+    for record in records:
+        paper, _, name = record["script"].partition("/")
+        found.setdefault(paper, {}).update({f"{name}: {row['key']}": row for row in record["rows"]})
+    return found
+
+
+def _count(rows: Mapping[str, Record], verdicts: Sequence[Verdict]) -> int:
+    return sum(row["verdict"] in verdicts for row in rows.values())
+
+
+def _why(row: Record) -> str:
+    """The unstated quantity with both ends, or the bound."""
+    found = row_of(row)
+    if row["verdict"] == Verdict.REFUTED and found.bound is not None:
+        return f"refuted, {bound_text(found.bound)}"
+    return "" if found.unstated is None else f"{found.unstated.what}: {range_text(found.unstated)}"
+
+
+def main() -> int:
+    """Print the counts and the rows that left."""
+    parser = command_line(__doc__)
+    parser.add_argument("--since", required=True, metavar="COMMIT", help="whose results are compared with")
+    arguments = parser.parse_args()
+    try:
+        found = changes(records_at(arguments.since), stored_records())
+    except ValueError as error:
+        parser.error(str(error))
+    for paper, counts in found.items():
+        print(
+            f"{paper}: determined {counts['determined_before']} -> {counts['determined']}, within tolerance "
+            f"{counts['determined_ok_before']} -> {counts['determined_ok']}, {len(counts['left'])} rows left"
+        )
+        for key, why in counts["left"].items():
+            print(f"  {key}: {why}")
+    if arguments.json:
+        print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
