@@ -101,19 +101,6 @@ def test_rows_that_left_say_why():
         records_at("no-such-commit")
 
 
-@pytest.mark.release
-def test_stored_results_are_current():
-    """Which are stale; run by `python -m pytest -m release`, since every change of a module makes some so."""
-    changed = {each["script"]: changed_since(each) for each in stored_records()}
-    assert {script: what for script, what in changed.items() if what} == {}
-
-
-@pytest.mark.release
-def test_what_is_off_has_a_cause_and_results_come_from_commits():
-    assert counts(stored_records())["off_without_cause"] == []
-    assert [each["script"] for each in stored_records() if str(each["commit"]).endswith("-dirty")] == []
-
-
 def test_docstrings_do_not_count_and_code_does(tmp_path):
     texts = ('"""One."""\nX = "a"\n', '"""Two\n\nlines."""\nX = "a"\n', '"""One."""\nX = "b"\n')
     hashes = []
