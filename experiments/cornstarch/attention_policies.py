@@ -163,6 +163,9 @@ def policy_evidence(
         mark: stands before the LLM in the keys.
     """
     evidence = Evidence()
+    evidence.causes["modelled/*"] = (
+        "in ours short rows make cutting worth more and balancing across GPUs cost less"
+    )
     printed: dict[tuple[str, str], dict[str, float]] = {}
     for row in printed_rows(name):
         of_row = scope or row["scope"]

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from scipy.stats import kendalltau
 
-from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.outcome import About, Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow
 from experiments.mimo.models import (
     LLM,
@@ -217,8 +217,10 @@ def _judge(evidence: Evidence, printed: Sequence[float], ours: Sequence[float]) 
     evidence.claim(
         f"signs of gains are right in {right} of {len(printed)} rows (want {SIGNS_WANTED:.0%});",
         share >= SIGNS_WANTED,
+        About.METHODS,
     )
-    evidence.claim(f"gains rank as printed, Kendall tau {tau:.2f} (want {TAU_WANTED});", tau >= TAU_WANTED)
+    ranks = f"gains rank as printed, Kendall tau {tau:.2f} (want {TAU_WANTED});"
+    evidence.claim(ranks, tau >= TAU_WANTED, About.METHODS)
     evidence.notes.append(f"mean absolute error of the gains: {error:.1f} points")
 
 
