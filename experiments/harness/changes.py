@@ -1,17 +1,13 @@
-"""What became of the papers' rows since a commit: how many each paper determines, and which left that set.
-
-python -m experiments.harness.changes --since COMMIT [--json]
-"""
+"""What became of the papers' rows since a commit: how many each paper determines, and which left that set."""
 
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.harness.command import command_line
 from experiments.harness.outcome import DETERMINED, FITTING, Verdict
 from experiments.harness.reads import ROOT
-from experiments.harness.record import RESULTS, bound_text, range_text, row_of, stored_records
+from experiments.harness.record import RESULTS, bound_text, range_text, row_of
 
 Record = Mapping[str, Any]
 
@@ -33,7 +29,7 @@ def changes(before: Sequence[Record], now: Sequence[Record]) -> dict[str, Any]:
             "left": {
                 key: _why(row)
                 for key, row in rows.items()
-                if old.get(paper, {}).get(key, row)["verdict"] in DETERMINED
+                if old.get(paper, {}).get(key, {"verdict": ""})["verdict"] in DETERMINED
                 and row["verdict"] not in DETERMINED
             },
         }
@@ -81,26 +77,10 @@ def _why(row: Record) -> str:
     return "" if found.unstated is None else f"{found.unstated.what}: {range_text(found.unstated)}"
 
 
-def main() -> int:
-    """Print the counts and the rows that left."""
-    parser = command_line(__doc__)
-    parser.add_argument("--since", required=True, metavar="COMMIT", help="whose results are compared with")
-    arguments = parser.parse_args()
-    try:
-        found = changes(records_at(arguments.since), stored_records())
-    except ValueError as error:
-        parser.error(str(error))
-    for paper, counts in found.items():
-        print(
-            f"{paper}: determined {counts['determined_before']} -> {counts['determined']}, within tolerance "
-            f"{counts['determined_ok_before']} -> {counts['determined_ok']}, {len(counts['left'])} rows left"
-        )
-        for key, why in counts["left"].items():
-            print(f"  {key}: {why}")
-    if arguments.json:
-        print(json.dumps(found))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def changes_text(paper: str, found: Mapping[str, Any]) -> str:
+    """A paper's counts, and a line for each row that left."""
+    head = (
+        f"{paper}: determined {found['determined_before']} -> {found['determined']}, within tolerance "
+        f"{found['determined_ok_before']} -> {found['determined_ok']}, {len(found['left'])} rows left"
+    )
+    return "\n".join([head, *(f"  {key}: {why}" for key, why in found["left"].items())])
