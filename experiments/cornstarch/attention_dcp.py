@@ -92,7 +92,7 @@ class Masks(StrEnum):
 
 
 class Visits(StrEnum):
-    """What a kernel computes: tiles of the mask, or every causal tile whatever the mask."""
+    """What is balanced, sent and computed: tiles of the mask, or every causal tile whatever the mask."""
 
     MASK = "mask"
     CAUSAL = "causal"
@@ -106,7 +106,7 @@ class DcpSetting:
         llm: whose heads are computed.
         sharing: GPUs that share a node's adaptor when they send point to point.
         masks: how they change with the length.
-        visits: what both systems' kernels compute.
+        visits: tiles that both systems work on.
     """
 
     llm: str = "M"
@@ -165,9 +165,8 @@ def reads_of(mask: MaskTiles) -> BlockReads:
 @cache
 def cornstarch_s(bed: Testbed, pattern: Pattern, setting: DcpSetting) -> float:
     """Tokens and rows balanced, keys and values gathered head by head."""
-    visited = visited_tiles(pattern, setting)
     layer = LayerSetting(num_ranks=NUM_GPUS)
-    return bed.run(visited, pattern.owners, operator_of(setting), layer, FIXED).makespan_s
+    return bed.run(pattern.mask, pattern.owners, operator_of(setting), layer, FIXED).makespan_s
 
 
 @cache
@@ -175,7 +174,7 @@ def dcp_s(bed: Testbed, pattern: Pattern, setting: DcpSetting) -> float:
     """Slowest rank: transfers in divisions, all but the first hidden behind computing, or the reverse."""
     operator = operator_of(setting)
     gpu = bed.gpu(operator)
-    rows = row_tiles(visited_tiles(pattern, setting).tiles)
+    rows = row_tiles(pattern.mask.tiles)
     block_bytes = 2 * BLOCK * operator.num_kv_heads * operator.head_dim * ELEMENT_BYTES[PRECISION]
     link = bed.cost.profile.machine_link("inter").link
     slowest_s = 0.0
@@ -186,13 +185,6 @@ def dcp_s(bed: Testbed, pattern: Pattern, setting: DcpSetting) -> float:
         compute_s = run_launch(pieces, operator.num_heads, gpu.num_units, gpu.timing, order).end_s
         slowest_s = max(slowest_s, divided_s(wire_s, compute_s))
     return slowest_s
-
-
-def visited_tiles(pattern: Pattern, setting: DcpSetting) -> MaskTiles:
-    """Tiles that the kernels compute."""
-    if setting.visits is Visits.MASK:
-        return pattern.mask
-    return pattern_of("causal", pattern.mask.num_tokens, 1).mask
 
 
 def divided_s(wire_s: float, compute_s: float) -> float:
@@ -220,8 +212,9 @@ def operator_of(setting: DcpSetting) -> Attention:
 
 
 def both_s(bed: Testbed, name: str, num_tokens: int, setting: DcpSetting) -> tuple[float, float]:
-    """Seconds of Cornstarch and of DCP."""
-    pattern = pattern_of(name, num_tokens, setting.scale(num_tokens))
+    """Seconds of Cornstarch and of DCP; blind to the mask, they do what they do for a causal one."""
+    seen = "causal" if setting.visits is Visits.CAUSAL else name
+    pattern = pattern_of(seen, num_tokens, setting.scale(num_tokens))
     return cornstarch_s(bed, pattern, setting), dcp_s(bed, pattern, setting)
 
 
