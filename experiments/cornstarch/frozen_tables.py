@@ -9,6 +9,7 @@ Given:   printed stage times -> simulated throughput per GPU and gains ([printed
 from collections.abc import Mapping, Sequence
 
 from experiments.cornstarch.frozen_rows import (
+    LLM_SPREAD,
     FrozenRow,
     Pipeline,
     frozen_rows,
@@ -17,6 +18,7 @@ from experiments.cornstarch.frozen_rows import (
     pairs,
     winner,
 )
+from experiments.cornstarch.implied_stages import all_implied_stages
 from experiments.cornstarch.modelled import Setting
 from experiments.cornstarch.modelled_tables import Guess, ModelledTable, modelled_evidence
 from experiments.cornstarch.models import v1_model
@@ -79,10 +81,7 @@ def implied_pipelines(llm_size: str) -> dict[FrozenRow, Pipeline]:
     """
     rows = table_rows(llm_size)
     stated = stated_pipelines(rows)
-    llm = implied_llm_stages(
-        [[row for row in rows if row.model.startswith(kind)] for kind in ("VLM", "ALM")],
-        max_stages=MAX_STAGES,
-    )
+    llm = implied_llm_stages(same_llm(rows), max_stages=MAX_STAGES)
     same_tp = "L" if llm_size == "L" else "SM"
     everywhere = [row for size in same_tp for row in table_rows(size)]
     encoder = implied_encoder_stages(
@@ -139,11 +138,13 @@ def itself_evidence(llm_size: str) -> Evidence:
     """Table 9 against the stage counts that the stage times imply, and against section 6.4."""
     rows = table_rows(llm_size)
     stated, implied = stated_pipelines(rows), implied_pipelines(llm_size)
+    allowed = llm_stage_bounds(rows)
     evidence = Evidence()
     for row in rows:
         key = f"itself/{row.name}/llm_stages"
         number = PaperNumber(key, stated[row].llm_stages, "stages", "Table 9", COUNT_REL_TOL)
         evidence.add(number, implied[row].llm_stages)
+        evidence.bounds[key] = allowed[row]
     evidence.causes["itself/*/llm_stages"] = (
         "backward times of one LLM are in the ratio of other stage counts"
     )
@@ -160,6 +161,26 @@ def itself_evidence(llm_size: str) -> Evidence:
     )
     evidence.notes.append(f"encoder + LLM stages implied by the stage times: {counts}")
     return evidence
+
+
+def llm_stage_bounds(rows: Sequence[FrozenRow]) -> dict[FrozenRow, Bound]:
+    """The least and most stages of each row's LLM by which all rows of its kind have one backward."""
+    bounds = {}
+    for group in same_llm(rows):
+        times = [row.llm.backward_s for row in group]
+        fits = list(all_implied_stages(times, max_stages=MAX_STAGES, max_spread=LLM_SPREAD))
+        for row, counts in zip(group, zip(*(fit.counts for fit in fits), strict=True), strict=True):
+            bounds[row] = Bound(
+                what="stages, 6 at most, of equal layers whose backwards add up to the same in all rows",
+                low=min(counts),
+                high=max(counts),
+            )
+    return bounds
+
+
+def same_llm(rows: Sequence[FrozenRow]) -> list[list[FrozenRow]]:
+    """Rows that run the same LLM on the same input."""
+    return [[row for row in rows if row.model.startswith(kind)] for kind in ("VLM", "ALM")]
 
 
 def prose_evidence() -> Evidence:
