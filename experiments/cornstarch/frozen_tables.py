@@ -145,9 +145,6 @@ def itself_evidence(llm_size: str) -> Evidence:
         number = PaperNumber(key, stated[row].llm_stages, "stages", "Table 9", COUNT_REL_TOL)
         evidence.add(number, implied[row].llm_stages)
         evidence.bounds[key] = allowed[row]
-    evidence.causes["itself/*/llm_stages"] = (
-        "backward times of one LLM are in the ratio of other stage counts"
-    )
     for title, pipelines in (("Table 9", stated), ("the implied counts", implied)):
         equal = [pipelines[a].num_stages == pipelines[u].num_stages for a, u in pairs(rows).values()]
         pairs_equal = f"{sum(equal)} of {len(equal)} pairs do"
