@@ -1,4 +1,4 @@
-"""The joint search on a Ray cluster of two nodes: the same answer, also where workers die; refused addresses."""
+"""The joint search on a Ray cluster of two nodes: the same answer where workers die, addresses refused."""
 
 import os
 import re
@@ -29,9 +29,8 @@ OBJECTS_BYTES = 80 * 2**20  # the least that Ray takes
 @pytest.fixture(scope="module")
 def address():
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
+    utilities = pytest.importorskip("ray.cluster_utils")
+    cluster = utilities.Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": OBJECTS_BYTES}
     )
     try:

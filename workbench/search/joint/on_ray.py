@@ -4,6 +4,7 @@ Source: Moritz et al. 2018, "Ray: A Distributed Framework for Emerging AI Applic
 """
 
 import logging
+import os
 import re
 import socket
 import threading
@@ -23,7 +24,7 @@ from workbench.search.kept_results import code_hash
 ray = OnDemand("ray")
 
 REACH_S = 4.0  # for a connection to the address
-JOIN_S = 9.0  # for the cluster behind it to take this process in
+JOIN_S = 7.0  # for the cluster behind it to take this process in
 START_S = 60.0  # for workers to start, and with none left, for another to come
 LOOK_S = 1.0  # between two looks for a signal
 MOST_TRIES = 4  # of candidates whose workers died
@@ -177,6 +178,7 @@ def joined(address: str) -> None:
         socket.create_connection((match[1].strip("[]"), int(match[2])), REACH_S).close()
     except OSError as error:
         raise ValueError(f"--ray {address}: nobody answers there: {error}") from None
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # its retries: who waits says what came of them
     failed: list[BaseException] = []
     joining = threading.Thread(target=_join, args=(ray.init, address, failed), daemon=True)
     joining.start()
