@@ -20,7 +20,7 @@ from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
-from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.eager import with_eager_forwards
@@ -42,6 +42,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: more stages than layers, fewer samples than replicas, too few ranks.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the planner's estimate; errors as `plan`."""
     draft = draft_plan(job, "entrain")
     assignments = assign(job, cost)
     microbatches, followers = deferring_microbatches(draft, assignments)
@@ -50,7 +55,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
-    return fastest_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress)
+    return best_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress, most)
 
 
 def assign(job: Job, cost: CostModel) -> tuple[MicrobatchAssignment, ...]:
@@ -156,6 +161,7 @@ def _of_replica(
 SPEC = StrategySpec(
     name="entrain",
     planner=plan,
+    shortlist=shortlist,
     summary="samples assigned hierarchically, encoder work of heavy microbatches deferred",
     batch_level=True,
 )
