@@ -51,10 +51,7 @@ def copies_between(
 
     Complexity: O(copies x holders).
     """
-    if len(layer_bytes) != planned.templates[0].num_layers:
-        raise ValueError(
-            f"want bytes of {planned.templates[0].num_layers} layers, got {len(layer_bytes)} counts"
-        )
+    planned.check_bytes(layer_bytes)
     had, holders = held_layers(planned, before), holders_of(planned, before, gone)
     missing = [
         (layer, node)
