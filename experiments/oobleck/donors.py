@@ -3,8 +3,8 @@
 Paper:   I. Jang, dissertation, section 2.5, Figure 2.8b: a pipeline below n0 nodes borrows from other
          pipelines; of which one, and which of its nodes, is not said.
 Setup:   GPT-3 2.7b and 6.7b, one-GPU nodes of 40 GB (section 2.7.1), and of 8 GB less for longer
-         smallest pipelines; 10 to 30 nodes in a random instantiation with a pipeline of n0 nodes and a longer one. In 21
-         draws each one node of a pipeline of n0 is lost: 84 failures.
+         smallest pipelines; 10 to 30 nodes in a random instantiation with a pipeline of n0 nodes and
+         a longer one. In 21 draws each one node of a pipeline of n0 is lost: 84 failures.
 Compared: the best donor, by brute force: of every pipeline that can lend, every node, in every place of the
          pipeline that borrows, all others in their order; and the last node of the largest pipeline.
 Ours:    `workbench.elastic.reconfigure.survive`: donor and places with the fewest bytes to copy.
