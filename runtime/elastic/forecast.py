@@ -141,12 +141,15 @@ class _Course:
             told.append(f"{_names(now.warned)} warned")
             self._take_in()
         if now.killed:
-            lost = [node for node in now.killed if node in self._at_work()]
-            self._waiting = [node for node in self._waiting if node not in now.killed]
+            killed = (*now.killed, *now.killed_in_recovery)  # the recovery begins anew from the same layout
+            lost = [node for node in killed if node in self._at_work()]
+            self._waiting = [node for node in self._waiting if node not in killed]
             joining = self._room(len(self._at_work()) - len(lost))
             self._go(after_loss(self._job, self.layout, lost, joining))
             self._waiting = self._waiting[len(joining) :]
             told.append(f"{_names(now.killed)} killed")
+        if now.killed_in_recovery:
+            told.append(f"{_names(now.killed_in_recovery)} killed in recovery")
         return ", ".join(told), self._copied_bytes
 
     def _go(self, replanned: Replanned) -> None:

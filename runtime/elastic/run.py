@@ -237,8 +237,11 @@ def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float
     if not now.killed:
         training.train(training.step + 1)
         return
-    victims = sorted(now.killed, key=lambda node: node not in at_work)  # the first is watched
-    killer = NodeKiller(training.nodes, victims)
+    victims, in_recovery = (
+        sorted(nodes, key=lambda node: node not in at_work)  # the first is watched
+        for nodes in (now.killed, now.killed_in_recovery)
+    )
+    killer = NodeKiller(training.nodes, victims, in_recovery)
     killer.start()
     try:
         training.train(training.step + 1)
