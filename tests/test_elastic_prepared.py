@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -59,6 +60,20 @@ def test_training_goes_on_with_prepared_plans_and_the_losses_of_one_process():
             (Cause.JOIN, True),
         ]
         assert "e" in [node for pipeline in training.layout.pipelines for node in pipeline]
+        assert training.losses == pytest.approx(one_process(5), rel=REL_TOL_64)
+
+
+def test_a_layer_comes_in_parts_from_all_pipelines_that_hold_it_and_is_the_same():
+    job = replace(elastic_job(6, layers_per_rank=4), precision=Precision.FLOAT64)
+    with ElasticTraining(job, tuple("abcdef")) as training:
+        training.train(2)
+        lost = training.layout.pipelines[0][1]
+        moves = after_loss(job, training.layout, (lost,), ()).moves
+        parts = Counter((move.owner, move.destination_rank) for move in moves)
+        assert min(parts.values()) >= 2
+        os.kill(training.nodes.process_ids(lost)[0], signal.SIGKILL)
+        training.train(5)
+        assert training.changes[-1].lost == (lost,)
         assert training.losses == pytest.approx(one_process(5), rel=REL_TOL_64)
 
 

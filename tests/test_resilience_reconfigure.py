@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.cost.hardware import Link
 from workbench.elastic.chain import LayerChain
-from workbench.elastic.copies import copies_between
+from workbench.elastic.copies import Copy, _stripes, busiest_bytes, copies_between, copying_s
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.instantiate import fastest
 from workbench.elastic.layout import Layout, first_layout, held_layers
@@ -63,11 +64,14 @@ def check(planned: TemplateSet, before: Layout, lost: set[str], after, layer_byt
     assert all(size in planned.specification.sizes for size in after.layout.sizes)
     had, needs = held_layers(planned, before), held_layers(planned, after.layout)
     got = {(copy.destination, copy.layer) for copy in after.copies}
-    assert len(got) == len(after.copies)
+    parts: dict[tuple[str, int], int] = {}
     for copy in after.copies:
         assert copy.source in survivors
         assert copy.layer in had[copy.source]
-        assert copy.num_bytes == layer_bytes[copy.layer]
+        assert copy.num_bytes > 0
+        assert copy.first_byte == parts.get((copy.destination, copy.layer), 0)  # parts meet
+        parts[copy.destination, copy.layer] = copy.first_byte + copy.num_bytes
+    assert all(end == layer_bytes[layer] for (_, layer), end in parts.items())
     for node, layers in needs.items():
         assert {layer for layer in layers if layer not in had[node]} == {
             layer for destination, layer in got if destination == node
@@ -213,8 +217,32 @@ def test_copies_spread_over_sources():
     sent = {}
     for copy in after.copies:
         sent[copy.source] = sent.get(copy.source, 0) + copy.num_bytes
-    holders = 5  # of either half
-    assert max(sent.values()) <= -(-sum(sent.values()) // holders) + max(layer_bytes)
+    needed = {copy.layer for copy in after.copies}
+    giving = [n for n, layers in held_layers(planned, layout).items() if n != "n0" and needed & set(layers)]
+    assert set(sent) == set(giving)
+    assert max(sent.values()) - min(sent.values()) <= len(after.copies)  # equally busy, to rounding
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 200))
+def test_the_busiest_holder_sends_as_little_as_possible(sent, num_bytes):
+    stripes = _stripes([(busy, f"n{place}") for place, busy in enumerate(sent)], num_bytes)
+    assert sum(part for _, part in stripes) == num_bytes
+    after = dict(stripes)
+    busiest = max(busy + after[f"n{place}"] for place, busy in enumerate(sent) if f"n{place}" in after)
+    level = next(top for top in range(251) if sum(max(0, top - busy) for busy in sent) >= num_bytes)
+    assert busiest == level  # the least whole number of bytes up to which all can send
+
+
+def test_copying_takes_what_the_busiest_port_takes():
+    link = Link(name="port", bytes_per_s=10.0, latency_s=0.5)
+    assert copying_s((), link) == 0
+    parts = (("a", "x", 30), ("b", "x", 30), ("b", "y", 50))
+    copies = tuple(
+        Copy(layer=0, source=source, destination=destination, first_byte=0, num_bytes=size)
+        for source, destination, size in parts
+    )
+    assert busiest_bytes(copies) == 80  # that b sends
+    assert copying_s(copies, link) == pytest.approx(8.5)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3), (5, 4, 2)])

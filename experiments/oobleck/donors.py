@@ -7,11 +7,14 @@ Setup:   GPT-3 2.7b and 6.7b, one-GPU nodes of 40 GB (section 2.7.1), and of 8 G
          a longer one. In 21 draws each one node of a pipeline of n0 is lost: 84 failures.
 Compared: the best donor, by brute force: of every pipeline that can lend, every node, in every place of the
          pipeline that borrows, all others in their order; and the last node of the largest pipeline.
+         Copying: every layer in stripes from all nodes that hold it, against whole layers, each from the
+         holder that has sent least; bytes of the busiest sender, and of the busiest port either way.
 Ours:    `workbench.elastic.reconfigure.survive`: donor and places with the fewest bytes to copy.
 Run:     python -m experiments.oobleck.donors
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -20,6 +23,7 @@ from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, main, script
 from experiments.oobleck.modelled import FAULTS, STATE_BYTES, chain, graph
 from experiments.oobleck.systems import MOST_NODES
+from workbench.elastic.copies import Copy, busiest_bytes, holders_of
 from workbench.elastic.layout import Layout, first_layout, held_layers
 from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.reconfigure import StepKind, survive
@@ -34,12 +38,22 @@ Pipelines = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Bytes that the busiest node sends, and that the busiest port sends or receives."""
+
+    sent: int
+    busiest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Bytes copied after one lost node, by rule."""
 
     ours: int
     best_donor: int
     last_of_largest: int
+    striped: Ports
+    whole_layers: Ports
 
     @property
     def ratio(self) -> float:
@@ -91,7 +105,32 @@ def _failure(planned: TemplateSet, before: Layout, lost: str, layer_bytes: Seque
             for pipelines in borrowings(planned, before, lost)
         ),
         last_of_largest=copied_bytes(planned, before, last_of_largest(before, lost), layer_bytes),
+        striped=_ports(after.copies),
+        whole_layers=_ports(whole_layers(after.copies, holders_of(planned, before, {lost}))),
     )
+
+
+def _ports(copies: Sequence[Copy]) -> Ports:
+    sent: Counter[str] = Counter()
+    for copy in copies:
+        sent[copy.source] += copy.num_bytes
+    return Ports(sent=max(sent.values()), busiest=busiest_bytes(copies))
+
+
+def whole_layers(copies: Sequence[Copy], holders: Sequence[Sequence[str]]) -> list[Copy]:
+    """The same, largest layers first, each from the one holder that has sent least."""
+    size: Counter[tuple[int, str]] = Counter()
+    for copy in copies:
+        size[copy.layer, copy.destination] += copy.num_bytes
+    sent: Counter[str] = Counter()
+    found = []
+    for (layer, destination), num_bytes in size.most_common():
+        source = min(holders[layer], key=lambda node: sent[node])
+        sent[source] += num_bytes
+        found.append(
+            Copy(layer=layer, source=source, destination=destination, first_byte=0, num_bytes=num_bytes)
+        )
+    return found
 
 
 def copied_bytes(
@@ -141,6 +180,12 @@ def donors_evidence() -> Evidence:
         "rule/last_of_largest_over_best_donor/mean": fmean(last),
         "rule/last_of_largest_over_best_donor/most": max(last),
         "rule/last_of_largest_is_dearer": sum(ratio > 1 for ratio in last),
+        "rule/busiest_sender_striped_over_whole_layers/mean": fmean(
+            each.striped.sent / each.whole_layers.sent for each in found
+        ),
+        "rule/busiest_port_striped_over_whole_layers/mean": fmean(
+            each.striped.busiest / each.whole_layers.busiest for each in found
+        ),
         "rule/bytes/mean": fmean(each.ours for each in found),
         "rule/best_donor_bytes/mean": fmean(each.best_donor for each in found),
     }
@@ -152,6 +197,10 @@ def donors_evidence() -> Evidence:
     evidence.claim(
         f"no single failure copies more than its best donor makes necessary ({max(ours):.3f} at most);",
         max(ours) <= 1,
+    )
+    evidence.claim(
+        "the busiest port never moves more where layers are striped than where they come whole;",
+        all(each.striped.busiest <= each.whole_layers.busiest for each in found),
     )
     return evidence
 

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Protocol
 
 from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.moves import Move
 from runtime.elastic.rehearsal import rehearse
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout
 from workbench.cost.hardware import Cluster
@@ -154,7 +155,7 @@ class _Course:
 
     def _go(self, replanned: Replanned) -> None:
         self.layout = replanned.layout
-        self._copied_bytes += sum(_state_bytes(self._job, move.owner) for move in replanned.moves)
+        self._copied_bytes += sum(_moved_bytes(self._job, move) for move in replanned.moves)
 
     def _at_work(self) -> list[str]:
         return [node for pipeline in self.layout.pipelines for node in pipeline]
@@ -167,6 +168,12 @@ class _Course:
         if joining:
             self._go(after_loss(self._job, self.layout, (), joining))
             self._waiting = self._waiting[len(joining) :]
+
+
+def _moved_bytes(job: ElasticJob, move: Move) -> int:
+    size = job.precision.num_bytes
+    span = move.span(_state_bytes(job, move.owner) // size)
+    return size * (span.stop - span.start)
 
 
 def _state_bytes(job: ElasticJob, owner: tuple[str, int]) -> int:
