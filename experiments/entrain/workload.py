@@ -23,7 +23,7 @@ CORPUS_OF = {
     "CocoQA": "cocoqa-like",
 }
 LLM_OF = {"Llama3-1b": "llama-3.2-1b", "Llama3-3b": "llama-3.2-3b"}
-MOST_PIXELS = 28 * 28 * 16384  # Qwen2-VL's processor, as the measured tables were counted
+MEMORY_BYTES = 48 * 10**9  # of an A40
 RULES = Rules(image=lambda height, width: [qwen2_vl_tokens(height, width)])
 TP, GPUS_PER_REPLICA = 2, 16
 POOL_SAMPLES = 20_000
@@ -39,7 +39,7 @@ def model(llm: str) -> ModelGraph:
 
 def a40_nodes(num_nodes: int) -> Cluster:
     """Nodes of four A40s; NVLink in pairs counts as NVLink, InfiniBand 200 Gb/s between nodes."""
-    node = Node(device="A40", num_ranks=4, memory_bytes=48 * 10**9)
+    node = Node(device="A40", num_ranks=4, memory_bytes=MEMORY_BYTES)
     return uniform(
         "a40-testbed",
         node,
