@@ -180,11 +180,11 @@ def judged(runs: Runs) -> Evidence:
         )
         evidence.add(number, fmean(likeliest), Unstated(UNSTATED, low, high))
     both = [gain for likeliest, _ in over.values() for gain in likeliest]
-    spread = [fmean(pick(each) for _, ranges in over.values() for each in ranges) for pick in (min, max)]
+    low, high = (fmean(pick(each) for _, ranges in over.values() for each in ranges) for pick in (min, max))
     number = PaperNumber(
         "modelled/mean_gain", claim_value("cs_icml_e2e_mean"), "x", "section 5.2", GAIN_REL_TOL
     )
-    evidence.add(number, fmean(both), Unstated(UNSTATED, *spread))
+    evidence.add(number, fmean(both), Unstated(UNSTATED, low, high))
     _claim(evidence, list(runs), over[Method.FSDP][0], over[Method.MEGATRON][0])
     return evidence
 
