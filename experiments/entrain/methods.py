@@ -174,7 +174,8 @@ def dip_choice(replica: Replica) -> DipChoice:
 
 @cache
 def _choice_on(seen: Replica) -> DipChoice:
-    choices = [DipChoice(parts, recompute) for recompute in Recompute for parts in PARTS]
+    recomputes = [each for each in Recompute if seen.recompute in (Recompute.NONE, each)]
+    choices = [DipChoice(parts, recompute) for recompute in recomputes for parts in PARTS]
     seconds = [_dip_s(seen, choice)[0] for choice in choices]
     return choices[seconds.index(min(seconds))]
 
