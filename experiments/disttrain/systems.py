@@ -1,6 +1,9 @@
 """DistTrain, Megatron-LM and DistMM* on one task: GPUs, iteration, model FLOP utilisation, throughput.
 
-Source: Z. Zhang et al., "DistTrain", sections 2.1, 4.2, 4.3 and 7.
+Source: Z. Zhang et al., "DistTrain", sections 2.1, 4.1 to 4.3, 6 and 7, appendix A.1.
+DistTrain and DistMM*, which has all its techniques but the orchestration (section 7), cut activations by
+sequence and overlap the collectives of tensor parallelism with products (StepCCL), in four pieces as in
+`experiments.disttrain.figure22`; Megatron-LM cuts activations by sequence, and its products wait.
 All three are judged by the same formula: the first microbatch through all stages, then the slowest stage
 for each other, which is exact for 1F1B over equal microbatches, then every module's gradients.
 """
@@ -15,7 +18,7 @@ from experiments.harness.printed_pipeline import StageTimes
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
-from workbench.cost.execution import Execution
+from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -39,6 +42,11 @@ LLM_SHAPES = {"MLLM-9B": "llama-2-7b", "MLLM-15B": "llama-2-13b", "MLLM-72B": "l
 MODELS = tuple(LLM_SHAPES)
 ACTIVATION_BYTES = 34.0  # per token and channel of a layer (Korthikanti et al. 2022, without attention)
 MICROBATCH = 1
+SEQUENCE = Execution(activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
+STEPCCL = replace(SEQUENCE, overlap_pieces=4)
+LAION_PX = (
+    352  # of a side: 16 such images and 448 tokens of text are a sample, as in `laion-interleaved-like`
+)
 
 EVERYTHING = Needs(input_grad=True, weight_grad=True)
 THROUGH = Needs(input_grad=True, weight_grad=False)
@@ -62,10 +70,12 @@ class Images:
     Args:
         read: images that the encoder reads.
         drawn: images that the generator is trained on.
+        read_px: of a side of those that are read; None: as those that are drawn.
     """
 
     read: int
     drawn: int
+    read_px: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +86,7 @@ class Workload:
         model: of `MODELS`.
         images: in a sample.
         trained: which modules are.
-        side_px: of images; None: as section 7 states for those that are drawn.
+        side_px: of images; None: as section 7 states of those that are drawn.
     """
 
     model: str
@@ -86,17 +96,34 @@ class Workload:
 
     @property
     def pixels(self) -> int:
-        """Of a side, drawn and read: section 7 states those that are drawn."""
+        """Of a side of those that are drawn, which are all that section 7 states."""
         if self.side_px is not None:
             return self.side_px
         (row,) = (row for row in printed_rows("disttrain_prose_models") if row["mllm"] == self.model)
         return int(row["gen_image_px"])
 
 
-def plausible_images(model: str) -> tuple[Images, ...]:
-    """Counts that fit into 8,192 tokens at 16 x 16 pixels a token; the first one is the nominal one."""
-    reads = (1, 2) if model == "MLLM-72B" else (4, 2, 6)
-    return tuple(Images(read=read, drawn=drawn) for read in reads for drawn in dict.fromkeys((read, 1)))
+def plausible_images(model: str) -> dict[str, Images]:
+    """What fits into 8,192 tokens at 16 x 16 pixels a token, by name; the first one is the nominal one.
+
+    Either images are read at the size that is drawn and fill a part of the sample, or they are read at
+    the size that they have in the data, where more of them fit.
+    """
+    most = TOKENS // (Workload(model=model, images=Images(read=1, drawn=1)).pixels // PATCH) ** 2
+    parts = {"half": most / 2, "a quarter": most / 4, "three quarters": most * 3 / 4, "all": most}
+    found = {
+        f"{part} of the sample is images, {name} drawn": Images(
+            read=round(read), drawn=round(read) if name == "all" else 1
+        )
+        for part, read in parts.items()
+        if read == round(read)
+        for name in ("all", "one")
+    }
+    found |= {
+        f"16 images of {LAION_PX} px, {name} drawn": Images(read=16, drawn=drawn, read_px=LAION_PX)
+        for name, drawn in (("all", 16), ("one", 1))
+    }
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +183,16 @@ class Systems:
 
     Args:
         workload: the model and its samples.
-        execution: how layers run.
+        execution: how DistTrain's and DistMM*'s layers run.
+        monolithic: how Megatron-LM's do.
     """
 
-    def __init__(self, workload: Workload, execution: Execution | None = None) -> None:
+    def __init__(
+        self, workload: Workload, execution: Execution = STEPCCL, monolithic: Execution = SEQUENCE
+    ) -> None:
         self.workload = workload
         self._cost = CostModel(load_profile(PROFILE), execution)
+        self._monolithic_cost = CostModel(load_profile(PROFILE), monolithic)
         self._parts = _parts(workload)
         self._units = tuple(self._unit(part) for part in self._parts)
 
@@ -174,6 +205,23 @@ class Systems:
     def disttrain(self, num_gpus: int, batch: int) -> Result:
         """The best orchestration on at most that many GPUs; the fewest of those that are as fast."""
         return self._result(orchestrate(self._task(self._units, num_gpus, batch)), batch)
+
+    def frugal(self, num_gpus: int, batch: int, forgone: float) -> Result:
+        """The fewest GPUs on which it takes at most `1 + forgone` times as long, found by bisection."""
+        fewest, most = 0, self.disttrain(num_gpus, batch)
+        limit_s = most.iteration_s * (1 + forgone)
+        while most.num_gpus - fewest > 1:
+            middle = (most.num_gpus + fewest) // 2
+            try:
+                found = self.disttrain(middle, batch)
+            except ValueError:  # nothing fits
+                fewest = middle
+                continue
+            if found.iteration_s <= limit_s:
+                most = found
+            else:
+                fewest = middle
+        return most
 
     def by_flop(self, num_gpus: int, batch: int) -> Result:
         """DistMM*: GPUs in proportion to FLOP, then the best degrees on each module's own."""
@@ -200,13 +248,13 @@ class Systems:
     def monolithic_stages(self, llm_pp: int) -> tuple[StageTimes, StageTimes, StageTimes]:
         """Of a microbatch on Megatron-LM's encoder, on one of the stages of its LLM, and on its generator."""
         encoder, llm, generator = self._parts
-        whole = llm.passes_s(self._cost, NODE_GPUS)
+        whole = llm.passes_s(self._monolithic_cost, NODE_GPUS)
         first, last = (self._dealt_out(part) for part in (encoder, generator))
         return first, StageTimes(whole.forward_s / llm_pp, whole.backward_s / llm_pp), last
 
     def _dealt_out(self, part: _Part) -> StageTimes:
         """The images of a sample on the GPUs of a group, each with the whole module."""
-        whole, share = part.passes_s(self._cost, 1), ceil(part.items / NODE_GPUS) / part.items
+        whole, share = part.passes_s(self._monolithic_cost, 1), ceil(part.items / NODE_GPUS) / part.items
         return StageTimes(share * whole.forward_s, share * whole.backward_s)
 
     def _unit(self, part: _Part) -> Unit:
@@ -265,7 +313,7 @@ def _generator(latent_side: int, llm_width: int) -> Module:
 def _parts(workload: Workload) -> tuple[_Part, _Part, _Part]:
     llm = from_shape(LLM_SHAPES[workload.model], module="llm")
     width = llm.layers[0].out_width
-    patches = (workload.pixels // PATCH) ** 2
+    patches = ((workload.images.read_px or workload.pixels) // PATCH) ** 2
     latents = (workload.pixels // LATENT) ** 2
     modules: Mapping[str, Module] = {
         "encoder": from_shape("vit-h-14", module="encoder", llm_width=width),
