@@ -20,6 +20,7 @@ from experiments.disttrain.gains import (
     by_images,
     mfu,
     note_causes,
+    note_rates,
     note_results,
     ratio,
     throughput,
@@ -49,6 +50,8 @@ def run() -> Parts:
     add_gpus(evidence, OVERALL, {"disttrain": "disttrain"})
     note_results(evidence, OVERALL)
     note_causes(evidence, OVERALL)
+    note_rates(evidence, OVERALL, "MLLM-9B", "modelled/dt_mfu low")
+    evidence.causes["modelled/GPUs*"] = "in our formula more GPUs go on to bring something, see the notes"
     evidence.notes.append(
         "54 replicas of MLLM-9B do not divide a batch of 1,920: some of them run a sample more"
     )

@@ -17,7 +17,7 @@ from experiments.disttrain.systems import (
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, claim_value, printed_rows
 
-IMAGES = "images read and drawn in a sample of 8,192 tokens, and the size of those read"
+IMAGES = "images in a sample of 8,192 tokens, the size of those read, and how they are batched"
 STOPPING = f"when DistTrain stops adding GPUs; {IMAGES}"
 FORGONE = (0.01, 0.05)  # of a throughput, for which somebody would take fewer GPUs
 REL_TOL = 0.05  # of a gain printed with two digits
@@ -210,6 +210,14 @@ def note_causes(evidence: Evidence, experiment: Experiment) -> None:
             f"LLM's {_llm_pp(model)} stages; DistTrain on the printed {row['n_gpus']} GPUs instead of our "
             f"{found.num_gpus} takes {slower:.3f} times as long: more GPUs do bring something here"
         )
+
+
+def note_rates(evidence: Evidence, experiment: Experiment, model: str, pattern: str) -> None:
+    """Why rows are off that rest on a model's small modules: what these reach of a GPU's peak."""
+    images, *_ = plausible_images(model).values()
+    rates = _systems(experiment, model, images).module_mfu()
+    listed = ", ".join(f"{name} {rate:.0%}" for name, rate in rates.items())
+    evidence.causes[pattern] = f"{model}'s modules reach of the peak by our cost model: {listed}"
 
 
 def _together(gains: Gains) -> dict[str, list[float]]:
