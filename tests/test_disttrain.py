@@ -1,5 +1,6 @@
 """DistTrain's rivals by hand, and what frozen modules save."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -11,6 +12,7 @@ from experiments.disttrain.systems import (
     SEQUENCE,
     STEPCCL,
     TOKENS,
+    Calls,
     Images,
     Systems,
     Trained,
@@ -29,9 +31,9 @@ def test_monolithic_is_the_closed_form():
     cost = systems._monolithic_cost
     result = systems.monolithic(48, 10, 1)
     stages_s = [
-        encoder.sample_s(cost, 1) / 4,  # 4 images on 8 GPUs: one each
+        encoder.passes_s(cost, 1, 1).total_s,  # 4 images on 8 GPUs: one each
         llm.sample_s(cost, 8),
-        generator.sample_s(cost, 1) / 2,
+        generator.passes_s(cost, 1, 1).total_s,
     ]
     rounds = ceil(10 / 2)  # two replicas of three stages of 8
     gradients = llm.num_parameters / 8 * 1 / 2 + (encoder.num_parameters + generator.num_parameters) * 15 / 16
@@ -106,3 +108,14 @@ def test_what_is_not_printed_is_named():
         Experiment(name="overall", budget=8).printed("megatron", "MLLM-9B")
     with pytest.raises(ValueError, match="no claim 'dt_x' in disttrain_claims"):
         claim_value("dt_x")
+
+
+def test_images_together_take_less_than_one_by_one():
+    """As much work in fewer and larger kernels."""
+    each = replace(SMALL, images=replace(SMALL.images, calls=Calls.EACH))
+    together, apart = (Systems(workload)._parts for workload in (SMALL, each))
+    cost = Systems(SMALL)._cost
+    for one, other in zip(together, apart, strict=True):
+        assert one.sample_flop == other.sample_flop
+        faster = one.sample_s(cost, 1) < other.sample_s(cost, 1)
+        assert faster == (one.name != "llm")
