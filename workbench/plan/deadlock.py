@@ -7,6 +7,7 @@ from itertools import chain, groupby, pairwise
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
+from workbench.plan.remembered import Remembered
 from workbench.plan.task_graph import Task
 from workbench.schedule.action import STEP, Action, Pass, TaskKind
 from workbench.schedule.precedence import ring
@@ -14,7 +15,7 @@ from workbench.schedule.precedence import ring
 MOST_LINKS = 12  # of a ring that a message spells out
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
 
-
+_FREE: Remembered[None] = Remembered(1024)  # orders in which every rank can finish
 _TALKS = (Pass.F, Pass.B, Pass.I)
 
 
@@ -42,6 +43,10 @@ def check_deadlock(lowered: Lowered) -> None:
 
     Complexity: O(actions x ranks of their stage + rows + members of groups), after sorting rows.
     """
+    _FREE.answer(lowered.order, lambda: _check(lowered))
+
+
+def _check(lowered: Lowered) -> None:
     _check_programs(lowered)
     _check_rows(lowered)
     _check_groups(lowered)
