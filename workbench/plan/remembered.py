@@ -36,18 +36,26 @@ class Remembered(Generic[Answer]):
                 self._known.move_to_end(key)
                 return self._known[key]
         found = derive()
-        with self._lock:
-            self._put(key, found)
+        self.put(key, found)
         return found
 
-    def _put(self, key: Hashable, answer: Answer) -> None:
+    def get(self, key: Hashable) -> Answer | None:
+        """The answer to an equal key; None where there is none, or none any more."""
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def put(self, key: Hashable, answer: Answer) -> None:
+        """Remember an answer of which all follows from the key."""
         size = self._size_of(answer)
-        if size > self._most or key in self._known:
-            return
-        self._known[key] = answer
-        self._size += size
-        while self._size > self._most:
-            self._size -= self._size_of(self._known.popitem(last=False)[1])
+        with self._lock:
+            if size > self._most or key in self._known:
+                return
+            self._known[key] = answer
+            self._size += size
+            while self._size > self._most:
+                self._size -= self._size_of(self._known.popitem(last=False)[1])
 
     def forget(self) -> None:
         """Everything."""
