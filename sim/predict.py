@@ -7,6 +7,7 @@ from sim.attention.price import attention_of
 from sim.step.engine import simulate
 from sim.step.more_microbatches import MoreMicrobatches, Orders
 from sim.step.sweep import Sweep
+from workbench.collector import collector_paused
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
@@ -79,6 +80,7 @@ def step_s(lowered: Lowered, cost: CostModel) -> float:
     return iteration_s(lowered, prices)
 
 
+@collector_paused()
 def candidate_s(plan: Plan, cost: CostModel) -> float:
     """Seconds of the step of a plan that a search considers, after every check: what `predict` gives.
 

@@ -15,11 +15,12 @@ from workbench.plan.kept import kept
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
-from workbench.plan.remembered import Remembered
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.schedule.action import COMPUTE, ROUND, STEP, Action, Pass
 
+_FITTING_LAYERS: Remembered[None] = Remembered(16_384)
 _SOUND_ITEMS: Remembered[None] = Remembered(1024)
 _SOUND_ORDERS: Remembered[None] = Remembered(1024)
 
@@ -75,8 +76,15 @@ def _check_stages(plan: Plan) -> None:
                     f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
                     f"has ranks 0..{plan.cluster.num_ranks - 1}"
                 )
+        _check_layers(plan, stage)
+
+
+def _check_layers(plan: Plan, stage: Stage) -> None:
+    def check_each() -> None:
         _check_heads(plan, stage)
-        check_experts(stage, layers)
+        check_experts(stage, plan.model.module(stage.module).layers)
+
+    _FITTING_LAYERS.answer((Same(plan.model), stage), check_each)
 
 
 def _check_heads(plan: Plan, stage: Stage) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.plan.kept import kept
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.remembered import Same
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 
 Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
@@ -24,6 +24,9 @@ class Frame:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Frame) and self._parts == other._parts)
+
+
+_ONE: Remembered[Frame] = Remembered(4096)  # of equal frames, so that they are compared in full once
 
 
 @kept
@@ -50,7 +53,7 @@ def frame_of(plan: Plan) -> Frame:
         )
         for stage in plan.stages
     )
-    return Frame(
+    frame = Frame(
         (
             Same(plan.model),
             plan.batch,
@@ -63,6 +66,7 @@ def frame_of(plan: Plan) -> Frame:
             stages,
         )
     )
+    return _ONE.answer(frame, lambda: frame)
 
 
 def _borders(routing: Routing, stage: Stage) -> tuple[Any, ...]:

@@ -4,11 +4,11 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from workbench.plan.frame import frame_of
-from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.plan import Plan
 from workbench.plan.remembered import Remembered
 from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
-from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.action import COMPUTE, Action, Pass
 
 MOST_ACTIONS = 1_000_000  # of all plans that are remembered
 
@@ -35,6 +35,9 @@ def alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
         by_tokens: the time of a pass depends on which tokens attend to which, and not on their number
             alone: passes over two microbatches are never equal.
 
+    Raises:
+        ValueError: a pass without a microbatch, or a backward of a stage in which no gradient runs.
+
     Complexity: O(actions), of the first plan of a frame.
     """
     return _KNOWN.answer((frame_of(plan), by_tokens), lambda: _alike_actions(plan, by_tokens=by_tokens))
@@ -43,16 +46,15 @@ def alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
 def _alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
     shapes = _Shapes(plan)
     sets: dict[Hashable, int] = {}
-    firsts: list[Action] = []
     place: dict[Action, int] = {}
     for action in plan.program_actions:
         key: Hashable = action
-        if action.kind in COMPUTE and action.stage in plan.stage and not by_tokens:
-            key = action.stage, action.kind, shapes.of(action)
-        place[action] = sets.setdefault(key, len(firsts))
-        if place[action] == len(firsts):
-            firsts.append(action)
-    return AlikeActions(tuple(firsts), place)
+        if action.kind in COMPUTE:
+            shape = shapes.of(action)
+            key = action if by_tokens else (action.stage, action.kind, shape)
+        place[action] = sets.setdefault(key, len(sets))
+    firsts = {at: action for action, at in reversed(place.items())}
+    return AlikeActions(tuple(firsts[at] for at in range(len(sets))), place)
 
 
 class _Shapes:
@@ -60,20 +62,20 @@ class _Shapes:
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._routing = plan, routing_of(plan)
+        self._microbatch = {(m.module, m.replica, m.index): m for m in plan.microbatches}
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[tuple[str, int, int | None], int] = {}
+        self._known: dict[tuple[str, int, int], int] = {}
 
     def of(self, action: Action) -> int:
-        """Of a pass; -1 without a microbatch, which pricing refuses."""
+        """Of a pass, if it is one."""
         stage = self._plan.stage[action.stage or 0]
-        name = stage.module, stage.replica, action.microbatch
+        name = stage.module, stage.replica, action.microbatch or 0
+        microbatch = self._microbatch.get(name)
+        if microbatch is None:
+            raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
+        if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
+            raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
         if name not in self._known:
-            held = self._plan.microbatches_of.get(name[:2], ())
-            found = next((m for m in held if m.index == action.microbatch), None)
-            self._known[name] = -1 if found is None else self._number(found)
+            shape = work_of(self._plan, microbatch), self._routing.present(microbatch)
+            self._known[name] = self._numbers.setdefault(shape, len(self._numbers))
         return self._known[name]
-
-    def _number(self, microbatch: Microbatch) -> int:
-        routing = self._routing
-        shape = work_of(self._plan, microbatch), routing.present(microbatch), routing.is_read(microbatch)
-        return self._numbers.setdefault(shape, len(self._numbers))

@@ -136,12 +136,8 @@ class _Pricing:
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _pass_s(self, action: Action, stage: Stage) -> float:
-        microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
-        if microbatch is None:
-            raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
+        microbatch = self._microbatch[stage.module, stage.replica, action.microbatch or 0]
         times = self._times(stage, microbatch)
-        if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
-            raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
         return times.of(action.kind) + self._lost_s(stage, action.kind, times)
 
     def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
