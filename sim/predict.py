@@ -12,11 +12,12 @@ from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
+from workbench.plan.folded import Folded
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
-from workbench.timing.accept import accept
+from workbench.timing.accept import judged
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt, interval
@@ -81,16 +82,17 @@ def step_s(lowered: Lowered, cost: CostModel) -> float:
 
 
 @collector_paused()
-def candidate_s(plan: Plan, cost: CostModel) -> float:
+def candidate_s(plan: Plan | Folded, cost: CostModel) -> float:
     """Seconds of the step of a plan that a search considers, after every check: what `predict` gives.
 
-    Fast where candidates differ in little: what they have in common is derived once. To be called for
-    one cost model again and again, in any process.
+    Fast where candidates differ in little, as what they have in common is derived once; and where
+    replicas are equal, as one stands for all. To be called with one cost model again and again, in any
+    process.
 
     Raises:
         ValueError: as `accept` and `predict`.
     """
-    lowered, _ = accept(plan)
+    lowered, _ = judged(plan)
     return step_s(lowered, cost)
 
 

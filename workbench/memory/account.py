@@ -11,6 +11,7 @@ from workbench.memory.entries import Lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.alike import alike_replicas
 from workbench.plan.frame import frame_of
+from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan
@@ -97,7 +98,7 @@ def _decisive(lowered: Lowered, ranks: Sequence[int]) -> dict[int, Hashable]:
             for rank in wanted.intersection(group.ranks):
                 reduced[rank].append((action, group.num_elements))
     units = sharded_stages(plan)
-    shared = frame_of(plan), Same(lowered.transfers), plan.settings
+    shared = frame_of(plan), Same(lowered.transfers), plan.settings, tuple(num_replicas(plan).items())
     return {
         rank: (
             *shared,

@@ -14,6 +14,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Pointwise, TokenCount
 from workbench.model.model_graph import TEXT
 from workbench.plan.expert_groups import has_expert_parallelism, held_elements
+from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing
@@ -84,7 +85,7 @@ def _num_parts(plan: Plan, stage: Stage, *, of_experts: bool) -> int:
     A distributed expert has as many holders in a stage as its ranks hold copies of all experts.
     """
     holders = len(stage.expert_ranks) if of_experts else stage.cp
-    return max(1, len(plan.replicas(stage.module)) * holders // plan.settings.of(stage.module).instances)
+    return max(1, num_replicas(plan)[stage.module] * holders // plan.settings.of(stage.module).instances)
 
 
 def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...]:

@@ -208,8 +208,9 @@ def _check_groups(lowered: Lowered) -> None:
             if action in lowered.reductions:
                 reached.update((index, rank) for index in _groups_on(lowered, action, rank))
     for group in lowered.groups:
-        times = {rank: reached[group.index, rank] for rank in group.ranks}
-        if len(group.ranks) > 1 and set(times.values()) != {1}:
+        present = (rank for rank in group.ranks if rank in lowered.plan.stages_on)  # others: equal ones
+        times = {rank: reached[group.index, rank] for rank in present}
+        if len(group.ranks) > 1 and set(times.values()) - {1}:
             rank = next(rank for rank in group.ranks if times[rank] != 1)
             peer = next(other for other in group.ranks if other != rank)
             name = ", ".join(
