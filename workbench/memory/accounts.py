@@ -47,8 +47,17 @@ class Accounts:
             for row in self._rows_on.get(rank, ())
         )
         programs = tuple(id(self.place.get(peer)) for peer in peers)
-        reduced = tuple(group.num_elements for group in self.lowered.groups if rank in group.ranks)
+        reduced = tuple(self._reduced.get(rank, ()))
         return self._state_key(rank), programs, reduced, rows
+
+    @cached_property
+    def _reduced(self) -> dict[int, list[int]]:
+        """Rank -> elements of the gradient groups that it is in."""
+        found: dict[int, list[int]] = {}
+        for group in self.lowered.groups:
+            for rank in self._ranks.intersection(group.ranks):
+                found.setdefault(rank, []).append(group.num_elements)
+        return found
 
     def _state_key(self, rank: int) -> tuple[object, ...]:
         """Ranks with the same stages hold the same."""

@@ -143,7 +143,7 @@ class Folded:
 
     @cached_property
     def judged(self) -> Plan:
-        """What holds for the whole as `judged_part` of it; the whole where replicas share ports or lie unlike.
+        """As `judged_part` of the whole, without making that where replicas lie alike and share no port.
 
         Raises:
             ValueError: numbers of optimizer instances that do not divide the ranks.
