@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.plan.folded import Folded
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,18 +15,22 @@ class OneReplica:
     Args:
         job: that of this replica alone, on the whole cluster.
         batches: samples of every replica.
+        settings: those of the whole job.
     """
 
     job: Job
     batches: tuple[tuple[Sample, ...], ...]
+    settings: Settings
 
     def folded(self, plan: Plan) -> Folded:
         """The plan of the whole job, out of one of `self.job`; ValueError as `Folded`."""
-        return Folded(one=plan, batches=self.batches)
+        return Folded(one=plan, batches=self.batches, settings=self.settings)
 
 
 def one_replica(job: Job) -> OneReplica:
     """The job of the first replica, which gets the samples that `draft_plan` gives it.
+
+    Where memory decides, as of how far encoders run ahead, it is planned as one replica alone has it.
 
     Raises:
         ValueError: modules with replicas or places of their own, pools, a batch that does not divide, or
@@ -50,8 +54,14 @@ def one_replica(job: Job) -> OneReplica:
     sizes = {tuple((sample.segments, sample.mask) for sample in batch) for batch in batches}
     if len(sizes) > 1:
         raise ValueError(f"job {job.name!r}: samples of its {replicas} replicas differ")
-    limit = None if job.max_ranks is None else job.max_ranks // replicas
-    layouts = tuple(replace(each, dp=None) for each in job.layouts)
-    return OneReplica(
-        job=replace(job, replicas=1, batch=batches[0], max_ranks=limit, layouts=layouts), batches=batches
+    limit = min(job.max_ranks or job.cluster.num_ranks, job.cluster.num_ranks) // replicas
+    modules = tuple(replace(each, instances=1) for each in job.settings.modules)
+    alone = replace(
+        job,
+        replicas=1,
+        batch=batches[0],
+        max_ranks=limit,
+        layouts=tuple(replace(each, dp=None) for each in job.layouts),
+        settings=replace(job.settings, modules=modules),
     )
+    return OneReplica(job=alone, batches=batches, settings=job.settings)
