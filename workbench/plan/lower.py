@@ -30,7 +30,7 @@ from workbench.plan.row_drafts import (
 from workbench.plan.token_owners import Run, feature_runs, held_runs
 from workbench.schedule.action import Action, Pass
 
-MOST_ROWS = 500_000  # of all plans that are remembered
+MOST_ROWS = 200_000  # of all plans that are remembered
 _ROWS: Remembered[Numbered] = Remembered(MOST_ROWS, lambda rows: len(rows.transfers) + 1)
 
 

@@ -14,7 +14,7 @@ from workbench.plan.remembered import Remembered, Same
 from workbench.plan.task_graph import TaskGraph, task_graph
 from workbench.schedule.action import Action
 
-MOST_NODES = 1_000_000  # of all task graphs that are remembered
+MOST_NODES = 300_000  # of all task graphs that are remembered
 _GRAPHS: Remembered[TaskGraph] = Remembered(MOST_NODES, lambda graph: graph.num_nodes + 1)
 
 
@@ -132,7 +132,11 @@ class Lowered:
     @cached_property
     def order(self) -> Hashable:
         """A key of all that decides who waits for whom, and in which order rows travel."""
-        rows = Same(self.transfers), Same(self.inputs), Same(self.outputs)
         groups = tuple((group.index, group.ranks) for group in self.groups)
-        units = tuple((unit.stages, unit.ranks) for unit in shard_units(self.plan))
-        return frame_of(self.plan), rows, groups, tuple(self.reductions.items()), units
+        return self.order_of_passes, groups, tuple(self.reductions.items())
+
+    @cached_property
+    def order_of_passes(self) -> Hashable:
+        """The same of all but sums of gradients, for which nothing waits but each other and STEP."""
+        rows = Same(self.transfers), Same(self.inputs), Same(self.outputs)
+        return frame_of(self.plan), rows, tuple((unit.stages, unit.ranks) for unit in shard_units(self.plan))
