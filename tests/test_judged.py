@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.predict import judged_s
+from sim.predict import candidate_s
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
@@ -36,7 +36,7 @@ def open_job(max_ranks: int = 5, **told) -> Job:
 
 
 def chosen(name: str, of: Job) -> Plan:
-    return judged(BY_NAME[name], judged_s)(of, cost(), silent)
+    return judged(BY_NAME[name], candidate_s)(of, cost(), silent)
 
 
 def published(name: str, of: Job) -> Plan:
@@ -55,10 +55,10 @@ def test_cornstarch_is_never_slower_than_frozen_unaware(*, images, clips, max_ra
     vision, audio, llm = frozen
     told = {"batch": tiny_batch(images, clips), "vision": vision, "audio": audio, "llm": llm}
     wanted = replace(open_job(max_ranks, **told), schedule=usual(kind))
-    aware = judged_s(chosen("cornstarch", wanted), cost())
+    aware = candidate_s(chosen("cornstarch", wanted), cost())
     for unaware in (chosen, published):
-        assert aware <= judged_s(unaware("cornstarch-frozen-unaware", wanted), cost())
-    assert aware <= judged_s(published("cornstarch", wanted), cost())
+        assert aware <= candidate_s(unaware("cornstarch-frozen-unaware", wanted), cost())
+    assert aware <= candidate_s(published("cornstarch", wanted), cost())
 
 
 def test_it_takes_stages_cut_by_forward_time_where_they_are_faster():
@@ -70,12 +70,12 @@ def test_it_takes_stages_cut_by_forward_time_where_they_are_faster():
     wanted = job_from_spec(JobSpec.model_validate(spec), folder=ROOT)
     a40 = cost_of(wanted, None, None)
     own, unaware = (
-        judged_s(BY_NAME[name].planner(wanted, a40, silent), a40)
+        candidate_s(BY_NAME[name].planner(wanted, a40, silent), a40)
         for name in ("cornstarch", "cornstarch-frozen-unaware")
     )
     assert unaware < own
-    found = judged(BY_NAME["cornstarch"], judged_s)(wanted, a40, silent)
-    assert judged_s(found, a40) <= unaware
+    found = judged(BY_NAME["cornstarch"], candidate_s)(wanted, a40, silent)
+    assert candidate_s(found, a40) <= unaware
     assert found.strategy == "cornstarch"
 
 
