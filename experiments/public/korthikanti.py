@@ -74,7 +74,7 @@ def run() -> Parts:
     }
     causes = {
         "*/state_gib": "print leaves out embedding and head, which a first stage holds",
-        "*/activations_share": "print leaves out the one layer that is being computed again, loss and buffers",
+        "*/activations_share": "print leaves out the layer that is being computed again, loss and buffers",
     }
     evidence = Evidence(paper=list(numbers), ours=ours | summary, causes=causes)
     evidence.claim("selective beats full recomputation in every model", _selective_wins(ours))
