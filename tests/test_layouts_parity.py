@@ -17,6 +17,7 @@ from tests.tiny_valm import tiny_valm
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
+from workbench.plan.lowered import Route
 from workbench.plan.plan import Precision
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
@@ -46,6 +47,14 @@ def test_two_encoders_with_three_degrees(pool: Pool) -> None:
     layouts = {"vision": (3, 1, 1), "audio": (1, 1, 1), "llm": (2, 1, 1)}
     plan = planned(tiny_valm(), layouts, microbatch=1, images=(1, 2, 0, 1))
     assert len(plan.ranks) == 6
+    assert_same(plan, pool, Precision.FLOAT64)
+
+
+@pytest.mark.parametrize(("vision", "llm"), [((1, 1, 1, 2), (1, 1, 1, 1)), ((1, 1, 1, 1), (1, 1, 1, 2))])
+def test_every_rank_of_the_wider_grid_sends_its_part(vision: Degrees, llm: Degrees, pool: Pool) -> None:
+    plan = planned(vision_language(), {"vision": vision, "llm": llm}, microbatch=1, images=(1, 2, 0, 1))
+    rows = [row for row in lower(plan).transfers if row.edge == "vision>llm" and row.route is Route.P2P]
+    assert {row.source_rank for row in rows} == set(plan.ranks)
     assert_same(plan, pool, Precision.FLOAT64)
 
 

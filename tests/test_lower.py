@@ -140,6 +140,27 @@ def test_tensor_parallel_boundary_between_modules_goes_leader_to_leader_then_bro
     assert inside == [(2, 4), (3, 5), (4, 2), (5, 3)]
 
 
+def test_all_ranks_of_unequal_grids_send_and_every_token_still_crosses_once():
+    """A replica of TP 2 to one of TP 4: through leaders one rank of each would send."""
+    model = connect(
+        "one-encoder", (chain_module("vision", "image", [True]), chain_module("llm", "text", [True]))
+    )
+    stages = [
+        Stage(id=0, module="vision", replica=0, layers=(0, 1), ranks=((0, 1),)),
+        Stage(id=1, module="llm", replica=0, layers=(0, 1), ranks=((2, 3, 4, 5),)),
+    ]
+    rows = lower(finish(model, [sample(0, images=1, sounds=0)], stages)).transfers
+    sent = [(t.direction, t.source_rank, t.destination_rank, t.num_tokens) for t in rows if t.after is None]
+    assert sent == [
+        (Direction.FORWARD, 0, 2, 2),
+        (Direction.FORWARD, 1, 3, 2),
+        *((Direction.BACKWARD, 2 + place, place % 2, 1) for place in range(4)),
+    ]
+    for rank in range(6):
+        received = [row for row in rows if rank in row.destination_ranks]
+        assert sum(row.num_tokens for row in received) == 4, "all of the image or of its gradient"
+
+
 def test_gradient_groups_hold_every_trainable_weight_once_per_replica():
     plan = disjoint_plan(two_encoders(llm=(True, False, True, True)), BATCH[:2], CUTS, replicas=2)
     lowered = lower(plan)

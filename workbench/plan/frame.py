@@ -37,7 +37,7 @@ def frame_of(plan: Plan) -> Frame:
     """The plan's frame: all but the layers of its stages, and of these what they show at their borders.
 
     That is the size of what leaves a stage, which gradients run in it and behind it, and which edges end in
-    it. Weights are no part of it, so gradient groups are not. Models are told apart as objects.
+    it. Weights are no part of it, so gradient groups are not. Models and clusters are told apart as objects.
 
     Complexity: O(stages + items + actions).
     """
@@ -60,6 +60,7 @@ def frame_of(plan: Plan) -> Frame:
     frame = Frame(
         (
             Same(plan.model),
+            Same(plan.cluster),  # who sends between unequal grids goes by its links
             plan.batch,
             plan.microbatches,
             plan.token_shards,

@@ -12,16 +12,15 @@ from workbench.model.model_graph import Edge
 from workbench.plan.alike import alike_replicas, part_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
-from workbench.plan.kept import kept
-from workbench.plan.lowered import Direction, Lowered, Route, Slice
+from workbench.plan.lowered import Direction, Lowered, Slice
 from workbench.plan.order import issue_ticks
+from workbench.plan.paths import cut, ways
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.remembered import Remembered
 from workbench.plan.routing import Holding, Routing, routing_of
 from workbench.plan.row_drafts import (
     Names,
     Numbered,
-    Path,
     ProducerRows,
     RowContent,
     RowDraft,
@@ -264,68 +263,19 @@ def _one_way(
     producer, consumer = ends
     token_bytes = width * plan.settings.precision.num_bytes
     for slices, source, destination in parts:
-        if slices:
-            num_tokens = sum(piece.num_tokens for piece in slices)
+        found = ways(plan, producer.stage, consumer.stage, source, destination) if slices else ()
+        for paths, pieces in zip(found, cut(slices, len(found)), strict=True):
+            num_tokens = sum(piece.num_tokens for piece in pieces)
             num_bytes = num_tokens * token_bytes
-            yield RowDraft(
-                RowContent(edge, direction, producer, consumer, width, slices, num_tokens, num_bytes),
-                _paths(plan, producer.stage, consumer.stage, source, destination),
-            )
+            content = RowContent(edge, direction, producer, consumer, width, pieces, num_tokens, num_bytes)
+            if num_tokens:
+                yield RowDraft(content, paths)
 
 
 def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
     """The action that computes the input gradient: `I` where the plan splits the backward, else `B`."""
     split = Action(stage.id, Pass.I, microbatch)
     return split if split in plan.program_actions else Action(stage.id, Pass.B, microbatch)
-
-
-@kept
-def _paths(
-    plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
-) -> tuple[Path, ...]:
-    """From a context-parallel place of one stage to one of another stage, or to all of its ranks.
-
-    Between stages of one module each rank sends to the rank at its place in the grid, its tokens alone.
-    Where the tensor-parallel degree changes, a context-parallel place sends from its first
-    rank to the other's, which broadcasts to the rest of its place.
-
-    Between modules a place sends to each place of the destination the tokens that this one owns. What all
-    need, or no place owns, it sends to the destination's leader, which broadcasts it in its whole tp x cp
-    group. So a token crosses once, and a gradient is summed where it is used.
-
-    Where the two share ranks, a rank that holds the tokens already keeps them, and the first such
-    rank broadcasts to the rest: nothing travels between equal replicas, and fan-in is an all-gather
-    forward and a selection backward, fan-out the reverse.
-
-    Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-    sections 3.1 and 3.2. Differs: there the leader gets what only some ranks own, too.
-    """
-    here, there = plan.stage[source or 0], plan.stage[destination or 0]
-    from_ranks = here.ranks[from_place]
-    if to_place is None:
-        return _leader_to_group(from_ranks, there.flat_ranks)
-    to_ranks = there.ranks[to_place]
-    if here.module == there.module and len(from_ranks) == len(to_ranks):
-        return tuple(map(_path, from_ranks, to_ranks))
-    return _leader_to_group(from_ranks, to_ranks)
-
-
-def _leader_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[Path, ...]:
-    """Leader to leader, then broadcast to the others; a rank on both sides keeps its own.
-
-    Tensor-parallel ranks of one place hold the same output.
-    """
-    leader, *kept_there = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
-    paths = [_path(rank, rank) for rank in kept_there]
-    paths.append(_path(leader if leader in from_ranks else from_ranks[0], leader))
-    others = tuple(rank for rank in to_ranks if rank != leader and rank not in kept_there)
-    if others:
-        paths.append(Path(Route.BROADCAST, leader, others, follows=True))
-    return tuple(paths)
-
-
-def _path(from_rank: int, to_rank: int) -> Path:
-    return Path(Route.LOCAL if from_rank == to_rank else Route.P2P, from_rank, (to_rank,))
 
 
 def _runs(plan: Plan) -> list[ProducerRows]:

@@ -1,0 +1,128 @@
+"""Which ranks tokens pass on their way from one stage to another: who sends, who hands on, who keeps."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from workbench.cost.hardware import Cluster
+from workbench.plan.kept import kept
+from workbench.plan.lowered import Route, Slice
+from workbench.plan.plan import Plan
+from workbench.plan.row_drafts import Path
+
+
+def cut(slices: tuple[Slice, ...], num_parts: int) -> Iterator[tuple[Slice, ...]]:
+    """The same tokens in their order, in parts whose numbers of tokens differ by one at most."""
+    if num_parts == 1:
+        yield slices
+        return
+    num_tokens = sum(piece.num_tokens for piece in slices)
+    starts = list(accumulate((piece.num_tokens for piece in slices), initial=0))
+    for part in range(num_parts):
+        first, end = num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts
+        found = []
+        for piece, start in zip(slices, starts, strict=False):
+            skipped, stop = max(0, first - start), min(piece.num_tokens, end - start)
+            if skipped < stop:
+                found.append(
+                    Slice(
+                        piece.item,
+                        piece.source_start + skipped,
+                        piece.destination_start + skipped,
+                        stop - skipped,
+                    )
+                )
+        yield tuple(found)
+
+
+@kept
+def ways(
+    plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
+) -> tuple[tuple[Path, ...], ...]:
+    """The paths of each part of the tokens, which are cut into as many, from one place to another.
+
+    Between unequal grids of two modules, on ranks of their own, each rank of the source sends its part, the
+    i-th to the i-th of the destination, which broadcasts it to the rest, where that takes less time than one
+    sender. A token still crosses once.
+    """
+    here, there = plan.stage[source or 0], plan.stage[destination or 0]
+    one = (_paths(plan, source, destination, from_place, to_place),)
+    from_ranks = here.ranks[from_place]
+    to_ranks = there.flat_ranks if to_place is None else there.ranks[to_place]
+    is_unequal = len(from_ranks) != len(to_ranks) and not {*from_ranks} & {*to_ranks}
+    if here.module == there.module or not is_unequal or len(from_ranks) == 1:
+        return one
+    every = tuple(
+        _to_group(rank, to_ranks[place % len(to_ranks)], to_ranks) for place, rank in enumerate(from_ranks)
+    )
+    return min(one, every, key=lambda each: _byte_s(plan.cluster, each))
+
+
+def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
+    """Seconds a byte of all tokens: of the busiest port that they are sent from, then broadcast from."""
+    busy_s: dict[tuple[bool, int, int], float] = {}
+    for path in (path for paths in parts for path in paths):
+        nodes = {cluster.node_of(rank) for rank in (path.source_rank, *path.destination_ranks)}
+        node, place = cluster.node_of(path.source_rank), cluster.place_of(path.source_rank)
+        port = -1 - path.source_rank if len(nodes) == 1 else cluster.nodes[node].card_of(place)
+        key = path.follows, node, port
+        busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * cluster.link_of(nodes).bytes_per_s)
+    return sum(
+        max((busy for (follows, _, _), busy in busy_s.items() if follows is hop), default=0.0)
+        for hop in (False, True)
+    )
+
+
+@kept
+def _paths(
+    plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
+) -> tuple[Path, ...]:
+    """From a context-parallel place of one stage to one of another stage, or to all of its ranks.
+
+    Between stages of one module each rank sends to the rank at its place in the grid, its tokens alone.
+    Where the tensor-parallel degree changes, a context-parallel place sends from its first
+    rank to the other's, which broadcasts to the rest of its place.
+
+    Between modules a place sends to each place of the destination the tokens that this one owns. What all
+    need, or no place owns, it sends to the destination's leader, which broadcasts it in its whole tp x cp
+    group. So a token crosses once, and a gradient is summed where it is used.
+
+    Where the two share ranks, a rank that holds the tokens already keeps them, and the first such
+    rank broadcasts to the rest: nothing travels between equal replicas, and fan-in is an all-gather
+    forward and a selection backward, fan-out the reverse.
+
+    Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+    sections 3.1 and 3.2. Differs: there the leader gets what only some ranks own, too.
+    """
+    here, there = plan.stage[source or 0], plan.stage[destination or 0]
+    from_ranks = here.ranks[from_place]
+    if to_place is None:
+        return _leader_to_group(from_ranks, there.flat_ranks)
+    to_ranks = there.ranks[to_place]
+    if here.module == there.module and len(from_ranks) == len(to_ranks):
+        return tuple(map(_path, from_ranks, to_ranks))
+    return _leader_to_group(from_ranks, to_ranks)
+
+
+def _leader_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[Path, ...]:
+    """Leader to leader, then broadcast to the others; a rank on both sides keeps its own.
+
+    Tensor-parallel ranks of one place hold the same output.
+    """
+    leader, *kept_there = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
+    paths = [_path(rank, rank) for rank in kept_there]
+    paths.append(_path(leader if leader in from_ranks else from_ranks[0], leader))
+    others = tuple(rank for rank in to_ranks if rank != leader and rank not in kept_there)
+    if others:
+        paths.append(Path(Route.BROADCAST, leader, others, follows=True))
+    return tuple(paths)
+
+
+def _to_group(from_rank: int, leader: int, to_ranks: Sequence[int]) -> tuple[Path, ...]:
+    """To one of a group, which broadcasts to the others."""
+    others = tuple(rank for rank in to_ranks if rank != leader)
+    first = _path(from_rank, leader)
+    return (first, Path(Route.BROADCAST, leader, others, follows=True)) if others else (first,)
+
+
+def _path(from_rank: int, to_rank: int) -> Path:
+    return Path(Route.LOCAL if from_rank == to_rank else Route.P2P, from_rank, (to_rank,))
