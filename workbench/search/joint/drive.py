@@ -14,7 +14,7 @@ from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
-from workbench.search.joint.move import Space
+from workbench.search.joint.move import Move, Space
 from workbench.search.joint.proposals import Moves, Proposals
 from workbench.search.joint.question import Question
 from workbench.search.joint.seeds import seeds
@@ -24,11 +24,11 @@ from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Asked, Workers, opened
 from workbench.strategies.registry import PLANNERS, PRICED
 
-SEATS = 4  # choices that candidates are made from
+SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
-SHARES = (0.5, 0.25, 0.15, 0.1)  # of a round, by seat
+SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
 OPEN_SHARE = 0.25  # of the time, after which no strategy plans without the job's layouts any more
 ANYWHERE = Scope()
 
@@ -42,6 +42,7 @@ class _Seat:
     index: int | str
     start: str
     proposals: Proposals | None = None
+    first: tuple[Move, ...] = ()
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ class _Search:
             hints=hints_of(plan_of(space, choice), self.judge),
             questions=self.questions,
             rng=random.Random(self.rng.random()),
+            first=seat.first,
         )
 
     def took(self, asked: Sequence[tuple[_Seat, Moves]], outcomes: Sequence[Outcome]) -> None:
@@ -106,6 +108,8 @@ class _Search:
         if len(self.seats) == SEATS and value >= self.seats[-1].value:
             return False
         taken = _Seat(value, changed(self.space, base.choice, moves), index, base.start)
+        if base.proposals is not None:
+            taken.first = tuple(move for move in base.proposals.best if move not in moves)
         near = [seat for seat in self.seats if abs(seat.value - value) <= NEAR * value]
         alike = [seat for seat in self.seats if _places(seat.choice) == _places(taken.choice)]
         rivals = [held[-1] for held, most in ((near, 1), (alike, MOST_ALIKE)) if len(held) >= most]
