@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic
 
 from workbench.cost.model import CostModel
@@ -29,6 +30,7 @@ SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
+SEEDED = 9  # of a round, likely layouts
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
 OPEN_SHARE = 0.25  # of the time, after which no strategy plans without the job's layouts any more
 ANYWHERE = Scope()
@@ -61,11 +63,7 @@ class _Search:
 
     def round(self) -> list[tuple[_Seat, Moves]]:
         """The next candidates: seeds first, then of every seat its share."""
-        asked: list[tuple[_Seat, Moves]] = []
-        for moves in self.seeded:
-            asked.append((self.seats[0], moves))
-            if len(asked) >= ROUND // 2:
-                break
+        asked = [(self.seats[0], moves) for moves in islice(self.seeded, SEEDED)]
         for seat, share in zip(self.seats, SHARES, strict=False):
             if seat.proposals is None:
                 seat.proposals = self._proposals(seat)

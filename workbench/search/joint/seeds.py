@@ -15,8 +15,8 @@ from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
 
-PRICED = 48  # layouts of a mode and microbatch size whose step is worked out
-KEPT = 24  # of those, that become candidates
+PRICED = 24  # layouts of a mode and microbatch size whose step is worked out
+KEPT = 3  # of those, that become candidates
 _PLACEMENTS = {
     Mode.HOMOGENEOUS: Placement.FIRST_STAGE,
     Mode.COLOCATED: Placement.EVERYWHERE,
@@ -25,28 +25,23 @@ _PLACEMENTS = {
 
 
 def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
-    """The best layouts of every mode and microbatch size, fastest first, the best of each mode ahead.
+    """The best layouts of every mode and microbatch size, the job's own size first.
 
     With their memory settings where these are open, and of the job's own microbatch size where that is not.
     The step model does not know single samples, so that several are worth a candidate.
 
-    Complexity: `PRICED` steps for each mode and microbatch size.
+    Complexity: `PRICED` steps for each mode and microbatch size, when the first of these is asked for.
     """
     if Question.LAYOUT not in questions:
         return
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
-    found: list[tuple[float, Mode, Moves]] = []
-    for mode in _PLACEMENTS:
-        for size in sizes:
-            free = replace(job, layouts=(), microbatch_samples=size)
-            resized = (Resize(size),) if Question.GROUPING in questions else ()
-            for each in likely_layouts(free, cost, mode, PRICED):
+    resizes = Question.GROUPING in questions
+    for size in sizes:
+        free = replace(job, layouts=(), microbatch_samples=size)
+        for mode in _PLACEMENTS:
+            for each in likely_layouts(free, cost, mode, PRICED)[:KEPT]:
                 moves = _moves(job, each.choice, settings=Question.MEMORY in questions)
-                found.append((each.step.step_s, mode, (*resized, *moves)))
-    found.sort(key=lambda each: each[0])
-    ahead = {mode: moves for _, mode, moves in reversed(found)}
-    rest = [moves for _, _, moves in found if moves not in ahead.values()]
-    yield from (*ahead.values(), *rest[: KEPT - len(ahead)])
+                yield (Resize(size), *moves) if resizes else moves
 
 
 def _sizes(job: Job) -> list[int]:
