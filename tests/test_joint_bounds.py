@@ -131,7 +131,7 @@ def test_no_plan_of_a_whole_space_is_faster_than_the_bound_nor_than_what_is_foun
     assert len(values) > 40
     assert 0 < bound_s <= min(values)
     planners = {"cornstarch": cornstarch.plan}
-    stop, scope = Stop(candidates=60), Scope(planners=planners)
+    stop, scope = Stop(candidates=80), Scope(planners=planners)
     best = joint_search(four_ranks(), cost(), IterationJudge(cost()), stop=stop, scope=scope)
     assert best.value <= min(values) * (1 + 1e-9)
     assert best.lower_bound <= bound_s

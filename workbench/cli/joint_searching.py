@@ -15,8 +15,8 @@ from workbench.plan.plan import Plan
 from workbench.report.joint_tables import ablation_record, ablation_table, joint_record, joint_table
 from workbench.report.progress import ticking
 from workbench.search.drive import Objective
-from workbench.search.joint.ablation import ablated
-from workbench.search.joint.drive import joint_search
+from workbench.search.joint.ablation import Gain, ablated
+from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found, State
 from workbench.search.joint.log import log_lines, replayed
@@ -172,8 +172,12 @@ def _ablate(
 ) -> tuple[Plan, Callable[[], None]]:
     strategy = told.ablate or ""
     stop = stop_of(told)
-    with _told_on("ablation", stop, quiet=as_json) as progress:
-        rows = list(ablated(job, cost, judge, strategy, stop=stop, workers=told.workers, progress=progress))
+    rows: list[Gain] = []
+    with ticking("ablation", len(Question) + 1, quiet=as_json) as ticker:
+        starts = searched_starts(job, cost, judge, stop=stop, workers=told.workers)
+        for row in ablated(job, cost, judge, strategy, starts=starts, stop=stop, workers=told.workers):
+            rows.append(row)
+            ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times as fast")
     record = ablation_record(job.name, strategy, rows)
     best: Found = rows[-1].found
     return best.plan, lambda: emit_json(record) if as_json else show(ablation_table(record))

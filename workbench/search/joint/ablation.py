@@ -1,14 +1,14 @@
 """What each question is worth: searched alone from one strategy's plan, and all of them together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.search.joint.choice import choice_of
-from workbench.search.joint.drive import joint_search, searched_starts
+from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
-from workbench.search.joint.found import Found, State
+from workbench.search.joint.found import Found
 from workbench.search.joint.question import Question
 from workbench.search.joint.starts import Start
 from workbench.search.joint.terms import Scope, Stop
@@ -40,9 +40,9 @@ def ablated(
     judge: Judge,
     strategy: str,
     *,
+    starts: tuple[Start, ...],
     stop: Stop,
     workers: int = 1,
-    progress: Callable[[State], None] = lambda state: None,
 ) -> Iterator[Gain]:
     """Each question alone, then all together, each with the same end.
 
@@ -50,14 +50,14 @@ def ablated(
 
     Args:
         strategy: whose plan the others are held against.
+        starts: of all strategies, see `searched_starts`.
         stop: of each search.
 
     Raises:
         ValueError: the strategy has no plan.
 
-    Complexity: six searches; strategies plan once.
+    Complexity: six searches.
     """
-    starts = searched_starts(job, cost, judge, stop=stop, workers=workers)
     first = next((start for start in starts if start.name == strategy), None)
     if first is None or first.value is None:
         refusal = "there is no such strategy" if first is None else first.refusal
@@ -66,10 +66,10 @@ def ablated(
     for question in Question:
         fixed = {other: strategy for other in Question if other is not question}
         scope = Scope(fixed=fixed, starts=starts)
-        found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers, progress=progress)
+        found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers)
         choice = choice_of(job, found.plan, cost)
         alone.append(Start(name=f"{question} alone", plan=found.plan, choice=choice, value=found.value))
         yield Gain(open=(question,), before=first.value, found=found)
     scope = Scope(starts=(*starts, *alone))
-    found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers, progress=progress)
+    found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers)
     yield Gain(open=tuple(Question), before=first.value, found=found)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic
 
 from workbench.cost.model import CostModel
@@ -15,7 +16,7 @@ from workbench.search.joint.crew import Crew, opened
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
-from workbench.search.joint.move import Space
+from workbench.search.joint.move import Move, Space
 from workbench.search.joint.proposals import Moves, Proposals
 from workbench.search.joint.question import Question
 from workbench.search.joint.seeds import seeds
@@ -25,11 +26,12 @@ from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Asked, Workers
 from workbench.strategies.registry import PLANNERS, PRICED
 
-SEATS = 4  # choices that candidates are made from
+SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
-SHARES = (0.5, 0.25, 0.15, 0.1)  # of a round, by seat
+SEEDED = 9  # of a round, likely layouts
+SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
 OPEN_SHARE = 0.25  # of the time, after which no strategy plans without the job's layouts any more
 ANYWHERE = Scope()
 
@@ -43,6 +45,7 @@ class _Seat:
     index: int | str
     start: str
     proposals: Proposals | None = None
+    first: tuple[Move, ...] = ()
 
 
 @dataclass(slots=True)
@@ -60,11 +63,7 @@ class _Search:
 
     def round(self) -> list[tuple[_Seat, Moves]]:
         """The next candidates: seeds first, then of every seat its share."""
-        asked: list[tuple[_Seat, Moves]] = []
-        for moves in self.seeded:
-            asked.append((self.seats[0], moves))
-            if len(asked) >= ROUND // 2:
-                break
+        asked = [(self.seats[0], moves) for moves in islice(self.seeded, SEEDED)]
         for seat, share in zip(self.seats, SHARES, strict=False):
             if seat.proposals is None:
                 seat.proposals = self._proposals(seat)
@@ -83,6 +82,7 @@ class _Search:
             hints=hints_of(plan_of(space, choice), self.judge),
             questions=self.questions,
             rng=random.Random(self.rng.random()),
+            first=seat.first,
         )
 
     def took(self, asked: Sequence[tuple[_Seat, Moves]], outcomes: Sequence[Outcome]) -> None:
@@ -107,6 +107,8 @@ class _Search:
         if len(self.seats) == SEATS and value >= self.seats[-1].value:
             return False
         taken = _Seat(value, changed(self.space, base.choice, moves), index, base.start)
+        if base.proposals is not None:
+            taken.first = tuple(move for move in base.proposals.best if move not in moves)
         near = [seat for seat in self.seats if abs(seat.value - value) <= NEAR * value]
         alike = [seat for seat in self.seats if _places(seat.choice) == _places(taken.choice)]
         rivals = [held[-1] for held, most in ((near, 1), (alike, MOST_ALIKE)) if len(held) >= most]

@@ -1,7 +1,7 @@
 """Samples between microbatches: exchanged, moved, deferred, put in another order, cut anew."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from workbench.data.sample import Item
@@ -151,10 +151,32 @@ def moved(
     return tuple(found)
 
 
-def permuted(
-    microbatches: Sequence[Microbatch], replica: int, order: Callable[[int], int]
+def reordered(
+    job: Job, microbatches: Sequence[Microbatch], replica: int, start: int, end: int
 ) -> tuple[Microbatch, ...]:
-    """The microbatches of a replica of every module at other indices."""
+    """A microbatch of a replica taken out and put in at another index, in every module.
+
+    Raises:
+        ValueError: modules that group samples otherwise than the LLM, of which one has no such microbatches.
+    """
+    replicas = replicas_of(job, microbatches)
+    if len(set(replicas.values())) == 1 and _is_dealt(job, microbatches):
+        groups, num = list(groups_of(job, microbatches)), replicas[llm_of(job)]
+        own = groups[replica::num]
+        own.insert(end, own.pop(start))
+        groups[replica::num] = own
+        return dealt(job, groups, replicas)
+    counts = Counter(each.module for each in microbatches if each.replica == replica)
+    if min(counts.values()) <= max(start, end):
+        raise ValueError(f"replica {replica} of some module has no microbatch {max(start, end)}")
+
+    def index(place: int) -> int:
+        if place == start:
+            return end
+        if start < place <= end:
+            return place - 1
+        return place + 1 if end <= place < start else place
+
     return tuple(
-        replace(each, index=order(each.index)) if each.replica == replica else each for each in microbatches
+        replace(each, index=index(each.index)) if each.replica == replica else each for each in microbatches
     )

@@ -18,7 +18,7 @@ from workbench.search.joint.grouping import (
     groups_of,
     llm_of,
     moved,
-    permuted,
+    reordered,
     replicas_of,
     resized,
 )
@@ -64,14 +64,8 @@ class Reorder:
     end: int
 
     def apply(self, space: Space, choice: Choice) -> Choice:
-        def order(index: int) -> int:
-            if index == self.start:
-                return self.end
-            if self.start < index <= self.end:
-                return index - 1
-            return index + 1 if self.end <= index < self.start else index
-
-        return regrouped(choice, permuted(choice.microbatches, self.replica, order))
+        found = reordered(space.job, choice.microbatches, self.replica, self.start, self.end)
+        return regrouped(choice, found)
 
 
 @dataclass(frozen=True, slots=True)

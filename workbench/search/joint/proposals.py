@@ -1,9 +1,9 @@
 """Moves to try from a choice: what the critical path points at, then others, then several at once."""
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 from workbench.explain.neighbours import Kind, neighbours
 from workbench.job.job import Job, ModuleLayout
@@ -35,8 +35,9 @@ WINDOWS = (1, 2, 4, 8)
 class Proposals:
     """Moves to try from a choice, without end where a question is open that has any.
 
-    Single moves come first, each once, those with weight on the critical path ahead of others, with random
-    regroupings between them; then two or three together, of those more often that cost little alone.
+    Single moves come first, each once, a kind in turn, those with weight on the critical path ahead of their
+    kind, with random regroupings between them; then two or three together, more often of those that cost
+    little alone.
 
     Args:
         arrangement: of the choice; None: no placement says it, and only the whole arrangements of others
@@ -44,6 +45,7 @@ class Proposals:
         hints: of the choice's plan; None: not known.
         questions: that are open.
         rng: of all draws.
+        first: single moves that gained something elsewhere.
     """
 
     def __init__(
@@ -55,16 +57,17 @@ class Proposals:
         hints: Hints | None,
         questions: Collection[Question],
         rng: random.Random,
+        first: Sequence[Move] = (),
     ) -> None:
         draft = draft_of(space.job, choice)
         singles = [move for move in _singles(space, choice, draft, arrangement) if move.question in questions]
         weighted = [(_weight(move, draft, hints) * rng.random(), move) for move in singles]
-        self._singles = [move for _, move in sorted(weighted, key=lambda pair: -pair[0])]
+        self._singles = _in_turn([move for _, move in sorted(weighted, key=lambda pair: -pair[0])])
         regroups = Question.GROUPING in questions
         self._regroupings = _regroupings(space, draft, hints, rng) if regroups else iter(())
         self._rng = rng
-        self._good: list[Move] = []
-        self._moves = self._all()
+        self._good: list[tuple[float, Move]] = []
+        self._moves = self._all([move for move in first if move.question in questions])
 
     def next(self, count: int) -> list[Moves]:
         """So many more, or as many as there are."""
@@ -73,10 +76,16 @@ class Proposals:
     def learn(self, moves: Moves, *, loss: float) -> None:
         """What a candidate gave: a single move that costs next to nothing is worth a try among others."""
         if len(moves) == 1 and loss < LITTLE:
-            self._good.append(moves[0])
+            self._good.append((loss, moves[0]))
 
-    def _all(self) -> Iterator[Moves]:
-        for move in self._singles:
+    @property
+    def best(self) -> list[Move]:
+        """Single moves that gained something, those that gained most first."""
+        gained = sorted((pair for pair in self._good if pair[0] < 0), key=lambda pair: pair[0])
+        return [move for _, move in gained]
+
+    def _all(self, first: Sequence[Move]) -> Iterator[Moves]:
+        for move in dict.fromkeys((*first, *self._singles)):
             yield (move,)
             yield from ((other,) for other in islice(self._regroupings, 1))
         while True:
@@ -89,8 +98,18 @@ class Proposals:
     def _drawn(self) -> list[Move]:
         if self._rng.random() < REGROUPED or not self._singles:
             return list(islice(self._regroupings, 1))
-        held = self._good if self._good and self._rng.random() < PROVEN else self._singles
-        return [self._rng.choice(held)]
+        if self._good and self._rng.random() < PROVEN:
+            return [self._rng.choice(self._good)[1]]
+        return [self._rng.choice(self._singles)]
+
+
+def _in_turn(moves: Sequence[Move]) -> list[Move]:
+    """One of every kind in turn, so that kinds with few moves are not behind those with many."""
+    kinds: dict[type[Move], list[Move]] = {}
+    for move in moves:
+        kinds.setdefault(type(move), []).append(move)
+    turns = zip_longest(*kinds.values())
+    return [move for turn in turns for move in turn if move is not None]
 
 
 def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:

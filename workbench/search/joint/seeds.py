@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from itertools import chain, zip_longest
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -10,13 +9,14 @@ from workbench.plan.plan import Recompute, Sharding
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import likely_layouts
 from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.grouping_moves import Resize
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
 
-PRICED = 64  # layouts of a mode whose step is worked out
-KEPT = 8  # of those, that become candidates
+PRICED = 24  # layouts of a mode and microbatch size whose step is worked out
+KEPT = 3  # of those, that become candidates
 _PLACEMENTS = {
     Mode.HOMOGENEOUS: Placement.FIRST_STAGE,
     Mode.COLOCATED: Placement.EVERYWHERE,
@@ -25,17 +25,31 @@ _PLACEMENTS = {
 
 
 def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
-    """The best layouts of every mode in turn, with their memory settings where these are open.
+    """The best layouts of every mode and microbatch size, the job's own size first.
 
-    The step model does not know single samples, so that several of each mode are worth a candidate.
+    With their memory settings where these are open, and of the job's own microbatch size where that is not.
+    The step model does not know single samples, so that several are worth a candidate.
+
+    Complexity: `PRICED` steps for each mode and microbatch size, when the first of these is asked for.
     """
     if Question.LAYOUT not in questions:
         return
-    free = replace(job, layouts=())
-    found = (likely_layouts(free, cost, mode, PRICED)[:KEPT] for mode in _PLACEMENTS)
-    for held in chain.from_iterable(zip_longest(*found)):
-        if held is not None:
-            yield _moves(job, held.choice, settings=Question.MEMORY in questions)
+    sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
+    resizes = Question.GROUPING in questions
+    for size in sizes:
+        free = replace(job, layouts=(), microbatch_samples=size)
+        for mode in _PLACEMENTS:
+            for each in likely_layouts(free, cost, mode, PRICED)[:KEPT]:
+                moves = _moves(job, each.choice, settings=Question.MEMORY in questions)
+                yield (Resize(size), *moves) if resizes else moves
+
+
+def _sizes(job: Job) -> list[int]:
+    """Of microbatches: the job's, and twice as many samples as long as these divide the batch."""
+    found = [job.microbatch_samples]
+    while len(job.batch) % (2 * found[-1]) == 0:
+        found.append(2 * found[-1])
+    return found
 
 
 def _moves(job: Job, choice: LayoutChoice, *, settings: bool) -> Moves:

@@ -1,0 +1,58 @@
+"""`search --joint`: what is typed wrong is refused in one line, and what is typed right is understood."""
+
+import pytest
+
+from tests.test_joint_search import small
+from workbench.cli.joint_searching import Told, fixed_of, search_jointly, stop_of
+from workbench.search.drive import Objective
+from workbench.search.joint.question import Question
+from workbench.search.joint.terms import Stop
+
+NOTHING = Told(
+    budget=None, gap=None, candidates=None, workers=1, seed=0, fix=(), log=None, replay=None, ablate=None
+)
+
+
+def told(**said) -> Told:
+    return Told(**{name: getattr(NOTHING, name) for name in Told.__slots__} | said)
+
+
+def test_ends_are_read():
+    assert stop_of(NOTHING) == Stop(seconds=60.0)
+    assert stop_of(told(budget="2m", gap="2.5%")) == Stop(seconds=120.0, gap=0.025)
+    assert stop_of(told(candidates=7)) == Stop(candidates=7)
+
+
+def test_fixed_questions_are_read():
+    assert fixed_of(["layout=dip", "layout=dip"]) == {Question.LAYOUT: "dip"}
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"budget": "0s"}, "want seconds > 0, got 0.0"),
+        ({"budget": "soon"}, "want a duration such as 60s"),
+        ({"gap": "2"}, "want --gap as a percentage"),
+        ({"candidates": 0}, "want candidates > 0, got 0"),
+        ({"fix": ["layout"]}, "want --fix QUESTION=STRATEGY"),
+        ({"fix": ["colour=dip"]}, "want --fix QUESTION=STRATEGY"),
+        ({"fix": ["layout=nobody"]}, "want --fix QUESTION=STRATEGY"),
+        ({"fix": ["layout=dip", "layout=fsdp"]}, "--fix layout is said of dip and of fsdp"),
+        ({"fix": [f"{question}=dip" for question in Question]}, "leaves none to search"),
+    ],
+)
+def test_what_is_typed_wrong_is_refused_before_any_search(said, reason):
+    with pytest.raises(ValueError, match=reason):
+        search_jointly(small(), None, told(**said), Objective.ITERATION, as_json=True)
+
+
+def test_flags_of_a_joint_search_want_it():
+    NOTHING.check_absent()
+    for said in ({"budget": "3s"}, {"fix": ["layout=dip"]}, {"workers": 2}, {"ablate": "dip"}):
+        with pytest.raises(ValueError, match="wants --joint"):
+            told(**said).check_absent()
+
+
+def test_an_objective_that_it_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="makes iteration small, got --objective throughput"):
+        search_jointly(small(), None, NOTHING, Objective.THROUGHPUT, as_json=True)
