@@ -324,6 +324,7 @@ def test_compare_refuses_another_plan(plan: Path, job: Path):
         (("plan", "job.yaml"), "--output"),
         (("plan", "job.yaml", "-o", "p.json", "--strategy", "cornstrach"), "cornstrach|cornstarch"),
         (("reproduce", "no_paper/table1"), "no_paper/table1"),
+        (("reproduce", "all", "--since", "HEAD"), "--stored"),
     ],
 )
 def test_bad_command_lines(arguments: tuple[str, ...], words: str, tmp_path: Path):

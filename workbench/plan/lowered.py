@@ -33,8 +33,8 @@ class Slice(NamedTuple):
     items of that edge alone, in the order in which they stand in the consumer's rows.
     For a backward row `source_start` counts in the consumer's gradient tensor: rows are
     exact transposes, so source and destination swap. On a context-parallel rank both count in
-    the tensor that the rank holds: its own tokens in ascending order inside a module, but on the
-    receiving side of an edge between modules all tokens, of which it keeps its own.
+    the tensor that the rank holds: its own tokens in ascending order, and on the receiving side of an
+    edge between modules its own features; all of them where they stand in no sequence.
     """
 
     item: Item
