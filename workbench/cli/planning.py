@@ -178,10 +178,11 @@ def search_command(
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
     cost = cost_of(wanted, profile, execution)
+    results = None if no_cache else kept_results()
     if joint:
         if schedule:
             raise ValueError("search: --joint tries every schedule, got --schedule; want one of them")
-        best, emit = search_jointly(wanted, cost, told, objective, as_json=as_json)
+        best, emit = search_jointly(wanted, cost, told, objective, results=results, as_json=as_json)
         if output is not None:
             write_plan(best, output, profile=named_profile(wanted, profile, output))
         emit()
@@ -189,7 +190,6 @@ def search_command(
     names = (*PLANNERS, *(PRICED if objective is Objective.DOLLARS else ()))
     planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        results = None if no_cache else kept_results()
         found = searched(wanted, cost, planners, objective, ticker.at, results, judge)
     for line in found.record["warnings"]:
         warn(line)
