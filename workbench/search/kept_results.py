@@ -46,7 +46,7 @@ class KeptResults:
     warn: Callable[[str], None]
 
     def get(self, key: str) -> Kept | None:
-        """The result of that key; None where there is none. One damaged or of other code is named, and none."""
+        """The result of that key; None where there is none, and, with a line, for a damaged one or other code."""
         path = self._path(key)
         try:
             checksum, _, body = read_bounded(path, MOST_BYTES).partition("\n")
